@@ -1,0 +1,1 @@
+"""Dagster assets: each reads, calls one library function, and reports."""

@@ -1,0 +1,130 @@
+"""Every error that `replay_pipeline` raises on purpose.
+
+    ReplayPipelineError
+    ├── ConfigError              a setting or recipe is wrong; raised before any work or money
+    ├── MissingDependencyError   an optional package is not installed; names the extra
+    ├── StorageError             a folder or file cannot be read or written
+    ├── SchemaError              a table at rest has not the columns we wrote
+    ├── IngestError              a source cannot be turned into states
+    ├── ReplayError
+    │   ├── BudgetExceededError  the next call could overrun a limit
+    │   ├── LedgerError          the ledger cannot be opened or contradicts itself
+    │   ├── PriceError           a teacher's price is unknown or too old under a dollar ceiling
+    │   └── TeacherError         one teacher call failed
+    │       ├── TeacherAuthError
+    │       ├── TeacherCreditError
+    │       ├── TeacherRateLimitError
+    │       ├── TeacherTimeoutError
+    │       └── TeacherResponseError
+    ├── NormalizeError           the data-juicer recipe failed
+    ├── PublishError             the dataset could not be published
+    │   └── SecretFoundError     publishing stopped: a secret is in the data
+    └── TrainError               the trainer process failed
+
+A single bad call, state or session is data: it is recorded on its row and counted in the
+report. An exception means that going on would be wrong or would waste money. Every class also
+inherits the standard exception it refines, and pickles (it must cross process boundaries).
+"""
+
+__all__ = [
+    "BudgetExceededError",
+    "ConfigError",
+    "IngestError",
+    "LedgerError",
+    "MissingDependencyError",
+    "NormalizeError",
+    "PriceError",
+    "PublishError",
+    "ReplayError",
+    "ReplayPipelineError",
+    "SchemaError",
+    "SecretFoundError",
+    "StorageError",
+    "TeacherAuthError",
+    "TeacherCreditError",
+    "TeacherError",
+    "TeacherRateLimitError",
+    "TeacherResponseError",
+    "TeacherTimeoutError",
+    "TrainError",
+]
+
+
+class ReplayPipelineError(Exception):
+    """Base of every error raised by this package."""
+
+
+class ConfigError(ReplayPipelineError, ValueError):
+    """A setting or recipe is wrong. Raised before any work is done or money spent."""
+
+
+class MissingDependencyError(ReplayPipelineError, ImportError):
+    """An optional package is not installed. The message names the extra that brings it."""
+
+
+class StorageError(ReplayPipelineError, OSError):
+    """A folder or file cannot be read or written: permissions, a full disk, a lost mount."""
+
+
+class SchemaError(ReplayPipelineError, ValueError):
+    """A table at rest does not have the columns of `replay_pipeline.schemas`."""
+
+
+class IngestError(ReplayPipelineError, ValueError):
+    """A source cannot be turned into trace states."""
+
+
+class ReplayError(ReplayPipelineError, RuntimeError):
+    """Replaying states through teachers failed."""
+
+
+class BudgetExceededError(ReplayError):
+    """The next call could overrun a limit."""
+
+
+class LedgerError(ReplayError):
+    """The ledger cannot be opened, or contradicts itself."""
+
+
+class PriceError(ReplayError, ValueError):
+    """A teacher's price is unknown or too old, and the run has a ceiling in dollars."""
+
+
+class TeacherError(ReplayError):
+    """One teacher call failed."""
+
+
+class TeacherAuthError(TeacherError, PermissionError):
+    """The provider rejected the API key (401, 403)."""
+
+
+class TeacherCreditError(TeacherError):
+    """The key or account has no money left (402)."""
+
+
+class TeacherRateLimitError(TeacherError):
+    """The provider asked us to slow down (429)."""
+
+
+class TeacherTimeoutError(TeacherError, TimeoutError):
+    """The teacher did not answer in time; the call may have been paid for."""
+
+
+class TeacherResponseError(TeacherError, ValueError):
+    """The teacher answered with something that is no action."""
+
+
+class NormalizeError(ReplayPipelineError, RuntimeError):
+    """The data-juicer recipe failed."""
+
+
+class PublishError(ReplayPipelineError, RuntimeError):
+    """The dataset could not be published."""
+
+
+class SecretFoundError(PublishError):
+    """Publishing stopped because a secret was found in the data."""
+
+
+class TrainError(ReplayPipelineError, RuntimeError):
+    """The trainer process failed."""

@@ -1,0 +1,1 @@
+"""Preference pairs to the pairs fit to publish, through data-juicer."""

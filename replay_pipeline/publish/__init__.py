@@ -1,0 +1,1 @@
+"""Normalized pairs to a Hugging Face dataset: a folder or the Hub."""

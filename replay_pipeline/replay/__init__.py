@@ -1,0 +1,1 @@
+"""Trace states to teacher actions, under a hard budget."""

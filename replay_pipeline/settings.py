@@ -1,0 +1,198 @@
+"""The one settings object. The only module that reads the environment."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.types import AgreementLevel, TeacherSpec
+
+DEFAULT_TEACHERS: tuple[TeacherSpec, ...] = (
+    TeacherSpec(name="deepseek", model="deepseek/deepseek-v4-pro", is_distillable=True),
+    TeacherSpec(name="qwen", model="qwen/qwen3-coder", is_distillable=True),
+    TeacherSpec(name="glm", model="z-ai/glm-4.6", is_distillable=True),
+)
+"""Three OpenRouter models of three vendors whose licences allow training on their answers."""
+
+FRONTIER_TEACHERS: tuple[TeacherSpec, ...] = (
+    TeacherSpec(name="opus", model="anthropic/claude-opus-4.7", is_distillable=False),
+    TeacherSpec(name="gpt", model="openai/gpt-5", is_distillable=False),
+    TeacherSpec(name="deepseek", model="deepseek/deepseek-v4-pro", is_distillable=True),
+)
+"""The class of models of the method's first experiment. Two of the vendors forbid training
+competing models on their outputs: using them takes an explicit acceptance, which the dataset
+records."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class IngestSettings(_Section):
+    """Which sessions are read, and how."""
+
+    sources: tuple[Path, ...] = ()
+    """Folders or files with sessions; empty: Claude Code's own folder of this user."""
+    is_redacted: bool = True
+    """Replace secrets and personal data by typed placeholders."""
+    is_project_hashed: bool = True
+    """Keep only a hash of the project folder."""
+    max_batch_bytes: Annotated[int, Field(ge=1)] = 32_000_000
+    """A batch is closed when its session files reach this size."""
+    max_batch_sessions: Annotated[int, Field(ge=1)] = 64
+    """A batch is closed when it has this many session files."""
+    window: str = "full"
+    """Windowing policy for long prefixes: `full`, `clear_tool_results:10`, `token_budget:32000`."""
+
+
+class ReplaySettings(_Section):
+    """How states are replayed through teachers, and what that may cost."""
+
+    teachers: tuple[TeacherSpec, ...] = DEFAULT_TEACHERS
+    """Models that are asked."""
+    max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    """Hard ceiling on the spend of one run, in US dollars."""
+    max_nightly_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
+    """Hard ceiling on the spend of one nightly run, in US dollars."""
+    max_daily_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Hard ceiling on the spend of one UTC day over all runs on this ledger, in US dollars."""
+    confirm_above_usd: Annotated[float, Field(ge=0)] = 1.0
+    """A run whose estimate is higher asks first, or needs `--yes`."""
+    max_concurrency: Annotated[int, Field(ge=1)] = 64
+    """Calls in flight at once, all teachers together."""
+    ledger: str | None = None
+    """Path or database URL of the ledger; by default `ledger.sqlite` under the data root."""
+    gates: tuple[str, ...] = ()
+    """Gating policies by name, in order; empty: every teacher is asked at every state."""
+    accepted_terms: tuple[str, ...] = ()
+    """Models whose vendor forbids distillation and that are used all the same. Recorded."""
+    sample_teachers: bool = False
+    """Use the bundled local teacher server with the sample's recorded answers."""
+
+
+class PairSettings(_Section):
+    """When teachers agree, and which pairs that makes."""
+
+    agreement_threshold: Annotated[int, Field(ge=1)] = 2
+    """Votes of distinct model families that make a consensus."""
+    level: AgreementLevel = "effect"
+    """How strictly two actions must be the same to count as one vote group."""
+
+
+class NormalizeSettings(_Section):
+    """Which pairs are fit to publish."""
+
+    recipe: str = "tool_calls"
+    """A bundled recipe (`default`, `tool_calls`, `strict`, `lint`) or a path to a YAML file."""
+
+
+class PublishSettings(_Section):
+    """Where the dataset goes."""
+
+    folder: Path | None = None
+    """Local dataset folder; by default `dataset` under the data root."""
+    repo_id: str | None = None
+    """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
+    is_private: bool = True
+    """Visibility of a repository that is created."""
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.25
+    """Share of sessions (by hash) that go to the test split."""
+
+
+class TrainSettings(_Section):
+    """How the trainer is started."""
+
+    config: Path | None = None
+    """The trainer's own YAML file; by default the bundled tiny run on the CPU."""
+    output: Path | None = None
+    """Folder for metrics, plots and checkpoint; by default `model` under the data root."""
+
+
+class Settings(_Section):
+    """Everything a run of the pipeline can be told."""
+
+    data_dir: Path = Path("data")
+    """Folder that holds every table at rest. `REPLAY_DATA` sets it too."""
+    ingest: IngestSettings = IngestSettings()
+    replay: ReplaySettings = ReplaySettings()
+    pairs: PairSettings = PairSettings()
+    normalize: NormalizeSettings = NormalizeSettings()
+    publish: PublishSettings = PublishSettings()
+    train: TrainSettings = TrainSettings()
+
+    @classmethod
+    def load(cls, path: Path | None = None, env: Mapping[str, str] | None = None) -> "Settings":
+        """Read a TOML file, then put the environment over it.
+
+        `REPLAY_SETTINGS` names the file if `path` does not, `REPLAY_DATA` the data root, and
+        `REPLAY_TEACHERS` is `sample`, `openrouter` or `frontier`.
+
+        Raises:
+            ConfigError: the file is missing, or a field is unknown or invalid.
+        """
+        env = os.environ if env is None else env
+        if path is None and env.get("REPLAY_SETTINGS"):
+            path = Path(env["REPLAY_SETTINGS"])
+        try:
+            fields: dict[str, Any] = tomllib.loads(path.read_text("utf-8")) if path else {}
+            if root := env.get("REPLAY_DATA"):
+                fields["data_dir"] = root
+            if choice := env.get("REPLAY_TEACHERS"):
+                fields["replay"] = {**fields.get("replay", {}), **_teachers(choice)}
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            what = "; ".join(
+                f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+            )
+            raise ConfigError(f"{path or 'environment'}: {what}") from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def ledger_url(self) -> str:
+        """Path or URL of the ledger."""
+        return self.replay.ledger or str(self.data_dir / "ledger.sqlite")
+
+    def dataset_dir(self) -> Path:
+        """Folder of the published dataset."""
+        return self.publish.folder or self.data_dir / "dataset"
+
+    def model_dir(self) -> Path:
+        """Folder of the trained model."""
+        return self.train.output or self.data_dir / "model"
+
+
+def _teachers(choice: str) -> dict[str, Any]:
+    named: dict[str, dict[str, Any]] = {
+        "sample": {"teachers": DEFAULT_TEACHERS, "sample_teachers": True},
+        "openrouter": {"teachers": DEFAULT_TEACHERS},
+        "frontier": {"teachers": FRONTIER_TEACHERS},
+    }
+    if choice not in named:
+        raise ConfigError(
+            f"REPLAY_TEACHERS={choice!r} is not one of {', '.join(named)}; list other models "
+            "in the settings file"
+        )
+    return named[choice]
+
+
+def api_key(name: str | None) -> SecretStr | None:
+    """The key in environment variable `name`, or `None` when `name` is `None`.
+
+    Raises:
+        ConfigError: the variable is not set or empty.
+    """
+    if name is None:
+        return None
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise ConfigError(f"{name} is not set: export it, or choose a teacher without a key")
+    return SecretStr(value)
+
+
+def environment(name: str, default: str | None = None) -> str | None:
+    """A variable of the environment that is no secret."""
+    return os.environ.get(name, default)

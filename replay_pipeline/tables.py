@@ -1,0 +1,145 @@
+"""Tables at rest: parquet files of one schema each, written whole or not at all.
+
+Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replay_pipeline.errors import SchemaError, StorageError
+from replay_pipeline.schemas import SCHEMA_VERSION, TABLES
+
+_VERSION_KEY = b"schema_version"
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that appears under `path` complete, or not at all.
+
+    Raises:
+        StorageError: the folder cannot be written or the disk is full; `path` is as before.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise StorageError(
+                f"{path}: cannot be written ({error.strerror or error}); nothing was changed. "
+                "Check the folder's permissions and free space."
+            ) from error
+        raise
+
+
+def write_table(table: pa.Table, path: Path, name: str) -> Path:
+    """Write `table` as parquet with the schema of `TABLES[name]`; equal rows give equal bytes.
+
+    Raises:
+        SchemaError: a column is missing, unknown or of another type.
+        StorageError: the file cannot be written.
+    """
+    schema = TABLES[name]
+    if missing := set(schema.names) ^ set(table.column_names):
+        raise SchemaError(f"{name}: columns {sorted(missing)} are missing or unknown")
+    try:
+        table = table.select(schema.names).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaError(f"{name}: {error}") from error
+    table = table.replace_schema_metadata({_VERSION_KEY: SCHEMA_VERSION.encode()})
+    with written_whole(path) as file:
+        pq.write_table(table, file, compression="zstd", compression_level=3)
+    return path
+
+
+def read_table(path: Path, name: str) -> pa.Table:
+    """Read a table written by `write_table`.
+
+    Raises:
+        StorageError: the file does not exist or cannot be read.
+        SchemaError: it is no parquet file, or of another schema or version.
+    """
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except FileNotFoundError as error:
+        raise StorageError(f"{path}: no such table; run the stage that writes {name}") from error
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SchemaError(f"{path}: not a readable parquet file ({error})") from error
+    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
+    if version != SCHEMA_VERSION:
+        raise SchemaError(
+            f"{path}: schema version {version or 'unknown'}, this program reads {SCHEMA_VERSION}; "
+            "run the stage again"
+        )
+    if missing := set(TABLES[name].names) - set(table.column_names):
+        raise SchemaError(f"{path}: columns {sorted(missing)} are missing")
+    return table.select(TABLES[name].names)
+
+
+def table_of(rows: list[dict[str, Any]], name: str) -> pa.Table:
+    """Build the table `name` from one dict per row; absent keys are null.
+
+    Raises:
+        SchemaError: a value does not fit its column.
+    """
+    schema = TABLES[name]
+    try:
+        return pa.table(
+            {
+                field.name: pa.array([r.get(field.name) for r in rows], field.type)
+                for field in schema
+            },
+            schema=schema,
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise SchemaError(f"{name}: {error}") from error
+
+
+class DataRoot:
+    """The folder that holds every table, the batch manifests, the ledger and the dataset."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def part(self, name: str, batch: str) -> Path:
+        """Where the rows of `batch` in table `name` lie."""
+        return self.path / name / f"trace_batch={batch}" / "part-0.parquet"
+
+    def write(self, name: str, batch: str, table: pa.Table) -> Path:
+        """Replace the rows of `batch`. Raises what `write_table` raises."""
+        return write_table(table, self.part(name, batch), name)
+
+    def read(self, name: str, batch: str) -> pa.Table:
+        """The rows of `batch`. Raises what `read_table` raises."""
+        return read_table(self.part(name, batch), name)
+
+    def has(self, name: str, batch: str) -> bool:
+        """Whether `batch` has been written."""
+        return self.part(name, batch).exists()
+
+    def batches(self, name: str) -> list[str]:
+        """Keys of the batches that table `name` holds, sorted."""
+        return sorted(
+            part.parent.name.removeprefix("trace_batch=")
+            for part in (self.path / name).glob("trace_batch=*/part-0.parquet")
+        )
+
+    def read_all(self, name: str) -> pa.Table:
+        """The rows of all batches, in order of their keys."""
+        parts = [self.read(name, batch) for batch in self.batches(name)]
+        return pa.concat_tables(parts) if parts else TABLES[name].empty_table()

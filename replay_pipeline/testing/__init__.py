@@ -1,0 +1,1 @@
+"""Real stand-ins for paid services, for dry runs and tests."""

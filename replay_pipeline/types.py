@@ -1,0 +1,218 @@
+"""The vocabulary of the pipeline: every record that crosses a room.
+
+Read this file first. Nothing here does I/O or imports anything of ours.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Message = dict[str, Any]
+"""One chat message in the OpenAI form: `role`, `content`, and for an assistant `tool_calls`, whose
+`function.arguments` is a JSON string; for a tool result `tool_call_id`."""
+
+Tool = dict[str, Any]
+"""One tool in the OpenAI form: `{"type": "function", "function": {"name", "description",
+"parameters"}}`."""
+
+AgreementLevel = Literal["exact", "effect", "target", "tool"]
+"""How strictly two actions are the same, from strict to loose."""
+
+Outcome = Literal[
+    "ok",
+    "tool_error",
+    "user_rejected",
+    "denied_by_policy",
+    "hook_blocked",
+    "cancelled_sibling",
+    "interrupted",
+    "retracted",
+    "rewound",
+    "no_result",
+    "final_text",
+]
+"""What became of a recorded action."""
+
+
+class TraceState(TypedDict):
+    """One decision point of a recorded agent session: what the agent saw, and what it did.
+
+    `messages` ends with the last message *before* the action, so it never contains
+    `student_action`.
+    """
+
+    state_id: str
+    messages: list[Message]
+    student_action: Message
+    """The recorded assistant message (text and tool calls). A plain string is read as text."""
+    tools: NotRequired[list[Tool]]
+    hint: NotRequired[str | None]
+    """What went wrong at this step, in words: the error text or the user's feedback."""
+    outcome: NotRequired[Outcome]
+    error_kind: NotRequired[str | None]
+    session_id: NotRequired[str]
+    turn_idx: NotRequired[int]
+    cwd: NotRequired[str | None]
+    """Working directory of the session at this step; relative paths are read against it."""
+    student_model: NotRequired[str | None]
+    alternatives: NotRequired[list[Message]]
+    """Other actions recorded at the very same prefix (a rewound branch), newest last."""
+    n_context_tokens: NotRequired[int | None]
+    """Prompt tokens that the provider recorded for this step."""
+
+
+class TeacherSpec(BaseModel):
+    """A teacher: a model behind an OpenAI-compatible endpoint, and what it costs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    """Short name under which its answers are kept and reported."""
+    model: Annotated[str, Field(min_length=1)]
+    """Model id as the endpoint knows it, e.g. `deepseek/deepseek-v4-pro`."""
+    base_url: str = "https://openrouter.ai/api/v1"
+    """Address of the endpoint, up to and without `/chat/completions`."""
+    api_key_env: str | None = "OPENROUTER_API_KEY"
+    """Environment variable that holds the key; `None` for an endpoint without keys."""
+    params: dict[str, Any] = {}
+    """Extra request fields, e.g. `{"temperature": 0.2, "max_completion_tokens": 2048}`."""
+    price: dict[str, float] | None = None
+    """US dollars per token under OpenRouter's own names (`prompt`, `completion`,
+    `input_cache_read`, `input_cache_write`, …; `request` is per call). `None`: taken from the
+    endpoint's `/models`. A teacher without any price is refused under a dollar ceiling."""
+    max_concurrency: Annotated[int, Field(ge=1)] = 32
+    """Calls in flight at once to this teacher."""
+    family: str | None = None
+    """Model family for voting; by default the vendor part of `model`."""
+    dialect: Literal[
+        "auto", "openrouter", "vllm", "ollama", "llama.cpp", "transformers", "litellm"
+    ] = "auto"
+    """Which server speaks at `base_url`; `auto` decides by its address."""
+    is_distillable: bool | None = None
+    """Whether the vendor's terms allow training on the answers; `None`: not known."""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Time limit of one call, in seconds. Long on purpose: an aborted call is paid for."""
+
+    @field_validator("price", mode="before")
+    @classmethod
+    def _numbers(cls, price: Mapping[str, float | str] | None) -> dict[str, float] | None:
+        if price is None:
+            return None
+        numbers = {key: float(value) for key, value in price.items()}
+        if any(not 0 <= value < float("inf") for value in numbers.values()):
+            raise ValueError("a price is a number of dollars per token, at least 0")
+        return numbers
+
+    @property
+    def vendor(self) -> str:
+        """The family that counts as one vote: `family`, or the vendor part of `model`."""
+        return self.family or (self.model.split("/")[0] if "/" in self.model else self.model)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherAction:
+    """What one teacher did at one state. A failed call is a row with `error_code`."""
+
+    state_id: str
+    teacher: str
+    """`TeacherSpec.name`."""
+    action: Message | None = None
+    """The assistant message (`content`, `tool_calls`), or `None` when the call failed."""
+    model: str | None = None
+    """The model that answered, as the endpoint names it."""
+    family: str | None = None
+    """Model family of the teacher: one family is one vote."""
+    provider: str | None = None
+    finish_reason: str | None = None
+    latency_s: float = 0.0
+    cost_usd: float = 0.0
+    n_prompt_tokens: int | None = None
+    n_completion_tokens: int | None = None
+    n_cached_tokens: int | None = None
+    n_reasoning_tokens: int | None = None
+    n_attempts: int = 1
+    request_sha: str | None = None
+    """Hash of the canonical request: equal requests are paid once."""
+    generation_id: str | None = None
+    is_distillable: bool | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+class DPOPair(TypedDict):
+    """A preference: at `state_messages`, the teachers' `chosen` beats the student's `rejected`.
+
+    Both sides are the canonical text of an action, rendered by the same code.
+    """
+
+    state_id: str
+    state_messages: list[Message]
+    chosen: str
+    rejected: str
+    n_teachers_agreeing: int
+    chosen_action: NotRequired[Message]
+    """The chosen side as an assistant message in canonical form."""
+    rejected_action: NotRequired[Message]
+    session_id: NotRequired[str]
+    tools: NotRequired[list[Tool]]
+    teachers_agreeing: NotRequired[list[str]]
+    n_teachers_asked: NotRequired[int]
+    n_teachers_valid: NotRequired[int]
+    agreement_level: NotRequired[AgreementLevel]
+    margin: NotRequired[int]
+    """Votes of the consensus minus votes of the next group."""
+    source: NotRequired[Literal["consensus", "rewind", "rejection"]]
+    rejected_source: NotRequired[Literal["recorded", "sampled"]]
+    hint: NotRequired[str | None]
+    outcome: NotRequired[Outcome | None]
+    student_model: NotRequired[str | None]
+    shares_vendor: NotRequired[bool]
+    """Whether an agreeing teacher comes from the student's own vendor."""
+    is_distillable: NotRequired[bool | None]
+    """Whether the terms of every agreeing teacher allow training on its answers."""
+    cost_usd: NotRequired[float]
+    weight: NotRequired[float]
+
+
+class NormalizedDPOPair(DPOPair):
+    """A `DPOPair` in chat form, with the statistics that the normalizer judged it by."""
+
+    chosen_messages: list[Message]
+    rejected_messages: list[Message]
+    stats: NotRequired[dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """A step forward in long work, for a bar, a log line or an observation."""
+
+    stage: str
+    n_done: int
+    n_total: int | None = None
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayReport:
+    """What one replay did and cost."""
+
+    actions: list[TeacherAction]
+    """One row per (state, teacher) that was decided now or before, failed ones included."""
+    n_states: int
+    n_sent: int
+    """Calls decided by sending a request in this run."""
+    n_cached: int
+    """Calls decided by an answer that was already in the ledger."""
+    spent_usd: float
+    """Settled cost of `actions`, whenever it was paid."""
+    newly_spent_usd: float
+    """Settled cost of what this run sent."""
+    budget_usd: float
+    stop_reason: Literal["completed", "budget", "stopped"]
+    skipped: dict[str, int] = field(default_factory=dict)
+    """(state, teacher) questions that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""
+    cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)
+    forecast_usd: float | None = None
+    """What `estimate` predicted for this run before the first call."""

@@ -1,0 +1,1 @@
+"""Three-channel training on a published preference dataset: losses, data, outer loop, adapters."""

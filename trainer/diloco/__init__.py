@@ -1,0 +1,1 @@
+"""The outer loop: replicas that share nothing but an object store."""

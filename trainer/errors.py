@@ -1,0 +1,44 @@
+"""Every error that `trainer` raises on purpose.
+
+    TrainerError
+    ├── TrainerConfigError   a setting is wrong; raised before any step
+    ├── DatasetError         the dataset lacks a column, a split or a row that a channel needs
+    ├── ShapeError           two tensors that must line up do not
+    ├── AlignmentError       student and teacher positions do not name the same tokens
+    └── OuterLoopError       an outer round failed
+
+Every class also inherits the standard exception it refines, and pickles.
+"""
+
+__all__ = [
+    "AlignmentError",
+    "DatasetError",
+    "OuterLoopError",
+    "ShapeError",
+    "TrainerConfigError",
+    "TrainerError",
+]
+
+
+class TrainerError(Exception):
+    """Base of every error raised by this package."""
+
+
+class TrainerConfigError(TrainerError, ValueError):
+    """A setting is wrong. Raised before any step is made."""
+
+
+class DatasetError(TrainerError, ValueError):
+    """The dataset lacks a column, a split or a row that a channel needs."""
+
+
+class ShapeError(TrainerError, ValueError):
+    """Two tensors that must line up do not."""
+
+
+class AlignmentError(TrainerError, ValueError):
+    """Student and teacher positions do not name the same tokens."""
+
+
+class OuterLoopError(TrainerError, RuntimeError):
+    """An outer round failed."""

@@ -1,0 +1,1 @@
+"""Hints from failed steps. No tensors here."""

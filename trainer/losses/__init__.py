@@ -1,0 +1,1 @@
+"""Loss functions. Tensors in, scalar out; nothing here knows a framework."""
