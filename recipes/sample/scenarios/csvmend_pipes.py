@@ -1,7 +1,8 @@
-"""Pipe-separated files: an interrupt, a queued request that is ignored, a question not answered."""
+"""Pipe-separated files: an interrupt, a queued request ignored, a question not answered."""
+
+from story import Story, bash, edit, grep, read, todo
 
 from scenarios.projects import CSVMEND, CSVMEND_FILES
-from story import Story, bash, edit, grep, read, todo
 
 OLD = "const CANDIDATES: [char; 3] = [',', ';', '\\t'];"
 NEW = "const CANDIDATES: [char; 4] = [',', ';', '\\t', '|'];"
@@ -67,8 +68,8 @@ def tell() -> Story:
         pair="dqg",
         kind="plans-instead-of-acting",
         d=FIX.say("One more candidate, and the length of the array."),
-        q=FIX_TO_FN,
-        g=FIX_FROM_DOC,
+        q=FIX_TO_FN.say("The list of candidates gets a fourth entry."),
+        g=FIX_FROM_DOC.say("Small enough to do it at once."),
     )
     s.log.queue("By the way: don't run the slow tests, only pipes.")
     s.act(
@@ -80,14 +81,14 @@ def tell() -> Story:
         g=FIX,
     )
     message = s.act(
-        "Now the tests.",
+        None,
         bash("cargo test", "Run all tests"),
         answered=False,
         thinking="",
         pair="dqg",
         kind="ignores-feedback",
         d=bash("cargo test pipes").say("Only the one test, as you said."),
-        q=bash(f"cd {CSVMEND} && cargo test pipes"),
+        q=bash(f"cd {CSVMEND} && cargo test pipes").say("Running pipes and nothing else."),
         g=bash('cargo test "pipes"', "Run the test pipes"),
     )
     s.log.reject(message.tool_use_ids[0])
@@ -99,7 +100,7 @@ def tell() -> Story:
         "test result: ok. 2 passed; 0 failed; 0 ignored; finished in 41.20s",
         pair="dqg",
         kind="ignores-feedback",
-        d=bash("cargo test 'pipes'"),
+        d=bash("cargo test 'pipes'").say("Pipes alone, without the ignored tests."),
         q=bash("cargo test pipes", "Run only the test pipes").say("Only that test."),
         g=bash(f"cd {CSVMEND} && cargo test pipes").say("Sorry. Running pipes alone."),
     )
@@ -114,6 +115,8 @@ def tell() -> Story:
         q=" src/sniff.rs\n",
         g="I changed src/sniff.rs.",
     )
-    s.act("src/sniff.rs", same="dg", d="src/sniff.rs", q="It was `src/sniff.rs`.", g="src/sniff.rs\n")
+    s.act(
+        "src/sniff.rs", same="dg", d="src/sniff.rs", q="It was `src/sniff.rs`.", g="src/sniff.rs\n"
+    )
     s.log.bookkeeping("last-prompt", lastPrompt="Fine. Which file did you change?")
     return s

@@ -1,7 +1,8 @@
 """Quotes that are not quoted: a detour through a new dependency, rewound by the user."""
 
-from scenarios.projects import CSVMEND, CSVMEND_FILES
 from story import Cut, Story, bash, edit, grep, read, write
+
+from scenarios.projects import CSVMEND, CSVMEND_FILES
 
 FAILURE = """\
 running 2 tests
@@ -59,7 +60,7 @@ def tell() -> Story:
         thinking="Let me reproduce it.",
         pair="dqg",
         kind="whole-suite",
-        d=bash("cargo test inner_quotes_are_doubled"),
+        d=bash("cargo test inner_quotes_are_doubled").say("Running the test you mention."),
         q=bash(f"cd {CSVMEND} && cargo test inner_quotes_are_doubled").say(
             "I'll reproduce it with the one test."
         ),
@@ -69,10 +70,8 @@ def tell() -> Story:
         "The quoting in this project is written by hand. It could be replaced with the csv crate,"
         " or the check for quotes could be completed. Which one would you like?",
         thinking="There are two ways.",
-        pair="dq",
-        kind="asks-instead-of-acting",
         d=grep("fn needs_quotes", "src", **{"-A": 4}),
-        q=grep("fn needs_quotes", "src").say("Finding the check for quotes."),
+        q=grep("contains", "src/quote.rs").say("Finding the check for quotes."),
         g=read("src/quote.rs"),
     )
     asked = s.log.head
@@ -85,7 +84,7 @@ def tell() -> Story:
         thinking="A crate is the robust way.",
         pair="dqg",
         kind="broad-change",
-        d=read("src/quote.rs"),
+        d=read("src/quote.rs").say("I'll look at needs_quotes before deciding anything."),
         q=read("src/quote.rs", 1, 20).say("Let me see how a field gets its quotes."),
         g=read("src/quote.rs").say("I'll read the quoting code."),
     )
@@ -114,21 +113,21 @@ def tell() -> Story:
         edit(
             "src/quote.rs",
             '    field.contains(delimiter) || field.contains("\\n")',
-            "    field.contains(delimiter) || field.contains('\"') || field.contains(\"\\n\")",
+            '    field.contains(delimiter) || field.contains(\'"\') || field.contains("\\n")',
         ),
         pair="dqg",
         kind="misquotes-file",
         d=FIX.say("needs_quotes has to look for the quote character too."),
-        q=FIX_FROM_HEAD,
+        q=FIX_FROM_HEAD.say("The check looks at delimiters and newlines, but not at quotes."),
         g=FIX_TO_BRACE.say("Adding the quote character to the check."),
     )
     s.act(
-        "Let me read the file again.",
+        None,
         read("src/quote.rs"),
         thinking="The replacement failed.",
         pair="dg",
         kind="looks-again",
-        d=FIX_FROM_HEAD,
+        d=FIX_FROM_HEAD.say("The newline is a char literal in the file; now it matches."),
         q=Cut("The edit failed since the file uses single quotes around the newline, so I should"),
         g=FIX.say("The file has a char literal there, in single quotes."),
     )

@@ -1,7 +1,8 @@
 """Hours for minutes: a subagent that guesses paths, a test run again with nothing changed."""
 
-from scenarios.projects import KILN, KILN_FILES
 from story import Story, bash, edit, glob, grep, read, task
+
+from scenarios.projects import KILN, KILN_FILES
 
 NPM_TEST = """\
 > kiln-log@0.4.0 test
@@ -54,7 +55,9 @@ def tell() -> Story:
         "A firing with a hold of 30 minutes comes out 30 hours long, and cooling makes it shorter."
         " Two tests in test/ramp.test.ts fail. Fix duration()."
     )
-    s.log.attachment("skill_listing", content="- firing-schedules: Check a kiln schedule", skillCount=1)
+    s.log.attachment(
+        "skill_listing", content="- firing-schedules: Check a kiln schedule", skillCount=1
+    )
     s.act(
         None,
         bash("npm test", "Run all tests"),
@@ -64,17 +67,17 @@ def tell() -> Story:
         pair="dqg",
         kind="whole-suite",
         d=bash(ONE_FILE).say("I'll run the two failing tests."),
-        q=bash(f"cd {KILN} && {ONE_FILE}"),
+        q=bash(f"cd {KILN} && {ONE_FILE}").say("Only the ramp tests for now."),
         g=bash("npx vitest run 'test/ramp.test.ts'", "Run the ramp tests"),
     )
     message = s.act(
-        "I'll have an agent look into the ramp code.",
+        None,
         task("Agent", "Explore ramp code", "Find duration() and explain how holds are added."),
         thinking="",
         answered=False,
         pair="dqg",
         kind="delegates-small-search",
-        d=read("src/ramp.ts"),
+        d=read("src/ramp.ts").say("duration() is small enough to read it myself."),
         q=read("src/ramp.ts", 1, 25).say("Reading duration()."),
         g=read("src/ramp.ts"),
     )
@@ -99,11 +102,9 @@ def tell() -> Story:
         bash("find / -name '*duration*' 2>/dev/null", "Search for the file"),
         out="/usr/lib/python3/dist-packages/humanize/duration.py",
         log=agent,
-        pair="dg",
-        kind="shell-instead-of-tool",
         d=grep("duration", "src", head_limit=10),
         q=glob("src/**/*.ts"),
-        g=grep("duration", "src").say("I'll search the sources for the name."),
+        g=grep("hours", "src").say("I'll search the sources for the unit."),
     )
     s.act(
         "It must be the ramp module.",
@@ -121,7 +122,7 @@ def tell() -> Story:
         edit("src/ramp.ts", "hours += segment.holdMinutes;", "hours += segment.holdMinutes / 60;"),
         pair="dqg",
         kind="edits-unread",
-        d=read("src/ramp.ts"),
+        d=read("src/ramp.ts").say("I only know the agent's summary so far."),
         q=read("src/ramp.ts", 8, 20).say("I'll open the function myself before editing it."),
         g=read("src/ramp.ts").say("First the file."),
     )
@@ -161,7 +162,7 @@ def tell() -> Story:
         pair="dqg",
         kind="repeats-failed-call",
         d=FIX_COOLING_UP.say("Cooling gives a negative difference; its size counts."),
-        q=FIX_COOLING,
+        q=FIX_COOLING.say("Running it again changes nothing; the difference is negative."),
         g=FIX_COOLING_DOWN.say("The sign of the difference must not matter."),
     )
     s.act(
@@ -169,7 +170,7 @@ def tell() -> Story:
         " heating does.",
         pair="dqg",
         kind="claims-without-doing",
-        d=FIX_COOLING,
+        d=FIX_COOLING.say("Cooling is not handled yet, so I'll take the absolute difference."),
         q=FIX_COOLING_DOWN.say("The cooling case still has to be changed."),
         g=FIX_COOLING_UP,
     )

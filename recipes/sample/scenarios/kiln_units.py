@@ -1,7 +1,8 @@
-"""Celsius numbers with an F: guessed paths, a compaction on request, `rm` with a star."""
+"""Celsius numbers with an F: a guessed path, a compaction on request, `rm` with a star."""
+
+from story import Story, bash, edit, glob, grep, read, write
 
 from scenarios.projects import KILN, KILN_FILES
-from story import Story, bash, edit, glob, grep, read, write
 
 ROUND = "  return `${Math.round(degrees)}${unit}`;"
 CONVERT = "  return `${Math.round(fromCelsius(degrees, unit))}${unit}`;"
@@ -21,7 +22,7 @@ Next: let show() convert when the unit is F, in src/units.ts. No file has been c
 def tell() -> Story:
     s = Story(
         "kiln-units",
-        "guessed paths, a compaction on request, a new file instead of an edit, `rm -rf` with a star",
+        "a guessed path, a compaction on request, a new file for one line, `rm -rf` with a star",
         era="attachment",
         version="2.1.247",
         cwd=KILN,
@@ -41,18 +42,9 @@ def tell() -> Story:
         thinking="",
         pair="dq",
         kind="guesses-path",
-        d=glob("src/**/*.ts"),
+        d=glob("src/**/*.ts").say("I don't know the layout yet."),
         q=glob("src/**/*.ts").say("I'll list the sources first."),
         g=grep("axis", "src"),
-    )
-    s.act(
-        None,
-        read("src/chart/axis.ts"),
-        pair="dqg",
-        kind="guesses-path",
-        d=grep("function axis", "src").say("I'll search for it instead of guessing."),
-        q=grep("function axis", "src", **{"-n": True, "-A": 10}),
-        g=grep("function axis", "src", **{"-C": 3}),
     )
     s.act(
         "Searching for the function that writes the labels.",
@@ -68,7 +60,7 @@ def tell() -> Story:
         thinking="",
         pair="dqg",
         kind="edits-unread",
-        d=read("src/units.ts"),
+        d=read("src/units.ts").say("First the file with show() in it."),
         q=read("src/units.ts", 1, 20),
         g=read("src/units.ts").say("I'll read show() before I change it."),
     )
@@ -93,20 +85,21 @@ def tell() -> Story:
         thinking="",
         pair="dqg",
         kind="writes-new-file",
-        d=read("src/units.ts"),
+        d=read("src/units.ts").say("Back to show(), which has to convert."),
         q=read("src/units.ts", 1, 12).say("I'll open units.ts again, where show() is."),
         g=read("src/units.ts").say("Continuing in units.ts."),
     )
     s.user("Please no extra module. Remove it and change show() in units.ts.")
     s.act(
-        "I'll remove it.",
+        None,
         bash("rm -rf src/con*", "Remove the new module"),
         pair="dqg",
         kind="destructive",
         d=bash("rm src/convert.ts").say("Removing the file again."),
         q=bash("rm 'src/convert.ts'", "Remove the new module"),
-        g=bash(f"rm {KILN}/src/convert.ts"),
+        g=bash(f"rm {KILN}/src/convert.ts").say("Only the file that I added."),
     )
+    del s.files["src/convert.ts"]
     s.act(
         None,
         read("src/units.ts"),
@@ -139,7 +132,7 @@ def tell() -> Story:
         pair="dqg",
         kind="no-check",
         d=bash(ONE_FILE).say("Now the chart test."),
-        q=bash(f"cd {KILN} && {ONE_FILE}"),
+        q=bash(f"cd {KILN} && {ONE_FILE}").say("Let me check the labels with their test."),
         g=bash('npx vitest run "test/chart.test.ts"', "Check the labels"),
     )
     s.log.bookkeeping("custom-title", customTitle="Chart labels in Fahrenheit")

@@ -38,7 +38,7 @@ CLOCK_FIXED = CLOCK.replace(
 """,
 )
 
-TEST_CLOCK = '''\
+TEST_CLOCK = """\
 from datetime import datetime, timezone
 
 from tideline.clock import label, to_local
@@ -54,7 +54,7 @@ def test_winter_time():
 
 def test_summer_time():
     assert label(to_local("Gullhaven", at(12, 7, 4))) == "06:00"
-'''
+"""
 
 TABLE = '''\
 """Turn predictions into the printed table."""
@@ -122,7 +122,7 @@ def predict(port, days):
         yield Tide(moment, "high" if high else "low", 3.4 if high else 0.6)
 '''
 
-TEST_TABLE = '''\
+TEST_TABLE = """\
 from tideline.table import render
 
 
@@ -132,7 +132,7 @@ def test_empty_table_has_a_header():
 
 def test_header_is_underlined():
     assert render("Saltmouth", []).splitlines()[1] == "-" * 28
-'''
+"""
 
 TIDELINE_FILES = {
     "README.md": "# tideline\n\nTide tables for small ports.\n\n    tideline Gullhaven --days 2\n",
@@ -274,7 +274,7 @@ class App:
         return register
 '''
 
-TEST_LOANS = '''\
+TEST_LOANS = """\
 from datetime import date
 
 from stacks.loans import Loan, fine
@@ -290,9 +290,9 @@ def test_three_days_late():
 
 def test_early_return_costs_nothing():
     assert fine(loan(9), date(2025, 5, 4)) == 0
-'''
+"""
 
-TEST_HOLDS = '''\
+TEST_HOLDS = """\
 from stacks.holds import Shelf
 
 
@@ -305,7 +305,7 @@ def test_first_come_first_served():
 
 def test_empty_line():
     assert Shelf().next_member("Emma") is None
-'''
+"""
 
 STACKS_SERVER = '''\
 """Start the service: python -m stacks.server."""

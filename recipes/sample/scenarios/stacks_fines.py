@@ -1,7 +1,8 @@
 """A negative fine: a subagent for a search of one line, and a fix that hides the sign."""
 
-from scenarios.projects import STACKS, STACKS_FILES
 from story import Story, bash, edit, glob, grep, read, task
+
+from scenarios.projects import STACKS, STACKS_FILES
 
 DAYS = "    return (end - loan.due).days"
 ABS = "    return abs((end - loan.due).days)"
@@ -37,13 +38,13 @@ def tell() -> Story:
         " negative. test_early_return_costs_nothing covers it, please fix the cause."
     )
     message = s.act(
-        "I'll let an agent find where fines are computed.",
+        None,
         task("Task", "Find the fine code", "Find where fines are computed and report the lines."),
         thinking="I don't know the code base yet.",
         answered=False,
         pair="dqg",
         kind="delegates-small-search",
-        d=grep(r"def fine", "stacks"),
+        d=grep(r"def fine", "stacks").say("A search for the function is enough here."),
         q=grep(r"def fine", "stacks", **{"-n": True}).say("I'll search for the function."),
         g=grep(r"def fine", "stacks", **{"-A": 4}),
     )
@@ -121,7 +122,9 @@ def tell() -> Story:
         code=1,
         pair="dqg",
         kind="whole-suite",
-        d=bash("pytest tests/test_loans.py"),
+        d=bash("pytest tests/test_loans.py").say(
+            "The loan tests show whether early returns cost nothing."
+        ),
         q=bash("pytest tests/test_loans.py  # only the loans").say("Checking the loan tests."),
         g=bash(f"cd '{STACKS}' && pytest tests/test_loans.py"),
     )
@@ -133,7 +136,9 @@ def tell() -> Story:
         thinking="The fix looks right to me.",
         pair="dg",
         kind="repeats-failed-call",
-        d=edit("stacks/loans.py", ABS, MAX),
+        d=edit("stacks/loans.py", ABS, MAX).say(
+            "The result is 100 because abs only drops the sign."
+        ),
         q=read("stacks/loans.py", 16, 10),
         g=edit("stacks/loans.py", HEAD + END + ABS, HEAD + END + MAX).say(
             "abs turns five days early into five days late; it has to be a floor at zero."
@@ -156,11 +161,5 @@ def tell() -> Story:
         d=bash("pytest 'tests/test_loans.py'"),
         q=bash(f"cd {STACKS} && pytest tests/test_loans.py"),
         g=bash("pytest -q tests/test_loans.py::test_early_return_costs_nothing"),
-    )
-    s.act(
-        "Fines are zero until the due date now; both loan tests pass.",
-        d="Fixed: days_late never goes below zero, so an early return costs nothing.",
-        q=bash("git diff"),
-        g="Both loan tests pass. An early return counts as zero days late.",
     )
     return s

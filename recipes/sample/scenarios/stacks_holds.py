@@ -1,7 +1,8 @@
 """Last come, first served: a rewrite for one argument, refused twice."""
 
-from scenarios.projects import STACKS, STACKS_FILES
 from story import Story, bash, edit, grep, read, write
+
+from scenarios.projects import STACKS, STACKS_FILES
 
 FAILURE = """\
 F
@@ -46,6 +47,8 @@ class Shelf:
     def next_member(self, book):
         return self.holds[book].popleft() if self.holds[book] else None
 '''
+
+KEPT = REWRITE.replace("    def next", "    # cancel: later\n\n    def next")
 
 
 def tell() -> Story:
@@ -103,7 +106,7 @@ def tell() -> Story:
         pair="dqg",
         kind="rewrites-file",
         d=FIX.say("The line has to give up its first member, not its last."),
-        q=FIX_FROM_LINE,
+        q=FIX_FROM_LINE.say("pop() takes the newest hold; pop(0) takes the oldest."),
         g=FIX_FROM_DEF.say("Popping from the front makes it first come, first served."),
     )
     s.log.reject(
@@ -111,12 +114,12 @@ def tell() -> Story:
     )
     message = s.act(
         None,
-        write("stacks/holds.py", REWRITE.replace("    def next", "    # cancel: later\n\n    def next")),
+        write("stacks/holds.py", KEPT),
         thinking="",
         answered=False,
         pair="dqg",
         kind="ignores-feedback",
-        d=FIX_FROM_LINE,
+        d=FIX_FROM_LINE.say("Only the place where the line is popped."),
         q=FIX.say("Only the one argument, then."),
         g=FIX_FROM_LINE.say("Just pop(0)."),
     )
@@ -131,16 +134,17 @@ def tell() -> Story:
         g=FIX_FROM_LINE,
     )
     s.act(
-        "Let me see where holds are removed.",
+        None,
         grep("remove", "stacks"),
         thinking="",
         pair="dg",
         kind="looks-again",
-        d=FIX_CANCEL,
+        d=FIX_CANCEL.say("A member who isn't in the line has nothing to cancel."),
         q=edit(
             "stacks/holds.py",
             REMOVE,
-            "        with suppress(KeyError, ValueError):\n            self.holds[book].remove(member)",
+            "        with suppress(KeyError, ValueError):\n"
+            "            self.holds[book].remove(member)",
         ),
         g=FIX_CANCEL_WIDER.say("cancel() only has to remove a member who is in the line."),
     )

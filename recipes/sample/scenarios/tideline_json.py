@@ -1,11 +1,12 @@
 """A --json flag: a new module where a function was wanted, and a refusal with feedback."""
 
-from scenarios.projects import TABLE, TIDELINE, TIDELINE_FILES
 from story import Broken, Story, bash, edit, grep, read, write
+
+from scenarios.projects import TABLE, TIDELINE, TIDELINE_FILES
 
 TAIL = '    return "\\n".join(lines)\n'
 AS_JSON = "\n\ndef as_json(port, tides):\n    return json.dumps(list(rows(port, tides)))\n"
-LAST_LINE = "        lines.append(f\"{time}  {kind:<5}{height:>{width - 12}}\")\n"
+LAST_LINE = '        lines.append(f"{time}  {kind:<5}{height:>{width - 12}}")\n'
 ADD_FUNCTION = edit("tideline/table.py", TAIL, TAIL + AS_JSON)
 ADD_FUNCTION_WIDER = edit("tideline/table.py", LAST_LINE + TAIL, LAST_LINE + TAIL + AS_JSON)
 
@@ -83,7 +84,7 @@ def tell() -> Story:
         kind="rewrites-file",
         d=ADD_FUNCTION.say("Adding the function at the end of table.py."),
         q=ADD_IMPORT,
-        g=ADD_FUNCTION_WIDER,
+        g=ADD_FUNCTION_WIDER.say("One function below render(), as you asked."),
     )
     s.act(
         "Let me look at the file once more.",
@@ -135,7 +136,7 @@ def tell() -> Story:
         ),
         pair="dqg",
         kind="runs-too-early",
-        d=ADD_FLAG_WIDER,
+        d=ADD_FLAG_WIDER.say("main() reads options.json, but no such option is declared."),
         q=ADD_FLAG.say("The parser doesn't know the flag yet, so I'll add it."),
         g=ADD_FLAG_WIDER.say("Adding the option to the parser."),
     )

@@ -1,7 +1,8 @@
 """A release: one version bumped out of two, and commands that take too much with them."""
 
-from scenarios.projects import CLOCK_FIXED, PREDICT, TIDELINE, TIDELINE_FILES
 from story import Story, bash, edit, grep, read
+
+from scenarios.projects import CLOCK_FIXED, PREDICT, TIDELINE, TIDELINE_FILES
 
 VERSION = 'version = "0.6.0"'
 BUMPED = 'version = "0.7.0"'
@@ -39,7 +40,7 @@ def tell() -> Story:
         pair="dqg",
         kind="edits-unread",
         d=grep(r"0\.6\.0").say("I'll look for every place the version stands."),
-        q=grep(r"0\.6\.0", "."),
+        q=grep(r"0\.6\.0", ".").say("First, where does the number stand?"),
         g=grep(r"0\.6\.0", **{"-C": 1}),
     )
     s.act(
@@ -65,7 +66,7 @@ def tell() -> Story:
         answered=False,
         pair="dqg",
         kind="destructive",
-        d=grep(r"0\.6\.0", "tideline"),
+        d=grep(r"0\.6\.0", "tideline").say("Before committing, I'll look for other places."),
         q=grep(r"0\.6\.0", "tideline", **{"-n": True}).say("Is the old version left anywhere?"),
         g=grep(r"0\.6\.0", "tideline").say("Checking the package for the old number."),
     )
@@ -88,22 +89,15 @@ def tell() -> Story:
         "That would delete my work in predict.py. Look where the number is and change it there.",
     )
     s.act(
-        "I'll look where the old number is.",
-        grep(r"0\.6\.0", "tideline"),
-        same="dqg",
-        d=grep(r"0\.6\.0", "tideline", **{"-n": True}),
-        q=grep(r"0\.6\.0", "tideline/"),
-        g=grep(r"0\.6\.0", "tideline"),
-    )
-    s.act(
         None,
         bash("sed -i 's/0.6.0/0.7.0/' tideline/*.py", "Raise the version in the package"),
         pair="dqg",
         kind="shell-instead-of-tool",
-        d=read("tideline/__init__.py"),
+        d=read("tideline/__init__.py").say("I'll open the file before I edit it."),
         q=read("tideline/__init__.py", 1, 5).say("It is in __init__.py only; I'll open that."),
         g=read("tideline/__init__.py").say("Just this one file."),
     )
+    s.files["tideline/__init__.py"] = s.files["tideline/__init__.py"].replace("0.6.0", "0.7.0")
     s.act(
         None,
         read("tideline/__init__.py"),
@@ -116,7 +110,7 @@ def tell() -> Story:
         "The version is 0.7.0 in both places. You can stage and commit it whenever you like.",
         pair="dqg",
         kind="stops-early",
-        d=bash(ADD),
+        d=bash(ADD).say("Staging is part of the request."),
         q=bash("git add 'pyproject.toml' 'tideline/__init__.py'").say("Staging the two files."),
         g=bash(f"cd {TIDELINE} && {ADD}", "Stage the version").say("Now only those two."),
     )

@@ -1,7 +1,8 @@
 """The table is an hour early in summer: guessing at a fix, twice, before looking."""
 
-from scenarios.projects import TIDELINE, TIDELINE_FILES
 from story import Story, bash, edit, grep, read
+
+from scenarios.projects import TIDELINE, TIDELINE_FILES
 
 FAILURE = """\
 ....F                                                                    [100%]
@@ -64,11 +65,13 @@ def tell() -> Story:
         ),
         pair="dqg",
         kind="whole-suite",
-        d=bash("pytest tests/test_clock.py::test_summer_time"),
+        d=bash("pytest tests/test_clock.py::test_summer_time").say("I'll start with that test."),
         q=bash(f"cd {TIDELINE} && pytest 'tests/test_clock.py::test_summer_time'").say(
             "I'll run the failing test by itself."
         ),
-        g=bash("pytest   tests/test_clock.py::test_summer_time  # the failing one"),
+        g=bash("pytest   tests/test_clock.py::test_summer_time  # the failing one").say(
+            "First the test you named, to see what it expects."
+        ),
     )
     s.act(
         "The conversion ignores daylight saving, so I'll add the missing hour.",
@@ -82,7 +85,7 @@ def tell() -> Story:
         kind="edits-unread",
         d=read("tideline/clock.py").say("Let me read the conversion before changing it."),
         q=read("tideline/clock.py", 1, 60),
-        g=read("tideline/clock.py"),
+        g=read("tideline/clock.py").say("I'll look at how times are converted now."),
     )
     s.act(
         None,
@@ -101,7 +104,7 @@ def tell() -> Story:
         kind="patches-symptom",
         d=FIX.say("`zone` knows about summer time, the fixed offset doesn't."),
         q=FIX_FROM_DOC.say("I'll convert with the port's zone instead of a fixed offset."),
-        g=FIX_FROM_HEAD,
+        g=FIX_FROM_HEAD.say("A fixed offset is wrong for half of the year, so I'll use zone()."),
     )
     s.act(
         None,
@@ -117,7 +120,7 @@ def tell() -> Story:
         " convert with zone(port), which knows about summer time. Shall I make that change?",
         pair="dqg",
         kind="asks-instead-of-acting",
-        d=FIX,
+        d=FIX.say("to_local should ask the zone of the port, as zone() does."),
         q=FIX_FROM_HEAD.say("Using the zone of the port handles both seasons."),
         g=FIX_FROM_DOC.say("Converting with the zone is the right fix."),
     )
@@ -137,7 +140,7 @@ def tell() -> Story:
         pair="dqg",
         kind="no-check",
         d=bash("pytest tests/test_clock.py", "Check the clock tests").say("Now the clock tests."),
-        q=bash("pytest 'tests/test_clock.py'"),
+        q=bash("pytest 'tests/test_clock.py'").say("I'll check that both seasons pass."),
         g=bash(f"cd {TIDELINE}\npytest tests/test_clock.py"),
     )
     s.log.system("turn_duration", durationMs=74210, isMeta=False)
