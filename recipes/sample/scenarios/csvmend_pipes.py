@@ -81,7 +81,7 @@ def tell() -> Story:
         g=FIX,
     )
     message = s.act(
-        None,
+        "Now the tests.",
         bash("cargo test", "Run all tests"),
         answered=False,
         thinking="",
@@ -100,7 +100,7 @@ def tell() -> Story:
         "test result: ok. 2 passed; 0 failed; 0 ignored; finished in 41.20s",
         pair="dqg",
         kind="ignores-feedback",
-        d=bash("cargo test 'pipes'").say("Pipes alone, without the ignored tests."),
+        d=bash("cargo test 'pipes'"),
         q=bash("cargo test pipes", "Run only the test pipes").say("Only that test."),
         g=bash(f"cd {CSVMEND} && cargo test pipes").say("Sorry. Running pipes alone."),
     )

@@ -60,7 +60,7 @@ def tell() -> Story:
         thinking="Let me reproduce it.",
         pair="dqg",
         kind="whole-suite",
-        d=bash("cargo test inner_quotes_are_doubled").say("Running the test you mention."),
+        d=bash("cargo test inner_quotes_are_doubled"),
         q=bash(f"cd {CSVMEND} && cargo test inner_quotes_are_doubled").say(
             "I'll reproduce it with the one test."
         ),
@@ -118,7 +118,7 @@ def tell() -> Story:
         pair="dqg",
         kind="misquotes-file",
         d=FIX.say("needs_quotes has to look for the quote character too."),
-        q=FIX_FROM_HEAD.say("The check looks at delimiters and newlines, but not at quotes."),
+        q=FIX_FROM_HEAD,
         g=FIX_TO_BRACE.say("Adding the quote character to the check."),
     )
     s.act(

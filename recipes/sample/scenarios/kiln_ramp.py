@@ -67,11 +67,11 @@ def tell() -> Story:
         pair="dqg",
         kind="whole-suite",
         d=bash(ONE_FILE).say("I'll run the two failing tests."),
-        q=bash(f"cd {KILN} && {ONE_FILE}").say("Only the ramp tests for now."),
+        q=bash(f"cd {KILN} && {ONE_FILE}"),
         g=bash("npx vitest run 'test/ramp.test.ts'", "Run the ramp tests"),
     )
     message = s.act(
-        None,
+        "I'll have an agent look into the ramp code.",
         task("Agent", "Explore ramp code", "Find duration() and explain how holds are added."),
         thinking="",
         answered=False,
@@ -122,7 +122,7 @@ def tell() -> Story:
         edit("src/ramp.ts", "hours += segment.holdMinutes;", "hours += segment.holdMinutes / 60;"),
         pair="dqg",
         kind="edits-unread",
-        d=read("src/ramp.ts").say("I only know the agent's summary so far."),
+        d=read("src/ramp.ts"),
         q=read("src/ramp.ts", 8, 20).say("I'll open the function myself before editing it."),
         g=read("src/ramp.ts").say("First the file."),
     )

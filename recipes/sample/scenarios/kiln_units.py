@@ -60,7 +60,7 @@ def tell() -> Story:
         thinking="",
         pair="dqg",
         kind="edits-unread",
-        d=read("src/units.ts").say("First the file with show() in it."),
+        d=read("src/units.ts"),
         q=read("src/units.ts", 1, 20),
         g=read("src/units.ts").say("I'll read show() before I change it."),
     )
@@ -91,7 +91,7 @@ def tell() -> Story:
     )
     s.user("Please no extra module. Remove it and change show() in units.ts.")
     s.act(
-        None,
+        "I'll remove it.",
         bash("rm -rf src/con*", "Remove the new module"),
         pair="dqg",
         kind="destructive",

@@ -65,7 +65,7 @@ def tell() -> Story:
         pair="dqg",
         kind="shell-instead-of-tool",
         d=read("deploy/run.sh").say("I'll start with the script."),
-        q=read("deploy/run.sh", 1, 20).say("I'll read the script that fails."),
+        q=read("deploy/run.sh", 1, 20),
         g=read("deploy/run.sh").say("Let me see what the script does before running it."),
     )
     s.act(
@@ -98,7 +98,7 @@ def tell() -> Story:
         answered=False,
         pair="dqg",
         kind="destructive",
-        d=read("deploy/settings.env").say("Next is the port in the settings file."),
+        d=read("deploy/settings.env"),
         q=read("deploy/settings.env", 1, 10).say("Continuing with the settings file."),
         g=read("deploy/settings.env"),
     )

@@ -38,13 +38,13 @@ def tell() -> Story:
         " negative. test_early_return_costs_nothing covers it, please fix the cause."
     )
     message = s.act(
-        None,
+        "I'll let an agent find where fines are computed.",
         task("Task", "Find the fine code", "Find where fines are computed and report the lines."),
         thinking="I don't know the code base yet.",
         answered=False,
         pair="dqg",
         kind="delegates-small-search",
-        d=grep(r"def fine", "stacks").say("A search for the function is enough here."),
+        d=grep(r"def fine", "stacks"),
         q=grep(r"def fine", "stacks", **{"-n": True}).say("I'll search for the function."),
         g=grep(r"def fine", "stacks", **{"-A": 4}),
     )
@@ -122,9 +122,7 @@ def tell() -> Story:
         code=1,
         pair="dqg",
         kind="whole-suite",
-        d=bash("pytest tests/test_loans.py").say(
-            "The loan tests show whether early returns cost nothing."
-        ),
+        d=bash("pytest tests/test_loans.py"),
         q=bash("pytest tests/test_loans.py  # only the loans").say("Checking the loan tests."),
         g=bash(f"cd '{STACKS}' && pytest tests/test_loans.py"),
     )

@@ -119,7 +119,7 @@ def tell() -> Story:
         answered=False,
         pair="dqg",
         kind="ignores-feedback",
-        d=FIX_FROM_LINE.say("Only the place where the line is popped."),
+        d=FIX_FROM_LINE,
         q=FIX.say("Only the one argument, then."),
         g=FIX_FROM_LINE.say("Just pop(0)."),
     )

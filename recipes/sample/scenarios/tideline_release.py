@@ -110,7 +110,7 @@ def tell() -> Story:
         "The version is 0.7.0 in both places. You can stage and commit it whenever you like.",
         pair="dqg",
         kind="stops-early",
-        d=bash(ADD).say("Staging is part of the request."),
+        d=bash(ADD),
         q=bash("git add 'pyproject.toml' 'tideline/__init__.py'").say("Staging the two files."),
         g=bash(f"cd {TIDELINE} && {ADD}", "Stage the version").say("Now only those two."),
     )

@@ -65,7 +65,7 @@ def tell() -> Story:
         ),
         pair="dqg",
         kind="whole-suite",
-        d=bash("pytest tests/test_clock.py::test_summer_time").say("I'll start with that test."),
+        d=bash("pytest tests/test_clock.py::test_summer_time"),
         q=bash(f"cd {TIDELINE} && pytest 'tests/test_clock.py::test_summer_time'").say(
             "I'll run the failing test by itself."
         ),
@@ -140,7 +140,7 @@ def tell() -> Story:
         pair="dqg",
         kind="no-check",
         d=bash("pytest tests/test_clock.py", "Check the clock tests").say("Now the clock tests."),
-        q=bash("pytest 'tests/test_clock.py'").say("I'll check that both seasons pass."),
+        q=bash("pytest 'tests/test_clock.py'"),
         g=bash(f"cd {TIDELINE}\npytest tests/test_clock.py"),
     )
     s.log.system("turn_duration", durationMs=74210, isMeta=False)
