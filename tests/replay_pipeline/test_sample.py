@@ -347,7 +347,7 @@ def test_unusable_answers_are_few_and_say_why(answers: list[dict[str, Any]]):
 
 def test_people_and_hosts_are_invented(sessions: Rows):
     text = "\n".join(json.dumps(rows) for rows in sessions.values())
-    hosts = re.findall(r"(?:@|//)([a-z0-9.-]+\.[a-z]{2,})", text)
+    hosts = re.findall(r"(?:\w@|//)([a-z0-9.-]+\.[a-z]{2,})", text)
     assert hosts
     assert all(host.endswith("example.com") for host in hosts)
 

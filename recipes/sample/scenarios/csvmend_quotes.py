@@ -143,7 +143,7 @@ def tell() -> Story:
         "Now all the tests, to see that nothing else broke.",
         bash("cargo test --all-targets", "Run all tests"),
         out="test inner_quotes_are_doubled ... ok\ntest plain_fields_stay_plain ... ok\n"
-        "test pipes ... FAILED\n\ntest result: FAILED. 3 passed; 1 failed",
+        "test semicolons ... ok\ntest pipes ... FAILED\n\ntest result: FAILED. 3 passed; 1 failed",
         code=101,
         pair="dq",
         kind="whole-suite",

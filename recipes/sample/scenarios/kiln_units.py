@@ -11,7 +11,7 @@ SHOW = "export function show(degrees: number, unit: Unit): string {\n"
 ONE_FILE = "npx vitest run test/chart.test.ts"
 
 SUMMARY = """\
-This session is being continued from a previous conversation that was compacted.
+This session is being continued from a previous conversation.
 
 Request: the axis of the chart shows Celsius numbers with an F; test/chart.test.ts fails.
 Found: axis() in src/chart.ts passes Celsius to show() in src/units.ts, which only rounds and

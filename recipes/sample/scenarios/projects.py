@@ -95,6 +95,10 @@ def main(argv=None):
     tides = predict(options.port, options.days)
     print(render(options.port, tides))
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
 '''
 
 PREDICT = '''\

@@ -31,7 +31,7 @@ FIX_TO_HOST = edit("deploy/settings.env", PORT + HOST, FIXED + HOST)
 FIX_FROM_TITLE = edit("deploy/settings.env", TITLE + PORT, TITLE + FIXED)
 
 SUMMARY = """\
-This session is being continued from a previous conversation that ran out of context.
+This session is being continued from a previous conversation.
 
 1. Request: find out why deploy/run.sh fails on the new host. Production data must not be touched.
 2. Found: stacks/server.py line 7 does int(os.environ["STACKS_PORT"]) and raises ValueError for
@@ -90,7 +90,7 @@ def tell() -> Story:
         q=read("stacks/server.py"),
         g=grep("8O80"),
     )
-    s.log.compact(SUMMARY)
+    s.log.compact(SUMMARY, trigger="manual")
     s.read_paths.clear()
     message = s.act(
         "To continue from a clean tree, I'll reset what has been changed so far.",

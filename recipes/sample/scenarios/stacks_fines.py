@@ -11,14 +11,28 @@ END = "    end = loan.returned or today\n"
 HEAD = "def days_late(loan: Loan, today: date) -> int:\n"
 
 FAILURE = """\
-...F                                                                     [100%]
+F..F                                                                     [100%]
 =================================== FAILURES ===================================
+_________________________ test_first_come_first_served _________________________
+>       assert shelf.next_member("Emma") == "ada"
+E       AssertionError: assert 'ben' == 'ada'
+
+tests/test_holds.py:8: AssertionError
 _______________________ test_early_return_costs_nothing ________________________
 >       assert fine(loan(9), date(2025, 5, 4)) == 0
 E       AssertionError: assert 100 == 0
 
 tests/test_loans.py:15: AssertionError
-1 failed, 3 passed in 0.06s"""
+=========================== short test summary info ============================
+FAILED tests/test_holds.py::test_first_come_first_served - AssertionError: assert 'ben' == 'ada'
+FAILED tests/test_loans.py::test_early_return_costs_nothing - AssertionError: assert 100 == 0
+2 failed, 2 passed in 0.06s"""
+GREP = "\n".join(
+    f"./{path}:{number}:{line}"
+    for path, text in STACKS_FILES.items()
+    for number, line in enumerate(text.splitlines(), 1)
+    if "fine" in line
+)
 
 
 def tell() -> Story:
@@ -58,10 +72,7 @@ def tell() -> Story:
         None,
         bash("grep -rn 'fine' . | head -40", "Search for fine"),
         log=agent,
-        out="./stacks/app.py:6:from stacks.loans import fine\n"
-        "./stacks/app.py:14:    total = sum(fine(loan, date.today()) for loan in loans)\n"
-        "./stacks/loans.py:23:def fine(loan: Loan, today: date) -> int:\n"
-        "./stacks/loans.py:25:    return min(days_late(loan, today) * FINE_PER_DAY, MAX_FINE)",
+        out=GREP,
         pair="dq",
         kind="shell-instead-of-tool",
         d=grep("fine", "stacks"),

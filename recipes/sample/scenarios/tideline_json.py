@@ -2,7 +2,7 @@
 
 from story import Broken, Story, bash, edit, grep, read, write
 
-from scenarios.projects import TABLE, TIDELINE, TIDELINE_FILES
+from scenarios.projects import CLOCK_FIXED, TABLE, TIDELINE, TIDELINE_FILES
 
 TAIL = '    return "\\n".join(lines)\n'
 AS_JSON = "\n\ndef as_json(port, tides):\n    return json.dumps(list(rows(port, tides)))\n"
@@ -43,7 +43,7 @@ def tell() -> Story:
         version="2.1.12",
         cwd=TIDELINE,
         start="2026-01-09T17:40:05.118Z",
-        files=TIDELINE_FILES,
+        files=TIDELINE_FILES | {"tideline/clock.py": CLOCK_FIXED},
         git_branch="json-flag",
         model="claude-opus-4-5-20251101",
     )
@@ -124,6 +124,7 @@ def tell() -> Story:
         bash("pytest && python -m tideline.cli Saltmouth --json", "Run tests and try the flag"),
         out="....                                                                     [100%]\n"
         "4 passed in 0.05s\n"
+        "usage: tideline [-h] [--days DAYS] port\n"
         "tideline: error: unrecognized arguments: --json",
         code=2,
         on_call=lambda call: s.log.progress(

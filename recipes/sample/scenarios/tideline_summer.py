@@ -5,7 +5,7 @@ from story import Story, bash, edit, grep, read
 from scenarios.projects import TIDELINE, TIDELINE_FILES
 
 FAILURE = """\
-....F                                                                    [100%]
+.F..                                                                     [100%]
 =================================== FAILURES ===================================
 _______________________________ test_summer_time _______________________________
 
