@@ -10,7 +10,7 @@ DOC = "//! Guess the delimiter of a file from its first lines.\n\n"
 FN = "\n\npub fn delimiter(sample: &str) -> char {"
 FIX = edit("src/sniff.rs", OLD, NEW)
 FIX_FROM_DOC = edit("src/sniff.rs", DOC + OLD, DOC + NEW)
-FIX_TO_FN = edit("src/sniff.rs", OLD + FN, NEW + FN)
+FIX_WIDE = edit("src/sniff.rs", DOC + OLD + FN, DOC + NEW + FN)
 
 
 def tell() -> Story:
@@ -68,7 +68,7 @@ def tell() -> Story:
         pair="dqg",
         kind="plans-instead-of-acting",
         d=FIX.say("One more candidate, and the length of the array."),
-        q=FIX_TO_FN.say("The list of candidates gets a fourth entry."),
+        q=FIX_WIDE.say("The list of candidates gets a fourth entry."),
         g=FIX_FROM_DOC.say("Small enough to do it at once."),
     )
     s.log.queue("By the way: don't run the slow tests, only pipes.")
@@ -77,7 +77,7 @@ def tell() -> Story:
         FIX,
         same="dqg",
         d=FIX_FROM_DOC,
-        q=FIX_TO_FN.say("Adding the pipe."),
+        q=FIX_WIDE.say("Adding the pipe."),
         g=FIX,
     )
     message = s.act(

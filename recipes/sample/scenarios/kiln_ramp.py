@@ -33,7 +33,9 @@ FIX_HOLD = edit("src/ramp.ts", HOLD, HOLD_FIXED)
 FIX_HOLD_WIDER = edit("src/ramp.ts", HEATING + HOLD, HEATING + HOLD_FIXED)
 FIX_COOLING = edit("src/ramp.ts", HEATING, BOTH_WAYS)
 FIX_COOLING_UP = edit("src/ramp.ts", TARGET + HEATING, TARGET + BOTH_WAYS)
-FIX_COOLING_DOWN = edit("src/ramp.ts", HEATING + HOLD_FIXED, BOTH_WAYS + HOLD_FIXED)
+FIX_COOLING_WIDE = edit(
+    "src/ramp.ts", TARGET + HEATING + HOLD_FIXED, TARGET + BOTH_WAYS + HOLD_FIXED
+)
 ONE_FILE = "npx vitest run test/ramp.test.ts"
 
 
@@ -163,7 +165,7 @@ def tell() -> Story:
         kind="repeats-failed-call",
         d=FIX_COOLING_UP.say("Cooling gives a negative difference; its size counts."),
         q=FIX_COOLING.say("Running it again changes nothing; the difference is negative."),
-        g=FIX_COOLING_DOWN.say("The sign of the difference must not matter."),
+        g=FIX_COOLING_WIDE.say("The sign of the difference must not matter."),
     )
     s.act(
         "Both are fixed: holds are counted in minutes, and cooling adds to the duration just as"
@@ -171,7 +173,7 @@ def tell() -> Story:
         pair="dqg",
         kind="claims-without-doing",
         d=FIX_COOLING.say("Cooling is not handled yet, so I'll take the absolute difference."),
-        q=FIX_COOLING_DOWN.say("The cooling case still has to be changed."),
+        q=FIX_COOLING_WIDE.say("The cooling case still has to be changed."),
         g=FIX_COOLING_UP,
     )
     s.log.system("turn_duration", durationMs=96404, isMeta=False)

@@ -28,7 +28,7 @@ HOST = "\nSTACKS_HOST=books.example.com"
 TITLE = "# Settings of the public host. Made up for the sample; nothing here opens anything.\n"
 FIX = edit("deploy/settings.env", PORT, FIXED)
 FIX_TO_HOST = edit("deploy/settings.env", PORT + HOST, FIXED + HOST)
-FIX_FROM_TITLE = edit("deploy/settings.env", TITLE + PORT, TITLE + FIXED)
+FIX_FROM_TITLE = edit("deploy/settings.env", TITLE + PORT + HOST, TITLE + FIXED + HOST)
 
 SUMMARY = """\
 This session is being continued from a previous conversation.
