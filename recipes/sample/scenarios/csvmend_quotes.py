@@ -97,6 +97,7 @@ def tell() -> Story:
         q=bash("cargo build"),
         g=read("src/quote.rs", 1, 30),
     )
+    s.log.interrupt()
     s.log.rewind(asked)
     s.user(request)
     s.act(
