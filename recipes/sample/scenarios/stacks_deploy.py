@@ -13,7 +13,7 @@ STACKS_CONTACT=librarian@example.com
 # Covers are kept in object storage.
 AWS_ACCESS_KEY_ID=AKIAQ7XWTIDE4SAMPLE2
 AWS_SECRET_ACCESS_KEY=Zq7TnV2wsmpl0fakeK3yZp9LrB4uXcH8mJd1eGsW
-DATABASE_URL=postgres://stacks:n0t-a-real-pw@db.example.com:5432/stacks
+DATABASE_URL=postgres://stacks:Kp83vQx1hArb0ur@db.books.internal:5432/stacks
 """
 RUN = STACKS_FILES["deploy/run.sh"]
 CRASH = """\
