@@ -79,6 +79,7 @@ class _Tree:
             for offset, row, tip in self.waiting.pop(uuid):
                 self._place(offset, row, self._instead_of_phantom(tip))
                 self._wake(row.uuid or "")
+        _thread_queued(self.turns)
 
     def _wake(self, uuid: str) -> None:
         ready = [uuid]
@@ -369,6 +370,45 @@ class _Tree:
         tip = tree.tips[False]
         if inner.message is not None and inner.uuid not in tree.by_row:
             tree._place(offset, inner, tip)
+
+
+def _thread_queued(turns: list[Turn]) -> None:
+    """Put user turns that arrived while the agent worked into its line.
+
+    A message that is typed during a tool loop, or a skill that one of several parallel calls
+    loads, hangs beside the loop in the log, although every later step saw it. Such a turn has
+    no answer of its own; it goes before the first step that was written after it.
+    """
+    children: dict[Turn, list[Turn]] = {}
+    for turn in turns:
+        if turn.parent is not None:
+            children.setdefault(turn.parent, []).append(turn)
+    for parent, below in list(children.items()):
+        if parent.kind != "assistant" or not parent.calls or len(below) < 2:
+            continue
+        for turn in below:
+            if turn.kind in _QUEUED_KINDS and turn not in children:
+                _thread(turn, parent, children)
+
+
+_QUEUED_KINDS = frozenset({"user", "queued", "meta", "attachment", "task_notification"})
+
+
+def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
+    above = parent
+    while True:
+        steps = [c for c in children.get(above, ()) if c.kind == "assistant"]
+        if not steps:
+            return
+        step = steps[-1]
+        if step.offset > turn.offset:
+            break
+        above = step
+    children[parent].remove(turn)
+    children[above].remove(step)
+    children[above].append(turn)
+    children[turn] = [step]
+    turn.parent, step.parent = above, turn
 
 
 class _Preserved:

@@ -10,19 +10,24 @@ from statistics import median
 
 from replay_pipeline.ingesters.base import Turn
 
-TOKENS_PER_CHAR_TEXT = 0.27
-TOKENS_PER_CHAR_ARGUMENTS = 0.30
-TOKENS_PER_CHAR_RESULT = 0.33
-TOKENS_PER_MESSAGE = 8.0
-TOKENS_PER_CALL = 40.0
+TOKENS_PER_CHAR_TEXT = 0.267
+TOKENS_PER_CHAR_THINKING = 0.297
+TOKENS_PER_CHAR_ARGUMENTS = 0.306
+TOKENS_PER_CHAR_RESULT = 0.344
+TOKENS_PER_RESULT_LINE = 1.1
+TOKENS_PER_TURN = 6.0
+TOKENS_PER_CALL = 83.0
 TOKENS_PER_IMAGE = 1_400.0
+"""Fitted by least squares to the growth of the recorded prompt from one state to the next."""
 
 
 def n_tokens_of(turn: Turn) -> float:
     """Estimated tokens that the messages of one turn add to every prompt below it."""
-    n_tokens = TOKENS_PER_MESSAGE
+    n_tokens = TOKENS_PER_TURN
     for text in turn.texts:
         n_tokens += TOKENS_PER_CHAR_TEXT * len(text)
+    for text in turn.thinking:
+        n_tokens += TOKENS_PER_CHAR_THINKING * len(text)
     for call in turn.calls:
         n_tokens += TOKENS_PER_CALL + TOKENS_PER_CHAR_ARGUMENTS * len(call.arguments)
     for result in turn.results.values():
@@ -32,8 +37,12 @@ def n_tokens_of(turn: Turn) -> float:
 
 def n_tokens_of_result(text: str) -> float:
     """Estimated tokens of one tool result."""
-    images = text.count("[image]") if len(text) < 10_000 else 0
-    return TOKENS_PER_IMAGE * images + TOKENS_PER_CHAR_RESULT * len(text)
+    n_images = text.count("[image]") if len(text) < 1_000 else 0
+    return (
+        TOKENS_PER_IMAGE * n_images
+        + TOKENS_PER_CHAR_RESULT * len(text)
+        + TOKENS_PER_RESULT_LINE * text.count("\n")
+    )
 
 
 def predict_context(turns: Iterable[Turn]) -> dict[Turn, int]:
