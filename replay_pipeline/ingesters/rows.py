@@ -260,12 +260,25 @@ def text_of(content: msgspec.Raw) -> str:
     try:
         value = _decode_blocks(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return raw.decode("utf-8", "replace")
+        value = _loose_blocks(raw.decode("utf-8", "replace"))
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     return "\n".join(b.text if b.text is not None else f"[{b.type}]" for b in value)
+
+
+def _loose_blocks(text: str) -> str | list[Block]:
+    """Content that is no text and no list of blocks, or bytes that are no UTF-8."""
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, str):
+        return _LONE_SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_salvaged_block(item) for item in value]
+    return text
 
 
 def loose(raw: msgspec.Raw) -> dict[str, Any]:
