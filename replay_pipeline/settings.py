@@ -81,6 +81,11 @@ class PairSettings(_Section):
     """Votes of distinct model families that make a consensus."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
+    include_natural: bool = True
+    """Add the pairs that sessions hold without any teacher: branches given up, actions the user
+    rejected."""
+    count_own_family: bool = False
+    """Let teachers of the student's own model family vote. They tend to agree with it."""
 
 
 class NormalizeSettings(_Section):
