@@ -7,6 +7,7 @@ Ray modules, a refusal instead of the installer, and a silent logger.
 
 import functools
 import importlib
+import importlib.metadata
 import logging
 import sys
 import types
@@ -74,6 +75,11 @@ def _refuse(cls: type, package: str, pip_args: Any = None) -> None:  # noqa: ARG
 def known_operators() -> list[str]:
     """Names that a recipe can use: data-juicer's own operators and ours."""
     return sorted(_registry())
+
+
+def version() -> str:
+    """Version of the installed data-juicer."""
+    return importlib.metadata.version("py-data-juicer")
 
 
 def character_table() -> np.ndarray:

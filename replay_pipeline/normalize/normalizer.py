@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 _BATCH_ROWS = 2048
+_RULES = 1
+"""Raised when an operator of ours changes its judgement."""
 _REQUIRED = ("state_id", "state_messages_json", "chosen", "rejected")
 _DROP_COLUMNS = ("drop_operator", "drop_field", "drop_value", "drop_limit")
 COMPLETE = "complete"
@@ -121,6 +123,11 @@ class DJNormalizer:
         for operator in operators:
             steps.start(operator, {}, ())  # refuses what cannot run, before any work
         self._operators = operators
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the same pairs could be judged otherwise."""
+        return f"{self.recipe.sha}:{data_juicer.version()}:{_RULES}"
 
     def normalize(self, pairs: Sequence[DPOPair]) -> list[NormalizedDPOPair]:
         """The pairs that pass, in chat form, with the statistics they were judged by.

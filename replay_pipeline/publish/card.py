@@ -108,14 +108,17 @@ def rows_by_split(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[
             )
             for split in SPLITS
         }
-        if any(counts.values()):
-            rows[config] = {split: count for split, count in counts.items() if count}
+        rows[config] = counts
     return rows
 
 
 def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
     """The whole card: metadata for the Hub, then what a reader wants to know."""
-    rows = rows_by_split(manifests)
+    rows = {
+        config: {split: count for split, count in counts.items() if count}
+        for config, counts in rows_by_split(manifests).items()
+        if any(counts.values())
+    }
     metadata = yaml.safe_dump(_metadata(rows, facts), sort_keys=False, allow_unicode=True)
     return f"---\n{metadata}---\n\n{_body(manifests, rows, facts)}".encode()
 

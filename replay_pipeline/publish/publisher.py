@@ -14,8 +14,8 @@ from replay_pipeline.errors import ConfigError, PublishError, SecretFoundError
 from replay_pipeline.publish import card, layout
 from replay_pipeline.publish.card import CardFacts
 from replay_pipeline.publish.folder import list_files, read_files, replace_files
-from replay_pipeline.publish.secrets import find_secrets
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
+from replay_pipeline.redact import find_secrets
 from replay_pipeline.schemas import POSITIVES
 
 logger = logging.getLogger(__name__)
