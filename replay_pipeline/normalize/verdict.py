@@ -1,0 +1,99 @@
+"""What an operator finds out about rows, and which of them it refuses and why."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One statistic of every row, and the closed range in which a row stays."""
+
+    field: str
+    """`chosen`, `rejected` or `pair`."""
+    metric: str
+    values: np.ndarray
+    minimum: float | None = None
+    maximum: float | None = None
+    notes: Sequence[str] = ()
+    """Per row what was found, in words; empty: the value speaks for itself."""
+
+    @property
+    def key(self) -> str:
+        """Name of the statistic at rest."""
+        return f"{self.field}.{self.metric}"
+
+    @property
+    def limit(self) -> str:
+        """The range in words."""
+        low = "" if self.minimum is None else f"{_number(self.minimum)} <= "
+        high = "" if self.maximum is None else f" <= {_number(self.maximum)}"
+        return f"{low}{self.metric}{high}"
+
+    def value(self, row: int) -> str:
+        """What is reported for a row."""
+        return self.notes[row] if self.notes else _number(self.values[row].item())
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:.6g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Which rows fail, and by which field, value and limit."""
+
+    fails: np.ndarray
+    fields: np.ndarray
+    values: np.ndarray
+    limits: np.ndarray
+    measures: Sequence[Measure] = ()
+
+    @classmethod
+    def of(cls, n_rows: int, measures: Sequence[Measure] = ()) -> "Verdict":
+        """A verdict under which every row passes, so far."""
+        texts = [np.full(n_rows, "", object) for _ in range(3)]
+        return cls(
+            fails=np.zeros(n_rows, bool),
+            fields=texts[0],
+            values=texts[1],
+            limits=texts[2],
+            measures=measures,
+        )
+
+    def fail(self, rows: Iterable[Any], field: str, value: str, limit: str) -> None:
+        """Let rows fail for one reason."""
+        for row in rows:
+            self.fails[row] = True
+            self.fields[row], self.values[row], self.limits[row] = field, value, limit
+
+
+class Memory(Protocol):
+    """What an operator remembers of the rows that passed it."""
+
+    added: list[bytes]
+    """Keys that passed in this run, in order."""
+
+    def refuse(self, key: bytes) -> tuple[str, str] | None:
+        """Value and limit that a row breaks, or `None`: it passes and is remembered."""
+        ...
+
+
+class SeenKeys:
+    """Refuses a key that passed before."""
+
+    def __init__(self, earlier: Sequence[bytes]) -> None:
+        self._earlier = frozenset(earlier)
+        self._seen = set(earlier)
+        self.added: list[bytes] = []
+
+    def refuse(self, key: bytes) -> tuple[str, str] | None:
+        """Refuse a key of this or an earlier batch."""
+        if key in self._seen:
+            where = "an earlier batch" if key in self._earlier else "this batch"
+            return f"same as a pair of {where}", "first of its kind"
+        self._seen.add(key)
+        self.added.append(key)
+        return None
