@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from replay_pipeline.errors import ConfigError, TrainError
 from replay_pipeline.ingesters import (
     TraceBatch,
@@ -29,14 +31,14 @@ from replay_pipeline.ingesters import (
 )
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
-from replay_pipeline.publish import publish
+from replay_pipeline.publish import CardFacts, TeacherFacts, publish
 from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.replay import Estimate, estimate, replay_in_thread
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
 from replay_pipeline.settings import Settings
-from replay_pipeline.summary import BATCH_STAGES, summarize
+from replay_pipeline.summary import summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
@@ -152,7 +154,7 @@ class Pipeline:
         given = [
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
             json.dumps([replay.gates, self.settings.ingest.window]),
-            *self._digests(batch, ("turns", "states", "tools")),
+            *self._state_digests(batch),
         ]
 
         def work() -> dict[str, Any]:
@@ -187,7 +189,8 @@ class Pipeline:
         given = [
             self.settings.pairs.model_dump_json(),
             self.settings.ingest.window,
-            *self._digests(batch, ("turns", "states", "tools", "teacher_actions")),
+            *self._state_digests(batch),
+            *self._digests(batch, ("teacher_actions",)),
         ]
 
         def work() -> dict[str, Any]:
@@ -197,11 +200,17 @@ class Pipeline:
                 answers,
                 self.settings.pairs.agreement_threshold,
                 level=self.settings.pairs.level,
+                include_natural=self.settings.pairs.include_natural,
+                count_own_family=self.settings.pairs.count_own_family,
             )
             self.root.write("dpo_pairs", batch, pairs_table(report.pairs))
             self.root.write("positives", batch, positives_table(report.positives))
             self.root.write("outcomes", batch, outcomes_table(report.outcomes))
-            return report.to_json()
+            return {
+                **report.to_json(),
+                "n_consensus": sum(report.consensus_levels.values()),
+                "n_agreement": report.outcome_counts.get("agreement", 0),
+            }
 
         return self._stage("pairs", batch, given, ("dpo_pairs", "positives", "outcomes"), work)
 
@@ -322,10 +331,14 @@ class Pipeline:
 
     def _states(self, batches: Iterable[str]) -> Iterator[TraceState]:
         for batch in batches:
-            traces = Traces(
-                **{n: self.root.read(n, batch) for n in ("sessions", "turns", "states", "tools")}
-            )
+            tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
+            traces = Traces(**tables, tools=self._tools_until(batch))
             yield from traces.materialize(window=self.settings.ingest.window)
+
+    def _tools_until(self, batch: str) -> pa.Table:
+        """Tools seen in this batch or an earlier one: a small batch does not show them all."""
+        known = [key for key in self.root.batches("tools") if key <= batch]
+        return pa.concat_tables([self.root.read("tools", key) for key in known])
 
     def _states_before(self, batch: str) -> frozenset[str]:
         """Ids that earlier batches hold: a resumed session repeats the history of its parent."""
@@ -336,16 +349,46 @@ class Pipeline:
             for state_id in self.root.read("states", earlier)["state_id"].to_pylist()
         )
 
+    def _state_digests(self, batch: str) -> list[str]:
+        tools = self._tools_until(batch)["tool_json"].to_pylist() if self.root.has(
+            "tools", batch
+        ) else []
+        return [*tools, *self._digests(batch, ("turns", "states"))]
+
     def _digests(self, batch: str, names: Sequence[str]) -> list[str]:
         return [f"{name}:{_digest(self.root.part(name, batch))}" for name in names]
 
-    def _card_facts(self) -> dict[str, Any]:
-        """Reports of all stages, for the dataset card."""
-        facts: dict[str, Any] = {stage: {} for stage in BATCH_STAGES}
-        for receipt in self.receipts.all():
-            if receipt.stage in facts:
-                facts[receipt.stage][receipt.batch] = receipt.report
+    def _card_facts(self) -> CardFacts:
+        """What the dataset card tells beyond the rows: teachers, money, drops."""
+        figures = summarize(self.receipts.all())
+        by_teacher = [r.report["cost_by_teacher_usd"] for r in self._all("replay")]
+        teachers: list[TeacherFacts] = [
+            {
+                "name": teacher.name,
+                "model": teacher.model,
+                "vendor": teacher.vendor,
+                "is_distillable": teacher.is_distillable,
+                "cost_usd": sum(costs.get(teacher.name, 0.0) for costs in by_teacher),
+            }
+            for teacher in self.settings.replay.teachers
+        ]
+        facts: CardFacts = {
+            "teachers": teachers,
+            "accepted_terms": self.settings.replay.accepted_terms,
+            "spent_usd": figures["spent_usd"],
+            "recipe": self.settings.normalize.recipe,
+            "n_pairs_in": figures["pairs"],
+            "dropped": figures["dropped"],
+        }
+        if self.settings.replay.sample_teachers:
+            facts["notes"] = (
+                "Made from the bundled sample: its sessions and answers were written for it, and "
+                "the answers were not produced by the models they name."
+            )
         return facts
+
+    def _all(self, stage: str) -> list[Receipt]:
+        return [receipt for receipt in self.receipts.all() if receipt.stage == stage]
 
 
 def run(

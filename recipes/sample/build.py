@@ -20,6 +20,8 @@ from scenarios import (
 )
 from story import Story
 
+from replay_pipeline.redact import Redactor, user_of
+
 HERE = Path(__file__).parent
 SCENARIOS = (
     tideline_summer,
@@ -40,13 +42,20 @@ def build(out_dir: Path, expected_path: Path) -> list[Story]:
     stories = [scenario.tell() for scenario in SCENARIOS]
     for story in stories:
         story.log.write(out_dir / "sessions")
-    answers = [answer for story in stories for answer in story.answers]
+    answers = [answer for story in stories for answer in _as_asked(story)]
     expected = {key: value for story in stories for key, value in story.expected.items()}
     _write(out_dir / "answers.jsonl", "".join(f"{_dumps(answer)}\n" for answer in answers))
     _write(out_dir / "README.md", readme(stories))
     lines = ",\n".join(f"{_dumps(key)}: {_dumps(value)}" for key, value in expected.items())
     _write(expected_path, f"{{\n{lines}\n}}\n")
     return stories
+
+
+def _as_asked(story: Story) -> list[dict[str, Any]]:
+    """The answers in the words of the question: teachers are asked about redacted sessions."""
+    redactor = Redactor()
+    users = frozenset(filter(None, [user_of(story.cwd)]))
+    return [json.loads(redactor.text(_dumps(answer), users=users)) for answer in story.answers]
 
 
 def readme(stories: Sequence[Story]) -> str:

@@ -55,6 +55,14 @@ DESCRIPTIONS: Mapping[str, str] = {
 }
 """One neutral line per known tool."""
 
+_LABELS: Mapping[str, frozenset[str]] = {
+    "Bash": frozenset({"description"}),
+    "Agent": frozenset({"description"}),
+    "Task": frozenset({"description"}),
+}
+"""Arguments that only label a call for the user. An agent may always fill them in, and still a
+call without them is whole."""
+
 
 @dataclass(slots=True)
 class _Shape:
@@ -86,7 +94,7 @@ class _Shape:
             for inner in value:
                 self.items.see(inner, depth + 1)
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
         types = set(self.types)
         if "number" in types:
             types.discard("integer")
@@ -95,7 +103,11 @@ class _Shape:
             schema["type"] = min(types) if len(types) == 1 else sorted(types)
         if "object" in types and not self.is_map:
             schema["properties"] = {k: self.properties[k].schema() for k in sorted(self.properties)}
-            required = [k for k in sorted(self.properties) if self._is_required(k)]
+            required = [
+                key
+                for key in sorted(self.properties)
+                if key not in optional and self._is_required(key)
+            ]
             if required:
                 schema["required"] = required
         if "array" in types and self.items is not None and self.items.n:
@@ -152,7 +164,7 @@ class ToolLearner:
         overrides = overrides or {}
         rows = []
         for (name, series), shape in sorted(self._shapes.items()):
-            tool = overrides.get(name) or _tool(name, shape.schema())
+            tool = overrides.get(name) or _tool(name, shape.schema(_LABELS.get(name, frozenset())))
             rows.append(
                 {
                     "name": name,
