@@ -220,3 +220,7 @@ class ReplayReport:
     cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)
     forecast_usd: float | None = None
     """What `estimate` predicted for this run before the first call."""
+    unknown_usd: float = 0.0
+    """Reserved for calls of this run whose outcome is not known; it counts against the budget."""
+    n_overruns: int = 0
+    """Calls that cost more than could be expected at most; booked as they are."""
