@@ -413,10 +413,13 @@ def teachers_serve(
 ) -> None:
     """Serve recorded answers on this machine, in OpenRouter's protocol."""
     from replay_pipeline.sample import ANSWERS_FILE
-    from replay_pipeline.testing import serve
+    from replay_pipeline.testing import script_of, serve
 
-    out.print(f"Teachers at http://127.0.0.1:{port}/api/v1 (Ctrl-C stops them)")
-    serve(answers or ANSWERS_FILE, port=port)
+    serve(
+        script_of(answers or ANSWERS_FILE),
+        port=port,
+        on_ready=lambda url: out.print(f"Teachers at {url} (Ctrl-C stops them)"),
+    )
 
 
 # What the commands share

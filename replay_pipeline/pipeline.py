@@ -19,7 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.errors import ConfigError, TrainError
+from replay_pipeline.doctor import examine
+from replay_pipeline.errors import ConfigError, LedgerError, TrainError
 from replay_pipeline.ingesters import (
     TraceBatch,
     Traces,
@@ -30,15 +31,26 @@ from replay_pipeline.ingesters import (
     write_manifest,
 )
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
+from replay_pipeline.pairs import (
+    extract_pairs,
+    outcomes_table,
+    pairs_table,
+    positives_table,
+)
 from replay_pipeline.publish import CardFacts, TeacherFacts, publish
 from replay_pipeline.receipts import Receipt, Receipts
-from replay_pipeline.replay import Estimate, estimate, replay_in_thread
+from replay_pipeline.replay import (
+    Estimate,
+    check_teachers,
+    estimate_sync,
+    ledger_status,
+    replay_in_thread,
+)
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
 from replay_pipeline.settings import Settings
-from replay_pipeline.summary import summarize
+from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
@@ -127,11 +139,13 @@ class Pipeline:
     def estimate(self, batches: Sequence[str] | None = None) -> Estimate:
         """What replaying `batches` (by default all) would cost, without what is already paid."""
         with self._teachers() as teachers:
-            return estimate(
+            return estimate_sync(
                 self._states(batches or self.batches()),
                 teachers,
                 ledger=self.settings.ledger_url(),
                 gates=self.settings.replay.gates,
+                accepted_terms=self.settings.replay.accepted_terms,
+                price_folder=self._price_folder(),
             )
 
     def replay(
@@ -163,14 +177,18 @@ class Pipeline:
                     self._states([batch]),
                     teachers,
                     max_total_usd=budget_usd,
-                    max_daily_usd=replay.max_daily_usd,
+                    counts_recorded=False,
+                    limits_usd={}
+                    if replay.max_daily_usd is None
+                    else {"day": replay.max_daily_usd},
                     ledger=self.settings.ledger_url(),
                     max_concurrency=replay.max_concurrency,
                     partition=batch,
                     gates=replay.gates,
                     accepted_terms=replay.accepted_terms,
+                    price_folder=self._price_folder(),
                     tick=self._on_progress,
-                    stop=stop,
+                    **({} if stop is None else {"stop": stop}),
                 )
             self.root.write("teacher_actions", batch, teacher_actions_table(report.actions))
             return replay_facts(report)
@@ -280,6 +298,36 @@ class Pipeline:
             "train", "all", given, (), work, has_outputs=(output / "report.json").exists
         )
 
+    # Looking
+
+    def check_teachers(self) -> list[dict[str, Any]]:
+        """Each teacher: key, endpoint, price, terms, and what is wrong with it."""
+        with self._teachers() as teachers:
+            checks = check_teachers(teachers, price_folder=self._price_folder())
+        return [check.to_json() for check in checks]
+
+    def status(self) -> dict[str, Any]:
+        """What is done for each batch, what it cost, and what the ledger holds."""
+        done = {(r.stage, r.batch): r.report for r in self.receipts.all()}
+        figure = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs"}
+        batches = {
+            key: {
+                stage: done[stage, key].get(figure.get(stage, "n_kept"))
+                for stage in BATCH_STAGES
+                if (stage, key) in done
+            }
+            for key in self.batches()
+        }
+        try:
+            ledger = ledger_status(self.settings.ledger_url()).to_json()
+        except LedgerError:
+            ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
+        return {"batches": batches, "ledger": ledger, "dataset": done.get(("publish", "all"))}
+
+    def examine(self) -> list[dict[str, Any]]:
+        """Check this machine and these settings. One finding each: what, whether ok, detail."""
+        return examine(self.settings, self.check_teachers())
+
     def summary(self, *, since: Mapping[tuple[str, str], int]) -> dict[str, Any]:
         """The figures of all stages; what was done after `since` counts as done now."""
         figures = summarize(self.receipts.all(since=since))
@@ -335,6 +383,10 @@ class Pipeline:
             traces = Traces(**tables, tools=self._tools_until(batch))
             yield from traces.materialize(window=self.settings.ingest.window)
 
+    def _price_folder(self) -> Path | None:
+        """Where price lists are kept; the sample's server has prices of its own each time."""
+        return None if self.settings.replay.sample_teachers else self.root.path / "prices"
+
     def _tools_until(self, batch: str) -> pa.Table:
         """Tools seen in this batch or an earlier one: a small batch does not show them all."""
         known = [key for key in self.root.batches("tools") if key <= batch]
@@ -350,9 +402,11 @@ class Pipeline:
         )
 
     def _state_digests(self, batch: str) -> list[str]:
-        tools = self._tools_until(batch)["tool_json"].to_pylist() if self.root.has(
-            "tools", batch
-        ) else []
+        tools = (
+            self._tools_until(batch)["tool_json"].to_pylist()
+            if self.root.has("tools", batch)
+            else []
+        )
         return [*tools, *self._digests(batch, ("turns", "states"))]
 
     def _digests(self, batch: str, names: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from replay_pipeline.ingesters.base import SourceSlice
 from replay_pipeline.ingesters.batches import (
     Cursor,
     TraceBatch,
+    default_sources,
     discover,
     list_manifests,
     read_manifest,
@@ -29,6 +30,7 @@ __all__ = [
     "TraceBatch",
     "Traces",
     "WindowPolicy",
+    "default_sources",
     "discover",
     "ingest",
     "list_manifests",
