@@ -51,7 +51,7 @@ def text_stats(column: pa.Array, classes: np.ndarray) -> TextStats:
     stats = TextStats(*(np.zeros(n_rows, np.int64) for _ in range(3)))
     for start, stop, codes, offsets in _blocks(column):
         rows = np.arange(start, stop)
-        wide = _has_wide(codes, offsets)
+        wide = _any_in_row(codes >= 0x80, offsets)
         if not wide.all():
             _count(codes, offsets, classes[:256], stats, rows)
         if wide.any():
@@ -90,13 +90,13 @@ def _row_sums(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return np.add.reduceat(flags.view(np.uint8), starts, dtype=np.int32)
 
 
-def _has_wide(codes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Which rows hold a byte outside ASCII."""
-    wide = np.zeros(len(offsets) - 1, bool)
-    if len(codes) and codes.max() >= 0x80:
+def _any_in_row(flags: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Which rows hold a flagged byte."""
+    rows = np.zeros(len(offsets) - 1, bool)
+    if flags.any():
         filled = np.diff(offsets) > 0
-        wide[filled] = np.maximum.reduceat(codes, offsets[:-1][filled]) >= 0x80
-    return wide
+        rows[filled] = np.logical_or.reduceat(flags, offsets[:-1][filled])
+    return rows
 
 
 def _code_points(
@@ -149,13 +149,12 @@ def text_digests(column: pa.Array, *, lowercase: bool, ignore_non_character: boo
 
 
 def _letter_digests(codes: np.ndarray, offsets: np.ndarray) -> list[bytes]:
-    letters, lowered = _ascii_letters()
-    small = lowered.take(codes)
-    kept = small[letters.take(codes)]
-    ends = np.concatenate(([0], np.cumsum(letters.take(codes))))[offsets]
-    view = memoryview(kept.tobytes())
-    digests = [xxhash.xxh3_128_digest(view[begin:end]) for begin, end in pairwise(ends)]
-    for row in np.flatnonzero(_has_wide(codes, offsets)):
+    is_letter, lowered, is_odd = _ascii_tables()
+    kept_codes = is_letter.take(codes)
+    kept = memoryview(lowered.take(codes)[kept_codes].tobytes())
+    ends = np.concatenate(([0], np.cumsum(kept_codes)))[offsets]
+    digests = [xxhash.xxh3_128_digest(kept[begin:end]) for begin, end in pairwise(ends)]
+    for row in np.flatnonzero(_any_in_row(is_odd.take(codes), offsets)):
         text = codes[offsets[row] : offsets[row + 1]].tobytes().decode()
         digests[row] = _digest_of(text, lowercase=True, letters_only=True)
     return digests
@@ -181,12 +180,19 @@ def _letters() -> np.ndarray:
 
 
 @cache
-def _ascii_letters() -> tuple[np.ndarray, np.ndarray]:
-    letters = np.zeros(256, bool)
-    letters[:128] = _letters()[:128] & ~np.array([chr(code).isspace() for code in range(128)])
+def _ascii_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By byte: whether it stays, its lower case, and whether its row needs the slow way.
+
+    The slow way is for what is not ASCII, and for the separators that are no white space to the
+    pattern but are to `str.strip`.
+    """
+    is_letter = np.zeros(256, bool)
+    is_letter[:128] = _letters()[:128]
     lowered = np.arange(256, dtype=np.uint8)
     lowered[ord("A") : ord("Z") + 1] += 32
-    return letters, lowered
+    is_odd = np.arange(256) >= 0x80
+    is_odd[[code for code in range(128) if chr(code).isspace() and is_letter[code]]] = True
+    return is_letter, lowered, is_odd
 
 
 def repetition_ratio(text: str, n: int) -> float:

@@ -18,9 +18,18 @@ import xxhash
 from data_juicer.ops.base_op import OPERATORS, Deduplicator, Filter
 from data_juicer.ops.common.special_characters import SPECIAL_CHARACTERS
 from data_juicer.utils.constant import Fields
+from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
 
 from replay_pipeline.normalize.kernels import character_classes, repetition_ratio, text_digests
-from replay_pipeline.normalize.verdict import Measure, Memory, SeenKeys, Verdict
+from replay_pipeline.normalize.verdict import (
+    N_BANDS,
+    CountedKeys,
+    Measure,
+    Memory,
+    SeenKeys,
+    SeenSketches,
+    Verdict,
+)
 from replay_pipeline.normalize.views import (
     PROMPT,
     SIDES,
@@ -28,7 +37,11 @@ from replay_pipeline.normalize.views import (
     ParsedAction,
     View,
     check_view,
+    last_message_text,
+    prompt_text,
+    string_leaves,
 )
+from replay_pipeline.redact import find_secrets
 
 CLASSES = character_classes(SPECIAL_CHARACTERS)
 
@@ -393,3 +406,257 @@ def prompt_digests(batch: PairBatch) -> list[bytes]:
     """A digest per prompt, call ids left out."""
     prompts = batch.column(PROMPT).cast(pa.large_binary())
     return [xxhash.xxh3_128_digest(_CALL_ID.sub(b"", prompt.as_py() or b"")) for prompt in prompts]
+
+
+@OPERATORS.register_module("pair_near_deduplicator")
+class PairNearDeduplicator(PairDeduplicator):
+    """Keeps the first of pairs that say nearly the same at nearly the same point.
+
+    Compared are the word shingles of the end of the prompt, of chosen and of rejected, by MinHash;
+    so the same consensus at another point of a session is not a duplicate.
+    """
+
+    def __init__(
+        self,
+        jaccard_threshold: float = 0.8,
+        window_size: int = 5,
+        num_permutations: int = 128,
+        max_prompt_words: int = 200,
+        *args: Any,
+        view: str = "action",
+        **kwargs: Any,
+    ) -> None:
+        """Initialization method.
+
+        :param jaccard_threshold: similarity from which a pair is a duplicate.
+        :param window_size: words of a shingle.
+        :param num_permutations: values of a MinHash signature, a multiple of 16.
+        :param max_prompt_words: words of the end of the prompt that are compared.
+        :param view: the part of each side that is compared.
+        """
+        super().__init__(*args, view=view, **kwargs)
+        if not 0 < jaccard_threshold <= 1:
+            raise ValueError(f"jaccard_threshold is {jaccard_threshold}, but lies in (0, 1]")
+        if window_size < 1 or num_permutations < N_BANDS or num_permutations % N_BANDS:
+            raise ValueError(
+                f"window_size is {window_size} and num_permutations {num_permutations}, but takes "
+                f"at least 1, and a multiple of {N_BANDS}"
+            )
+        self.jaccard_threshold, self.window_size = jaccard_threshold, window_size
+        self.num_permutations, self.max_prompt_words = num_permutations, max_prompt_words
+
+    def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
+        """The MinHash signature of each row."""
+        sides = [batch.view(side, self.view).to_pylist() for side in SIDES]
+        prompts = batch.values(PROMPT)
+        return [
+            self._signature(prompt, chosen, rejected) if is_alive else b""
+            for is_alive, prompt, chosen, rejected in zip(
+                alive.tolist(), prompts, *sides, strict=True
+            )
+        ]
+
+    def _signature(self, prompt: str | None, chosen: str, rejected: str) -> bytes:
+        sketch = RMinHash(num_perm=self.num_permutations, seed=1)
+        end = last_message_text(prompt).split()[-self.max_prompt_words :]
+        for mark, words in (("p", end), ("c", chosen.split()), ("r", rejected.split())):
+            sketch.update(self._shingles(mark, words))
+        return np.array(sketch.digest(), np.uint32).tobytes()
+
+    def _shingles(self, mark: str, words: list[str]) -> list[str]:
+        n_shingles = max(len(words) - self.window_size + 1, 1)
+        return [
+            mark + " ".join(words[start : start + self.window_size]).lower()
+            for start in range(n_shingles)
+        ]
+
+    def remember(self, earlier: Sequence[bytes] = ()) -> SeenSketches:
+        """Remembers every signature."""
+        return SeenSketches(earlier, self.jaccard_threshold)
+
+
+@OPERATORS.register_module("pair_session_cap_filter")
+class PairSessionCapFilter(PairDeduplicator):
+    """Keeps a session, and one action within a session, from filling the dataset."""
+
+    def __init__(
+        self,
+        max_pairs: int = 1000,
+        max_repeats: int = 20,
+        *args: Any,
+        view: str = "canonical",
+        **kwargs: Any,
+    ) -> None:
+        """Initialization method.
+
+        :param max_pairs: most pairs of one session.
+        :param max_repeats: most pairs of one session with the same chosen action.
+        :param view: the part of the chosen side that is compared.
+        """
+        super().__init__(*args, view=view, **kwargs)
+        if min(max_pairs, max_repeats) < 1:
+            raise ValueError("max_pairs and max_repeats are at least 1")
+        self.max_pairs, self.max_repeats = max_pairs, max_repeats
+
+    def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
+        """Digests of the session and of its chosen action."""
+        chosen = batch.view("chosen", self.view).to_pylist()
+        return [
+            xxhash.xxh3_128_digest(session.encode()) + xxhash.xxh3_128_digest(action.encode())
+            if is_alive
+            else b""
+            for is_alive, session, action in zip(
+                alive.tolist(), _sessions(batch), chosen, strict=True
+            )
+        ]
+
+    def remember(self, earlier: Sequence[bytes] = ()) -> CountedKeys:
+        """Counts sessions and their actions."""
+        return CountedKeys(earlier, self.max_pairs, self.max_repeats)
+
+
+def _sessions(batch: PairBatch) -> list[str]:
+    """The session of each row; rows without one are sessions of their own."""
+    states = batch.values("state_id")
+    return [
+        session or f"\0{state}"
+        for session, state in zip(batch.values("session_id"), states, strict=True)
+    ]
+
+
+@OPERATORS.register_module("pair_length_bias_filter")
+class PairLengthBiasFilter(PairFilter):
+    """Keeps pairs of which neither side is many times as long as the other."""
+
+    def __init__(self, max_ratio: float = 20.0, *args: Any, **kwargs: Any) -> None:
+        """Initialization method.
+
+        :param max_ratio: how many times as long one side may be.
+        """
+        super().__init__(*args, **kwargs)
+        if max_ratio < 1:
+            raise ValueError(f"max_ratio is {max_ratio}, but is at least 1")
+        self.max_ratio = max_ratio
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
+        """Length of chosen over length of rejected, each plus one."""
+        chosen, rejected = (batch.stats(side, self.view).n_chars + 1 for side in SIDES)
+        return [
+            Measure(
+                field="pair",
+                metric=self.metric("length_ratio"),
+                values=chosen / rejected,
+                minimum=1 / self.max_ratio,
+                maximum=self.max_ratio,
+            )
+        ]
+
+
+@OPERATORS.register_module("pair_prompt_leak_filter")
+class PairPromptLeakFilter(PairFilter):
+    """Keeps pairs whose sides are not copied out of their own prompt."""
+
+    def __init__(
+        self, min_len: int = 80, max_ratio: float = 0.9, *args: Any, **kwargs: Any
+    ) -> None:
+        """Initialization method.
+
+        :param min_len: characters from which a text of an action can be a copy.
+        :param max_ratio: largest share of such texts that stands word by word in the prompt.
+        """
+        super().__init__(*args, **kwargs)
+        self.min_len, self.max_ratio = min_len, max_ratio
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
+        """Share of long texts per side that the prompt already holds."""
+        prompts = [
+            prompt_text(prompt) if is_alive else ""
+            for prompt, is_alive in zip(batch.values(PROMPT), alive.tolist(), strict=True)
+        ]
+        return [
+            Measure(
+                field=side,
+                metric="copied_ratio",
+                values=np.array(
+                    [
+                        self._copied(action, prompt)
+                        for action, prompt in zip(batch.actions[side], prompts, strict=True)
+                    ]
+                ),
+                maximum=self.max_ratio,
+            )
+            for side in SIDES
+        ]
+
+    def _copied(self, action: ParsedAction, prompt: str) -> float:
+        texts = [text for text in action.texts() if len(text) >= self.min_len]
+        n_copied = sum(len(text) for text in texts if text in prompt)
+        return n_copied / max(sum(map(len, texts)), 1)
+
+
+@OPERATORS.register_module("pair_degenerate_filter")
+class PairDegenerateFilter(PairFilter):
+    """Keeps pairs whose sides differ in more than case, white space and punctuation."""
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
+        """1 where only case, white space or punctuation differ."""
+        sides = [
+            [
+                _NOT_A_WORD.sub("", action.view("action")).casefold()
+                for action in batch.actions[side]
+            ]
+            for side in SIDES
+        ]
+        same = np.array([a == b for a, b in zip(*sides, strict=True)], float)
+        return [Measure(field="pair", metric="is_degenerate", values=same, maximum=0)]
+
+
+_NOT_A_WORD = re.compile(r"[\W_]+")
+
+
+@OPERATORS.register_module("pair_secret_filter")
+class PairSecretFilter(PairFilter):
+    """Keeps pairs in which no secret is found: not in the prompt, not in a side, not in a hint."""
+
+    _FIELDS = (
+        ("prompt", PROMPT),
+        ("chosen", "chosen_action_json"),
+        ("rejected", "rejected_action_json"),
+        ("chosen", "chosen"),
+        ("rejected", "rejected"),
+        ("hint", "hint"),
+    )
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
+        """Kinds of secrets per field. States of one session share messages: each is read once."""
+        notes: dict[str, list[list[str]]] = {
+            field: [[] for _ in range(len(batch))] for field, _ in self._FIELDS
+        }
+        for field, column in self._FIELDS:
+            for row, value in enumerate(batch.values(column)):
+                if value and alive[row]:
+                    for text in string_leaves(value):
+                        notes[field][row] += _secret_kinds(text)
+        return [
+            Measure(
+                field=field,
+                metric="n_secrets",
+                values=np.array([len(kinds) for kinds in found], float),
+                maximum=0,
+                notes=[", ".join(sorted(set(kinds))) for kinds in found],
+            )
+            for field, found in notes.items()
+        ]
+
+
+def _secret_kinds(text: str) -> tuple[str, ...]:
+    digest = xxhash.xxh3_128_digest(text.encode("utf-8", "replace"))
+    if digest not in _KNOWN_TEXTS:
+        if len(_KNOWN_TEXTS) >= _MAX_KNOWN_TEXTS:
+            _KNOWN_TEXTS.clear()
+        _KNOWN_TEXTS[digest] = tuple(hit.kind for hit in find_secrets(text))
+    return _KNOWN_TEXTS[digest]
+
+
+_KNOWN_TEXTS: dict[bytes, tuple[str, ...]] = {}
+_MAX_KNOWN_TEXTS = 1 << 18

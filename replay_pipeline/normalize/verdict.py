@@ -1,5 +1,6 @@
 """What an operator finds out about rows, and which of them it refuses and why."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -97,3 +98,64 @@ class SeenKeys:
         self._seen.add(key)
         self.added.append(key)
         return None
+
+
+class CountedKeys:
+    """Refuses a session, or an action of a session, that came often enough."""
+
+    def __init__(self, earlier: Sequence[bytes], max_pairs: int, max_repeats: int) -> None:
+        self._counts = Counter(part for key in earlier for part in (key[:16], key))
+        self._max_pairs, self._max_repeats = max_pairs, max_repeats
+        self.added: list[bytes] = []
+
+    def refuse(self, key: bytes) -> tuple[str, str] | None:
+        """Refuse a pair beyond one of the caps."""
+        caps = ((key, self._max_repeats, "same action"), (key[:16], self._max_pairs, "pairs"))
+        for part, cap, what in caps:
+            if self._counts[part] >= cap:
+                return str(self._counts[part] + 1), f"{what} of a session <= {cap}"
+        self._counts.update((key[:16], key))
+        self.added.append(key)
+        return None
+
+
+N_BANDS = 16
+"""Bands of a signature: two rows are compared when one band is equal."""
+
+
+class SeenSketches:
+    """Refuses a MinHash signature that agrees with an earlier one in enough places."""
+
+    def __init__(self, earlier: Sequence[bytes], threshold: float) -> None:
+        self._threshold = threshold
+        self._bands: list[dict[bytes, list[bytes]]] = [{} for _ in range(N_BANDS)]
+        self.added: list[bytes] = []
+        for key in earlier:
+            self._remember(key)
+
+    def refuse(self, key: bytes) -> tuple[str, str] | None:
+        """Refuse a signature by its estimated similarity to the most similar one."""
+        candidates = {
+            other
+            for band, part in zip(self._bands, _bands_of(key), strict=True)
+            for other in band.get(part, ())
+        }
+        similarity = max((_agreement(key, other) for other in candidates), default=0.0)
+        if similarity >= self._threshold:
+            return f"{similarity:.3f}", f"similarity < {self._threshold}"
+        self._remember(key)
+        self.added.append(key)
+        return None
+
+    def _remember(self, key: bytes) -> None:
+        for band, part in zip(self._bands, _bands_of(key), strict=True):
+            band.setdefault(part, []).append(key)
+
+
+def _bands_of(key: bytes) -> list[bytes]:
+    width = len(key) // N_BANDS
+    return [key[start : start + width] for start in range(0, len(key), width)]
+
+
+def _agreement(one: bytes, other: bytes) -> float:
+    return float((np.frombuffer(one, np.uint32) == np.frombuffer(other, np.uint32)).mean())

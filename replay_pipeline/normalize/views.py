@@ -24,6 +24,16 @@ from replay_pipeline.normalize.kernels import TextStats, text_stats
 View = Literal["text", "action", "prose", "canonical"]
 SIDES = ("chosen", "rejected")
 PROMPT = "state_messages_json"
+_READ_COLUMNS = (
+    *SIDES,
+    "chosen_action_json",
+    "rejected_action_json",
+    PROMPT,
+    "tools_json",
+    "state_id",
+    "session_id",
+    "hint",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,10 @@ class ParsedAction:
             parts.append(call.name)
             parts += _leaves(call.arguments)
         return "\n".join(parts)
+
+    def texts(self) -> list[str]:
+        """The prose and the text values of the calls, one by one."""
+        return [self.text, *(leaf for call in self.calls for leaf in _leaves(call.arguments))]
 
 
 def _leaves(value: Any) -> Iterator[str]:
@@ -132,6 +146,36 @@ def _call(call: Any) -> ToolCall:
     )
 
 
+def string_leaves(value: str) -> list[str]:
+    """Every text in a JSON value; a text that is no JSON is itself the only one."""
+    if value[:1] not in ("{", "["):
+        return [value]
+    try:
+        return list(_leaves(msgspec.json.decode(value)))
+    except (msgspec.DecodeError, RecursionError):
+        return [value]
+
+
+def prompt_text(messages_json: str | None) -> str:
+    """What a prompt says, message by message, calls as their values."""
+    return "\n".join(_message_texts(messages_json))
+
+
+def last_message_text(messages_json: str | None) -> str:
+    """What the last message of a prompt says."""
+    texts = _message_texts(messages_json)
+    return texts[-1] if texts else ""
+
+
+def _message_texts(messages_json: str | None) -> list[str]:
+    try:
+        messages = msgspec.json.decode(messages_json or "[]")
+    except (msgspec.DecodeError, RecursionError):
+        return [messages_json or ""]
+    actions = (_action_of(message) or ParsedAction("", ()) for message in messages)
+    return [action.view("action") for action in actions]
+
+
 class PairBatch:
     """Rows of the pair table, with each view of each side made once."""
 
@@ -155,10 +199,9 @@ class PairBatch:
     @classmethod
     def from_samples(cls, samples: Mapping[str, Sequence[Any]], classes: np.ndarray) -> "PairBatch":
         """A batch over lists of values, as data-juicer hands them to an operator."""
-        wanted = [*SIDES, *(f"{side}_action_json" for side in SIDES), PROMPT, "tools_json"]
         columns = {
             name: pa.array(samples[name], pa.large_string())
-            for name in [*wanted, "session_id"]
+            for name in _READ_COLUMNS
             if name in samples
         }
         return cls(columns, classes)
