@@ -62,7 +62,7 @@ def run_jobs(
         with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
             instance.add_dynamic_partitions(trace_batch.name or "", batches)
             for name, tags in jobs:
-                defs.get_job_def(name).execute_in_process(
+                defs.resolve_job_def(name).execute_in_process(
                     instance=instance, tags=tags, run_config=quiet, raise_on_error=True
                 )
     finally:

@@ -30,7 +30,7 @@ from replay_pipeline.ingesters import (
     read_manifest,
     write_manifest,
 )
-from replay_pipeline.normalize import DJNormalizer
+from replay_pipeline.normalize import DedupIndex, DJNormalizer
 from replay_pipeline.pairs import (
     extract_pairs,
     outcomes_table,
@@ -235,10 +235,15 @@ class Pipeline:
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
         normalizer = DJNormalizer(self.settings.normalize.recipe)
-        given = [normalizer.fingerprint, *self._digests(batch, ("dpo_pairs",))]
+        index = DedupIndex(self.root.path / "dedup", recipe_sha=normalizer.recipe.sha, batch=batch)
+        earlier = [key for key in self.root.batches("dpo_pairs") if key < batch]
+        given = [
+            normalizer.fingerprint,
+            *(digest for key in (*earlier, batch) for digest in self._digests(key, ("dpo_pairs",))),
+        ]
 
         def work() -> dict[str, Any]:
-            result = normalizer.run(self.root.read("dpo_pairs", batch))
+            result = normalizer.run(self.root.read("dpo_pairs", batch), index=index)
             self.root.write("normalized_pairs", batch, result.kept)
             self.root.write("dropped_pairs", batch, result.dropped)
             return result.report.to_json()

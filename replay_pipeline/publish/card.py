@@ -119,11 +119,14 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         for config, counts in rows_by_split(manifests).items()
         if any(counts.values())
     }
-    metadata = yaml.safe_dump(_metadata(rows, facts), sort_keys=False, allow_unicode=True)
+    described = _metadata(rows, facts, content=digest_of(manifests))
+    metadata = yaml.safe_dump(described, sort_keys=False, allow_unicode=True)
     return f"---\n{metadata}---\n\n{_body(manifests, rows, facts)}".encode()
 
 
-def _metadata(rows: Mapping[str, Mapping[str, int]], facts: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(
+    rows: Mapping[str, Mapping[str, int]], facts: Mapping[str, Any], *, content: str
+) -> dict[str, Any]:
     n_rows = sum(rows.get("pairs", {}).values())
     license_ = facts.get("license", "other")
     named = {"license_name": _LICENSE_NAME} if license_ == "other" else {}
@@ -137,6 +140,9 @@ def _metadata(rows: Mapping[str, Mapping[str, int]], facts: Mapping[str, Any]) -
         "configs": [
             {
                 "config_name": config,
+                # `datasets` names its cache of a local folder by these configs alone, not by the
+                # files: without this line it would go on serving the rows of an older publication.
+                "description": f"content {content}",
                 **({"default": True} if config == "pairs" else {}),
                 "data_files": [
                     {"split": split, "path": f"{layout.DATA}/{config}/{split}/**/*.parquet"}

@@ -60,7 +60,7 @@ def run_range(root: Path, instance: dg.DagsterInstance, job: str = "replay_batch
     keys = pipeline_at(root).batches()
     instance.add_dynamic_partitions("trace_batch", keys)
     tags = {f"{RANGE}start": keys[0], f"{RANGE}end": keys[-1]} if job == "replay_batches" else {}
-    return defs.get_job_def(job).execute_in_process(instance=instance, tags=tags)
+    return defs.resolve_job_def(job).execute_in_process(instance=instance, tags=tags)
 
 
 def test_definitions_load_with_every_asset_described():

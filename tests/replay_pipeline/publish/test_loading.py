@@ -68,3 +68,19 @@ def test_streaming_gives_the_same_rows(load):
         for split in load(config):
             streamed = list(load(config, split=split, streaming=True))
             assert streamed == list(load(config, split=split))
+
+
+def test_a_new_publication_is_never_hidden_by_the_cache_of_an_older_one(tmp_path, kept_table):
+    import datasets
+
+    def states(folder):
+        rows = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
+        return {row["state_id"] for split in rows.values() for row in split}
+
+    here, there = tmp_path / "here" / "set", tmp_path / "there" / "set"
+    publish([("b1", kept_table(1, 2, 3))], folder=here)
+    assert states(here) == {"state-1", "state-2", "state-3"}
+    publish([("b1", kept_table(4, 5, 6))], folder=here)
+    assert states(here) == {"state-4", "state-5", "state-6"}
+    publish([("b1", kept_table(7, 8, 9))], folder=there)
+    assert states(there) == {"state-7", "state-8", "state-9"}
