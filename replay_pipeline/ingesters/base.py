@@ -56,7 +56,7 @@ class Result:
 class Turn:
     """One message group: a user message, or one assistant API message with all its results."""
 
-    parent: "Turn | None"
+    parent: "Turn | None" = field(repr=False)
     kind: str
     """`assistant`, `user`, `summary`, `meta`, `command`, `queued`, `attachment`, `interrupt`,
     `task_notification` or `microcompact`."""

@@ -380,7 +380,8 @@ def _thread_queued(turns: list[Turn]) -> None:
     no answer of its own; it goes before the first step that was written after it.
     """
     children: dict[Turn, list[Turn]] = {}
-    for turn in turns:
+    for index, turn in enumerate(turns):
+        turn.index = index
         if turn.parent is not None:
             children.setdefault(turn.parent, []).append(turn)
     for parent, below in list(children.items()):
@@ -401,7 +402,7 @@ def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
         if not steps:
             return
         step = steps[-1]
-        if step.offset > turn.offset:
+        if step.index > turn.index:
             break
         above = step
     children[parent].remove(turn)
@@ -470,7 +471,7 @@ def _attachment_text(attachment: dict[str, Any]) -> tuple[str, str]:
     kind = attachment.get("type")
     if kind == "queued_command":
         return "queued", _plain(attachment.get("prompt"))
-    if kind not in _REMINDERS:
+    if not isinstance(kind, str) or kind not in _REMINDERS:
         return "attachment", ""
     parts = [_plain(attachment.get(key)) for key in _TEXT_FIELDS]
     name = attachment.get("filename") or attachment.get("path")

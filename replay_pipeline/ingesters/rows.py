@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,13 +33,16 @@ class Block(msgspec.Struct):
     is_error: bool | None = None
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
 class RowUsage(msgspec.Struct):
     """Tokens as the provider recorded them; repeated on each row of a message."""
 
-    input_tokens: int | None = 0
-    output_tokens: int | None = 0
-    cache_creation_input_tokens: int | None = 0
-    cache_read_input_tokens: int | None = 0
+    input_tokens: _Tokens | None = 0
+    output_tokens: _Tokens | None = 0
+    cache_creation_input_tokens: _Tokens | None = 0
+    cache_read_input_tokens: _Tokens | None = 0
 
 
 class RowMessage(msgspec.Struct):
