@@ -75,7 +75,11 @@ def _as_action(action: Action | Message | str) -> Action:
 def _text_level(a: str, b: str, same_text: TextComparator | None) -> AgreementLevel | None:
     if a == b or _collapsed(a) == _collapsed(b):
         return "exact"
-    return "effect" if same_text is not None and same_text(a, b) else None
+    if same_text is None:
+        return None
+    # In one order, so that the answer is the same both ways whatever the judge does.
+    first, second = sorted((a, b))
+    return "effect" if same_text(first, second) else None
 
 
 def _collapsed(text: str) -> str:
@@ -187,8 +191,9 @@ def _key(call: Call, level: AgreementLevel) -> Any:
         return _shell_key(call, arguments, level)
     spec = spec_of(call.name)
     for path in spec.paths:
-        if path in arguments:
+        if isinstance(arguments.get(path), str):
             arguments[path] = absolute(arguments[path], call.cwd)
+    arguments = spec.question(arguments)
     if level == "effect":
         return tuple(
             (

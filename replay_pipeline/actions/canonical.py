@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.actions.paths import relative
+from replay_pipeline.actions.paths import relative, without_needless_cd
 from replay_pipeline.actions.tools import spec_of
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.types import Message, Tool
@@ -44,6 +44,21 @@ class Call:
         """The arguments as an object."""
         return _decode(self.arguments)
 
+    def shown(self) -> str:
+        """The arguments for a reader or a model: `arguments` without a needless `cd`.
+
+        Some agents write `cd <working directory> &&` before every command. It does nothing, but
+        it would tell the two sides of a pair apart.
+        """
+        if self.name != "Bash" or "cd " not in self.arguments:
+            return self.arguments
+        try:
+            values = self.values()
+            command = without_needless_cd(values["command"], self.cwd)
+        except (MalformedCallError, KeyError, TypeError, AttributeError):
+            return self.arguments
+        return _as_text({**values, "command": command})
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -70,7 +85,7 @@ class Action:
         """The canonical text: one line `Tool {arguments}` per call, or the text."""
         if not self.calls:
             return self.text
-        return "\n".join(f"{call.name} {call.arguments}" for call in self.calls)
+        return "\n".join(f"{call.name} {call.shown()}" for call in self.calls)
 
     def to_message(self) -> Message:
         """The canonical assistant message. Call ids count from zero, so both sides have the same."""
@@ -80,7 +95,7 @@ class Action:
             {
                 "id": f"call_{number}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
+                "function": {"name": call.name, "arguments": call.shown()},
             }
             for number, call in enumerate(self.calls)
         ]
@@ -211,6 +226,8 @@ def _clean_text(text: str) -> str:
 def _build_call(name: str, arguments: str, cwd: str | None) -> tuple[Call, str]:
     """The call, and its arguments without nulls but otherwise as given (for the schema check)."""
     given = _decode(arguments)
+    if given is None:
+        given = {}
     if not isinstance(given, dict):
         raise MalformedCallError(f"malformed_arguments: {name}: not a JSON object")
     try:
@@ -230,8 +247,7 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> tuple[Call, str]:
         if not (k in spec.defaults and _is_same(spec.defaults[k], v))
         and not (k == spec.default_path and v == _here(cwd))
     }
-    kept = spec.tidied(kept, cwd)
-    return Call(name, _as_text(kept), cwd), _as_text(present)
+    return Call(name, _as_text(spec.canonical(kept)), cwd), _as_text(present)
 
 
 _cached_call = lru_cache(maxsize=16_384)(_build_call)
