@@ -1,6 +1,5 @@
 """When are two actions the same next action? A wrong merge makes a false pair: in doubt, they differ."""
 
-import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
@@ -83,7 +82,7 @@ def _text_level(a: str, b: str, same_text: TextComparator | None) -> AgreementLe
 
 
 def _collapsed(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(text.split())
 
 
 def _call_level(a: Call, b: Call) -> AgreementLevel | None:

@@ -15,7 +15,7 @@ from replay_pipeline.actions.tools import spec_of
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.types import Message, Tool
 
-MAX_ARGUMENT_CHARS = 1_000_000
+MAX_ARGUMENT_CHARS = 250_000
 """Longer arguments are no action: no model writes them, and comparing them is not bounded."""
 _MAX_CACHED_CHARS = 8_192
 _MAX_DEPTH = 64
@@ -121,6 +121,8 @@ def canonical_action(
     """
     text, raw_calls = _parts(message)
     if not raw_calls:
+        if len(text) > MAX_ARGUMENT_CHARS:
+            return Action(text=text, invalid_reason="text_too_large")
         text = _clean_text(text)
         return Action(text=text, invalid_reason=None if text else "empty")
     toolbox = tools if isinstance(tools, ToolList) or tools is None else ToolList(tools)
@@ -220,7 +222,9 @@ def _openai_call(call: Any) -> tuple[Any, Any]:
 
 
 def _clean_text(text: str) -> str:
-    return unicodedata.normalize("NFC", _THINKING.sub("", text)).strip()
+    text = unicodedata.normalize("NFC", _THINKING.sub("", text)).strip()
+    # A lone surrogate cannot be stored as UTF-8.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _build_call(name: str, arguments: str, cwd: str | None) -> tuple[Call, str]:
