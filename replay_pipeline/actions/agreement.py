@@ -155,31 +155,35 @@ def _gathered_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel 
 def _all_edits(calls: tuple[Call, ...]) -> tuple[Edit, ...] | None:
     found: list[Edit] = []
     for call in calls:
-        edits = edits_of(call.values())
+        edits = _edits(call)
         if edits is None:
             return None
         found += edits
     return tuple(found)
 
 
+@lru_cache(maxsize=4_096)
+def _edits(call: Call) -> tuple[Edit, ...] | None:
+    return edits_of(call.values())
+
+
 def _reads_overlap(a: Call, b: Call) -> bool:
     """Whether two reads of one file show a common line."""
-    ours, theirs = a.values(), b.values()
-    if _key(a, "target") != _key(b, "target") or _beyond_range(ours) != _beyond_range(theirs):
+    if _key(a, "target") != _key(b, "target"):
         return False
-    first, last = _range(ours)
-    other_first, other_last = _range(theirs)
-    return first <= other_last and other_first <= last
+    first, last, how = _reading(a)
+    other_first, other_last, other_how = _reading(b)
+    return how == other_how and first <= other_last and other_first <= last
 
 
-def _beyond_range(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in arguments.items() if k not in ("file_path", "offset", "limit")}
-
-
-def _range(arguments: dict[str, Any]) -> tuple[float, float]:
-    """First and last line, counted from 1."""
-    first = arguments.get("offset", 1) or 1
-    return first, first + arguments.get("limit", 2_000) - 1
+@lru_cache(maxsize=16_384)
+def _reading(call: Call) -> tuple[float, float, Any]:
+    """First and last line, counted from 1, and what else the read asks for."""
+    arguments = call.values()
+    first = arguments.pop("offset", 1) or 1
+    last = first + arguments.pop("limit", 2_000) - 1
+    del arguments["file_path"]
+    return first, last, _hashable(arguments)
 
 
 @lru_cache(maxsize=16_384)

@@ -3,7 +3,7 @@
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -39,6 +39,10 @@ class Call:
     working directory are relative to it."""
     cwd: str | None = None
     """Working directory that the paths are relative to."""
+
+    def __hash__(self) -> int:
+        # A string keeps its hash, so this is much faster than hashing all fields.
+        return hash(self.arguments)
 
     def values(self) -> dict[str, Any]:
         """The arguments as an object."""
@@ -147,7 +151,7 @@ def canonical_call(
     """
     if not isinstance(name, str) or not name.strip():
         raise MalformedCallError("unnamed_tool")
-    if isinstance(arguments, Mapping):
+    if isinstance(arguments, dict):
         arguments = _as_text(arguments)
     elif arguments is None or arguments == "":
         arguments = "{}"
@@ -158,8 +162,8 @@ def canonical_call(
     if tools is not None and name not in tools:
         raise MalformedCallError(f"unknown_tool: {name}")
     build = _cached_call if len(arguments) <= _MAX_CACHED_CHARS else _build_call
-    call, present = build(name, arguments, cwd)
-    if tools is not None and (why := tools.complaint(name, present)):
+    call = build(name, arguments, cwd)
+    if tools is not None and (why := tools.complaint(name, arguments)):
         raise MalformedCallError(f"schema_invalid: {name}: {why}")
     return call
 
@@ -204,7 +208,7 @@ def _parts(message: Message | str | None) -> tuple[str, list[tuple[Any, Any]]]:
         return (content if isinstance(content, str) else ""), calls
     texts: list[str] = []
     for block in content:
-        kind = block.get("type") if isinstance(block, Mapping) else None
+        kind = block.get("type") if isinstance(block, dict) else None
         if kind in ("text", "output_text"):
             texts.append(str(block.get("text") or ""))
         elif kind == "tool_use":
@@ -215,8 +219,8 @@ def _parts(message: Message | str | None) -> tuple[str, list[tuple[Any, Any]]]:
 
 
 def _openai_call(call: Any) -> tuple[Any, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
         return None, None
     return function.get("name"), function.get("arguments")
 
@@ -227,8 +231,7 @@ def _clean_text(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _build_call(name: str, arguments: str, cwd: str | None) -> tuple[Call, str]:
-    """The call, and its arguments without nulls but otherwise as given (for the schema check)."""
+def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
     given = _decode(arguments)
     if given is None:
         given = {}
@@ -251,7 +254,7 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> tuple[Call, str]:
         if not (k in spec.defaults and _is_same(spec.defaults[k], v))
         and not (k == spec.default_path and v == _here(cwd))
     }
-    return Call(name, _as_text(spec.canonical(kept)), cwd), _as_text(present)
+    return Call(name, _as_text(spec.canonical(kept)), cwd)
 
 
 _cached_call = lru_cache(maxsize=16_384)(_build_call)
@@ -264,7 +267,7 @@ def _here(cwd: str | None) -> str:
 def _is_same(default: Any, value: Any) -> bool:
     """Equality that keeps 1 apart from true, as JSON does."""
     options: Iterable[Any] = default if isinstance(default, tuple) else (default,)
-    return any(type(option) is type(value) and option == value for option in options)
+    return value in options and any(type(option) is type(value) for option in options)
 
 
 def _plain(value: Any, depth: int) -> Any:

@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+from functools import lru_cache
 
 _LEADING_CD = re.compile(
     r"""\s*cd[ ]+(?:'(?P<single>[^']*)'|"(?P<double>[^"$`\\!]*)"|(?P<bare>[\w./@%+=:,-]+))"""
@@ -10,6 +11,7 @@ _LEADING_CD = re.compile(
 _HOME = re.compile(r"(/(?:home|Users)/[^/]+|/root)(?=/|$)")
 
 
+@lru_cache(maxsize=16_384)
 def absolute(path: str, cwd: str | None) -> str:
     """`path` against `cwd` without `.`, `..`, `//` and trailing slash.
 

@@ -28,7 +28,10 @@ class ToolList:
         return name in self._schemas
 
     def complaint(self, name: str, arguments: str) -> str | None:
-        """What is wrong with the JSON `arguments` for tool `name`; `None` if nothing."""
+        """What is wrong with the JSON object `arguments` for tool `name`; `None` if nothing.
+
+        A null counts as absent.
+        """
         return _complaint(self._schemas[name], arguments)
 
 
@@ -59,7 +62,9 @@ def _validator(schema: bytes) -> Any:
 
 @lru_cache(maxsize=8_192)
 def _complaint(schema: bytes, arguments: str) -> str | None:
-    for error in _validator(schema).iter_errors(json.loads(arguments)):
+    given = json.loads(arguments) or {}
+    present = {key: value for key, value in given.items() if value is not None}
+    for error in _validator(schema).iter_errors(present):
         place = ".".join(map(str, error.absolute_path)) or "arguments"
         return f"{place} fail {error.validator!r}: {error.message:.200}"
     return None
