@@ -65,10 +65,15 @@ class Panel:
     @cached_property
     def actions(self) -> list[Action]:
         """Distinct actions in an order that does not depend on the order of the votes."""
-        found = sorted(
-            self._by_action, key=lambda a: (-len(self._by_action[a]), a.render(), a.tools)
-        )
+        if len(self._by_action) == 1:
+            return list(self._by_action)
+        found = sorted(self._by_action, key=lambda a: (-len(self._by_action[a]), _spelling(a)))
         return found[:_MAX_ACTIONS]
+
+    @cached_property
+    def _families(self) -> list[frozenset[str]]:
+        """Families that gave each of `actions`."""
+        return [frozenset(vote.family for vote in self._by_action[a]) for a in self.actions]
 
     @cached_property
     def _levels(self) -> list[list[int]]:
@@ -92,7 +97,7 @@ class Panel:
         """Who wins when actions count as the same at `level` and `threshold` families decide."""
         if not self.actions:
             return Verdict(None, 0, 0, is_tie=False)
-        cliques = self._cliques(_rank(level))
+        cliques = self._cliques(strictness(level))
         sizes = [self._n_families(clique) for clique in cliques]
         largest = max(sizes)
         leaders = [c for c, size in zip(cliques, sizes, strict=True) if size == largest]
@@ -111,7 +116,7 @@ class Panel:
         return [vote for i in sorted(group) for vote in self._by_action[self.actions[i]]]
 
     def _n_families(self, group: frozenset[int]) -> int:
-        return len({vote.family for vote in self._votes(group)})
+        return len(frozenset[str]().union(*(self._families[i] for i in group)))
 
     def _preference(self, group: frozenset[int]) -> tuple[int, list[int]]:
         """Stricter agreement first, then the order of `actions`."""
@@ -134,12 +139,18 @@ class Panel:
             )
             return -closeness, len(self.actions[i].render()), i
 
-        return min(group, key=order)
+        return min(group, key=order) if len(group) > 1 else min(group)
 
     def _cliques(self, rank: int) -> list[frozenset[int]]:
         """All maximal groups whose members agree pairwise (Bron-Kerbosch with a pivot)."""
         n = len(self.actions)
+        if n == 1:
+            return [frozenset({0})]
         near = [{j for j in range(n) if j != i and self._levels[i][j] >= rank} for i in range(n)]
+        closed_groups = {frozenset(near[i] | {i}) for i in range(n)}
+        if sum(map(len, closed_groups)) == n:
+            # Agreement happens to be transitive here: the groups do not overlap.
+            return sorted(closed_groups, key=min)
         found: list[frozenset[int]] = []
 
         def grow(group: frozenset[int], open_: set[int], closed: set[int]) -> None:
@@ -156,5 +167,5 @@ class Panel:
         return found
 
 
-def _rank(level: AgreementLevel) -> int:
-    return strictness(level)
+def _spelling(action: Action) -> tuple[str, list[tuple[str, str]]]:
+    return action.text, [(call.name, call.arguments) for call in action.calls]
