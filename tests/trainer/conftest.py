@@ -133,3 +133,62 @@ def model(tokenizer):
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)
+
+
+PLAIN: dict = {
+    "report_to": [],
+    "use_cpu": True,
+    "bf16": False,
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "disable_tqdm": True,
+    "activation_checkpointing": False,
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "max_steps": 2,
+    "learning_rate": 1e-2,
+    "max_completion_length": 64,
+    "max_prompt_tokens": 256,
+    "max_response_tokens": 64,
+    "render_tools": False,
+    "pairs_per_step": 4,
+    "shuffle_dataset": False,
+}
+
+
+def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, **settings):
+    """A three-channel trainer on recorded rollouts of the invented sessions."""
+    from trainer.data.rendering import Renderer
+    from trainer.data.rewards import as_trl_reward, consensus_reward
+    from trainer.data.rollouts import add_behaviour_logps, recorded_rollouts, replay_rollouts
+    from trainer.integrations.trl import ComposerConfig, ComposerReplicationTrainer
+    from trainer.integrations.trl.run import rows_dataset
+
+    if rows is None:
+        rows = [row for session in range(3) for row in session_rows(session)]
+    args = ComposerConfig(output_dir=str(output), **(PLAIN | settings))
+    renderer = Renderer(
+        tokenizer=tokenizer, max_prompt_tokens=256, max_response_tokens=64, with_tools=False
+    )
+    rollouts = recorded_rollouts(rows, renderer)
+    add_behaviour_logps(model, rollouts)
+    return ComposerReplicationTrainer(
+        model,
+        as_trl_reward(consensus_reward),
+        args,
+        pairs=rows if pairs is None else pairs,
+        train_dataset=rows_dataset(rollouts),
+        processing_class=tokenizer,
+        rollout_func=replay_rollouts,
+    )
+
+
+@pytest.fixture
+def composer(tmp_path, model, tokenizer):
+    """A function that builds a trainer; settings are fields of `ComposerConfig`."""
+    from trainer.integrations.trl.run import without_upstream_warnings
+
+    with without_upstream_warnings():
+        yield lambda **settings: make_trainer(
+            settings.pop("output", tmp_path), settings.pop("model", model), tokenizer, **settings
+        )

@@ -116,9 +116,7 @@ class Renderer:
         step = max(self.max_prompt_tokens // 2, 1)
         to_drop = -(-excess // step) * step
         dropped = 0
-        while len(blocks) > 1 and dropped < to_drop and dropped + sizes[0] <= sum(sizes):
-            if dropped >= excess and dropped + sizes[0] > to_drop:
-                break
+        while len(blocks) > 1 and dropped < to_drop:
             dropped += sizes.pop(0)
             blocks.pop(0)
         return [message for block in blocks for message in block]

@@ -220,8 +220,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         unwrapped = self.accelerator.unwrap_model(model)
-        if unwrapped is model:
-            return self._three_channels(model, inputs)
+        if True:
+            return self._three_channels(unwrapped, inputs)
         return _ForwardRedirection()(model, unwrapped, self._three_channels, unwrapped, inputs)
 
     def _three_channels(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
