@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
 from trainer.errors import ShapeError, TrainerConfigError
-from trainer.integrations.packing import causal_lm_of
+from trainer.integrations.causal_lm import causal_lm_of
+from trainer.losses.tree_layout import common_prefix
 
 BLOCK = 64
 """Forward passes run whole blocks of this many tokens. Matrix kernels treat the last, incomplete
@@ -30,7 +31,7 @@ in the last digit."""
 __all__ = [
     "HintedBatch",
     "StudentStates",
-    "append_hints",
+    "hinted_batch",
     "student_hidden",
     "teacher_hidden",
     "teacher_hidden_with_prefix_reuse",
@@ -46,17 +47,18 @@ class StudentStates(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HintedBatch:
-    """`prompt + hint + completion` of each sequence. Made by `append_hints`."""
+    """Hinted prompt and completion of each sequence, aligned with the student's batch.
+
+    Made by `hinted_batch`.
+    """
 
     ids_B_T: Tensor
     prompt_mask_B_P: Tensor
+    """False at the padding on the left; everything after column `P` is attended."""
     predictors_B_C: Tensor
     """Index in `ids_B_T` of the token that predicts each completion token."""
-
-    @property
-    def n_prompt(self) -> int:
-        """Padded prompt length, `P`."""
-        return self.prompt_mask_B_P.shape[1]
+    n_shared: int
+    """Leading columns that are the student's own."""
 
     @property
     def n_tokens(self) -> int:
@@ -65,40 +67,56 @@ class HintedBatch:
 
     @property
     def n_reused(self) -> int:
-        """Prompt tokens whose keys and values can come from the student, in whole blocks."""
-        return (self.n_prompt - 1) // BLOCK * BLOCK
+        """Columns whose keys and values can come from the student, in whole blocks."""
+        n_usable = min(self.n_shared, int(self.predictors_B_C.min()))
+        return n_usable // BLOCK * BLOCK
 
 
-def append_hints(
+def hinted_batch(
     prompt_ids_B_P: Tensor,
-    hint_ids: Sequence[Sequence[int]],
+    hinted_prompts: Sequence[Sequence[int]],
     completion_ids_B_C: Tensor,
     *,
     prompt_mask_B_P: Tensor | None = None,
     pad_token_id: int = 0,
 ) -> HintedBatch:
-    """The teacher's batch: each sequence's hint (may be empty) between prompt and completion.
+    """The teacher's batch, with each prompt's shared tokens in the student's columns.
+
+    Args:
+        prompt_ids_B_P: the student's prompts, padded on the left.
+        hinted_prompts: the same prompts with the hint, without padding. What follows the first
+            difference (the hint, the start of the answer) runs again; a row without a hint has
+            its own prompt here.
+        completion_ids_B_C: the student's completions, padded on the right.
+        prompt_mask_B_P: false at the padding of `prompt_ids_B_P`.
+        pad_token_id: fills the rows up.
 
     Raises:
         ShapeError: the rows do not line up, or a prompt ends in padding.
     """
     n_rows, n_completion = completion_ids_B_C.shape
-    if len(prompt_ids_B_P) != n_rows or len(hint_ids) != n_rows:
+    if len(prompt_ids_B_P) != n_rows or len(hinted_prompts) != n_rows:
         raise ShapeError(
-            f"{len(prompt_ids_B_P)} prompts, {len(hint_ids)} hints and {n_rows} completions"
+            f"{len(prompt_ids_B_P)} prompts, {len(hinted_prompts)} hinted prompts and {n_rows} "
+            "completions"
         )
     mask_B_P = _prompt_mask(prompt_ids_B_P, prompt_mask_B_P)
-    n_prompt, n_hint = prompt_ids_B_P.shape[1], max(len(hint) for hint in hint_ids)
-    ids_B_T = completion_ids_B_C.new_full((n_rows, n_prompt + n_hint + n_completion), pad_token_id)
-    ids_B_T[:, :n_prompt] = prompt_ids_B_P
-    for row, hint in enumerate(hint_ids):
-        start = n_prompt + len(hint)
-        ids_B_T[row, n_prompt:start] = ids_B_T.new_tensor(hint)
+    n_pads = (~mask_B_P).sum(1).tolist()
+    starts = [n_pad + len(prompt) for n_pad, prompt in zip(n_pads, hinted_prompts, strict=True)]
+    ids_B_T = completion_ids_B_C.new_full((n_rows, max(starts) + n_completion), pad_token_id)
+    n_shared = ids_B_T.shape[1]
+    for row, (n_pad, prompt, start) in enumerate(zip(n_pads, hinted_prompts, starts, strict=True)):
+        ids_B_T[row, n_pad:start] = ids_B_T.new_tensor(prompt)
         ids_B_T[row, start : start + n_completion] = completion_ids_B_C[row]
-    first_B = torch.tensor([n_prompt + len(hint) - 1 for hint in hint_ids], device=ids_B_T.device)
+        n_common = common_prefix(prompt_ids_B_P[row, n_pad:].tolist(), list(prompt))
+        n_shared = min(n_shared, n_pad + n_common)
+    first_B = torch.tensor(starts, device=ids_B_T.device) - 1
     steps_C = torch.arange(n_completion, device=ids_B_T.device)
     return HintedBatch(
-        _whole_blocks(ids_B_T, pad_token_id), mask_B_P, first_B[:, None] + steps_C[None, :]
+        ids_B_T=_whole_blocks(ids_B_T, pad_token_id),
+        prompt_mask_B_P=mask_B_P,
+        predictors_B_C=first_B[:, None] + steps_C[None, :],
+        n_shared=n_shared,
     )
 
 
@@ -186,7 +204,7 @@ def _select(hidden_B_T_H: Tensor, index_B_C: Tensor) -> Tensor:
 
 
 def _prefix_of(cache: Cache, batch: HintedBatch) -> Cache:
-    _checked_cache(cache, at_least=batch.n_prompt)
+    _checked_cache(cache, at_least=batch.n_reused)
     prefix = DynamicCache()
     layers: list[Any] = cache.layers
     for layer_idx, layer in enumerate(layers):
