@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.doctor import examine
-from replay_pipeline.errors import ConfigError, LedgerError, TrainError
+from replay_pipeline.errors import ConfigError, LedgerError, TeacherAuthError, TrainError
 from replay_pipeline.ingesters import (
     TraceBatch,
     Traces,
@@ -49,13 +49,15 @@ from replay_pipeline.replay import (
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
-from replay_pipeline.settings import Settings
+from replay_pipeline.settings import Settings, api_key
 from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
+
+_REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 
 OnProgress = Callable[[Progress], None]
 
@@ -191,6 +193,7 @@ class Pipeline:
                     **({} if stop is None else {"stop": stop}),
                 )
             self.root.write("teacher_actions", batch, teacher_actions_table(report.actions))
+            _refuse_if_nobody_answers(report)
             return replay_facts(report)
 
         return self._stage(
@@ -199,7 +202,7 @@ class Pipeline:
             given,
             ("teacher_actions",),
             work,
-            is_final=lambda report: report["stop_reason"] == "completed",
+            is_final=lambda report: report["is_complete"],
         )
 
     def pairs(self, batch: str) -> Receipt:
@@ -304,6 +307,16 @@ class Pipeline:
         )
 
     # Looking
+
+    def check_keys(self) -> None:
+        """See that every teacher's key is there, before anything is asked or even priced.
+
+        Raises:
+            ConfigError: a key is missing.
+        """
+        if not self.settings.replay.sample_teachers:
+            for teacher in self.settings.replay.teachers:
+                api_key(teacher.api_key_env)
 
     def check_teachers(self) -> list[dict[str, Any]]:
         """Each teacher: key, endpoint, price, terms, and what is wrong with it."""
@@ -498,6 +511,9 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "budget_usd": report.budget_usd,
         "forecast_usd": report.forecast_usd,
         "stop_reason": report.stop_reason,
+        "is_complete": report.stop_reason == "completed"
+        and not report.n_open
+        and not report.skipped.get("teacher_stopped"),
         "skipped": report.skipped,
         "cost_by_teacher_usd": report.cost_by_teacher_usd,
         "latency_s": sorted(round(row.latency_s, 3) for row in answered),
@@ -506,6 +522,15 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
             for name in ("prompt", "cached", "completion", "reasoning")
         },
     }
+
+
+def _refuse_if_nobody_answers(report: ReplayReport) -> None:
+    """A run in which no teacher could be used is a mistake to be told, not a result."""
+    refusals = [row for row in report.actions if row.error_code in _REFUSALS]
+    if refusals and not any(row.action for row in report.actions):
+        raise TeacherAuthError(
+            f"no teacher could be asked: {refusals[0].teacher}: {refusals[0].error_message}"
+        )
 
 
 def _run_trainer(command: Sequence[str], output: Path, on_progress: OnProgress) -> None:
