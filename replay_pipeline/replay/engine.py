@@ -331,7 +331,13 @@ class _Call:
         self.latency_s = 0.0
 
     async def make(self) -> None:
-        """Send until there is an outcome; only failures that surely cost nothing are retried."""
+        """Send until there is an outcome; only failures that surely cost nothing are retried.
+
+        The money is reserved before a slot is taken: whoever holds a slot waits for the endpoint
+        alone, so calls that wait for money and calls that hold it can't block each other.
+        """
+        if not await self._reserve():
+            return
         policy = self.engine.retry
         try:
             async for attempt in AsyncRetrying(
@@ -361,11 +367,8 @@ class _Call:
         own, total = engine.slots(teacher)
         async with own.taken(), total.taken():
             if engine.stop.is_set() or teacher.name in engine.stopped_teachers:
-                if self.reserved is None:
-                    is_stop = engine.stop.is_set()
-                    self.refused = "stopped" if is_stop else "teacher_stopped"
-                return
-            if self.reserved is None and not await self._reserve():
+                if self.n_attempts == 0:
+                    await self._withdraw("stopped" if engine.stop.is_set() else "teacher_stopped")
                 return
             clock = asyncio.get_running_loop().time
             self.n_attempts += 1
@@ -398,6 +401,14 @@ class _Call:
         elif isinstance(result, Refused):
             self.refused = "stopped" if result.scope == "stopped" else "budget"
         return self.reserved is not None
+
+    async def _withdraw(self, reason: str) -> None:
+        """Give a reservation back that no request was sent for."""
+        assert self.reserved is not None
+        settlement = Settlement(call_id=self.reserved.call_id, state="withdrawn")
+        await asyncio.wrap_future(self.engine.ledger.settle(settlement))
+        self.reserved = None
+        self.refused = reason
 
 
 def _answered_row(task: Task, call: _Call, answer: Answer, cost: int) -> TeacherAction:

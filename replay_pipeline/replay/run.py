@@ -19,7 +19,7 @@ from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import Engine, RetryPolicy, Task
 from replay_pipeline.replay.estimates import Estimate, forecast
 from replay_pipeline.replay.ledger import Known, Ledger, Lost
-from replay_pipeline.replay.openrouter import Client
+from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, usd
 from replay_pipeline.replay.requests import (
     DEFAULT_MAX_COMPLETION_TOKENS,
@@ -249,7 +249,7 @@ def estimate_sync(
     **options: Any,
 ) -> Estimate:
     """`estimate` for callers without an event loop."""
-    return asyncio.run(estimate(states, teachers, **options))
+    return run_apart(estimate(states, teachers, **options))
 
 
 def recorded_actions(
@@ -259,9 +259,8 @@ def recorded_actions(
     **options: Any,
 ) -> list[TeacherAction]:
     """The answers to these questions that the ledger already holds. No network, no cost."""
-    return asyncio.run(
-        replay_states(states, teachers, max_total_usd=0.0, ledger=ledger, **options)
-    ).actions
+    replay = replay_states(states, teachers, max_total_usd=0.0, ledger=ledger, **options)
+    return run_apart(replay).actions
 
 
 def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking) -> int:
@@ -497,7 +496,7 @@ class _Replay:
             n_states=len(self.states),
             n_sent=engine.n_sent,
             n_cached=engine.n_cached,
-            spent_usd=math.fsum(action.cost_usd for action in actions),
+            spent_usd=round(math.fsum(action.cost_usd for action in actions), 9),
             newly_spent_usd=usd(engine.newly_spent_nano),
             budget_usd=usd(self.budget_nano),
             stop_reason=_stop_reason(engine),
