@@ -181,7 +181,7 @@ def test_every_word_of_the_error_vocabulary_is_in_the_table():
 
 
 def test_lasting_failures_are_not_asked_again_and_passing_ones_are(replayed):
-    reports, ledger, _ = replayed
+    _, ledger, _ = replayed
     with TeacherServer(script={"content": "fine"}) as server:
         [teacher] = server.teachers([MODEL])
         for name in ("status 413", "status 503"):

@@ -284,7 +284,7 @@ def test_cancelling_the_awaiting_task_drains_what_is_paid(tmp_path):
                 max_total_usd=1,
                 ledger=tmp_path / "l",
                 on_progress=lambda p: enough.set() if p.n_done >= 10 else None,
-            )  # fmt: skip
+            )
         )
         await enough.wait()
         task.cancel()
