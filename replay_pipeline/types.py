@@ -172,8 +172,12 @@ class DPOPair(TypedDict):
     """Whether an agreeing teacher comes from the student's own vendor."""
     is_distillable: NotRequired[bool | None]
     """Whether the terms of every agreeing teacher allow training on its answers."""
+    control_mismatch: NotRequired[bool]
+    """Whether the student's own model, asked again at this state, left its recorded action."""
     cost_usd: NotRequired[float]
+    """What all answers at this state cost, in US dollars."""
     weight: NotRequired[float]
+    """How much the pair should count in training; 1 is a plain unanimous pair."""
 
 
 class NormalizedDPOPair(DPOPair):

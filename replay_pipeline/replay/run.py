@@ -55,6 +55,8 @@ class Asking:
     all runs on the ledger."""
     gates: tuple[str, ...] = ()
     """Gating policies by name, in order."""
+    counts_recorded: bool = True
+    """Whether answers that were already in the ledger count against the ceiling of this run."""
     run_id: str | None = None
     """Processes that share a run share its ceiling. By default a new run."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -460,7 +462,11 @@ class _Replay:
         engine.ledger.open_run(
             engine.run_id,
             self.budget_nano,
-            carried_nano=sum(k.cost_nano for k in known.values() if k.run_id != engine.run_id),
+            carried_nano=sum(
+                k.cost_nano
+                for k in known.values()
+                if self.asking.counts_recorded and k.run_id != engine.run_id
+            ),
             lost=[each for calls in lost.values() for each in calls],
         )
 
