@@ -110,6 +110,8 @@ TEACHER_ACTIONS = pa.schema(
         ("is_distillable", pa.bool_()),
         ("error_code", pa.string()),
         ("error_message", pa.string()),
+        ("gate", pa.string()),
+        ("propensity", pa.float64()),
     ]
 )
 

@@ -139,6 +139,10 @@ class TeacherAction:
     is_distillable: bool | None = None
     error_code: str | None = None
     error_message: str | None = None
+    gate: str | None = None
+    """The gate that decided by chance that this call is made."""
+    propensity: float = 1.0
+    """With which probability this call was made; weigh by its inverse."""
 
 
 class DPOPair(TypedDict):
@@ -199,6 +203,21 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GateReport:
+    """What one gate saved, and what it lost where that could be measured."""
+
+    gate: str
+    n_calls_saved: int = 0
+    saved_usd: float = 0.0
+    """Expected cost of the calls that were not made."""
+    n_explored: int = 0
+    """Calls made by chance although the gate would have saved them."""
+    n_pairs: int | None = None
+    """Pairs that asking everyone brings; known only when measured on recorded answers."""
+    n_pairs_lost: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayReport:
     """What one replay did and cost."""
 
@@ -224,5 +243,6 @@ class ReplayReport:
     """Failed calls that the next run asks again: their reason need not last."""
     unknown_usd: float = 0.0
     """Reserved for calls of this run whose outcome is not known; it counts against the budget."""
+    gates: tuple[GateReport, ...] = ()
     n_overruns: int = 0
     """Calls that cost more than could be expected at most; booked as they are."""

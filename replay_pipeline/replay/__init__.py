@@ -1,6 +1,7 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
+from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
 from replay_pipeline.replay.run import (
     Asking,
     estimate,
@@ -15,8 +16,10 @@ from replay_pipeline.replay.status import LedgerStatus, ledger_status
 from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
 
 __all__ = [
+    "DEFAULT_GATES",
     "Asking",
     "Estimate",
+    "Gates",
     "LedgerStatus",
     "TeacherCheck",
     "TeacherEstimate",
@@ -24,6 +27,8 @@ __all__ = [
     "estimate",
     "estimate_sync",
     "ledger_status",
+    "measure_gates",
+    "parse_gates",
     "recorded_actions",
     "replay_in_thread",
     "replay_states",

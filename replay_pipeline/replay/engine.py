@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from replay_pipeline.errors import LedgerError
+from replay_pipeline.replay.board import Board
 from replay_pipeline.replay.lanes import Slots
 from replay_pipeline.replay.ledger import (
     Known,
@@ -47,7 +48,7 @@ class RetryPolicy:
     max_wait_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Task:
     """A question in its lane."""
 
@@ -56,7 +57,10 @@ class Task:
     state: TraceState
     teacher: TeacherSpec
     question: Question
+    state_index: int = 0
     lost: tuple[Lost, ...] = ()
+    gate: str | None = None
+    propensity: float = 1.0
 
 
 class _FreeFailure(Exception):  # noqa: N818 (a signal to tenacity, never seen outside)
@@ -92,6 +96,8 @@ class Engine:
     unknown_nano: int = 0
     stopped_teachers: dict[str, Failure] = field(default_factory=dict)
 
+    board: Board | None = None
+
     def __post_init__(self) -> None:
         self._total = Slots(self.max_concurrency)
         self._slots: dict[str, Slots] = {}
@@ -102,8 +108,15 @@ class Engine:
     def know(self, task: Task, known: Known) -> None:
         """Take over a call that was decided before."""
         row = _ROW.decode(known.row)
-        self.decided[task.index] = replace(row, state_id=task.state["state_id"])
+        row = replace(row, state_id=task.state["state_id"])
+        self.decided[task.index] = row
         self.n_cached += 1
+        self.tell(task, row)
+
+    def tell(self, task: Task, answer: TeacherAction | None) -> None:
+        """Let the other teachers at this state go on."""
+        if self.board:
+            self.board.decide(task.state_index, task.state, task.teacher, answer)
 
     async def run(self, lanes: Sequence[tuple[TeacherSpec, deque[Task]]]) -> None:
         """Ask every question, lane by lane.
@@ -158,7 +171,7 @@ class Engine:
 
     async def _decide(self, task: Task, builder: RequestBuilder) -> None:
         try:
-            if reason := self._reason_not_to_ask(task):
+            if reason := await self._reason_not_to_ask(task):
                 self.skipped[reason] += 1
                 return
             await self._ask(task, builder)
@@ -166,8 +179,15 @@ class Engine:
             self._fatal = self._fatal or error
             self.stop.set()
             self.skipped["ledger_failed"] += 1
+        finally:
+            self.tell(task, self.decided.get(task.index))
 
-    def _reason_not_to_ask(self, task: Task) -> str | None:
+    async def _reason_not_to_ask(self, task: Task) -> str | None:
+        if self.board and not self.stop.is_set():
+            verdict = await self.board.verdict(task.state_index, task.state, task.teacher)
+            if verdict.reason:
+                return verdict.reason
+            task.gate, task.propensity = verdict.gate, verdict.propensity
         if self.stop.is_set():
             return "stopped"
         if task.teacher.name in self.stopped_teachers:
@@ -331,7 +351,13 @@ class _Call:
         self.latency_s = 0.0
 
     async def make(self) -> None:
-        """Send until there is an outcome; only failures that surely cost nothing are retried."""
+        """Send until there is an outcome; only failures that surely cost nothing are retried.
+
+        The money is reserved before a slot is taken: whoever holds a slot waits for the endpoint
+        alone, so calls that wait for money and calls that hold it can't block each other.
+        """
+        if not await self._reserve():
+            return
         policy = self.engine.retry
         try:
             async for attempt in AsyncRetrying(
@@ -361,11 +387,8 @@ class _Call:
         own, total = engine.slots(teacher)
         async with own.taken(), total.taken():
             if engine.stop.is_set() or teacher.name in engine.stopped_teachers:
-                if self.reserved is None:
-                    is_stop = engine.stop.is_set()
-                    self.refused = "stopped" if is_stop else "teacher_stopped"
-                return
-            if self.reserved is None and not await self._reserve():
+                if self.n_attempts == 0:
+                    await self._withdraw("stopped" if engine.stop.is_set() else "teacher_stopped")
                 return
             clock = asyncio.get_running_loop().time
             self.n_attempts += 1
@@ -399,6 +422,14 @@ class _Call:
             self.refused = "stopped" if result.scope == "stopped" else "budget"
         return self.reserved is not None
 
+    async def _withdraw(self, reason: str) -> None:
+        """Give a reservation back that no request was sent for."""
+        assert self.reserved is not None
+        settlement = Settlement(call_id=self.reserved.call_id, state="withdrawn")
+        await asyncio.wrap_future(self.engine.ledger.settle(settlement))
+        self.reserved = None
+        self.refused = reason
+
 
 def _answered_row(task: Task, call: _Call, answer: Answer, cost: int) -> TeacherAction:
     return TeacherAction(
@@ -421,6 +452,8 @@ def _answered_row(task: Task, call: _Call, answer: Answer, cost: int) -> Teacher
         is_distillable=task.teacher.is_distillable,
         error_code=answer.error_code,
         error_message=answer.error_message,
+        gate=task.gate,
+        propensity=task.propensity,
     )
 
 

@@ -94,7 +94,8 @@ class Settlement:
     """What became of a reserved call."""
 
     call_id: int
-    state: Literal["answered", "failed", "unknown"]
+    state: Literal["answered", "failed", "unknown", "withdrawn"]
+    """`withdrawn`: nothing was sent; the call is forgotten."""
     cost_nano: int = 0
     n_attempts: int = 1
     is_lasting: bool = False
@@ -353,6 +354,10 @@ class Ledger:
             if lost is not None and lost.state == "unknown":
                 scopes.release(lost)
                 rows.append(("recovered", 0, 1, 0, 0, now, None, None, None, lost.id))
+        withdrawn = [(row[-1],) for row in rows if row[0] == "withdrawn"]
+        rows = [row for row in rows if row[0] != "withdrawn"]
+        if withdrawn:
+            self._database.run_many("delete from calls where id = ?", withdrawn)
         if rows:
             self._database.run_many(
                 "update calls set state = ?, cost = ?, n_attempts = ?, is_lasting = ?, "

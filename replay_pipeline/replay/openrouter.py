@@ -8,9 +8,10 @@ import asyncio
 import logging
 import ssl
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from httpx_aiohttp import AiohttpTransport
@@ -21,6 +22,8 @@ from replay_pipeline.replay.prices import nano
 from replay_pipeline.replay.replies import Answer, Failure, read_reply
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # One line per call at INFO would drown everything else.
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -133,6 +136,12 @@ class Client:
         if response.status_code >= 400 or not isinstance(reply, dict):
             raise TeacherResponseError(f"{url}: answered {response.status_code}")
         return reply
+
+
+def run_apart(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end in a loop of its own, also where a loop is running already."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay") as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def _with_key(headers: Mapping[str, str], key: SecretStr | None) -> dict[str, str]:

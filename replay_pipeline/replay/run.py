@@ -15,11 +15,13 @@ from typing import Any
 from pydantic import SecretStr
 
 from replay_pipeline.errors import ConfigError, PriceError, TeacherError
+from replay_pipeline.replay.board import Board
 from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import Engine, RetryPolicy, Task
 from replay_pipeline.replay.estimates import Estimate, forecast
+from replay_pipeline.replay.gates import Gates, is_error_site, parse_gates
 from replay_pipeline.replay.ledger import Known, Ledger, Lost
-from replay_pipeline.replay.openrouter import Client
+from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, usd
 from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import (
@@ -31,6 +33,7 @@ from replay_pipeline.replay.requests import (
 from replay_pipeline.replay.windows import window_messages
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings, api_key
 from replay_pipeline.types import (
+    AgreementLevel,
     Progress,
     ReplayReport,
     TeacherAction,
@@ -55,7 +58,11 @@ class Asking:
     """Further ceilings by scope: `day`, `partition`, `teacher:NAME`, `tag:NAME`. They hold over
     all runs on the ledger."""
     gates: tuple[str, ...] = ()
-    """Gating policies by name, in order."""
+    """Gating policies by name, in order; see `replay_pipeline.replay.gates`."""
+    agreement_threshold: int = 2
+    """Votes of distinct families that make a consensus, for gates that look at votes."""
+    level: AgreementLevel = "effect"
+    """How strictly two actions must be the same to be one vote, for gates that look at votes."""
     counts_recorded: bool = True
     """Whether answers that were already in the ledger count against the ceiling of this run."""
     run_id: str | None = None
@@ -63,6 +70,10 @@ class Asking:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     price_folder: Path | None = None
     is_durable: bool = True
+
+    def gating(self) -> Gates:
+        """The gates, ready for one run."""
+        return parse_gates(self.gates, level=self.level, threshold=self.agreement_threshold)
 
     def request_options(self) -> RequestOptions:
         """The part that decides the requests."""
@@ -243,7 +254,7 @@ async def estimate(
         (teacher, [task for task in lane if task.question.sha not in known])
         for teacher, lane in _lanes(states, teachers, asking)
     ]
-    return forecast(lanes, prices, asking.window)
+    return forecast(lanes, prices, asking.window, gates=asking.gates)
 
 
 def estimate_sync(
@@ -252,7 +263,7 @@ def estimate_sync(
     **options: Any,
 ) -> Estimate:
     """`estimate` for callers without an event loop."""
-    return asyncio.run(estimate(states, teachers, **options))
+    return run_apart(estimate(states, teachers, **options))
 
 
 def recorded_actions(
@@ -262,9 +273,8 @@ def recorded_actions(
     **options: Any,
 ) -> list[TeacherAction]:
     """The answers to these questions that the ledger already holds. No network, no cost."""
-    return asyncio.run(
-        replay_states(states, teachers, max_total_usd=0.0, ledger=ledger, **options)
-    ).actions
+    replay = replay_states(states, teachers, max_total_usd=0.0, ledger=ledger, **options)
+    return run_apart(replay).actions
 
 
 def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking) -> int:
@@ -286,6 +296,7 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
     if asking.max_concurrency < 1:
         raise ConfigError(f"max_concurrency={asking.max_concurrency}: at least 1 is needed")
     window_messages([], asking.window)
+    asking.gating()
     for teacher in teachers:
         accepted = {teacher.model, teacher.name, teacher.vendor} & set(asking.accepted_terms)
         if teacher.is_distillable is False and not accepted:
@@ -360,16 +371,22 @@ def _asking(**options: Any) -> Asking:
 def _lanes(
     states: Sequence[TraceState], teachers: Sequence[TeacherSpec], asking: Asking
 ) -> list[tuple[TeacherSpec, deque[Task]]]:
-    """One lane per session and teacher; states of no session are lanes of their own."""
+    """One lane per session and teacher; states of no session are lanes of their own.
+
+    Where errors come first, a session has two lanes: its error sites, and after all of those
+    the rest.
+    """
     builder = RequestBuilder(asking.request_options())
-    lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[Task]]] = {}
+    puts_errors_first = asking.gating().is_ordered_by_errors
+    lanes: dict[tuple[bool, str, str], tuple[TeacherSpec, deque[Task]]] = {}
     for i, state in enumerate(states):
         session = state.get("session_id") or f"\0{i}"
+        is_later = puts_errors_first and not is_error_site(state)
         for j, teacher in enumerate(teachers):
-            _, lane = lanes.setdefault((session, teacher.name), (teacher, deque()))
+            _, lane = lanes.setdefault((is_later, session, teacher.name), (teacher, deque()))
             question = builder.question(state, teacher)
-            lane.append(Task(i * len(teachers) + j, state, teacher, question))
-    return list(lanes.values())
+            lane.append(Task(i * len(teachers) + j, state, teacher, question, i))
+    return [lanes[key] for key in sorted(lanes, key=lambda key: key[0])]
 
 
 class _Replay:
@@ -390,6 +407,7 @@ class _Replay:
         self.asking = asking
         self.on_progress: Callable[[Progress], None] | None = None
         self.stop = threading.Event()
+        self.gates = asking.gating()
 
     async def run(self) -> ReplayReport:
         lanes = await asyncio.to_thread(_lanes, self.states, self.teachers, self.asking)
@@ -412,8 +430,11 @@ class _Replay:
         async with Client(max_connections=self.asking.max_concurrency) as client:
             engine = self._engine(ledger, client, prices, keys)
             self._open_scopes(engine, known, lost)
+            engine.board = self._board(lanes, prices)
             open_lanes = self._take_known(engine, lanes, known, lost)
-            expected = forecast(open_lanes, prices, self.asking.window) if prices else None
+            expected = None
+            if prices:
+                expected = forecast(open_lanes, prices, self.asking.window, gates=self.asking.gates)
             if self.budget_nano:
                 await engine.run(open_lanes)
             else:
@@ -449,6 +470,25 @@ class _Replay:
             run_id=asking.run_id or uuid.uuid4().hex[:12],
         )
 
+    def _board(
+        self, lanes: list[tuple[TeacherSpec, deque[Task]]], prices: Mapping[str, Price]
+    ) -> Board | None:
+        """The votes, with teachers in order of what they cost; `None` without gates."""
+        if not (self.gates.names and prices):
+            return None
+        costs = {
+            (task.state["state_id"], teacher.name): usd(
+                prices[teacher.name].cost_nano(task.question.expected_prompt_tokens, 300)
+            )
+            for teacher, lane in lanes
+            for task in lane
+        }
+        by_teacher = dict.fromkeys((teacher.name for teacher in self.teachers), 0.0)
+        for (_, name), cost in costs.items():
+            by_teacher[name] += cost
+        teachers = sorted(self.teachers, key=lambda teacher: by_teacher[teacher.name])
+        return Board(self.gates, teachers, lambda state_id, name: costs[state_id, name])
+
     def _open_scopes(
         self, engine: Engine, known: Mapping[str, Known], lost: Mapping[str, list[Lost]]
     ) -> None:
@@ -480,15 +520,21 @@ class _Replay:
         lost: Mapping[str, list[Lost]],
     ) -> list[tuple[TeacherSpec, deque[Task]]]:
         open_lanes = []
+        screened = self.gates.screen_states(self.states)
         for teacher, lane in lanes:
             left: deque[Task] = deque()
             for task in lane:
                 sha = task.question.sha
                 if sha in known:
                     engine.know(task, known[sha])
+                elif gate := screened.get(task.state_index):
+                    engine.skipped[gate] += 1
+                    if engine.board:
+                        engine.board.saved(gate, task.state["state_id"], teacher)
+                    engine.tell(task, None)
                 else:
-                    again = tuple(lost.get(sha, ()))
-                    left.append(Task(task.index, task.state, teacher, task.question, again))
+                    task.lost = tuple(lost.get(sha, ()))
+                    left.append(task)
             if left:
                 open_lanes.append((teacher, left))
         # Calls with an unknown outcome first: learning it frees the money they hold.
@@ -504,7 +550,7 @@ class _Replay:
             n_states=len(self.states),
             n_sent=engine.n_sent,
             n_cached=engine.n_cached,
-            spent_usd=math.fsum(action.cost_usd for action in actions),
+            spent_usd=round(math.fsum(action.cost_usd for action in actions), 9),
             newly_spent_usd=usd(engine.newly_spent_nano),
             budget_usd=usd(self.budget_nano),
             stop_reason=_stop_reason(engine),
@@ -513,6 +559,7 @@ class _Replay:
             forecast_usd=expected.expected_usd if expected else None,
             n_open=sum(_may_pass(action) for action in actions),
             unknown_usd=usd(engine.unknown_nano),
+            gates=self.gates.reports(),
             n_overruns=engine.n_overruns,
         )
 

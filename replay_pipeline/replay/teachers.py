@@ -1,13 +1,12 @@
 """Whether teachers can be asked: reachable, served, priced, with a key, and with which terms."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, PriceError, TeacherAuthError, TeacherError
-from replay_pipeline.replay.openrouter import Client
+from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, PriceBook
 from replay_pipeline.replay.requests import dialect_of
 from replay_pipeline.settings import DEFAULT_TEACHERS, api_key
@@ -51,7 +50,7 @@ def check_teachers(
         async with Client(max_connections=8) as client:
             return [await _check(teacher, client, book) for teacher in teachers]
 
-    return asyncio.run(look())
+    return run_apart(look())
 
 
 async def _check(teacher: TeacherSpec, client: Client, book: PriceBook) -> TeacherCheck:

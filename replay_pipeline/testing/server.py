@@ -234,13 +234,13 @@ def _wait_for_eof() -> None:
         sys.stdin.read()
 
 
-def script_of(options: Mapping[str, Any]) -> Script:
-    """Read a script from plain data, e.g. a JSON file.
+def script_of(options: Mapping[str, Any] | Path) -> Script:
+    """Read a script from plain data; a path alone is a file of recorded answers.
 
     Raises:
         ConfigError: a field is unknown.
     """
-    fields = dict(options)
+    fields: dict[str, Any] = {"answers": options} if isinstance(options, Path) else dict(options)
     if fields.get("answers"):
         fields["answers"] = Path(fields["answers"])
     try:
