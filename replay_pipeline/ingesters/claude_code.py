@@ -521,13 +521,14 @@ class ClaudeCode:
             return
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
         tree = _Tree(path, spans, file_agent)
+        stem = path.stem
         session_id: str | None = None
         for offset, row in rows.read_rows(path, spans):
-            if session_id is None or row.session_id == path.stem:
-                session_id = row.session_id or session_id
+            if session_id != stem and row.session_id and (not session_id or row.session_id == stem):
+                session_id = row.session_id
             tree.add(offset, row)
         tree.finish()
-        yield from _logs(tree, session_id or path.stem)
+        yield from _logs(tree, session_id or stem)
 
 
 def _logs(tree: _Tree, session_id: str) -> Iterator[SessionLog]:

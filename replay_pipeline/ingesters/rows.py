@@ -113,16 +113,15 @@ class Spans:
 def read_rows(path: Path, spans: "Spans") -> Iterator[tuple[int, Row]]:
     """Every row of the file with the byte offset of its line; counts what cannot be read."""
     offset = 0
-    with path.open("rb", buffering=1 << 20) as file:
+    with path.open("rb", buffering=1 << 18) as file:
         for line in file:
-            counts = spans.at(offset)
             try:
                 row = _decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                for row in repaired(line, counts):
+                for row in repaired(line, spans.at(offset)):
                     yield offset, row
             else:
-                counts.rows += 1
+                spans.at(offset).rows += 1
                 yield offset, row
             offset += len(line)
 
