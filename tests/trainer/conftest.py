@@ -18,6 +18,9 @@ configs:
   data_files:
   - {split: train, path: pairs/train-*.parquet}
   - {split: test, path: pairs/test-*.parquet}
+- config_name: positives
+  data_files:
+  - {split: train, path: positives/train-*.parquet}
 - config_name: prompts
   data_files:
   - {split: train, path: prompts/train-*.parquet}
@@ -98,9 +101,16 @@ def write_dataset(folder: Path, *, n_sessions: int = 8, n_test: int = 3) -> Path
             {k: row[k] for k in (*shared, "hint")} | {"consensus": row["chosen"][0]}
             for row in pairs
         ]
+        positives = [
+            {k: row[k] for k in (*shared, "hint")}
+            | {"completion": row["chosen"]}
+            | {"state_id": f"{row['state_id']}-again"}
+            for row in pairs[::2]
+        ]
         for name, rows, features in (
             ("pairs", pairs, pair_features),
             ("prompts", prompts, prompt_features),
+            ("positives", positives, Features(shared | {"completion": message, "hint": text})),
         ):
             (folder / name).mkdir(exist_ok=True)
             Dataset.from_list(rows, features=features).to_parquet(
@@ -160,9 +170,8 @@ def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, **settings)
     """A three-channel trainer on recorded rollouts of the invented sessions."""
     from trainer.data.rendering import Renderer
     from trainer.data.rewards import as_trl_reward, consensus_reward
-    from trainer.data.rollouts import add_behaviour_logps, recorded_rollouts, replay_rollouts
+    from trainer.data.rollouts import contrast_rollouts
     from trainer.integrations.trl import ComposerConfig, ComposerReplicationTrainer
-    from trainer.integrations.trl.run import rows_dataset
 
     if rows is None:
         rows = [row for session in range(3) for row in session_rows(session)]
@@ -170,16 +179,15 @@ def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, **settings)
     renderer = Renderer(
         tokenizer=tokenizer, max_prompt_tokens=256, max_response_tokens=64, with_tools=False
     )
-    rollouts = recorded_rollouts(rows, renderer)
-    add_behaviour_logps(model, rollouts)
+    recorded = contrast_rollouts(rows, renderer)
+    recorded.add_behaviour_logps(model)
     return ComposerReplicationTrainer(
         model,
         as_trl_reward(consensus_reward),
         args,
         pairs=rows if pairs is None else pairs,
-        train_dataset=rows_dataset(rollouts),
+        recorded=recorded,
         processing_class=tokenizer,
-        rollout_func=replay_rollouts,
     )
 
 

@@ -104,7 +104,7 @@ def load_reward(path: str) -> RowReward:
 def as_trl_reward(reward: RowReward) -> Callable[..., list[float]]:
     """The reward in TRL's calling convention.
 
-    A recorded rollout brings its message in the column `action`; any other completion is parsed.
+    A decision on record brings its message in the column `action`; other completions are parsed.
     """
 
     def consensus(completions: list[Any], **columns: Any) -> list[float]:

@@ -28,6 +28,13 @@ def test_a_dataset_of_pairs_alone_is_enough(dataset_folder, tmp_path):
     assert (data.prompts, data.test_pairs, data.test_prompts) == ([], [], [])
 
 
+def test_a_folder_published_again_is_read_again(dataset_folder, tmp_path):
+    folder = shutil.copytree(dataset_folder, tmp_path / "published")
+    assert len(load_preference_data(folder).pairs) == 20
+    shutil.copy(folder / "pairs" / "test-0.parquet", folder / "pairs" / "train-0.parquet")
+    assert len(load_preference_data(folder).pairs) == 12
+
+
 def test_a_missing_folder_and_a_missing_column_are_named(tmp_path):
     with pytest.raises(DatasetError, match="no such dataset folder"):
         load_preference_data(tmp_path / "nothing")
