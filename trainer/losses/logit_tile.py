@@ -27,16 +27,24 @@ __all__ = [
 
 
 class Backend(Protocol):
+    """How a device multiplies, and how much it holds at once."""
+
     chunk: int
     """Tokens whose logits exist at once."""
     rows: int
     """Tokens whose temporaries exist at once."""
 
-    def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor: ...
+    def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor:
+        """Logits `[C, V]` in `dtype`, never rounded to less."""
+        ...
 
-    def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor: ...
+    def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor:
+        """Gradient of the hidden states, `[C, H]`."""
+        ...
 
-    def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None: ...
+    def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None:
+        """Add the weight's gradient to `total_V_H`, without rounding the product first."""
+        ...
 
 
 class PortableBackend:
@@ -51,6 +59,7 @@ class PortableBackend:
     _columns = 8192
 
     def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor:
+        """Logits `[C, V]` in `dtype`."""
         hidden_C_H = hidden_C_H.to(dtype)
         if weight_V_H.dtype == dtype:
             return hidden_C_H @ weight_V_H.t()
@@ -61,9 +70,11 @@ class PortableBackend:
         return logits_C_V
 
     def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor:
+        """Gradient of the hidden states, `[C, H]`."""
         return grad_C_V.to(weight_V_H.dtype) @ weight_V_H
 
     def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None:
+        """Add the weight's gradient to `total_V_H`."""
         total_V_H.addmm_(grad_C_V.t(), hidden_C_H.to(total_V_H.dtype))
 
 
@@ -74,15 +85,18 @@ class CudaBackend:
     rows = 256
 
     def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor:
+        """Logits `[C, V]` in `dtype`."""
         hidden_C_H = hidden_C_H.to(weight_V_H.dtype)
         if weight_V_H.dtype == dtype:
             return hidden_C_H @ weight_V_H.t()
         return torch.mm(hidden_C_H, weight_V_H.t(), out_dtype=dtype)
 
     def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor:
+        """Gradient of the hidden states, `[C, H]`."""
         return grad_C_V.to(weight_V_H.dtype) @ weight_V_H
 
     def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None:
+        """Add the weight's gradient to `total_V_H`."""
         # A product rounded to 16 bits before it is added biases the sum: entropy drifts down.
         if hidden_C_H.dtype == total_V_H.dtype:
             total_V_H.addmm_(grad_C_V.t(), hidden_C_H)
@@ -92,10 +106,12 @@ class CudaBackend:
 
 
 def backend_for(device: torch.device) -> Backend:
+    """The backend of `device`."""
     return CudaBackend() if device.type == "cuda" else PortableBackend()
 
 
 def slices(n: int, size: int) -> Iterator[slice]:
+    """`range(n)` in slices of `size`; the last one may be shorter."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
@@ -111,6 +127,7 @@ class LogitRule:
     temperature: float
 
     def apply_(self, logits_C_V: Tensor) -> Tensor:
+        """Logits from a projection, in place."""
         factor = self.scale / (self.softcap or self.temperature)
         if factor != 1.0:
             logits_C_V.mul_(factor)
@@ -119,6 +136,7 @@ class LogitRule:
         return logits_C_V
 
     def pull_back_(self, grad_R_V: Tensor, logits_R_V: Tensor) -> Tensor:
+        """Gradient of the projection from that of the logits, in place."""
         if self.softcap is not None:
             tanh_R_V = logits_R_V * (self.temperature / self.softcap)
             grad_R_V.addcmul_(grad_R_V, tanh_R_V.square_(), value=-1.0)
@@ -128,6 +146,8 @@ class LogitRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TeacherHead:
+    """The teacher's hidden states and head, without gradient."""
+
     hidden_N_H: Tensor
     weight_V_H: Tensor
     bias_V: Tensor | None
@@ -151,6 +171,7 @@ class TilePlan:
     def logits(
         self, hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None, rows: slice
     ) -> Tensor:
+        """One model's logits of the tokens `rows`."""
         logits_C_V = self.backend.project(hidden_N_H[rows], weight_V_H, self.dtype)
         if bias_V is not None:
             logits_C_V += bias_V
@@ -159,6 +180,7 @@ class TilePlan:
     def tile(
         self, hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None, rows: slice
     ) -> "LogitTile":
+        """Both models' logits of the tokens `rows`; hidden states and head are the student's."""
         logits_C_V = self.logits(hidden_N_H, weight_V_H, bias_V, rows)
         teacher_logits_C_V = None
         if self.teacher is not None:

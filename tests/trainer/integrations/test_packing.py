@@ -130,6 +130,16 @@ def test_activation_checkpointing_recomputes_through_the_tree():
     torch.testing.assert_close(gradient, expected[1])
 
 
+def test_autocast_gives_the_logps_of_autocast():
+    # Normalized queries of Qwen 3 are 32-bit under autocast, its values 16-bit.
+    model, pairs = make_model("qwen3"), trace_pairs(4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        packed = packed_logps(model, pack_pairs(pairs))
+        expected = one_pair_at_a_time(model, pairs)
+    for side, expected_side in zip(packed, expected, strict=True):
+        torch.testing.assert_close(side, expected_side, rtol=5e-3, atol=5e-2)
+
+
 # peft still reads the deprecated name.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_lora_adapters_get_the_same_gradient():
