@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -23,6 +23,7 @@ from trainer.losses.tree_layout import PackedTree, TokenPair, pack_pairs, pack_p
 __all__ = ["enable_tree_attention", "packed_hidden", "packed_logps", "packed_pair_logps"]
 
 _PREFIX = "prefix_tree_"
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def packed_logps(
@@ -165,16 +166,26 @@ def enable_tree_attention(model: nn.Module) -> None:
     base = str(causal_lm.config._attn_implementation)
     if base.startswith(_PREFIX):
         return
-    if not causal_lm._can_set_attn_implementation():
-        raise TrainerConfigError(
-            f"{type(causal_lm).__name__} does not take its attention from transformers' "
-            "AttentionInterface, so it cannot follow a packed tree. Train this model one pair at "
-            "a time."
-        )
+    _check_exchangeable(causal_lm)
     name = _PREFIX + base
     AttentionInterface.register(name, _tree_or(base))
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
     causal_lm.set_attn_implementation(name)
+
+
+def _check_exchangeable(causal_lm: PreTrainedModel) -> None:
+    config = causal_lm.config.get_text_config()
+    mixers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if mixers or not getattr(causal_lm, "_supports_attention_backend", False):
+        reason = (
+            f"has layers of type {', '.join(sorted(mixers))}"
+            if mixers
+            else ("does not take its attention from transformers' AttentionInterface")
+        )
+        raise TrainerConfigError(
+            f"{type(causal_lm).__name__} {reason}, so it cannot follow a packed tree. Train this "
+            "model one pair at a time."
+        )
 
 
 def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -196,6 +207,10 @@ def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
             )
         _check_exact(module, prefix_tree.tree, kwargs)
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        if torch.is_autocast_enabled(query.device.type):
+            # Autocast knows torch's own attention, not ours.
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         output_1_A_N_D = prefix_tree(query, key, value, scale=scale)
         return output_1_A_N_D.transpose(1, 2).contiguous(), None
 

@@ -17,6 +17,7 @@ from trainer.losses.head import (
     head_outputs,
     reference_policy_distillation,
 )
+from trainer.losses.logit_tile import CudaBackend
 
 N, V, H = 37, 101, 16
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -339,6 +340,25 @@ def test_autocast_does_not_narrow_the_logits():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under_autocast = fused_policy_distillation(*leaves, **inputs)
     assert torch.equal(plain.loss, under_autocast.loss)
+
+
+def test_the_cuda_backend_computes_the_same(monkeypatch):
+    leaves, inputs = make_case()
+    inputs |= {"policy_loss": clipped_policy_loss()}
+    expected = gradients(fused_policy_distillation(*leaves, **inputs), leaves)
+    monkeypatch.setattr("trainer.losses.head.backend_for", lambda _: CudaBackend())
+    ours = gradients(fused_policy_distillation(*leaves, **inputs), leaves)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_the_cuda_backend_keeps_32_bits_of_16_bit_products():
+    backend = CudaBackend()
+    hidden, weight = (torch.empty(n, H, dtype=torch.bfloat16, device="meta") for n in (N, V))
+    logits = backend.project(hidden, weight, torch.float32)
+    total = torch.zeros(V, H, device="meta")
+    backend.accumulate_(total, logits, hidden)
+    assert (logits.dtype, total.dtype) == (torch.float32, torch.float32)
+    assert backend.pull_back(logits, weight).shape == hidden.shape
 
 
 @pytest.mark.parametrize(
