@@ -34,6 +34,7 @@ from replay_pipeline.normalize import DedupIndex, DJNormalizer
 from replay_pipeline.pairs import (
     extract_pairs,
     outcomes_table,
+    pairs_from_table,
     pairs_table,
     positives_table,
 )
@@ -46,10 +47,11 @@ from replay_pipeline.replay import (
     ledger_status,
     replay_in_thread,
 )
+from replay_pipeline.review import show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
-from replay_pipeline.settings import Settings, api_key
+from replay_pipeline.settings import Settings, api_key, child_environment
 from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
@@ -299,8 +301,11 @@ class Pipeline:
         def work() -> dict[str, Any]:
             if not dataset.exists():
                 raise ConfigError(f"{dataset}: no dataset yet; run `replay-pipeline publish` first")
-            _run_trainer(command, output, self._on_progress)
-            return json.loads((output / "report.json").read_text("utf-8"))
+            # The bundled run is for one core: more threads than free cores only wait for each other.
+            environment = {} if config else {"OMP_NUM_THREADS": "1"}
+            _run_trainer(command, environment, output, self._on_progress)
+            report = json.loads((output / "report.json").read_text("utf-8"))
+            return {**report, "losses": _losses(output / "metrics.jsonl")}
 
         return self._stage(
             "train", "all", given, (), work, has_outputs=(output / "report.json").exists
@@ -341,6 +346,42 @@ class Pipeline:
         except LedgerError:
             ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
         return {"batches": batches, "ledger": ledger, "dataset": done.get(("publish", "all"))}
+
+    def show(self, state_id: str) -> str:
+        """One state as text: what came before, the student's action, each teacher's answer.
+
+        Raises:
+            ConfigError: no state, or more than one, begins with `state_id`.
+        """
+        batches = [
+            batch
+            for batch in self.root.batches("states")
+            if any(
+                known.startswith(state_id)
+                for known in self.root.read("states", batch)["state_id"].to_pylist()
+            )
+        ]
+        answered = [batch for batch in batches if self.root.has("teacher_actions", batch)]
+        paired = [batch for batch in batches if self.root.has("dpo_pairs", batch)]
+        return show_state(
+            state_id,
+            states=self._states(batches),
+            teacher_actions=[
+                row
+                for batch in answered
+                for row in teacher_actions_from_table(self.root.read("teacher_actions", batch))
+            ],
+            pairs=[p for b in paired for p in pairs_from_table(self.root.read("dpo_pairs", b))],
+            outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
+        )
+
+    def review(self, path: Path | None = None) -> Path:
+        """Write the page that shows all pairs side by side. Returns where it is."""
+        return write_review(
+            pairs_from_table(self.root.read_all("dpo_pairs")),
+            path=path or self.root.path / "review.html",
+            outcomes=self.root.read_all("outcomes").to_pylist(),
+        )
 
     def examine(self) -> list[dict[str, Any]]:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""
@@ -533,13 +574,20 @@ def _refuse_if_nobody_answers(report: ReplayReport) -> None:
         )
 
 
-def _run_trainer(command: Sequence[str], output: Path, on_progress: OnProgress) -> None:
+def _run_trainer(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    on_progress: OnProgress,
+) -> None:
     output.mkdir(parents=True, exist_ok=True)
     log_path = output / "trainer.log"
     metrics_path = output / "metrics.jsonl"
     metrics_path.unlink(missing_ok=True)
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=child_environment(**environment)
+        )
         try:
             while (code := _wait(process, seconds=0.5)) is None:
                 on_progress(Progress(stage="train", n_done=_count_lines(metrics_path)))
@@ -554,6 +602,13 @@ def _run_trainer(command: Sequence[str], output: Path, on_progress: OnProgress) 
         raise TrainError(
             f"the trainer ended with code {code}; see {log_path}: {' | '.join(last_words)}"
         )
+
+
+def _losses(path: Path) -> list[float]:
+    """The objective on the fixed batch at each step, else the training loss."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    values = [row.get("loss/objective", row.get("train/loss")) for row in rows]
+    return [value for value in values if value is not None]
 
 
 def _wait(process: "subprocess.Popen[bytes]", *, seconds: float) -> int | None:
