@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from replay_pipeline.testing import TeacherServer
 pytestmark = pytest.mark.slow
 
 
-def command(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *words: str | Path, cwd: Path, max_file_bytes: int | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     tool = Path(sys.executable).with_name("replay-pipeline")
     start = [str(tool)] if tool.exists() else [sys.executable, "-m", "replay_pipeline.cli"]
     return subprocess.run(
@@ -25,7 +28,13 @@ def command(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Com
         text=True,
         env=child_environment(HOME=str(cwd), COLUMNS="200", **environment),
         timeout=300,
+        preexec_fn=None if max_file_bytes is None else lambda: fill_disk_at(max_file_bytes),
     )
+
+
+def fill_disk_at(n_bytes: int) -> None:
+    """Let no file of this process grow beyond `n_bytes`, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
 
 
 def assert_one_clear_line(
@@ -175,6 +184,26 @@ def test_a_read_only_output_is_one_clear_line(tmp_path):
         target = locked / "out"
     done = command("ingest", SESSIONS_DIR, "--out", target, cwd=tmp_path)
     assert_one_clear_line(done, str(target), "cannot be written")
+
+
+def test_a_full_disk_while_ingesting_writes_nothing(tmp_path):
+    done = command("ingest", SESSIONS_DIR, "--out", "o", cwd=tmp_path, max_file_bytes=4_000)
+    assert_one_clear_line(done, "cannot be written")
+    assert not list((tmp_path / "o").glob("*turns*"))
+
+
+def test_a_full_disk_while_replaying_loses_no_paid_answer(tmp_path):
+    words = ("--data", "d", "--budget", "2")
+    assert command("ingest", SESSIONS_DIR, "--data", "d", cwd=tmp_path).returncode == 0
+    done = command("replay", *words, cwd=tmp_path, max_file_bytes=300_000, REPLAY_TEACHERS="sample")
+    assert_one_clear_line(done, "ledger.sqlite", may_log=True)
+    done = command("replay", *words, "--json", cwd=tmp_path, REPLAY_TEACHERS="sample")
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout).values()
+    assert report["is_complete"]
+    assert report["n_cached"] > 0
+    status = json.loads(command("status", "--data", "d", "--json", cwd=tmp_path).stdout)
+    assert status["ledger"]["spent_usd"] == pytest.approx(report["spent_usd"])
 
 
 def test_a_broken_answer_file_of_a_stage_is_named(paid_root, tmp_path):
