@@ -377,4 +377,5 @@ _SIGNAL = f"{_SIGNALS}|(?:{_ASCII_GROUP}){{6}}"
 def suspicious(texts: Sequence[str]) -> list[bool]:
     """For each text, whether `own_hits` might find something in it."""
     array = pa.array(texts, pa.large_string())
-    return pc.match_substring_regex(array, _SIGNAL).to_pylist()
+    options = pc.MatchSubstringOptions(_SIGNAL)
+    return pc.call_function("match_substring_regex", [array], options).to_pylist()

@@ -14,7 +14,8 @@ from typing import Any
 
 from replay_pipeline.ingesters import rows
 from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
-from replay_pipeline.ingesters.rows import Block, Row, Spans
+from replay_pipeline.ingesters.json_lines import Spans
+from replay_pipeline.ingesters.rows import Block, Row
 
 logger = logging.getLogger(__name__)
 

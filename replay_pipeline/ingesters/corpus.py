@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.base import (
     NO_RESULT,
     Call,
@@ -25,8 +26,11 @@ from replay_pipeline.ingesters.base import (
     Turn,
 )
 from replay_pipeline.ingesters.claude_code import ClaudeCode
+from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.fidelity import predict_context
+from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
+from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.redact import Redactor, user_of
 from replay_pipeline.schemas import TABLES
@@ -35,7 +39,7 @@ from replay_pipeline.types import Message, Progress, Tool
 
 logger = logging.getLogger(__name__)
 
-INGESTERS: tuple[Ingester, ...] = (ClaudeCode(),)
+INGESTERS: tuple[Ingester, ...] = (ClaudeCode(), Codex(), GeminiCli(), OpenCode(), AgentTraces())
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536
@@ -331,6 +335,8 @@ class _Corpus:
         return session_id
 
     def _learn_tools(self, log: SessionLog) -> None:
+        for tool in log.tools:
+            self.tools.record(tool)
         for turn in log.turns:
             if "copy" in turn.flags:
                 continue
