@@ -46,6 +46,9 @@ class RetryPolicy:
     max_attempts: int = 6
     first_wait_s: float = 0.5
     max_wait_s: float = 60.0
+    settle_s: float = 30.0
+    """How long after it was sent a lost call may still be running. Asked again only then, the
+    router's response cache has its answer; asked again earlier, it would be paid twice."""
 
 
 @dataclass(slots=True)
@@ -198,6 +201,9 @@ class Engine:
         body = builder.body(task.state, task.teacher, self.prices[task.teacher.name])
         lost = list(task.lost)
         for _ in range(1 + _MAX_SENT_AGAIN):
+            if not await self._let_finish(lost):
+                self.skipped["stopped"] += 1
+                return
             call = _Call(self, task, body)
             await call.make()
             if call.known:
@@ -220,6 +226,16 @@ class Engine:
             return
         self.decided[task.index] = _unknown_row(task, len(lost))
 
+    async def _let_finish(self, lost: list[Lost]) -> bool:
+        """Wait until lost calls can't be running any more; false when told to stop meanwhile."""
+        for each in lost:
+            while not self.stop.is_set():
+                age_s = (datetime.now(UTC) - each.sent_at).total_seconds()
+                if age_s >= self.retry.settle_s:
+                    break
+                await asyncio.sleep(min(0.1, self.retry.settle_s - age_s))
+        return not (lost and self.stop.is_set())
+
     async def _lose(self, call: "_Call", failure: Failure) -> Lost:
         """Book a call whose outcome is unknown at its full reservation."""
         reserved = call.reserved
@@ -237,7 +253,10 @@ class Engine:
             )
         )
         return Lost(
-            call_id=reserved.call_id, reserved_nano=reserved.reserved_nano, run_id=self.run_id
+            call_id=reserved.call_id,
+            reserved_nano=reserved.reserved_nano,
+            run_id=self.run_id,
+            sent_at=datetime.now(UTC),
         )
 
     async def _settle(self, task: Task, call: "_Call", lost: list[Lost]) -> None:

@@ -87,6 +87,7 @@ class Lost:
     call_id: int
     reserved_nano: int
     run_id: str
+    sent_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -440,7 +441,7 @@ class Ledger:
         if rows:
             logger.warning(
                 "%s: %d calls of a process that died have an unknown outcome; they count at their "
-                "full reservation and are asked again first",
+                "full reservation until they are asked again",
                 self.url, len(rows),
             )  # fmt: skip
         return len(rows)
@@ -537,14 +538,21 @@ def find_calls(
     lost: dict[str, list[Lost]] = defaultdict(list)
     for chunk in _chunks(request_shas):
         rows = database.query(
-            "select id, request_sha, run_id, state, reserved, cost, row from calls "
+            "select id, request_sha, run_id, state, reserved, cost, row, intent_at from calls "
             "where (state in ('answered', 'unknown') or (state = 'failed' and is_lasting = 1)) "
             f"and request_sha in ({_marks(chunk)}) order by id",
             chunk,
         )
-        for call_id, sha, run_id, state, reserved, cost, row in rows:
+        for call_id, sha, run_id, state, reserved, cost, row, intent_at in rows:
             if state == "unknown":
-                lost[sha].append(Lost(call_id=call_id, reserved_nano=reserved, run_id=run_id))
+                lost[sha].append(
+                    Lost(
+                        call_id=call_id,
+                        reserved_nano=reserved,
+                        run_id=run_id,
+                        sent_at=datetime.fromisoformat(intent_at),
+                    )
+                )
             else:
                 decided[sha] = Known(
                     request_sha=sha, run_id=run_id, cost_nano=cost, row=bytes(row or b"null")

@@ -11,7 +11,7 @@ from replay_pipeline.replay.replies import _BY_TYPE
 from replay_pipeline.testing import TeacherServer
 
 MODEL = "deepseek/deepseek-v4-pro"
-TWICE = RetryPolicy(max_attempts=2, first_wait_s=0.001, max_wait_s=0.01)
+TWICE = RetryPolicy(max_attempts=2, first_wait_s=0.001, max_wait_s=0.01, settle_s=0.0)
 
 
 def status(number, error_type=None, **more):

@@ -187,7 +187,7 @@ def test_error_sites_come_first_when_money_is_short(lively_server, tmp_path):
     states = [make_state(i, outcome="tool_error" if i >= 40 else "ok") for i in range(60)]
     report = asyncio.run(
         replay_states(
-            states, lively_server.teachers(MODELS[:1]), max_total_usd=0.0057,
+            states, lively_server.teachers(MODELS[:1]), max_total_usd=0.00545,
             ledger=tmp_path / "l", gates=("error_sites_first",), max_concurrency=1,
             is_durable=False,
         )
