@@ -7,6 +7,7 @@ other), so a group is a clique, and the grouping does not depend on the order of
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 
 from replay_pipeline.actions import LEVELS, Action, TextComparator, agreement_level
 from replay_pipeline.actions.agreement import strictness
@@ -133,11 +134,12 @@ class Panel:
         )
 
     def _medoid(self, group: frozenset[int]) -> int:
-        def order(i: int) -> tuple[int, int, int]:
+        def order(i: int) -> tuple[int, bytes]:
             closeness = sum(
                 self._levels[i][j] * len(self._by_action[self.actions[j]]) for j in group
             )
-            return -closeness, len(self.actions[i].render()), i
+            # Among equals a hash decides: the shortest would make every chosen side short.
+            return -closeness, blake2b(repr(_spelling(self.actions[i])).encode()).digest()
 
         return min(group, key=order) if len(group) > 1 else min(group)
 

@@ -62,6 +62,25 @@ def test_batch_form_takes_columns_as_trl_passes_them():
     assert rewards == [1.0, LEVEL_CREDIT["tool"]]
 
 
+def test_paths_are_read_against_the_working_directory_of_the_prompt():
+    def read(path):
+        function = {"name": "Read", "arguments": json.dumps({"file_path": path})}
+        return {"role": "assistant", "tool_calls": [{"function": function}]}
+
+    prompt = [
+        {"role": "system", "content": "You are an agent.\n\nWorking directory: /home/ada/shop\n"},
+        {"role": "user", "content": "Working directory: /tmp"},
+    ]
+    row = {"prompt": prompt, "chosen": [read("src/a.py")]}
+    assert consensus_reward([read("/home/ada/shop/src/a.py")], row) == 1.0
+    assert consensus_reward([read("/tmp/src/a.py")], row) == LEVEL_CREDIT["tool"]
+    assert consensus_rewards(
+        prompts=[prompt],
+        completions=[[read("/home/ada/shop/src/a.py")]],
+        consensus=[read("src/a.py")],
+    ) == [1.0]
+
+
 def test_scorer_form_reads_info_or_answer():
     assert consensus_score([CONSENSUS], info={"chosen_action": CONSENSUS}, state={}) == 1.0
     assert consensus_score([CONSENSUS], answer=canonical_action(CONSENSUS).render()) == 1.0

@@ -81,6 +81,22 @@ def test_a_rejection_without_another_try_soon_after_is_no_pair():
     assert extract_dpo_pairs([rejected, other_session], []) == []
 
 
+def test_another_command_counts_as_a_new_attempt_only_at_once():
+    rejected = state(0, bash("git push"), "user_rejected")
+    again = state(1, bash("git checkout ."), "user_rejected")
+    accepted = state(2, bash("make"))
+    pairs = extract_dpo_pairs([rejected, again, accepted], [])
+    assert [p["rejected"] for p in pairs] == [
+        'Bash {"command":"git push"}',
+        'Bash {"command":"git checkout ."}',
+    ]
+    assert {p["chosen"] for p in pairs} == {MAKE}
+    looked = state(1, edit("x", "y"))
+    assert extract_dpo_pairs([rejected, looked, accepted], []) == []
+    same_object = state(2, bash("git push --dry-run"))
+    assert len(extract_dpo_pairs([rejected, looked, same_object], [])) == 1
+
+
 def test_natural_pairs_can_be_left_out():
     given_up = state(3, bash("tox"), "rewound", alternatives=[bash("make")])
     assert extract_dpo_pairs([given_up], [], include_natural=False) == []
