@@ -3,9 +3,9 @@
     python benchmarks/normalize.py --pairs 100000
 
 All three apply the thresholds of the recipe `default` to both sides and remove duplicates, and must
-keep the same rows. data-juicer's stock filters keep one statistic per metric, so the executor gets
-two passes, one per side, and a slim file without the prompts; ours and polars read the whole table
-and write kept rows, ours the dropped ones with their reasons as well.
+keep the same rows. data-juicer's stock filters keep one statistic per row and metric, so the
+executor gets two passes, one per side, and one more column for its deduplicator. All read the same
+file and write the kept rows; ours writes the dropped ones with their reasons as well.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,35 +79,26 @@ def rows(n_pairs: int) -> Iterator[dict[str, str]]:
         yield pair
 
 
-def write_inputs(n_pairs: int, folder: Path) -> None:
+def write_input(n_pairs: int, path: Path) -> None:
+    """The pair table, and one column more: what the stock deduplicator is to compare."""
     from replay_pipeline.schemas import DPO_PAIRS
 
-    slim = pa.schema([(name, pa.string()) for name in ("state_id", "chosen", "rejected", "both")])
+    schema = DPO_PAIRS.append(pa.field("both", pa.string()))
     source = rows(n_pairs)
     n_bytes = 0
-    with (
-        pq.ParquetWriter(folder / "pairs.parquet", DPO_PAIRS, compression="zstd") as whole,
-        pq.ParquetWriter(folder / "slim.parquet", slim, compression="zstd") as narrow,
-    ):
-        while chunk := [row for _, row in zip(range(1000), source, strict=False)]:
-            n_bytes += sum(len(row["chosen"]) + len(row["rejected"]) for row in chunk)
-            whole.write_table(
-                pa.table(
-                    [pa.array([row.get(f.name) for row in chunk], f.type) for f in DPO_PAIRS],
-                    DPO_PAIRS,
-                )
-            )
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while chunk := list(islice(source, 1000)):
             for row in chunk:
                 row["both"] = "\n".join((row["key"], row["chosen"], row["rejected"]))
-            narrow.write_table(
-                pa.table([[row[name] for row in chunk] for name in slim.names], schema=slim)
-            )
+                n_bytes += len(row["chosen"]) + len(row["rejected"])
+            columns = [pa.array([row.get(f.name) for row in chunk], f.type) for f in schema]
+            writer.write_table(pa.table(columns, schema=schema))
     print(f"{n_pairs} pairs, {n_bytes / 1e6:.0f} MB of chosen and rejected")
 
 
 def run_ours(folder: Path) -> list[str]:
     from replay_pipeline.normalize import DJNormalizer
-    from replay_pipeline.schemas import DROPPED_PAIRS, NORMALIZED_PAIRS
+    from replay_pipeline.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
 
     source = pq.ParquetFile(folder / "pairs.parquet")
     states: list[str] = []
@@ -114,7 +106,8 @@ def run_ours(folder: Path) -> list[str]:
         pq.ParquetWriter(folder / "kept.parquet", NORMALIZED_PAIRS, compression="zstd") as kept,
         pq.ParquetWriter(folder / "dropped.parquet", DROPPED_PAIRS, compression="zstd") as dropped,
     ):
-        for part in DJNormalizer("default").stream(source.iter_batches(batch_size=1000)):
+        batches = source.iter_batches(batch_size=1000, columns=DPO_PAIRS.names)
+        for part in DJNormalizer("default").stream(batches):
             kept.write_table(part.kept)
             dropped.write_table(part.dropped)
             states += part.kept["state_id"].to_pylist()
@@ -141,6 +134,7 @@ def run_polars(folder: Path) -> list[str]:
     prompt = pl.col("state_messages_json").str.replace_all('"tool_call_id": "[^"]*"', "").hash()
     kept = (
         pl.scan_parquet(folder / "pairs.parquet")
+        .drop("both")
         .filter(*checks)
         .with_columns(dup=pl.struct(prompt.alias("p"), normal[0].alias("c"), normal[1].alias("r")))
         .filter(pl.col("dup").is_first_distinct())
@@ -158,7 +152,7 @@ def run_executor(folder: Path) -> list[str]:
     from data_juicer.config import init_configs
     from data_juicer.core.executor import DefaultExecutor
 
-    source = folder / "slim.parquet"
+    source = folder / "pairs.parquet"
     for side in ("chosen", "rejected"):
         process: list[dict] = [
             {"text_length_filter": {"text_key": side, "min_len": 8, "max_len": 32000}},
@@ -218,7 +212,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="normalize-") as name:
         folder = Path(name)
-        write_inputs(options.pairs, folder)
+        write_input(options.pairs, folder / "pairs.parquet")
         ways = options.ways.split(",")
         figures = {way: measure(way, folder) for way in ways}
         states = {way: json.loads((folder / f"{way}.json").read_text()) for way in ways}
