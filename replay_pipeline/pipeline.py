@@ -472,26 +472,18 @@ class Pipeline:
         return [f"{name}:{_digest(self.root.part(name, batch))}" for name in names]
 
     def _card_facts(self) -> CardFacts:
-        """What the dataset card tells beyond the rows: teachers, money, drops."""
-        figures = summarize(self.receipts.all())
-        by_teacher = [r.report["cost_by_teacher_usd"] for r in self._all("replay")]
+        """What the dataset card tells beyond the rows: teachers, and what each stage reported."""
         teachers: list[TeacherFacts] = [
-            {
-                "name": teacher.name,
-                "model": teacher.model,
-                "vendor": teacher.vendor,
-                "is_distillable": teacher.is_distillable,
-                "cost_usd": sum(costs.get(teacher.name, 0.0) for costs in by_teacher),
-            }
-            for teacher in self.settings.replay.teachers
+            {"name": t.name, "model": t.model, "is_distillable": t.is_distillable}
+            for t in self.settings.replay.teachers
         ]
         facts: CardFacts = {
             "teachers": teachers,
             "accepted_terms": self.settings.replay.accepted_terms,
-            "spent_usd": figures["spent_usd"],
-            "recipe": self.settings.normalize.recipe,
-            "n_pairs_in": figures["pairs"],
-            "dropped": figures["dropped"],
+            "ingest": self._reports("ingest"),
+            "replay": self._reports("replay"),
+            "pairs": self._reports("pairs"),
+            "normalize": self._reports("normalize"),
         }
         if self.settings.replay.sample_teachers:
             facts["notes"] = (
@@ -500,8 +492,9 @@ class Pipeline:
             )
         return facts
 
-    def _all(self, stage: str) -> list[Receipt]:
-        return [receipt for receipt in self.receipts.all() if receipt.stage == stage]
+    def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
+        """Reports of a stage by batch."""
+        return {r.batch: r.report for r in self.receipts.all() if r.stage == stage}
 
 
 def run(

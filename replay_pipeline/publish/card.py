@@ -155,7 +155,7 @@ def _sample(pairs: pa.Table) -> dict[str, Any] | None:
 
 
 def _counts(values: Sequence[Any]) -> dict[str, int]:
-    return dict(sorted(Counter("unknown" if v is None else str(v) for v in values).items()))
+    return dict(sorted(Counter("none" if v is None else str(v) for v in values).items()))
 
 
 def encode(facts: Any) -> bytes:
@@ -367,19 +367,19 @@ def _teachers(ordered: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) ->
     names = sorted({*votes, *costs, *told})
     if not names:
         return ""
-    rows = [
-        (
-            f"`{name}`",
-            f"`{told[name]['model']}`" if told.get(name, {}).get("model") else "",
-            votes.get(name, 0),
-            f"{costs[name]:.4f}" if name in costs else "",
-            _period(told.get(name, {})),
-            {True: "yes", False: "no"}.get(told.get(name, {}).get("is_distillable"), "not known"),
-        )
-        for name in names
-    ]
-    head = ("teacher", "model", "votes in pairs", "cost, USD", "asked", "allows distillation")
-    return "## Teachers\n\n" + _table(head, rows)
+    allows = {True: "yes", False: "no"}
+    columns = {
+        "teacher": [f"`{name}`" for name in names],
+        "model": [told.get(name, {}).get("model", "") for name in names],
+        "votes in pairs": [votes.get(name, 0) for name in names],
+        "cost, USD": [f"{costs[name]:.4f}" if name in costs else "" for name in names],
+        "asked": [_period(told.get(name, {})) for name in names],
+        "allows distillation": [
+            allows.get(told.get(name, {}).get("is_distillable"), "not known") for name in names
+        ],
+    }
+    known = {head: values for head, values in columns.items() if any(v != "" for v in values)}
+    return "## Teachers\n\n" + _table(list(known), zip(*known.values(), strict=True))
 
 
 def _period(teacher: Mapping[str, Any]) -> str:
