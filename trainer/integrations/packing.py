@@ -23,6 +23,7 @@ from trainer.losses.tree_layout import PackedTree, TokenPair, pack_pairs, pack_p
 __all__ = ["enable_tree_attention", "packed_hidden", "packed_logps", "packed_pair_logps"]
 
 _PREFIX = "prefix_tree_"
+_BASES = {"sdpa", "eager", "flex_attention"}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -63,8 +64,8 @@ def packed_pair_logps(
     """((chosen log-probs, tokens), (rejected log-probs, tokens)), each `[B]`, of a padded batch.
 
     Takes the place of one padded forward pass per side: `batch` holds
-    `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}`. Responses must end their
-    sequence.
+    `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` (without an attention mask no
+    token is padding). Responses must end their sequence.
 
     Args:
         model: as for `packed_logps`.
@@ -105,8 +106,10 @@ def _token_pairs(batch: Mapping[str, Tensor]) -> list[TokenPair]:
 def _prompts_and_responses(
     batch: Mapping[str, Tensor], side: str
 ) -> list[tuple[list[int], list[int]]]:
-    names = ("input_ids", "attention_mask", "response_mask")
-    rows = zip(*(batch[f"dpo_{side}_{name}"].tolist() for name in names), strict=True)
+    input_ids = batch[f"dpo_{side}_input_ids"]
+    attention_mask = batch.get(f"dpo_{side}_attention_mask", torch.ones_like(input_ids))
+    columns = (input_ids, attention_mask, batch[f"dpo_{side}_response_mask"])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     split = []
     for row, (ids, is_real, is_response) in enumerate(rows):
         real = [
@@ -166,14 +169,19 @@ def enable_tree_attention(model: nn.Module) -> None:
     base = str(causal_lm.config._attn_implementation)
     if base.startswith(_PREFIX):
         return
-    _check_exchangeable(causal_lm)
+    _check_exchangeable(causal_lm, base)
     name = _PREFIX + base
     AttentionInterface.register(name, _tree_or(base))
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
     causal_lm.set_attn_implementation(name)
 
 
-def _check_exchangeable(causal_lm: PreTrainedModel) -> None:
+def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
+    if base not in _BASES:
+        raise TrainerConfigError(
+            f"attention {base!r} cannot be shared with packed trees: load the model with "
+            'attn_implementation="sdpa"'
+        )
     config = causal_lm.config.get_text_config()
     mixers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if mixers or not getattr(causal_lm, "_supports_attention_backend", False):

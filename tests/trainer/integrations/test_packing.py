@@ -114,10 +114,14 @@ def test_a_long_trace_equals_one_pair_at_a_time():
     assert_same_training_signal(model, pairs, packed_logps(model, tree))
 
 
-def test_eager_attention_is_served_too():
-    model = make_model(attn_implementation="eager")
-    pairs = trace_pairs(4)
-    assert_same_training_signal(model, pairs, packed_logps(model, pack_pairs(pairs)))
+@pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
+def test_the_models_own_attention_makes_no_difference(implementation):
+    model, other, pairs = make_model(), make_model(), trace_pairs(4)
+    other.set_attn_implementation(implementation)
+    ours = dpo_gradient(other, packed_logps(other, pack_pairs(pairs)))
+    expected = dpo_gradient(model, packed_logps(model, pack_pairs(pairs)))
+    assert ours[0] == expected[0]
+    torch.testing.assert_close(ours[1], expected[1])
 
 
 def test_activation_checkpointing_recomputes_through_the_tree():
@@ -242,6 +246,13 @@ def test_what_a_tree_cannot_reproduce_is_refused():
         packed_logps(mistral, tree)
     mistral = MistralForCausalLM._from_config(MistralConfig(**SIZES, sliding_window=4096))
     assert_same_training_signal(mistral, trace_pairs(3), packed_logps(mistral, tree))
+
+
+def test_hub_and_flash_kernels_are_refused_with_the_way_out():
+    model = make_model()
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(TrainerConfigError, match='attn_implementation="sdpa"'):
+        packed_logps(model, pack_pairs(trace_pairs(2)))
 
 
 def test_models_without_exchangeable_attention_are_refused():
