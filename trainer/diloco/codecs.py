@@ -173,35 +173,45 @@ def _blockwise_int(bits: int, block: int) -> Codec:
     return Codec(f"int{bits}", encode, decode)
 
 
+TRITS = 5
+"""Three-valued digits in a byte: 3**5 = 243."""
+
+_DIGITS = np.arange(243)[:, None] // 3 ** np.arange(TRITS) % 3
+_SIGNS = (_DIGITS - 1).astype(np.int8)
+
+
+def _pack_signs(signs: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Pack values of -1, 0 and 1 five to a byte; a Huffman code then sees them jointly."""
+    digits = np.pad(signs, (0, -signs.size % TRITS)).view(np.uint8)
+    digits += 1
+    packed = digits[TRITS - 1 :: TRITS].copy()
+    for place in range(TRITS - 2, -1, -1):
+        packed *= 3
+        packed += digits[place::TRITS]
+    return packed
+
+
 def _blockwise_ternary(block: int, threshold: float, level: float) -> Codec:
     """Values above `threshold` of their block's largest become ±`level` of it; the rest wait."""
 
     def encode(vector: Vector) -> Parts:
-        scales, plus, minus = [], [], []
+        scales, signs = [], []
         for rows in _rows(vector, block):
             largest = _absmax(rows)
             cut = (largest * np.float32(threshold))[:, None]
             scales.append(_scale_up(largest * np.float32(level))[0])
-            plus.append(np.packbits(rows > cut))
-            minus.append(np.packbits(rows < -cut))
-        return {
-            "scales": np.concatenate(scales),
-            "plus": _squeeze(np.concatenate(plus)),
-            "minus": _squeeze(np.concatenate(minus)),
-        }
+            signs.append(((rows > cut).view(np.int8) - (rows < -cut).view(np.int8)).ravel())
+        flat = np.concatenate(signs)[: vector.size]
+        return {"scales": np.concatenate(scales), "signs": _squeeze(_pack_signs(flat))}
 
     def decode(parts: Mapping[str, NDArray], n: int) -> Vector:
         scale = _scale_down(parts["scales"])
-        size = scale.size * block // 8
-        plus, minus = _unsqueeze(parts["plus"], size), _unsqueeze(parts["minus"], size)
+        packed = _unsqueeze(parts["signs"], -(-n // TRITS))
+        signs = np.zeros(scale.size * block + TRITS, np.int8)
+        np.take(_SIGNS, packed, axis=0, out=signs[: packed.size * TRITS].reshape(-1, TRITS))
+        signs[n:] = 0
         values = np.empty((scale.size, block), np.float32)
-        step = max(1, CHUNK_ROWS_BYTES // (4 * block))
-        for at in range(0, scale.size, step):
-            rows, span = slice(at, at + step), slice(at * block // 8, (at + step) * block // 8)
-            signs = np.unpackbits(plus[span]).view(np.int8) - np.unpackbits(minus[span]).view(
-                np.int8
-            )
-            np.multiply(signs.reshape(-1, block), scale[rows, None], out=values[rows])
+        np.multiply(signs[: values.size].reshape(-1, block), scale[:, None], out=values)
         return values.ravel()[:n]
 
     return Codec("ternary", encode, decode)
@@ -247,7 +257,7 @@ CODECS: dict[str, Codec] = {
         Codec("bf16", _encode_bf16, _decode_bf16),
         _blockwise_int(bits=8, block=128),
         _blockwise_int(bits=4, block=128),
-        _blockwise_ternary(block=4096, threshold=0.5, level=1.0),
+        _blockwise_ternary(block=2048, threshold=0.47, level=0.9),
         _top_k(block=4096, one_in=64),
     )
 }

@@ -46,6 +46,9 @@ __all__ = [
     "snapshot_key",
 ]
 
+REUPLOAD_GRACES = 4
+"""After this many graces without a decision a contribution is uploaded again, then ever rarer."""
+
 
 def round_prefix(round_id: int) -> str:
     """Return the folder of a round."""
@@ -269,6 +272,7 @@ class RoundMachine:
     _joining: frozenset[int] = frozenset()
     _rejected: int = 0
     _uploaded: bool = False
+    _reupload_at: int = REUPLOAD_GRACES
     _proposed: Manifest | None = None
 
     def __post_init__(self) -> None:
@@ -286,7 +290,7 @@ class RoundMachine:
             self.decided = manifest
         elif self._proposed is not None:
             self.action = Commit(self._proposed)
-        elif not self._uploaded and (self.turn > 0 or self.always_upload):
+        elif self._must_upload(graces):
             self.action = PutDelta(self.round_id)
         elif graces >= self.turn:
             self.action = List(self.round_id)
@@ -309,6 +313,8 @@ class RoundMachine:
         if len(chosen) >= self.quorum and (is_complete or is_overdue):
             self.action = Merge(self.round_id, tuple(chosen[rank] for rank in sorted(chosen)))
         else:
+            # What was damaged a moment ago may be whole at the next look.
+            self._damaged.clear()
             self.action = ReadManifest(self.round_id, is_poll=True)
 
     def on_damaged(self, contributions: Iterable[Contribution]) -> None:
@@ -337,6 +343,17 @@ class RoundMachine:
     def on_committed(self) -> None:
         """The commit was sent; only reading the manifest tells who won."""
         self.action = ReadManifest(self.round_id)
+
+    def _must_upload(self, graces: int) -> bool:
+        """Upload once, and again after long waits: the first one may have arrived torn."""
+        if self.turn == 0 and not self.always_upload:
+            return False
+        if not self._uploaded:
+            return True
+        if graces < self._reupload_at:
+            return False
+        self._reupload_at *= 2
+        return True
 
     def _next_look(self) -> None:
         if self.turn == 0:

@@ -385,22 +385,25 @@ class OuterReplica:
         if self.round_id % self.settings.snapshot_every:
             return
         try:
-            self._put_snapshot(self.round_id, tuple(sorted(self.machine.expected)))
-            self._collect_garbage()
+            key = self._put_snapshot(self.round_id, tuple(sorted(self.machine.expected)))
+            # What is about to be deleted can be replaced by this snapshot only if it is whole.
+            if key is not None and self._read_snapshot(key) is not None:
+                self._collect_garbage()
         except ObjectStoreError as error:
             # The run does not depend on any single snapshot: the log is still there.
             logger.warning("no snapshot of round %d: %s", self.round_id, error)
 
     def _put_snapshot(
         self, round_id: int, expected: tuple[int, ...], *, only_if_absent: bool = False
-    ) -> None:
+    ) -> str | None:
         base = self._base()
         key = snapshot_key(round_id, base)
         if only_if_absent and key in self.rounds.store.keys("snapshots/"):
-            return
+            return None
         header = {"round_id": round_id, "base": base, "expected": list(expected)}
         data = _pack(header, {"theta": self.theta, "velocity": self.velocity})
         self.rounds.put(key, data)
+        return key
 
     def _collect_garbage(self) -> None:
         """Delete payloads that no newer snapshot needs. Manifests stay: they are the log."""
