@@ -81,6 +81,11 @@ class PairSettings(_Section):
     """Votes of distinct model families that make a consensus."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
+    include_natural: bool = True
+    """Add the pairs that sessions hold without any teacher: branches given up, actions the user
+    rejected."""
+    count_own_family: bool = False
+    """Let teachers of the student's own model family vote. They tend to agree with it."""
 
 
 class NormalizeSettings(_Section):
@@ -125,30 +130,44 @@ class Settings(_Section):
     train: TrainSettings = TrainSettings()
 
     @classmethod
-    def load(cls, path: Path | None = None, env: Mapping[str, str] | None = None) -> "Settings":
-        """Read a TOML file, then put the environment over it.
+    def load(
+        cls,
+        path: Path | None = None,
+        *,
+        data_dir: Path | None = None,
+        changes: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> "Settings":
+        """Read a TOML file, then put the environment, `data_dir` and `changes` over it.
 
-        `REPLAY_SETTINGS` names the file if `path` does not, `REPLAY_DATA` the data root, and
-        `REPLAY_TEACHERS` is `sample`, `openrouter` or `frontier`.
+        The file is `path`, else what `REPLAY_SETTINGS` names, else `settings.toml` in the data
+        root if there is one. `REPLAY_DATA` is the data root, and `REPLAY_TEACHERS` is `sample`,
+        `openrouter` or `frontier`.
+
+        Args:
+            path: the settings file.
+            data_dir: the data root.
+            changes: single settings, nested as in the file.
+            env: the environment; by default that of the process.
 
         Raises:
             ConfigError: the file is missing, or a field is unknown or invalid.
         """
         env = os.environ if env is None else env
-        if path is None and env.get("REPLAY_SETTINGS"):
-            path = Path(env["REPLAY_SETTINGS"])
+        root = data_dir or (Path(env["REPLAY_DATA"]) if env.get("REPLAY_DATA") else None)
+        path = path or _settings_file(root, env)
         try:
             fields: dict[str, Any] = tomllib.loads(path.read_text("utf-8")) if path else {}
-            if root := env.get("REPLAY_DATA"):
+            if root is not None:
                 fields["data_dir"] = root
             if choice := env.get("REPLAY_TEACHERS"):
-                fields["replay"] = {**fields.get("replay", {}), **_teachers(choice)}
-            return cls.model_validate(fields)
+                fields = _merged(fields, {"replay": _teachers(choice)})
+            return cls.model_validate(_merged(fields, changes or {}))
         except ValidationError as error:
             what = "; ".join(
                 f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
             )
-            raise ConfigError(f"{path or 'environment'}: {what}") from error
+            raise ConfigError(f"{path or 'settings'}: {what}") from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
 
@@ -163,6 +182,22 @@ class Settings(_Section):
     def model_dir(self) -> Path:
         """Folder of the trained model."""
         return self.train.output or self.data_dir / "model"
+
+
+def _settings_file(root: Path | None, env: Mapping[str, str]) -> Path | None:
+    if named := env.get("REPLAY_SETTINGS"):
+        return Path(named)
+    beside = (root or Path("data")) / "settings.toml"
+    return beside if beside.exists() else None
+
+
+def _merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(fields)
+    for key, value in changes.items():
+        old = merged.get(key)
+        is_section = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(old, value) if is_section else value
+    return merged
 
 
 def _teachers(choice: str) -> dict[str, Any]:
@@ -180,12 +215,12 @@ def _teachers(choice: str) -> dict[str, Any]:
 
 
 def api_key(name: str | None) -> SecretStr | None:
-    """The key in environment variable `name`, or `None` when `name` is `None`.
+    """The key in environment variable `name`, or `None` when `name` is `None` or empty.
 
     Raises:
         ConfigError: the variable is not set or empty.
     """
-    if name is None:
+    if not name:
         return None
     value = os.environ.get(name, "").strip()
     if not value:
@@ -196,3 +231,8 @@ def api_key(name: str | None) -> SecretStr | None:
 def environment(name: str, default: str | None = None) -> str | None:
     """A variable of the environment that is no secret."""
     return os.environ.get(name, default)
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """The environment of this process with `changes`, for a program that is started."""
+    return {**os.environ, **changes}

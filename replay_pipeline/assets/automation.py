@@ -1,0 +1,91 @@
+"""What runs by itself: a sensor for new sessions, a nightly replay, and the jobs by hand."""
+
+from itertools import pairwise
+
+import dagster as dg
+
+from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.resources import PipelineResource
+
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
+_MAX_BATCHES_PER_RUN = 200
+
+_BY_BATCH = dg.AssetSelection.assets(
+    "trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs"
+)
+_WHOLE = dg.AssetSelection.assets("published_dataset", "trained_model")
+
+batch_job = dg.define_asset_job(
+    "replay_batches",
+    selection=_BY_BATCH,
+    description="Trace states to normalized pairs, for the chosen batches.",
+)
+dataset_job = dg.define_asset_job(
+    "publish_and_train",
+    selection=_WHOLE,
+    description="Publish all normalized pairs and train on them.",
+)
+publish_job = dg.define_asset_job(
+    "publish",
+    selection=dg.AssetSelection.assets("published_dataset"),
+    description="Publish all normalized pairs.",
+)
+
+
+@dg.sensor(
+    job=batch_job,
+    minimum_interval_seconds=60,
+    description="Finds new and grown session files and adds a partition for each batch of them.",
+)
+def new_sessions(
+    context: dg.SensorEvaluationContext, pipeline: PipelineResource
+) -> dg.SensorResult | dg.SkipReason:
+    """Add partitions; nothing is paid until a run asks for it."""
+    work = pipeline.open()
+    work.find_batches()
+    known = set(context.instance.get_dynamic_partitions(trace_batch.name or ""))
+    new = [key for key in work.batches() if key not in known]
+    if not new:
+        return dg.SkipReason("no new session bytes")
+    return dg.SensorResult(dynamic_partitions_requests=[trace_batch.build_add_request(new)])
+
+
+@dg.schedule(
+    job=batch_job,
+    cron_schedule="0 2 * * *",
+    description="Replays the batches that are not yet normalized, within the nightly budget.",
+)
+def nightly_replay(
+    context: dg.ScheduleEvaluationContext, pipeline: PipelineResource
+) -> list[dg.RunRequest] | dg.SkipReason:
+    """One run per contiguous range of missing batches; the nightly budget is split among them."""
+    keys = list(context.instance.get_dynamic_partitions(trace_batch.name or ""))
+    done = context.instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
+    ranges = missing_ranges(keys, done, max_batches=_MAX_BATCHES_PER_RUN)
+    if not ranges:
+        return dg.SkipReason("every batch is replayed")
+    share_usd = pipeline.settings().replay.max_nightly_usd / len(ranges)
+    tick = context.scheduled_execution_time.isoformat()
+    return [
+        dg.RunRequest(
+            run_key=f"{tick}:{first}",
+            tags={RANGE_START: first, RANGE_END: last},
+            run_config=dg.RunConfig(
+                ops={"teacher_actions": {"config": {"max_total_usd": share_usd}}}
+            ),
+        )
+        for first, last in ranges
+    ]
+
+
+def missing_ranges(keys: list[str], done: set[str], *, max_batches: int) -> list[tuple[str, str]]:
+    """Group the keys that are not in `done` into runs of neighbours, as (first, last)."""
+    missing = [i for i, key in enumerate(keys) if key not in done]
+    ranges: list[list[int]] = []
+    for before, i in pairwise([-2, *missing]):
+        if i == before + 1 and i - ranges[-1][0] < max_batches:
+            ranges[-1][1] = i
+        else:
+            ranges.append([i, i])
+    return [(keys[first], keys[last]) for first, last in ranges]

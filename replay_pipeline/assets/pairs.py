@@ -1,0 +1,78 @@
+"""Assets: preference pairs, raw and normalized."""
+
+import dagster as dg
+
+from replay_pipeline.assets.metadata import bars, column_schema, markdown_table
+from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batch
+from replay_pipeline.assets.reporting import each_batch
+from replay_pipeline.pipeline import Pipeline, Receipt
+from replay_pipeline.resources import PipelineResource
+from replay_pipeline.schemas import DPO_PAIRS, NORMALIZED_PAIRS
+
+_N_SAMPLES = 3
+
+
+@dg.asset(
+    deps=["trace_states", "teacher_actions"],
+    partitions_def=trace_batch,
+    backfill_policy=ONE_RUN,
+    group_name=GROUP,
+    owners=OWNERS,
+    kinds={"python", "parquet"},
+    tags={"stage": "pairs"},
+    metadata={"dagster/column_schema": column_schema(DPO_PAIRS)},
+)
+def dpo_pairs(
+    context: dg.AssetExecutionContext, pipeline: PipelineResource
+) -> dg.MaterializeResult:
+    """States at which enough teachers agreed on something that the student did not do."""
+    work = pipeline.open()
+
+    def facts(receipt: Receipt) -> dict[str, object]:
+        return {**_pair_facts(receipt), "samples": _samples(work, receipt.batch)}
+
+    return each_batch(context, work, work.pairs, facts)
+
+
+@dg.asset(
+    deps=["dpo_pairs"],
+    partitions_def=trace_batch,
+    backfill_policy=ONE_RUN,
+    group_name=GROUP,
+    owners=OWNERS,
+    kinds={"python", "parquet"},
+    tags={"stage": "normalize"},
+    metadata={"dagster/column_schema": column_schema(NORMALIZED_PAIRS)},
+)
+def normalized_pairs(
+    context: dg.AssetExecutionContext, pipeline: PipelineResource
+) -> dg.MaterializeResult:
+    """The pairs that pass the data-juicer recipe; the others are kept apart with the reason."""
+    work = pipeline.open()
+    return each_batch(context, work, work.normalize, _normalize_facts)
+
+
+def _pair_facts(receipt: Receipt) -> dict[str, object]:
+    report = receipt.report
+    n_states = sum(report["outcomes"].values())
+    return {
+        "dagster/partition_row_count": report["n_pairs"],
+        "pair_yield": report["n_pairs"] / max(1, n_states),
+        "agreements_with_student": report["n_agreement"],
+        "outcomes": bars("States, by outcome", report["outcomes"]),
+    }
+
+
+def _samples(pipeline: Pipeline, batch: str) -> dg.MarkdownMetadataValue:
+    columns = ("chosen", "rejected", "n_teachers_agreeing", "agreement_level")
+    rows = pipeline.root.read("dpo_pairs", batch).select(columns).slice(0, _N_SAMPLES)
+    return markdown_table(rows.to_pylist())
+
+
+def _normalize_facts(receipt: Receipt) -> dict[str, object]:
+    report = receipt.report
+    return {
+        "dagster/partition_row_count": report["n_kept"],
+        "dropped": report["n_dropped"],
+        "dropped_by": bars("Pairs dropped, by operator", report["dropped"]),
+    }

@@ -1,0 +1,17 @@
+"""The unit of work: a trace batch, one Dagster partition each."""
+
+import warnings
+
+import dagster as dg
+
+for _category in (dg.BetaWarning, dg.PreviewWarning):
+    warnings.filterwarnings("ignore", category=_category)
+
+trace_batch = dg.DynamicPartitionsDefinition(name="trace_batch")
+"""Keys are added by the sensor `new_sessions`, one per batch manifest."""
+
+ONE_RUN = dg.BackfillPolicy.single_run()
+"""A backfill of many batches is one run; each batch is reported by itself as it finishes."""
+
+GROUP = "replay_pipeline"
+OWNERS = ["team:replay-pipeline"]

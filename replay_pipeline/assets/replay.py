@@ -1,0 +1,87 @@
+"""Asset: teacher actions. The one that spends money."""
+
+import dagster as dg
+from pydantic import Field
+
+from replay_pipeline.assets.metadata import bars, column_schema, markdown_table
+from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batch
+from replay_pipeline.assets.reporting import each_batch
+from replay_pipeline.pipeline import Receipt
+from replay_pipeline.resources import PipelineResource
+from replay_pipeline.schemas import TEACHER_ACTIONS
+from replay_pipeline.types import Progress
+
+_OBSERVE_EVERY = 50
+
+
+class ReplayConfig(dg.Config):
+    """What this run may spend."""
+
+    max_total_usd: float | None = Field(
+        default=None,
+        description="Ceiling for all batches of this run, in US dollars; empty: the setting.",
+    )
+
+
+@dg.asset(
+    deps=["trace_states"],
+    partitions_def=trace_batch,
+    backfill_policy=ONE_RUN,
+    group_name=GROUP,
+    owners=OWNERS,
+    kinds={"python", "parquet"},
+    tags={"stage": "replay", "costs": "money"},
+    pool="teachers",
+    metadata={"dagster/column_schema": column_schema(TEACHER_ACTIONS)},
+)
+def teacher_actions(
+    context: dg.AssetExecutionContext, config: ReplayConfig, pipeline: PipelineResource
+) -> dg.MaterializeResult:
+    """What each teacher would have done at each state, bought under a hard ceiling.
+
+    Every paid answer is in the ledger before it counts: stopping or killing this step loses none,
+    and running it again asks only what was not answered.
+    """
+
+    def observe(progress: Progress) -> None:
+        if progress.n_done and progress.n_done % _OBSERVE_EVERY == 0:
+            context.log_event(
+                dg.AssetObservation(
+                    context.asset_key,
+                    metadata={
+                        "answers_so_far": progress.n_done,
+                        "usd_so_far": progress.cost_usd or 0.0,
+                    },
+                )
+            )
+
+    work = pipeline.open(observe)
+    left_usd = config.max_total_usd or work.settings.replay.max_total_usd
+
+    def replay(batch: str) -> Receipt:
+        nonlocal left_usd
+        receipt = work.replay(batch, max_usd=left_usd)
+        if not receipt.is_reused:
+            left_usd = max(left_usd - receipt.report["newly_spent_usd"], 1e-9)
+        return receipt
+
+    return each_batch(context, work, replay, _facts)
+
+
+def _facts(receipt: Receipt) -> dict[str, object]:
+    report = receipt.report
+    latencies = report["latency_s"] or [0.0]
+    return {
+        "dagster/partition_row_count": report["n_answers"] + report["n_failed"],
+        "calls_sent": 0 if receipt.is_reused else report["n_sent"],
+        "usd": report["spent_usd"],
+        "usd_budget": report["budget_usd"],
+        "failed_calls": report["n_failed"],
+        "latency_s_p50": latencies[len(latencies) // 2],
+        "latency_s_p95": latencies[int(len(latencies) * 0.95) - 1],
+        "stop_reason": report["stop_reason"],
+        "cost_by_teacher": bars("US dollars, by teacher", report["cost_by_teacher_usd"]),
+        "tokens": markdown_table([report["tokens"]]),
+        "errors": bars("Failed calls, by reason", report["errors"]),
+        "not_asked": bars("Questions not asked, by reason", report["skipped"]),
+    }

@@ -1,0 +1,51 @@
+"""Asset: trace states."""
+
+import dagster as dg
+
+from replay_pipeline.assets.metadata import bars, column_schema
+from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batch
+from replay_pipeline.assets.reporting import each_batch
+from replay_pipeline.pipeline import Receipt
+from replay_pipeline.resources import PipelineResource
+from replay_pipeline.schemas import STATES
+
+claude_code_sessions = dg.AssetSpec(
+    "claude_code_sessions",
+    description="Session logs of Claude Code, as they lie on disk. The sensor `new_sessions` "
+    "watches them and adds a partition for each batch of new or grown files.",
+    group_name=GROUP,
+    owners=OWNERS,
+    kinds={"claude", "json"},
+    partitions_def=trace_batch,
+)
+
+
+@dg.asset(
+    deps=[claude_code_sessions],
+    partitions_def=trace_batch,
+    backfill_policy=ONE_RUN,
+    group_name=GROUP,
+    owners=OWNERS,
+    kinds={"python", "parquet"},
+    tags={"stage": "ingest"},
+    metadata={"dagster/column_schema": column_schema(STATES)},
+)
+def trace_states(
+    context: dg.AssetExecutionContext, pipeline: PipelineResource
+) -> dg.MaterializeResult:
+    """Every decision point of the batch: what the student saw, did, and what came of it."""
+    work = pipeline.open()
+    return each_batch(context, work, work.ingest, _facts)
+
+
+def _facts(receipt: Receipt) -> dict[str, dg.MetadataValue | int | float]:
+    report = receipt.report
+    return {
+        "dagster/partition_row_count": report["n_states"],
+        "sessions": report["n_sessions"],
+        "turns": report["n_turns"],
+        "rows": report["rows"],
+        "rows_used": report["rows_used"],
+        "rows_skipped": bars("Rows skipped, by reason", report["skipped"]),
+        "redactions": bars("Values replaced, by kind", report["redactions"]),
+    }

@@ -1,0 +1,47 @@
+"""Asset: the trained model."""
+
+import dagster as dg
+
+from replay_pipeline.assets.metadata import curve
+from replay_pipeline.assets.partitions import GROUP, OWNERS
+from replay_pipeline.resources import PipelineResource
+from replay_pipeline.types import Progress
+
+
+@dg.asset(
+    deps=["published_dataset"],
+    group_name=GROUP,
+    owners=OWNERS,
+    kinds={"pytorch", "huggingface"},
+    tags={"stage": "train"},
+    pool="training",
+)
+def trained_model(
+    context: dg.AssetExecutionContext, pipeline: PipelineResource
+) -> dg.MaterializeResult:
+    """A model trained on the dataset with three channels: policy + α·SDPO + β·replay."""
+    n_seen = 0
+
+    def observe(progress: Progress) -> None:
+        nonlocal n_seen
+        if progress.n_done > n_seen:
+            n_seen = progress.n_done
+            context.log_event(
+                dg.AssetObservation(context.asset_key, metadata={"steps_so_far": n_seen})
+            )
+
+    work = pipeline.open(observe)
+    receipt = work.train()
+    report = receipt.report
+    return dg.MaterializeResult(
+        metadata={
+            "dagster/uri": str(work.settings.model_dir().absolute()),
+            "loss_first": report["loss_first"],
+            "loss_last": report["loss_last"],
+            "steps": report["steps"],
+            "channels": ", ".join(report["channels_live"]),
+            "loss": curve("Loss by step", report.get("losses", [])),
+            "seconds": receipt.seconds,
+            "reused": receipt.is_reused,
+        }
+    )

@@ -1,0 +1,24 @@
+"""The code location that `workspace.yaml` loads."""
+
+import dagster as dg
+
+from replay_pipeline.assets import automation, checks, pairs, publish, replay, traces, train
+from replay_pipeline.resources import PipelineResource
+
+
+def define(pipeline: PipelineResource) -> dg.Definitions:
+    """All assets, checks, jobs, schedules and sensors on one data root."""
+    return dg.Definitions(
+        assets=dg.load_assets_from_modules(
+            [traces, replay, pairs, publish, train], include_specs=True
+        ),
+        asset_checks=dg.load_asset_checks_from_modules([checks]),
+        jobs=[automation.batch_job, automation.dataset_job, automation.publish_job],
+        schedules=[automation.nightly_replay],
+        sensors=[automation.new_sessions],
+        resources={"pipeline": pipeline},
+        executor=dg.in_process_executor,
+    )
+
+
+defs = define(PipelineResource())

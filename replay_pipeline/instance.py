@@ -1,0 +1,77 @@
+"""Dagster on one data root: its home folder, and jobs run in this process."""
+
+import sys
+from pathlib import Path
+
+import dagster as dg
+
+from replay_pipeline.assets.automation import RANGE_END, RANGE_START
+from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.definitions import define
+from replay_pipeline.pipeline import OnProgress, Pipeline
+from replay_pipeline.resources import PipelineResource, console_progress
+from replay_pipeline.settings import child_environment
+from replay_pipeline.tables import written_whole
+
+_INSTANCE_YAML = """\
+telemetry: {enabled: false}
+nux: {enabled: false}
+python_logs: {python_log_level: WARNING}
+run_queue: {dequeue_interval_seconds: 1}
+concurrency:
+  runs: {max_concurrent_runs: 2}
+  pools: {default_limit: 1, granularity: op}
+run_monitoring: {enabled: true, poll_interval_seconds: 30, free_slots_after_run_end_seconds: 10}
+retention:
+  sensor: {purge_after_days: 7}
+  schedule: {purge_after_days: 90}
+"""
+
+
+def prepare_home(data_dir: Path) -> Path:
+    """Make `.dagster` under the data root, with settings unless there are some. Returns it.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    home = data_dir.absolute() / ".dagster"
+    if not (home / "dagster.yaml").exists():
+        with written_whole(home / "dagster.yaml") as file:
+            file.write(_INSTANCE_YAML.encode())
+    return home
+
+
+def run_jobs(
+    pipeline: Pipeline, *, with_training: bool = True, on_progress: OnProgress | None = None
+) -> None:
+    """Take every batch through all assets, in this process, recorded in the data root's Dagster.
+
+    Raises:
+        ReplayPipelineError: what the failing stage raised.
+    """
+    data_dir = pipeline.root.path.absolute()
+    batches = pipeline.batches()
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    jobs: list[tuple[str, dict[str, str]]] = [
+        ("replay_batches", {RANGE_START: batches[0], RANGE_END: batches[-1]}),
+        ("publish_and_train" if with_training else "publish", {}),
+    ]
+    defs = define(PipelineResource(data_dir=str(data_dir)))
+    token = console_progress.set(on_progress)
+    try:
+        with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
+            instance.add_dynamic_partitions(trace_batch.name or "", batches)
+            for name, tags in jobs:
+                defs.resolve_job_def(name).execute_in_process(
+                    instance=instance, tags=tags, run_config=quiet, raise_on_error=True
+                )
+    finally:
+        console_progress.reset(token)
+
+
+def ui_command(data_dir: Path, *, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command that serves Dagster on `data_dir`, and its environment."""
+    home = prepare_home(data_dir)
+    command = [sys.executable, "-m", "dagster", "dev", "-m", "replay_pipeline.definitions"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    return command, child_environment(DAGSTER_HOME=str(home), REPLAY_DATA=str(data_dir.absolute()))

@@ -1,0 +1,57 @@
+"""States in, normalized pairs out: replay, agreement and normalization in one call."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from replay_pipeline.normalize import DJNormalizer
+from replay_pipeline.pairs import extract_dpo_pairs
+from replay_pipeline.replay import replay_trace
+from replay_pipeline.settings import DEFAULT_TEACHERS
+from replay_pipeline.types import NormalizedDPOPair, TeacherAction, TeacherSpec, TraceState
+
+
+async def replay_and_normalize_trace(
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
+    agreement_threshold: int = 2,
+    max_total_usd: float = 10.0,
+    *,
+    recipe: str | Path = "default",
+    ledger: str | Path | None = None,
+) -> tuple[list[TeacherAction], list[NormalizedDPOPair]]:
+    """Ask the teachers at every state, and keep the pairs that pass the recipe.
+
+    Args:
+        states: decision points of recorded sessions.
+        teachers: models to ask.
+        agreement_threshold: votes of distinct model families that make a consensus.
+        max_total_usd: hard ceiling for new answers, in US dollars.
+        recipe: bundled data-juicer recipe by name, or a path.
+        ledger: path or URL of the ledger; by default under the data root.
+
+    Raises:
+        ConfigError: a teacher, the recipe or the threshold is wrong; nothing was paid.
+        ReplayError: the ledger or a price is not usable.
+    """
+    actions = await replay_trace(states, teachers, max_total_usd, ledger=ledger)
+    pairs = extract_dpo_pairs(states, actions, agreement_threshold)
+    normalized = await asyncio.to_thread(DJNormalizer(recipe).normalize, pairs)
+    return actions, normalized
+
+
+def replay_and_normalize_trace_sync(
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
+    agreement_threshold: int = 2,
+    max_total_usd: float = 10.0,
+    *,
+    recipe: str | Path = "default",
+    ledger: str | Path | None = None,
+) -> tuple[list[TeacherAction], list[NormalizedDPOPair]]:
+    """`replay_and_normalize_trace` for callers without an event loop; raises the same."""
+    return asyncio.run(
+        replay_and_normalize_trace(
+            states, teachers, agreement_threshold, max_total_usd, recipe=recipe, ledger=ledger
+        )
+    )

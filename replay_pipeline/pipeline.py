@@ -1,0 +1,582 @@
+"""The whole pipeline as plain calls. Start reading here; Dagster and the CLI only schedule these.
+
+Every stage reads tables, calls one library function, writes tables, and leaves a receipt: what it
+was given (a fingerprint), what it did (its report) and how long it took. A stage whose fingerprint
+has not changed hands back its receipt and does nothing, so any run may be repeated at no cost.
+"""
+
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from replay_pipeline.doctor import examine
+from replay_pipeline.errors import ConfigError, LedgerError, TeacherAuthError, TrainError
+from replay_pipeline.ingesters import (
+    TraceBatch,
+    Traces,
+    discover,
+    ingest,
+    list_manifests,
+    read_manifest,
+    write_manifest,
+)
+from replay_pipeline.normalize import DedupIndex, DJNormalizer
+from replay_pipeline.pairs import (
+    extract_pairs,
+    outcomes_table,
+    pairs_table,
+    positives_table,
+)
+from replay_pipeline.publish import CardFacts, TeacherFacts, publish
+from replay_pipeline.receipts import Receipt, Receipts
+from replay_pipeline.replay import (
+    Estimate,
+    check_teachers,
+    estimate_sync,
+    ledger_status,
+    replay_in_thread,
+)
+from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
+from replay_pipeline.sample import ANSWERS_FILE
+from replay_pipeline.schemas import SCHEMA_VERSION
+from replay_pipeline.settings import Settings, api_key
+from replay_pipeline.summary import BATCH_STAGES, summarize
+from replay_pipeline.tables import DataRoot
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
+
+logger = logging.getLogger(__name__)
+
+_REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
+
+OnProgress = Callable[[Progress], None]
+
+
+class Pipeline:
+    """The stages over one data root. Methods may be called in any order that has its inputs.
+
+    Args:
+        settings: everything the stages are told.
+        on_progress: called as long work moves on.
+    """
+
+    def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
+        self.settings = settings
+        self.root = DataRoot(settings.data_dir)
+        self.receipts = Receipts(settings.data_dir)
+        self._on_progress = on_progress or _ignore
+
+    # Batches
+
+    def find_batches(self) -> list[TraceBatch]:
+        """Group new session bytes into batches and write their manifests. Returns the new ones."""
+        options = self.settings.ingest
+        new = discover(
+            options.sources,
+            known=list_manifests(self.root.path),
+            max_batch_bytes=options.max_batch_bytes,
+            max_batch_sessions=options.max_batch_sessions,
+        )
+        for batch in new:
+            write_manifest(batch, self.root.path)
+        return new
+
+    def batches(self) -> list[str]:
+        """Keys of all batches that have a manifest, in order."""
+        return [batch.key for batch in list_manifests(self.root.path)]
+
+    def ingest_new(self) -> list[str]:
+        """Find new sessions and ingest every batch that is not. Returns all batches.
+
+        Raises:
+            ConfigError: there is no session at all.
+        """
+        self.find_batches()
+        batches = self.batches()
+        if not batches:
+            sources = ", ".join(map(str, self.settings.ingest.sources))
+            raise ConfigError(
+                f"no session found in {sources or 'the folder of Claude Code'}: "
+                "name a folder or a .jsonl file"
+            )
+        for batch in batches:
+            self.ingest(batch)
+        return batches
+
+    # Stages
+
+    def ingest(self, batch: str) -> Receipt:
+        """Sessions of a batch to `sessions`, `turns`, `states` and `tools`.
+
+        Raises:
+            IngestError: a file of the batch is gone or unreadable.
+        """
+        manifest = read_manifest(batch, self.root.path)
+        given = [self.settings.ingest.model_dump_json(exclude={"sources"}), manifest.to_json()]
+
+        def work() -> dict[str, Any]:
+            result = ingest(
+                manifest.slices,
+                redact=self.settings.ingest.is_redacted,
+                hash_project=self.settings.ingest.is_project_hashed,
+                known_state_ids=self._states_before(batch),
+                on_progress=self._on_progress,
+            )
+            for name in ("sessions", "turns", "states", "tools"):
+                self.root.write(name, batch, getattr(result, name))
+            return result.report.to_json()
+
+        return self._stage("ingest", batch, given, ("sessions", "turns", "states", "tools"), work)
+
+    def estimate(self, batches: Sequence[str] | None = None) -> Estimate:
+        """What replaying `batches` (by default all) would cost, without what is already paid."""
+        with self._teachers() as teachers:
+            return estimate_sync(
+                self._states(batches or self.batches()),
+                teachers,
+                ledger=self.settings.ledger_url(),
+                gates=self.settings.replay.gates,
+                accepted_terms=self.settings.replay.accepted_terms,
+                price_folder=self._price_folder(),
+            )
+
+    def replay(
+        self, batch: str, *, max_usd: float | None = None, stop: threading.Event | None = None
+    ) -> Receipt:
+        """States of a batch to `teacher_actions`, paying at most `max_usd` for new answers.
+
+        A stage that stopped before every question was asked is not final: the next call goes on.
+
+        Raises:
+            ConfigError: the budget is not above 0, or a teacher cannot be used.
+        """
+        budget_usd = self.settings.replay.max_total_usd if max_usd is None else max_usd
+        if budget_usd <= 0:
+            raise ConfigError(
+                f"the replay budget is {budget_usd} USD, which buys no answer: set a budget above "
+                "0. Answers that are already paid for are kept in the ledger."
+            )
+        replay = self.settings.replay
+        given = [
+            *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
+            json.dumps([replay.gates, self.settings.ingest.window]),
+            *self._state_digests(batch),
+        ]
+
+        def work() -> dict[str, Any]:
+            with self._teachers() as teachers:
+                report = replay_in_thread(
+                    self._states([batch]),
+                    teachers,
+                    max_total_usd=budget_usd,
+                    counts_recorded=False,
+                    limits_usd={}
+                    if replay.max_daily_usd is None
+                    else {"day": replay.max_daily_usd},
+                    ledger=self.settings.ledger_url(),
+                    max_concurrency=replay.max_concurrency,
+                    partition=batch,
+                    gates=replay.gates,
+                    accepted_terms=replay.accepted_terms,
+                    price_folder=self._price_folder(),
+                    tick=self._on_progress,
+                    **({} if stop is None else {"stop": stop}),
+                )
+            self.root.write("teacher_actions", batch, teacher_actions_table(report.actions))
+            _refuse_if_nobody_answers(report)
+            return replay_facts(report)
+
+        return self._stage(
+            "replay",
+            batch,
+            given,
+            ("teacher_actions",),
+            work,
+            is_final=lambda report: report["is_complete"],
+        )
+
+    def pairs(self, batch: str) -> Receipt:
+        """States and teacher actions of a batch to `dpo_pairs`, `positives` and `outcomes`."""
+        given = [
+            self.settings.pairs.model_dump_json(),
+            self.settings.ingest.window,
+            *self._state_digests(batch),
+            *self._digests(batch, ("teacher_actions",)),
+        ]
+
+        def work() -> dict[str, Any]:
+            answers = teacher_actions_from_table(self.root.read("teacher_actions", batch))
+            report = extract_pairs(
+                self._states([batch]),
+                answers,
+                self.settings.pairs.agreement_threshold,
+                level=self.settings.pairs.level,
+                include_natural=self.settings.pairs.include_natural,
+                count_own_family=self.settings.pairs.count_own_family,
+            )
+            self.root.write("dpo_pairs", batch, pairs_table(report.pairs))
+            self.root.write("positives", batch, positives_table(report.positives))
+            self.root.write("outcomes", batch, outcomes_table(report.outcomes))
+            return {
+                **report.to_json(),
+                "n_consensus": sum(report.consensus_levels.values()),
+                "n_agreement": report.outcome_counts.get("agreement", 0),
+            }
+
+        return self._stage("pairs", batch, given, ("dpo_pairs", "positives", "outcomes"), work)
+
+    def normalize(self, batch: str) -> Receipt:
+        """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
+        normalizer = DJNormalizer(self.settings.normalize.recipe)
+        index = DedupIndex(self.root.path / "dedup", recipe_sha=normalizer.recipe.sha, batch=batch)
+        earlier = [key for key in self.root.batches("dpo_pairs") if key < batch]
+        given = [
+            normalizer.fingerprint,
+            *(digest for key in (*earlier, batch) for digest in self._digests(key, ("dpo_pairs",))),
+        ]
+
+        def work() -> dict[str, Any]:
+            result = normalizer.run(self.root.read("dpo_pairs", batch), index=index)
+            self.root.write("normalized_pairs", batch, result.kept)
+            self.root.write("dropped_pairs", batch, result.dropped)
+            return result.report.to_json()
+
+        return self._stage("normalize", batch, given, ("normalized_pairs", "dropped_pairs"), work)
+
+    def publish(self) -> Receipt:
+        """All normalized pairs to one dataset folder, and to the Hub if a repository is set.
+
+        Raises:
+            SecretFoundError: a secret is in the data; nothing was published.
+        """
+        batches = self.root.batches("normalized_pairs")
+        options = self.settings.publish
+        given = [options.model_dump_json(), str(self.settings.dataset_dir())]
+        for batch in batches:
+            given += self._digests(batch, ("normalized_pairs", "positives"))
+
+        def work() -> dict[str, Any]:
+            report = publish(
+                ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
+                positives=((batch, self.root.read("positives", batch)) for batch in batches),
+                folder=self.settings.dataset_dir(),
+                repo_id=options.repo_id,
+                private=options.is_private,
+                test_fraction=options.test_fraction,
+                card_facts=self._card_facts(),
+            )
+            return report.to_json()
+
+        return self._stage(
+            "publish", "all", given, (), work, has_outputs=(self.settings.dataset_dir().exists)
+        )
+
+    def train(self) -> Receipt:
+        """The published dataset to a trained model, in a process of its own.
+
+        Raises:
+            TrainError: the trainer failed; the message ends with its last words.
+        """
+        config = self.settings.train.config
+        output = self.settings.model_dir()
+        dataset = self.settings.dataset_dir()
+        given = [config.read_text("utf-8") if config else "tiny"]
+        given += [f"{p.name}:{_digest(p)}" for p in sorted(dataset.rglob("*.parquet"))]
+        command = [sys.executable, "-m", "trainer"]
+        command += ["--config", str(config)] if config else []
+        command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
+
+        def work() -> dict[str, Any]:
+            if not dataset.exists():
+                raise ConfigError(f"{dataset}: no dataset yet; run `replay-pipeline publish` first")
+            _run_trainer(command, output, self._on_progress)
+            return json.loads((output / "report.json").read_text("utf-8"))
+
+        return self._stage(
+            "train", "all", given, (), work, has_outputs=(output / "report.json").exists
+        )
+
+    # Looking
+
+    def check_keys(self) -> None:
+        """See that every teacher's key is there, before anything is asked or even priced.
+
+        Raises:
+            ConfigError: a key is missing.
+        """
+        if not self.settings.replay.sample_teachers:
+            for teacher in self.settings.replay.teachers:
+                api_key(teacher.api_key_env)
+
+    def check_teachers(self) -> list[dict[str, Any]]:
+        """Each teacher: key, endpoint, price, terms, and what is wrong with it."""
+        with self._teachers() as teachers:
+            checks = check_teachers(teachers, price_folder=self._price_folder())
+        return [check.to_json() for check in checks]
+
+    def status(self) -> dict[str, Any]:
+        """What is done for each batch, what it cost, and what the ledger holds."""
+        done = {(r.stage, r.batch): r.report for r in self.receipts.all()}
+        figure = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs"}
+        batches = {
+            key: {
+                stage: done[stage, key].get(figure.get(stage, "n_kept"))
+                for stage in BATCH_STAGES
+                if (stage, key) in done
+            }
+            for key in self.batches()
+        }
+        try:
+            ledger = ledger_status(self.settings.ledger_url()).to_json()
+        except LedgerError:
+            ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
+        return {"batches": batches, "ledger": ledger, "dataset": done.get(("publish", "all"))}
+
+    def examine(self) -> list[dict[str, Any]]:
+        """Check this machine and these settings. One finding each: what, whether ok, detail."""
+        return examine(self.settings, self.check_teachers())
+
+    def summary(self, *, since: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+        """The figures of all stages; what was done after `since` counts as done now."""
+        figures = summarize(self.receipts.all(since=since))
+        figures["budget_usd"] = self.settings.replay.max_total_usd
+        figures["dataset"] = str(self.settings.dataset_dir())
+        return figures
+
+    # What the stages share
+
+    def _stage(
+        self,
+        stage: str,
+        batch: str,
+        given: Iterable[str],
+        outputs: Sequence[str],
+        work: Callable[[], dict[str, Any]],
+        *,
+        is_final: Callable[[dict[str, Any]], bool] = lambda _: True,
+        has_outputs: Callable[[], bool] = lambda: True,
+    ) -> Receipt:
+        fingerprint = _hash([stage, SCHEMA_VERSION, *given])
+        last = self.receipts.read(stage, batch)
+        if (
+            last is not None
+            and last.fingerprint == fingerprint
+            and is_final(last.report)
+            and has_outputs()
+            and all(self.root.has(name, batch) for name in outputs)
+        ):
+            logger.info("%s %s: nothing has changed", stage, batch)
+            return last
+        started = time.perf_counter()
+        report = work()
+        seconds = round(time.perf_counter() - started, 3)
+        logger.info("%s %s: done in %.1f s", stage, batch, seconds)
+        return self.receipts.write(
+            Receipt(
+                stage=stage, batch=batch, fingerprint=fingerprint, report=report, seconds=seconds
+            )
+        )
+
+    @contextmanager
+    def _teachers(self) -> Iterator[tuple[TeacherSpec, ...]]:
+        if not self.settings.replay.sample_teachers:
+            yield self.settings.replay.teachers
+            return
+        with TeacherServer(ANSWERS_FILE) as server:
+            yield server.teachers()
+
+    def _states(self, batches: Iterable[str]) -> Iterator[TraceState]:
+        for batch in batches:
+            tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
+            traces = Traces(**tables, tools=self._tools_until(batch))
+            yield from traces.materialize(window=self.settings.ingest.window)
+
+    def _price_folder(self) -> Path | None:
+        """Where price lists are kept; the sample's server has prices of its own each time."""
+        return None if self.settings.replay.sample_teachers else self.root.path / "prices"
+
+    def _tools_until(self, batch: str) -> pa.Table:
+        """Tools seen in this batch or an earlier one: a small batch does not show them all."""
+        known = [key for key in self.root.batches("tools") if key <= batch]
+        return pa.concat_tables([self.root.read("tools", key) for key in known])
+
+    def _states_before(self, batch: str) -> frozenset[str]:
+        """Ids that earlier batches hold: a resumed session repeats the history of its parent."""
+        return frozenset(
+            state_id
+            for earlier in self.root.batches("states")
+            if earlier < batch
+            for state_id in self.root.read("states", earlier)["state_id"].to_pylist()
+        )
+
+    def _state_digests(self, batch: str) -> list[str]:
+        tools = (
+            self._tools_until(batch)["tool_json"].to_pylist()
+            if self.root.has("tools", batch)
+            else []
+        )
+        return [*tools, *self._digests(batch, ("turns", "states"))]
+
+    def _digests(self, batch: str, names: Sequence[str]) -> list[str]:
+        return [f"{name}:{_digest(self.root.part(name, batch))}" for name in names]
+
+    def _card_facts(self) -> CardFacts:
+        """What the dataset card tells beyond the rows: teachers, money, drops."""
+        figures = summarize(self.receipts.all())
+        by_teacher = [r.report["cost_by_teacher_usd"] for r in self._all("replay")]
+        teachers: list[TeacherFacts] = [
+            {
+                "name": teacher.name,
+                "model": teacher.model,
+                "vendor": teacher.vendor,
+                "is_distillable": teacher.is_distillable,
+                "cost_usd": sum(costs.get(teacher.name, 0.0) for costs in by_teacher),
+            }
+            for teacher in self.settings.replay.teachers
+        ]
+        facts: CardFacts = {
+            "teachers": teachers,
+            "accepted_terms": self.settings.replay.accepted_terms,
+            "spent_usd": figures["spent_usd"],
+            "recipe": self.settings.normalize.recipe,
+            "n_pairs_in": figures["pairs"],
+            "dropped": figures["dropped"],
+        }
+        if self.settings.replay.sample_teachers:
+            facts["notes"] = (
+                "Made from the bundled sample: its sessions and answers were written for it, and "
+                "the answers were not produced by the models they name."
+            )
+        return facts
+
+    def _all(self, stage: str) -> list[Receipt]:
+        return [receipt for receipt in self.receipts.all() if receipt.stage == stage]
+
+
+def run(
+    settings: Settings,
+    *,
+    with_training: bool = True,
+    on_progress: OnProgress | None = None,
+) -> dict[str, Any]:
+    """Find new sessions and take every batch through all stages. Returns the summary.
+
+    The budget is for the run as a whole: what one batch pays is not there for the next.
+
+    Raises:
+        ConfigError: a setting is wrong, or no session was found; nothing was paid.
+    """
+    pipeline = Pipeline(settings, on_progress=on_progress)
+    before = pipeline.receipts.stamps()
+    batches = pipeline.ingest_new()
+    left_usd = settings.replay.max_total_usd
+    for batch in batches:
+        receipt = pipeline.replay(batch, max_usd=left_usd)
+        if not receipt.is_reused:
+            left_usd = max(left_usd - receipt.report["newly_spent_usd"], 1e-9)
+        pipeline.pairs(batch)
+        pipeline.normalize(batch)
+    pipeline.publish()
+    if with_training:
+        pipeline.train()
+    return pipeline.summary(since=before)
+
+
+def replay_facts(report: ReplayReport) -> dict[str, Any]:
+    """The figures of a replay as plain JSON values."""
+    answered = [row for row in report.actions if row.error_code is None]
+    errors: dict[str, int] = {}
+    for row in report.actions:
+        if row.error_code is not None:
+            errors[row.error_code] = errors.get(row.error_code, 0) + 1
+    return {
+        "n_states": report.n_states,
+        "n_sent": report.n_sent,
+        "n_cached": report.n_cached,
+        "n_answers": len(answered),
+        "n_failed": len(report.actions) - len(answered),
+        "errors": errors,
+        "spent_usd": report.spent_usd,
+        "newly_spent_usd": report.newly_spent_usd,
+        "budget_usd": report.budget_usd,
+        "forecast_usd": report.forecast_usd,
+        "stop_reason": report.stop_reason,
+        "is_complete": report.stop_reason == "completed"
+        and not report.n_open
+        and not report.skipped.get("teacher_stopped"),
+        "skipped": report.skipped,
+        "cost_by_teacher_usd": report.cost_by_teacher_usd,
+        "latency_s": sorted(round(row.latency_s, 3) for row in answered),
+        "tokens": {
+            name: sum(getattr(row, f"n_{name}_tokens") or 0 for row in answered)
+            for name in ("prompt", "cached", "completion", "reasoning")
+        },
+    }
+
+
+def _refuse_if_nobody_answers(report: ReplayReport) -> None:
+    """A run in which no teacher could be used is a mistake to be told, not a result."""
+    refusals = [row for row in report.actions if row.error_code in _REFUSALS]
+    if refusals and not any(row.action for row in report.actions):
+        raise TeacherAuthError(
+            f"no teacher could be asked: {refusals[0].teacher}: {refusals[0].error_message}"
+        )
+
+
+def _run_trainer(command: Sequence[str], output: Path, on_progress: OnProgress) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    log_path = output / "trainer.log"
+    metrics_path = output / "metrics.jsonl"
+    metrics_path.unlink(missing_ok=True)
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            while (code := _wait(process, seconds=0.5)) is None:
+                on_progress(Progress(stage="train", n_done=_count_lines(metrics_path)))
+        except BaseException:
+            process.terminate()
+            if _wait(process, seconds=60.0) is None:
+                process.kill()
+                process.wait()
+            raise
+    if code != 0:
+        last_words = log_path.read_text("utf-8", "replace").strip().splitlines()[-3:]
+        raise TrainError(
+            f"the trainer ended with code {code}; see {log_path}: {' | '.join(last_words)}"
+        )
+
+
+def _wait(process: "subprocess.Popen[bytes]", *, seconds: float) -> int | None:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _hash(parts: Iterable[str]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.exists() else "-"
+
+
+def _ignore(progress: Progress) -> None:
+    del progress

@@ -1,0 +1,64 @@
+"""Receipts: what each stage was given and did, kept as JSON beside the tables."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.tables import written_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What one stage did for one batch (or, publishing and training, for `all`)."""
+
+    stage: str
+    batch: str
+    fingerprint: str
+    """Hash of everything the stage was given."""
+    report: dict[str, Any]
+    seconds: float
+    is_reused: bool = False
+    """Whether nothing had changed, so that the stage did nothing this time."""
+
+
+class Receipts:
+    """The receipts under one data root."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root / "receipts"
+
+    def read(self, stage: str, batch: str) -> Receipt | None:
+        """The last receipt, or `None`. An unreadable one counts as none."""
+        try:
+            fields = json.loads(self._path(stage, batch).read_text("utf-8"))
+            return replace(Receipt(**fields), is_reused=True)
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, receipt: Receipt) -> Receipt:
+        """Keep `receipt` in place of the last one."""
+        with written_whole(self._path(receipt.stage, receipt.batch)) as file:
+            file.write(json.dumps(asdict(receipt), indent=1, sort_keys=True).encode())
+        return receipt
+
+    def stamps(self) -> dict[tuple[str, str], int]:
+        """When each receipt was written, to tell later which are new."""
+        return {
+            (path.parent.name, path.stem): path.stat().st_mtime_ns
+            for path in sorted(self._root.glob("*/*.json"))
+        }
+
+    def all(self, *, since: Mapping[tuple[str, str], int] | None = None) -> list[Receipt]:
+        """Every receipt; those not written after the stamps `since` are marked as reused."""
+        found = []
+        for (stage, batch), stamp in self.stamps().items():
+            receipt = self.read(stage, batch)
+            if receipt is not None:
+                is_reused = since is not None and since.get((stage, batch)) == stamp
+                found.append(replace(receipt, is_reused=is_reused))
+        return found
+
+    def _path(self, stage: str, batch: str) -> Path:
+        return self._root / stage / f"{batch}.json"

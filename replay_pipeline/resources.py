@@ -1,0 +1,49 @@
+"""The one Dagster resource: where the settings of this deployment are."""
+
+import contextvars
+from pathlib import Path
+
+import dagster as dg
+
+from replay_pipeline.pipeline import OnProgress, Pipeline
+from replay_pipeline.settings import Settings
+
+console_progress: contextvars.ContextVar[OnProgress | None] = contextvars.ContextVar(
+    "console_progress", default=None
+)
+"""Set by a program that runs jobs in its own process and wants to draw a bar."""
+
+
+class PipelineResource(dg.ConfigurableResource):
+    """Opens the pipeline on this deployment's data root.
+
+    Holds a path, never a key: whatever a resource holds is written to Dagster's own database.
+    """
+
+    settings_path: str = ""
+    """A TOML settings file; empty: what the environment names, else the defaults."""
+    data_dir: str = ""
+    """The data root; empty: what the settings or the environment say."""
+
+    def settings(self) -> Settings:
+        """Read the file and the environment.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        return Settings.load(
+            Path(self.settings_path) if self.settings_path else None,
+            data_dir=Path(self.data_dir) if self.data_dir else None,
+        )
+
+    def open(self, on_progress: OnProgress | None = None) -> Pipeline:
+        """The pipeline, reporting to `on_progress` and to a console bar if there is one."""
+        console = console_progress.get()
+        if console is None or on_progress is None:
+            return Pipeline(self.settings(), on_progress=on_progress or console)
+
+        def both(progress: object) -> None:
+            on_progress(progress)  # pyrefly: ignore
+            console(progress)  # pyrefly: ignore
+
+        return Pipeline(self.settings(), on_progress=both)

@@ -1,0 +1,28 @@
+"""What every test stands on: no hub, no telemetry, and settings of its own."""
+
+import os
+
+import pytest
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="1",
+    TRL_EXPERIMENTAL_SILENCE="1",
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory):
+    """No test sees the settings, keys or caches of the person who runs it."""
+    for name in (
+        "REPLAY_DATA",
+        "REPLAY_SETTINGS",
+        "REPLAY_TEACHERS",
+        "OPENROUTER_API_KEY",
+        "HF_TOKEN",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path_factory.getbasetemp() / "hf"))

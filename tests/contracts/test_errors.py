@@ -1,0 +1,40 @@
+"""Errors form one tree per house and cross process boundaries."""
+
+import builtins
+import pickle
+
+import pytest
+
+import replay_pipeline.errors
+import trainer.errors
+
+ROOTS = [
+    (replay_pipeline.errors, replay_pipeline.errors.ReplayPipelineError),
+    (trainer.errors, trainer.errors.TrainerError),
+]
+
+
+@pytest.mark.parametrize(("module", "root"), ROOTS)
+def test_every_error_has_the_root_and_pickles(module, root):
+    for name in module.__all__:
+        kind = getattr(module, name)
+        assert issubclass(kind, root)
+        copy = pickle.loads(pickle.dumps(kind("why")))
+        assert type(copy) is kind
+        assert str(copy) == "why" or issubclass(kind, OSError)
+
+
+@pytest.mark.parametrize(("module", "root"), ROOTS)
+def test_every_error_is_public_and_drawn_in_the_tree(module, root):
+    defined = {n for n, k in vars(module).items() if isinstance(k, type) and issubclass(k, root)}
+    assert defined == set(module.__all__)
+    for name in defined:
+        assert name in module.__doc__
+
+
+@pytest.mark.parametrize(("module", "root"), ROOTS)
+def test_leaf_errors_refine_a_standard_exception(module, root):
+    for name in module.__all__:
+        kind = getattr(module, name)
+        standard = [k for k in kind.__mro__ if vars(builtins).get(k.__name__) is k]
+        assert Exception in standard

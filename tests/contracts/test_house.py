@@ -1,0 +1,59 @@
+"""The contracts of the house hold: floors, doors, and what the repository may say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=REPO, capture_output=True, text=True
+    )
+    if listed.returncode != 0:
+        pytest.fail("the repository's files can only be listed inside a git checkout")
+    return [REPO / name for name in listed.stdout.splitlines() if (REPO / name).is_file()]
+
+
+def test_import_contracts_hold():
+    tool = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([tool], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_no_relative_link_of_the_docs_is_broken():
+    broken = []
+    for page in [REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")]:
+        targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8"))
+        broken += [
+            f"{page.relative_to(REPO)} → {target}"
+            for target in targets
+            if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists()
+        ]
+    assert not broken
+
+
+def test_no_asset_module_postpones_annotations():
+    for path in (REPO / "replay_pipeline" / "assets").glob("*.py"):
+        assert "from __future__ import annotations" not in path.read_text("utf-8")
+
+
+def test_no_machine_path_or_package_host_is_named():
+    forbidden = re.compile(
+        r"/work/(main|wt|venv|tmp|shared)|\.\./shared|/root/|files\.pythonhosted|pypi\.org/simple|"
+        r"registry\.npmjs|extra-index-url|index-url"
+    )
+    found = [
+        f"{path.relative_to(REPO)}: {match.group()}"
+        for path in tracked_files()
+        if path.suffix in {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".cfg", ""}
+        and path != Path(__file__)
+        and path.stat().st_size < 2_000_000
+        for match in [forbidden.search(path.read_text("utf-8", "replace"))]
+        if match
+    ]
+    assert not found
