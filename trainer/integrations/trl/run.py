@@ -180,7 +180,9 @@ def run(
     objective = FixedBatchObjective(model, collator, data, args)
     before, loss_first = evaluated(), objective()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
-    trainer = build_trainer(config, args, model, tokenizer, data, recorded, metrics)
+    trainer = build_trainer(
+        config, args, model, tokenizer, data, recorded, collator.renderer, metrics
+    )
     with without_upstream_warnings():
         trainer.train(resume_from_checkpoint=config.resume_from)
     after, loss_last = evaluated(), objective()
@@ -271,6 +273,7 @@ def build_trainer(
     tokenizer: Any,
     data: PreferenceData,
     recorded: RecordedRollouts | None,
+    renderer: Renderer,
     metrics: MetricsFile,
 ) -> ComposerReplicationTrainer:
     """The trainer of this run, on recorded or generated rollouts."""
@@ -281,7 +284,7 @@ def build_trainer(
             args,
             pairs=data.pairs,
             recorded=recorded,
-            train_dataset=None if recorded is not None else prompts_dataset(data),
+            train_dataset=None if recorded is not None else prompts_dataset(data, renderer),
             processing_class=tokenizer,
             callbacks=[metrics],
         )
@@ -307,20 +310,23 @@ def without_upstream_warnings() -> Iterator[None]:
         yield
 
 
-def prompts_dataset(data: PreferenceData) -> Dataset:
-    """Prompts to generate from, with what rewards and hints need; messages keep their own shape."""
+def prompts_dataset(data: PreferenceData, renderer: Renderer) -> Dataset:
+    """Prompts to generate from, within the token budget, with what rewards and hints need.
+
+    Tools are left out: TRL renders those that it can call, not those of a dataset.
+    """
     rows = data.prompts or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
     kinds: dict[str, Any] = {
         "prompt": List(Json()),
-        "tools": List(Json()),
         "consensus": Json(),
         "hint": Value("string"),
         "outcome": Value("string"),
         "state_id": Value("string"),
     }
-    return Dataset.from_list(
-        [{name: row.get(name) for name in kinds} for row in rows], features=Features(kinds)
-    )
+    table = [{name: row.get(name) for name in kinds} for row in rows]
+    for row in table:
+        row["prompt"] = renderer.within_budget(row["prompt"])
+    return Dataset.from_list(table, features=Features(kinds))
 
 
 class FixedBatchObjective:
