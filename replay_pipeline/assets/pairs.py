@@ -7,7 +7,6 @@ from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batc
 from replay_pipeline.assets.reporting import each_batch
 from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.schemas import DPO_PAIRS, NORMALIZED_PAIRS
 
 _N_SAMPLES = 3
 
@@ -20,7 +19,7 @@ _N_SAMPLES = 3
     owners=OWNERS,
     kinds={"python", "parquet"},
     tags={"stage": "pairs"},
-    metadata={"dagster/column_schema": column_schema(DPO_PAIRS)},
+    metadata={"dagster/column_schema": column_schema("dpo_pairs")},
 )
 def dpo_pairs(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
@@ -42,7 +41,7 @@ def dpo_pairs(
     owners=OWNERS,
     kinds={"python", "parquet"},
     tags={"stage": "normalize"},
-    metadata={"dagster/column_schema": column_schema(NORMALIZED_PAIRS)},
+    metadata={"dagster/column_schema": column_schema("normalized_pairs")},
 )
 def normalized_pairs(
     context: dg.AssetExecutionContext, pipeline: PipelineResource

@@ -8,7 +8,6 @@ from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batc
 from replay_pipeline.assets.reporting import each_batch
 from replay_pipeline.pipeline import Receipt
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.schemas import TEACHER_ACTIONS
 from replay_pipeline.types import Progress
 
 _OBSERVE_EVERY = 50
@@ -32,7 +31,7 @@ class ReplayConfig(dg.Config):
     kinds={"python", "parquet"},
     tags={"stage": "replay", "costs": "money"},
     pool="teachers",
-    metadata={"dagster/column_schema": column_schema(TEACHER_ACTIONS)},
+    metadata={"dagster/column_schema": column_schema("teacher_actions")},
 )
 def teacher_actions(
     context: dg.AssetExecutionContext, config: ReplayConfig, pipeline: PipelineResource

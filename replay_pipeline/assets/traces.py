@@ -7,7 +7,6 @@ from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batc
 from replay_pipeline.assets.reporting import each_batch
 from replay_pipeline.pipeline import Receipt
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.schemas import STATES
 
 claude_code_sessions = dg.AssetSpec(
     "claude_code_sessions",
@@ -28,7 +27,7 @@ claude_code_sessions = dg.AssetSpec(
     owners=OWNERS,
     kinds={"python", "parquet"},
     tags={"stage": "ingest"},
-    metadata={"dagster/column_schema": column_schema(STATES)},
+    metadata={"dagster/column_schema": column_schema("states")},
 )
 def trace_states(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
