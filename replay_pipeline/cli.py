@@ -382,15 +382,26 @@ def ui(
     ] = False,
 ) -> None:
     """Open Dagster on the data root; it listens on this machine only."""
-    from replay_pipeline import instance
+    from replay_pipeline import instance, pipeline
 
     if sample:
         data = data or Path("demo")
         _prepare_demo(data)
-    root = _load(None, data).data_dir
+    work = pipeline.Pipeline(_load(None, data))
+    instance.sync(work)
+    root = work.root.path
     command, environment = instance.ui_command(root, port=port)
     out.print(f"Dagster on [bold]{root}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
     os.execve(command[0], command, environment)
+
+
+@app.command()
+def sync(data: DataOption = None, settings: SettingsOption = None) -> None:
+    """Bring Dagster's view up to date with the files, or back after its home was lost."""
+    from replay_pipeline import instance, pipeline
+
+    n_added = instance.sync(pipeline.Pipeline(_load(settings, data)))
+    out.print(f"{n_added} materializations added")
 
 
 @teachers_app.command("list")
