@@ -27,13 +27,13 @@ from replay_pipeline.ingesters.base import (
 )
 from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.codex import Codex
+from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.fidelity import predict_context
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.redact import Redactor, user_of
-from replay_pipeline.schemas import TABLES
 from replay_pipeline.tables import write_table, written_whole
 from replay_pipeline.types import Message, Progress, Tool
 
@@ -194,34 +194,6 @@ def _milliseconds(timestamp: str | None) -> int | None:
         return None
 
 
-class _Columns:
-    """Rows of one table: the file at hand as lists, all before it as arrow batches."""
-
-    def __init__(self, name: str) -> None:
-        self.schema = TABLES[name]
-        self.open: dict[str, list[Any]] = {field.name: [] for field in self.schema}
-        self._closed: list[pa.RecordBatch] = []
-
-    def close(self) -> None:
-        """Turn what is open into a batch, which takes a fraction of the memory."""
-        if not self.open[self.schema.names[0]]:
-            return
-        arrays = []
-        for column in self.schema:
-            values = self.open[column.name]
-            if values and isinstance(values[0], bytes):
-                arrays.append(pa.array(values, pa.binary()).cast(column.type))
-            else:
-                arrays.append(pa.array(values, column.type))
-            values.clear()
-        self._closed.append(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
-
-    def table(self) -> pa.Table:
-        """Everything, as one table."""
-        self.close()
-        return pa.Table.from_batches(self._closed, self.schema)
-
-
 class _Corpus:
     """Columns of the tables while files come in."""
 
@@ -230,9 +202,9 @@ class _Corpus:
         self.hash_project = hash_project
         self.known = known
         self.session_ids: set[str] = set()
-        self.sessions: list[dict[str, Any]] = []
-        self.turns = _Columns("turns")
-        self.states = _Columns("states")
+        self.sessions = Columns("sessions")
+        self.turns = Columns("turns")
+        self.states = Columns("states")
         self.tools = ToolLearner()
         self.counts = ReadCounts()
         self.skipped_files: Counter[str] = Counter()
@@ -370,8 +342,8 @@ class _Corpus:
             return {self._clean(k, users): self._cleaned(v, users) for k, v in value.items()}
         return value
 
-    def _tool_calls(self, calls: Sequence[Call], users: frozenset[str]) -> list[dict[str, Any]]:
-        return [
+    def _tool_calls(self, calls: Sequence[Call], users: frozenset[str]) -> bytes:
+        encoded = [
             {
                 "id": call.id,
                 "type": "function",
@@ -382,6 +354,7 @@ class _Corpus:
             }
             for call in calls
         ]
+        return _encode(encoded)
 
     def _messages(self, turn: Turn, users: frozenset[str]) -> list[Message]:
         text = self._clean("\n\n".join(turn.texts), users)
@@ -392,7 +365,7 @@ class _Corpus:
         message: Message = {"role": "assistant", "content": text}
         if not turn.calls:
             return [message]
-        message["tool_calls"] = self._tool_calls(turn.calls, users)
+        message["tool_calls"] = msgspec.Raw(self._tool_calls(turn.calls, users))
         messages = [message]
         for call in turn.calls:
             result = turn.results.get(call.id)
@@ -436,7 +409,6 @@ class _Corpus:
         for state_id, turn in fresh:
             label = labels[turn]
             self.outcomes[label.outcome] += 1
-            calls = self._tool_calls(turn.calls, users)
             n_context = turn.usage.n_context if turn.usage else 0
             recovered_by = label.recovered_by
             columns["state_id"].append(state_id)
@@ -447,7 +419,9 @@ class _Corpus:
             columns["student_model"].append(turn.model)
             columns["cwd"].append(self._clean(turn.cwd, users) if turn.cwd else None)
             columns["action_text"].append(self._clean("\n\n".join(turn.texts), users))
-            columns["action_tool_calls_json"].append(_encode(calls).decode() if calls else None)
+            columns["action_tool_calls_json"].append(
+                self._tool_calls(turn.calls, users) if turn.calls else None
+            )
             columns["outcome"].append(label.outcome)
             columns["error_kind"].append(label.error_kind)
             columns["hint"].append(self._clean(label.hint, users) if label.hint else None)
@@ -496,10 +470,13 @@ class _Corpus:
     def result(self, tool_overrides: Mapping[str, Tool] | None) -> IngestResult:
         """The finished tables."""
         turns, states = self.turns.table(), self.states.table()
+        sessions, tools = self.sessions.table(), Columns("tools")
+        for row in self.tools.rows(tool_overrides):
+            tools.append(row)
         report = IngestReport(
             files=self.n_files,
             bytes=self.n_bytes,
-            n_sessions=len(self.sessions),
+            n_sessions=sessions.num_rows,
             n_turns=turns.num_rows,
             n_states=states.num_rows,
             n_duplicate_states=self.n_duplicates,
@@ -513,10 +490,10 @@ class _Corpus:
             redactions=dict(sorted(self.redactor.counts.items())) if self.redactor else {},
         )
         return IngestResult(
-            sessions=_table("sessions", self.sessions),
+            sessions=sessions,
             turns=turns,
             states=states,
-            tools=_table("tools", self.tools.rows(tool_overrides)),
+            tools=tools.table(),
             report=report,
         )
 
@@ -550,10 +527,6 @@ def _strings_in(value: Any) -> Iterator[str]:
         for key, item in value.items():
             yield key
             yield from _strings_in(item)
-
-
-def _table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=TABLES[name])
 
 
 def _sha(value: str | bytes) -> str:

@@ -85,11 +85,10 @@ def judge_result(result: Result) -> tuple[Outcome, str | None]:
         return "user_rejected", None
     if result.denial is not None:
         return "denied_by_policy", None
-    text = _CLEANED.sub("", result.text[:600]).strip()
     if not result.is_error:
-        if text.startswith("[Request interrupted by user"):
-            return "interrupted", None
-        return "ok", None
+        is_interrupt = result.text.startswith("[Request interrupted by user")
+        return ("interrupted" if is_interrupt else "ok"), None
+    text = _CLEANED.sub("", result.text[:600]).strip()
     if text.startswith(_REJECTED):
         return "user_rejected", None
     for outcome, pattern in _REFUSALS:
