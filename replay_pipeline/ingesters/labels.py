@@ -1,7 +1,7 @@
 """What became of each decision: outcome, error kind, hint, recovery and natural alternatives."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -129,17 +129,17 @@ def label_turns(turns: list[Turn]) -> dict[Turn, Label]:
     for turn in turns:
         if turn.parent is not None:
             children.setdefault(turn.parent, []).append(turn)
-    labels = {t: _label(t, children.get(t, ())) for t in turns if t.is_state}
+    labels = {t: _label(t, children) for t in turns if t.is_state}
     _find_recoveries(turns, labels)
     _find_siblings(turns, labels)
     return labels
 
 
-def _label(turn: Turn, children: Iterable[Turn]) -> Label:
+def _label(turn: Turn, children: Mapping[Turn, list[Turn]]) -> Label:
     if "retracted" in turn.flags:
         return Label("retracted")
-    children = list(children)
-    was_interrupted = "interrupted" in turn.flags or any(c.kind == "interrupt" for c in children)
+    below = children.get(turn, ())
+    was_interrupted = "interrupted" in turn.flags or any(c.kind == "interrupt" for c in below)
     if not turn.calls:
         return Label("interrupted" if was_interrupted else "final_text")
     worst: Outcome = "ok"
@@ -157,7 +157,7 @@ def _label(turn: Turn, children: Iterable[Turn]) -> Label:
     if worst in {"ok", "no_result"} and was_interrupted:
         worst = "interrupted"
     if worst in {"user_rejected", "interrupted"} and hint is None:
-        hint = _next_words(children)
+        hint = _next_words(turn, children)
     return Label(worst, kind, shortened(hint) if hint else None)
 
 
@@ -173,11 +173,14 @@ def _hint(outcome: Outcome, result: Result) -> str | None:
     return None
 
 
-def _next_words(children: list[Turn]) -> str | None:
+def _next_words(turn: Turn, children: Mapping[Turn, list[Turn]]) -> str | None:
     """What the user typed right after stopping the agent."""
-    for child in children:
-        if child.kind == "user":
-            return "\n".join(child.texts).strip() or None
+    below = children.get(turn, [])
+    while below:
+        for child in below:
+            if child.kind == "user":
+                return "\n".join(child.texts).strip() or None
+        below = next((children.get(c, []) for c in below if c.kind == "interrupt"), [])
     return None
 
 
