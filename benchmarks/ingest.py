@@ -20,12 +20,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import orjson
 from jsonschema import Draft202012Validator
 
 from replay_pipeline.ingesters import TraceBatch, Traces, discover, ingest, write_traces
 from replay_pipeline.ingesters.tool_schemas import merge_tools
 
-BATCH_BYTES = 16_000_000
+BATCH_BYTES = 32_000_000
 
 
 def batches_of(paths: list[Path], share: tuple[int, int] = (0, 1)) -> list[TraceBatch]:
@@ -34,8 +35,6 @@ def batches_of(paths: list[Path], share: tuple[int, int] = (0, 1)) -> list[Trace
 
 
 def parse_only(paths: list[Path]) -> dict[str, Any]:
-    import orjson
-
     n_bytes = 0
     start = time.process_time()
     for batch in batches_of(paths):
