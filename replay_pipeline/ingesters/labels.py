@@ -42,13 +42,14 @@ _ERROR_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("no_change", r"^no changes to make"),
         ("modified_since_read", r"has been (?:modified|unexpectedly modified) since"),
         ("too_large", r"exceeds maximum allowed|is too large|output too large"),
-        ("timeout", r"timed? ?out|deadline exceeded"),
+        ("timeout", r"command timed out|^(?:error: )?.{0,60}(?:timed? ?out|deadline exceeded)"),
         ("exit_code", r"^(?:error: )?(?:exit code|command failed with exit code) ?-?\d+"),
         ("is_directory", r"^eisdir"),
         (
             "not_found",
             r"^(?:file|path|directory) does not exist|^enoent|no such file or directory"
-            r"|(?:agent type|task|skill|notebook|cell|shell) .{0,80}not found",
+            r"|(?:agent type|task|skill|notebook|cell|shell|entity) .{0,80}not found"
+            r"|^unknown skill",
         ),
         ("permission", r"^eacces|permission denied|operation not permitted"),
         ("network", r"status code \d{3}|econnre|enotfound|fetch failed|unable to connect"),
