@@ -111,7 +111,8 @@ class Engine:
     def know(self, task: Task, known: Known) -> None:
         """Take over a call that was decided before."""
         row = _ROW.decode(known.row)
-        row = replace(row, state_id=task.state["state_id"])
+        if row.state_id != task.state["state_id"]:
+            row = replace(row, state_id=task.state["state_id"])
         self.decided[task.index] = row
         self.n_cached += 1
         self.tell(task, row)
