@@ -475,10 +475,11 @@ def _chosen(work: Any, batches: list[str] | None) -> list[str]:
 
 def _confirm(work: Any, *, yes: bool, batches: list[str] | None = None) -> None:
     """Show the estimate of a run that costs more than the threshold, and ask."""
-    if work.settings.replay.sample_teachers:
+    work.check_keys()
+    if yes or work.settings.replay.sample_teachers:
         return
     estimate = work.estimate(batches).to_json()
-    if yes or estimate["expected_usd"] <= work.settings.replay.confirm_above_usd:
+    if estimate["expected_usd"] <= work.settings.replay.confirm_above_usd:
         return
     show_estimate(estimate)
     if not sys.stdin.isatty():

@@ -28,6 +28,12 @@ retention:
 """
 
 
+_WORKSPACE_YAML = """\
+load_from:
+  - python_module: {module_name: replay_pipeline.definitions, location_name: replay_pipeline}
+"""
+
+
 def prepare_home(data_dir: Path) -> Path:
     """Make `.dagster` under the data root, with settings unless there are some. Returns it.
 
@@ -35,9 +41,10 @@ def prepare_home(data_dir: Path) -> Path:
         StorageError: the folder cannot be written.
     """
     home = data_dir.absolute() / ".dagster"
-    if not (home / "dagster.yaml").exists():
-        with written_whole(home / "dagster.yaml") as file:
-            file.write(_INSTANCE_YAML.encode())
+    for name, text in (("dagster.yaml", _INSTANCE_YAML), ("workspace.yaml", _WORKSPACE_YAML)):
+        if not (home / name).exists():
+            with written_whole(home / name) as file:
+                file.write(text.encode())
     return home
 
 
@@ -72,6 +79,6 @@ def run_jobs(
 def ui_command(data_dir: Path, *, port: int) -> tuple[list[str], dict[str, str]]:
     """The command that serves Dagster on `data_dir`, and its environment."""
     home = prepare_home(data_dir)
-    command = [sys.executable, "-m", "dagster", "dev", "-m", "replay_pipeline.definitions"]
+    command = [sys.executable, "-m", "dagster", "dev", "-w", str(home / "workspace.yaml")]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     return command, child_environment(DAGSTER_HOME=str(home), REPLAY_DATA=str(data_dir.absolute()))

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.doctor import examine
-from replay_pipeline.errors import ConfigError, LedgerError, TrainError
+from replay_pipeline.errors import ConfigError, LedgerError, TeacherAuthError, TrainError
 from replay_pipeline.ingesters import (
     TraceBatch,
     Traces,
@@ -34,6 +34,7 @@ from replay_pipeline.normalize import DedupIndex, DJNormalizer
 from replay_pipeline.pairs import (
     extract_pairs,
     outcomes_table,
+    pairs_from_table,
     pairs_table,
     positives_table,
 )
@@ -46,16 +47,19 @@ from replay_pipeline.replay import (
     ledger_status,
     replay_in_thread,
 )
+from replay_pipeline.review import show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
-from replay_pipeline.settings import Settings
+from replay_pipeline.settings import Settings, api_key, child_environment
 from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
+
+_REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 
 OnProgress = Callable[[Progress], None]
 
@@ -191,6 +195,7 @@ class Pipeline:
                     **({} if stop is None else {"stop": stop}),
                 )
             self.root.write("teacher_actions", batch, teacher_actions_table(report.actions))
+            _refuse_if_nobody_answers(report)
             return replay_facts(report)
 
         return self._stage(
@@ -199,7 +204,7 @@ class Pipeline:
             given,
             ("teacher_actions",),
             work,
-            is_final=lambda report: report["stop_reason"] == "completed",
+            is_final=lambda report: report["is_complete"],
         )
 
     def pairs(self, batch: str) -> Receipt:
@@ -296,14 +301,27 @@ class Pipeline:
         def work() -> dict[str, Any]:
             if not dataset.exists():
                 raise ConfigError(f"{dataset}: no dataset yet; run `replay-pipeline publish` first")
-            _run_trainer(command, output, self._on_progress)
-            return json.loads((output / "report.json").read_text("utf-8"))
+            # The bundled run is for one core: more threads than free cores only wait for each other.
+            environment = {} if config else {"OMP_NUM_THREADS": "1"}
+            _run_trainer(command, environment, output, self._on_progress)
+            report = json.loads((output / "report.json").read_text("utf-8"))
+            return {**report, "losses": _losses(output / "metrics.jsonl")}
 
         return self._stage(
             "train", "all", given, (), work, has_outputs=(output / "report.json").exists
         )
 
     # Looking
+
+    def check_keys(self) -> None:
+        """See that every teacher's key is there, before anything is asked or even priced.
+
+        Raises:
+            ConfigError: a key is missing.
+        """
+        if not self.settings.replay.sample_teachers:
+            for teacher in self.settings.replay.teachers:
+                api_key(teacher.api_key_env)
 
     def check_teachers(self) -> list[dict[str, Any]]:
         """Each teacher: key, endpoint, price, terms, and what is wrong with it."""
@@ -328,6 +346,42 @@ class Pipeline:
         except LedgerError:
             ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
         return {"batches": batches, "ledger": ledger, "dataset": done.get(("publish", "all"))}
+
+    def show(self, state_id: str) -> str:
+        """One state as text: what came before, the student's action, each teacher's answer.
+
+        Raises:
+            ConfigError: no state, or more than one, begins with `state_id`.
+        """
+        batches = [
+            batch
+            for batch in self.root.batches("states")
+            if any(
+                known.startswith(state_id)
+                for known in self.root.read("states", batch)["state_id"].to_pylist()
+            )
+        ]
+        answered = [batch for batch in batches if self.root.has("teacher_actions", batch)]
+        paired = [batch for batch in batches if self.root.has("dpo_pairs", batch)]
+        return show_state(
+            state_id,
+            states=self._states(batches),
+            teacher_actions=[
+                row
+                for batch in answered
+                for row in teacher_actions_from_table(self.root.read("teacher_actions", batch))
+            ],
+            pairs=[p for b in paired for p in pairs_from_table(self.root.read("dpo_pairs", b))],
+            outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
+        )
+
+    def review(self, path: Path | None = None) -> Path:
+        """Write the page that shows all pairs side by side. Returns where it is."""
+        return write_review(
+            pairs_from_table(self.root.read_all("dpo_pairs")),
+            path=path or self.root.path / "review.html",
+            outcomes=self.root.read_all("outcomes").to_pylist(),
+        )
 
     def examine(self) -> list[dict[str, Any]]:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""
@@ -418,26 +472,18 @@ class Pipeline:
         return [f"{name}:{_digest(self.root.part(name, batch))}" for name in names]
 
     def _card_facts(self) -> CardFacts:
-        """What the dataset card tells beyond the rows: teachers, money, drops."""
-        figures = summarize(self.receipts.all())
-        by_teacher = [r.report["cost_by_teacher_usd"] for r in self._all("replay")]
+        """What the dataset card tells beyond the rows: teachers, and what each stage reported."""
         teachers: list[TeacherFacts] = [
-            {
-                "name": teacher.name,
-                "model": teacher.model,
-                "vendor": teacher.vendor,
-                "is_distillable": teacher.is_distillable,
-                "cost_usd": sum(costs.get(teacher.name, 0.0) for costs in by_teacher),
-            }
-            for teacher in self.settings.replay.teachers
+            {"name": t.name, "model": t.model, "is_distillable": t.is_distillable}
+            for t in self.settings.replay.teachers
         ]
         facts: CardFacts = {
             "teachers": teachers,
             "accepted_terms": self.settings.replay.accepted_terms,
-            "spent_usd": figures["spent_usd"],
-            "recipe": self.settings.normalize.recipe,
-            "n_pairs_in": figures["pairs"],
-            "dropped": figures["dropped"],
+            "ingest": self._reports("ingest"),
+            "replay": self._reports("replay"),
+            "pairs": self._reports("pairs"),
+            "normalize": self._reports("normalize"),
         }
         if self.settings.replay.sample_teachers:
             facts["notes"] = (
@@ -446,8 +492,9 @@ class Pipeline:
             )
         return facts
 
-    def _all(self, stage: str) -> list[Receipt]:
-        return [receipt for receipt in self.receipts.all() if receipt.stage == stage]
+    def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
+        """Reports of a stage by batch."""
+        return {r.batch: r.report for r in self.receipts.all() if r.stage == stage}
 
 
 def run(
@@ -498,6 +545,9 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "budget_usd": report.budget_usd,
         "forecast_usd": report.forecast_usd,
         "stop_reason": report.stop_reason,
+        "is_complete": report.stop_reason == "completed"
+        and not report.n_open
+        and not report.skipped.get("teacher_stopped"),
         "skipped": report.skipped,
         "cost_by_teacher_usd": report.cost_by_teacher_usd,
         "latency_s": sorted(round(row.latency_s, 3) for row in answered),
@@ -508,13 +558,29 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
     }
 
 
-def _run_trainer(command: Sequence[str], output: Path, on_progress: OnProgress) -> None:
+def _refuse_if_nobody_answers(report: ReplayReport) -> None:
+    """A run in which no teacher could be used is a mistake to be told, not a result."""
+    refusals = [row for row in report.actions if row.error_code in _REFUSALS]
+    if refusals and not any(row.action for row in report.actions):
+        raise TeacherAuthError(
+            f"no teacher could be asked: {refusals[0].teacher}: {refusals[0].error_message}"
+        )
+
+
+def _run_trainer(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    on_progress: OnProgress,
+) -> None:
     output.mkdir(parents=True, exist_ok=True)
     log_path = output / "trainer.log"
     metrics_path = output / "metrics.jsonl"
     metrics_path.unlink(missing_ok=True)
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=child_environment(**environment)
+        )
         try:
             while (code := _wait(process, seconds=0.5)) is None:
                 on_progress(Progress(stage="train", n_done=_count_lines(metrics_path)))
@@ -529,6 +595,13 @@ def _run_trainer(command: Sequence[str], output: Path, on_progress: OnProgress) 
         raise TrainError(
             f"the trainer ended with code {code}; see {log_path}: {' | '.join(last_words)}"
         )
+
+
+def _losses(path: Path) -> list[float]:
+    """The objective on the fixed batch at each step, else the training loss."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    values = [row.get("loss/objective", row.get("train/loss")) for row in rows]
+    return [value for value in values if value is not None]
 
 
 def _wait(process: "subprocess.Popen[bytes]", *, seconds: float) -> int | None:

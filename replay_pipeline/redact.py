@@ -9,11 +9,12 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from kingfisher_sdk import Scanner
+
+from replay_pipeline.secret_rules import COMMON_PASSWORDS, SecretHit, own_hits, suspicious
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +31,15 @@ _PUBLIC_EMAIL = re.compile(
     r"|@(?:github\.com|gitlab\.com|bitbucket\.org)$",
     re.IGNORECASE,
 )
-_HOME = re.compile(
-    r"(?P<root>/Users/|/home/|/mnt/c/Users/|[A-Za-z]:(?:\\\\?|/)Users(?:\\\\?|/))"
-    r"(?P<name>[A-Za-z0-9][\w.-]{0,63}|[A-Za-z0-9][\w.-]{0,31} [A-Z][\w.-]{0,31}(?=[\\/]))"
+_LOGIN = r"(?P<name>[A-Za-z0-9][\w.-]{0,63})"
+_HOMES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("/Users/", re.compile(rf"(?P<root>/Users/){_LOGIN}")),
+    ("/home/", re.compile(rf"(?P<root>/home/){_LOGIN}")),
+    ("Users\\", re.compile(rf"(?P<root>Users\\{{1,4}}){_LOGIN}")),
+    ("-Users-", re.compile(r"(?P<root>-Users-)(?P<name>[A-Za-z0-9]+)")),
+    ("-home-", re.compile(r"(?P<root>-home-)(?P<name>[A-Za-z0-9]+)")),
 )
-_SLUG_HOME = re.compile(r"(?P<root>-(?:Users|home)-)(?P<name>[A-Za-z0-9]+)(?=-|\b)")
+"""A literal that must occur, and the rule for a login name after it."""
 _COMMON_NAMES = frozenset(
     [
         "user",
@@ -80,15 +85,6 @@ _COMMON_NAMES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SecretHit:
-    """A secret at `text[start:end]`."""
-
-    start: int
-    end: int
-    kind: str
-
-
 @cache
 def _scanner() -> Scanner:
     return Scanner()
@@ -98,7 +94,21 @@ def find_secrets(text: str) -> list[SecretHit]:
     """Every secret in `text`, in order, without overlaps; placeholders are no secrets."""
     if len(text) < _MIN_CHARS:
         return []
-    hits = [*_kingfisher_hits(text), *_own_hits(text)]
+    return _find(text, is_suspicious=True)
+
+
+def find_secrets_in(texts: Sequence[str]) -> list[list[SecretHit]]:
+    """What `find_secrets` finds in each text, several times faster than one by one."""
+    return [
+        _find(text, is_suspicious=flag) if len(text) >= _MIN_CHARS else []
+        for text, flag in zip(texts, suspicious(texts), strict=True)
+    ]
+
+
+def _find(text: str, *, is_suspicious: bool) -> list[SecretHit]:
+    hits = list(_kingfisher_hits(text))
+    if is_suspicious:
+        hits.extend(own_hits(text))
     if not hits:
         return []
     placeholders = [m.span() for m in _PLACEHOLDER.finditer(text)]
@@ -126,7 +136,7 @@ def _kingfisher_hits(text: str) -> Iterator[SecretHit]:
         return
     is_ascii = len(data) == len(text)
     for finding in findings:
-        if not finding.visible:
+        if not finding.visible or finding.secret.lower() in COMMON_PASSWORDS:
             continue
         where = finding.location
         start, end = where["start_offset"], where["end_offset"]
@@ -142,28 +152,9 @@ def _kind_of(rule_id: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", head).strip("-") or "secret"
 
 
-_OWN_RULES: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = (
-    (
-        "aws-access-key-id",
-        ("AKIA", "ASIA"),
-        re.compile(r"(?<![A-Za-z0-9])(?P<secret>(?:AKIA|ASIA)[A-Z0-9]{16})(?![A-Za-z0-9])"),
-    ),
-    (
-        "private-key",
-        ("PRIVATE KEY",),
-        re.compile(
-            r"(?P<secret>-----BEGIN [A-Z ]*PRIVATE KEY-----.{40,}?-----END [A-Z ]*KEY-----)", re.S
-        ),
-    ),
-)
-"""Kind, literals of which one must occur, and the rule with a group `secret`."""
-
-
-def _own_hits(text: str) -> Iterator[SecretHit]:
-    for kind, literals, rule in _OWN_RULES:
-        if any(literal in text for literal in literals):
-            for match in rule.finditer(text):
-                yield SecretHit(*match.span("secret"), kind)
+_Key = tuple[frozenset[str], int, int]
+"""Names that are replaced, hash and length of a text: the text itself need not be kept."""
+_Redacted = tuple[str, Counter[str]]
 
 
 class Redactor:
@@ -177,7 +168,7 @@ class Redactor:
         self.counts: Counter[str] = Counter()
         """Replacements by kind; values are never kept."""
         self._key = hashlib.blake2b(salt.encode(), digest_size=16).digest()
-        self._memo: dict[tuple[frozenset[str], int, int], tuple[str, Counter[str]] | None] = {}
+        self._memo: dict[_Key, _Redacted | None] = {}
         self._user_rules: dict[frozenset[str], re.Pattern[str] | None] = {}
 
     def text(self, text: str, *, users: frozenset[str] = frozenset()) -> str:
@@ -192,19 +183,36 @@ class Redactor:
         try:
             known = self._memo[key]
         except KeyError:
-            counts: Counter[str] = Counter()
-            redacted = self._replaced(text, users, counts)
-            known = None if redacted == text else (redacted, counts)
-            if len(self._memo) >= _MEMO_LIMIT:
-                self._memo.clear()
-            self._memo[key] = known
+            known = self._remember(key, text, users, is_suspicious=True)
         if known is None:
             return text
         self.counts.update(known[1])
         return known[0]
 
-    def _replaced(self, text: str, users: frozenset[str], counts: Counter[str]) -> str:
-        hits = find_secrets(text)
+    def prepare(self, texts: Iterable[str], *, users: frozenset[str] = frozenset()) -> None:
+        """Redact many texts at once, which is faster; `text` then answers from memory."""
+        new: dict[_Key, str] = {}
+        for text in texts:
+            key = (users, hash(text), len(text))
+            if len(text) >= _MIN_CHARS and key not in self._memo:
+                new[key] = text
+        for (key, text), flag in zip(new.items(), suspicious(list(new.values())), strict=True):
+            self._remember(key, text, users, is_suspicious=flag)
+
+    def _remember(
+        self, key: _Key, text: str, users: frozenset[str], *, is_suspicious: bool
+    ) -> _Redacted | None:
+        counts: Counter[str] = Counter()
+        redacted = self._replaced(text, users, counts, is_suspicious=is_suspicious)
+        if len(self._memo) >= _MEMO_LIMIT:
+            self._memo.clear()
+        known = self._memo[key] = None if redacted == text else (redacted, counts)
+        return known
+
+    def _replaced(
+        self, text: str, users: frozenset[str], counts: Counter[str], *, is_suspicious: bool
+    ) -> str:
+        hits = _find(text, is_suspicious=is_suspicious)
         if hits:
             parts: list[str] = []
             position = 0
@@ -215,13 +223,12 @@ class Redactor:
             text = "".join([*parts, text[position:]])
         if "@" in text:
             text = _EMAIL.sub(lambda m: self._email(m, counts), text)
-        if "sers" in text or "home" in text:
-            text = _HOME.sub(lambda m: _home(m, counts), text)
-            text = _SLUG_HOME.sub(lambda m: _home(m, counts), text)
-        rule = self._rule_for(users)
-        if rule is not None:
-            text, n_names = rule.subn("user", text)
-            if n_names:
+        for rule in _home_rules(text):
+            text = rule.sub(lambda m: _home(m, counts), text)
+        if any(user in text for user in users):
+            rule = self._rule_for(users)
+            if rule is not None:
+                text, n_names = rule.subn("user", text)
                 counts["user_name"] += n_names
         return text
 
@@ -265,7 +272,11 @@ def _home(match: re.Match[str], counts: Counter[str]) -> str:
     return f"{match['root']}user"
 
 
+def _home_rules(text: str) -> list[re.Pattern[str]]:
+    return [rule for literal, rule in _HOMES if literal in text]
+
+
 def user_of(cwd: str | None) -> str | None:
     """The login name in a home folder path, if there is one."""
-    match = _HOME.match(cwd or "")
+    match = next((m for rule in _home_rules(cwd or "") if (m := rule.search(cwd or ""))), None)
     return match["name"] if match and _is_private_name(match["name"]) else None

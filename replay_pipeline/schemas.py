@@ -83,7 +83,7 @@ TOOLS = pa.schema(
         ("name", pa.string()),
         ("agent_version", pa.string()),
         ("n_calls", pa.int64()),
-        ("source", pa.string()),  # inferred, override
+        ("source", pa.string()),  # inferred, recorded, override
         ("tool_json", pa.string()),  # OpenAI form
     ]
 )

@@ -215,12 +215,12 @@ def _teachers(choice: str) -> dict[str, Any]:
 
 
 def api_key(name: str | None) -> SecretStr | None:
-    """The key in environment variable `name`, or `None` when `name` is `None`.
+    """The key in environment variable `name`, or `None` when `name` is `None` or empty.
 
     Raises:
         ConfigError: the variable is not set or empty.
     """
-    if name is None:
+    if not name:
         return None
     value = os.environ.get(name, "").strip()
     if not value:

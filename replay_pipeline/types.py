@@ -75,7 +75,7 @@ class TeacherSpec(BaseModel):
     base_url: str = "https://openrouter.ai/api/v1"
     """Address of the endpoint, up to and without `/chat/completions`."""
     api_key_env: str | None = "OPENROUTER_API_KEY"
-    """Environment variable that holds the key; `None` for an endpoint without keys."""
+    """Environment variable that holds the key; empty or `None` for an endpoint without keys."""
     params: dict[str, Any] = {}
     """Extra request fields, e.g. `{"temperature": 0.2, "max_completion_tokens": 2048}`."""
     price: dict[str, float] | None = None
@@ -239,6 +239,8 @@ class ReplayReport:
     cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)
     forecast_usd: float | None = None
     """What `estimate` predicted for this run before the first call."""
+    n_open: int = 0
+    """Failed calls that the next run asks again: their reason need not last."""
     unknown_usd: float = 0.0
     """Reserved for calls of this run whose outcome is not known; it counts against the budget."""
     gates: tuple[GateReport, ...] = ()

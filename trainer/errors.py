@@ -6,6 +6,9 @@
     ├── ShapeError           two tensors that must line up do not
     ├── AlignmentError       student and teacher positions do not name the same tokens
     └── OuterLoopError       an outer round failed
+        ├── ObjectStoreError     the object store refused a request or cannot be reached
+        ├── OuterTimeoutError    too few replicas answered, or none committed, in time
+        └── ReplicaFailedError   a launched replica ended without success
 
 Every class also inherits the standard exception it refines, and pickles.
 """
@@ -13,7 +16,10 @@ Every class also inherits the standard exception it refines, and pickles.
 __all__ = [
     "AlignmentError",
     "DatasetError",
+    "ObjectStoreError",
     "OuterLoopError",
+    "OuterTimeoutError",
+    "ReplicaFailedError",
     "ShapeError",
     "TrainerConfigError",
     "TrainerError",
@@ -42,3 +48,15 @@ class AlignmentError(TrainerError, ValueError):
 
 class OuterLoopError(TrainerError, RuntimeError):
     """An outer round failed."""
+
+
+class ObjectStoreError(OuterLoopError):
+    """The object store refused a request or cannot be reached. Worth another try."""
+
+
+class OuterTimeoutError(OuterLoopError, TimeoutError):
+    """Too few replicas answered, or none committed the round, in time."""
+
+
+class ReplicaFailedError(OuterLoopError):
+    """A launched replica ended without success: its rank, exit code and last log lines."""

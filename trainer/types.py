@@ -32,3 +32,14 @@ class PromptRow(TypedDict):
     state_id: NotRequired[str | None]
     session_id: NotRequired[str | None]
     hint: NotRequired[str | None]
+
+
+class PositiveRow(TypedDict):
+    """One row of the dataset's `positives`: the student's own action was the consensus."""
+
+    prompt: list[Message]
+    completion: list[Message]
+    tools: NotRequired[list[Tool] | None]
+    state_id: NotRequired[str | None]
+    session_id: NotRequired[str | None]
+    hint: NotRequired[str | None]

@@ -1,6 +1,5 @@
 """When are two actions the same next action? A wrong merge makes a false pair: in doubt, they differ."""
 
-import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
@@ -75,11 +74,15 @@ def _as_action(action: Action | Message | str) -> Action:
 def _text_level(a: str, b: str, same_text: TextComparator | None) -> AgreementLevel | None:
     if a == b or _collapsed(a) == _collapsed(b):
         return "exact"
-    return "effect" if same_text is not None and same_text(a, b) else None
+    if same_text is None:
+        return None
+    # In one order, so that the answer is the same both ways whatever the judge does.
+    first, second = sorted((a, b))
+    return "effect" if same_text(first, second) else None
 
 
 def _collapsed(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(text.split())
 
 
 def _call_level(a: Call, b: Call) -> AgreementLevel | None:
@@ -152,31 +155,35 @@ def _gathered_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel 
 def _all_edits(calls: tuple[Call, ...]) -> tuple[Edit, ...] | None:
     found: list[Edit] = []
     for call in calls:
-        edits = edits_of(call.values())
+        edits = _edits(call)
         if edits is None:
             return None
         found += edits
     return tuple(found)
 
 
+@lru_cache(maxsize=4_096)
+def _edits(call: Call) -> tuple[Edit, ...] | None:
+    return edits_of(call.values())
+
+
 def _reads_overlap(a: Call, b: Call) -> bool:
     """Whether two reads of one file show a common line."""
-    ours, theirs = a.values(), b.values()
-    if _key(a, "target") != _key(b, "target") or _beyond_range(ours) != _beyond_range(theirs):
+    if _key(a, "target") != _key(b, "target"):
         return False
-    first, last = _range(ours)
-    other_first, other_last = _range(theirs)
-    return first <= other_last and other_first <= last
+    first, last, how = _reading(a)
+    other_first, other_last, other_how = _reading(b)
+    return how == other_how and first <= other_last and other_first <= last
 
 
-def _beyond_range(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in arguments.items() if k not in ("file_path", "offset", "limit")}
-
-
-def _range(arguments: dict[str, Any]) -> tuple[float, float]:
-    """First and last line, counted from 1."""
-    first = arguments.get("offset", 1) or 1
-    return first, first + arguments.get("limit", 2_000) - 1
+@lru_cache(maxsize=16_384)
+def _reading(call: Call) -> tuple[float, float, Any]:
+    """First and last line, counted from 1, and what else the read asks for."""
+    arguments = call.values()
+    first = arguments.pop("offset", 1) or 1
+    last = first + arguments.pop("limit", 2_000) - 1
+    del arguments["file_path"]
+    return first, last, _hashable(arguments)
 
 
 @lru_cache(maxsize=16_384)
@@ -187,8 +194,9 @@ def _key(call: Call, level: AgreementLevel) -> Any:
         return _shell_key(call, arguments, level)
     spec = spec_of(call.name)
     for path in spec.paths:
-        if path in arguments:
+        if isinstance(arguments.get(path), str):
             arguments[path] = absolute(arguments[path], call.cwd)
+    arguments = spec.question(arguments)
     if level == "effect":
         return tuple(
             (

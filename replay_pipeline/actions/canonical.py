@@ -3,19 +3,19 @@
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from replay_pipeline.actions.paths import relative
+from replay_pipeline.actions.paths import relative, without_needless_cd
 from replay_pipeline.actions.tools import spec_of
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.types import Message, Tool
 
-MAX_ARGUMENT_CHARS = 1_000_000
+MAX_ARGUMENT_CHARS = 250_000
 """Longer arguments are no action: no model writes them, and comparing them is not bounded."""
 _MAX_CACHED_CHARS = 8_192
 _MAX_DEPTH = 64
@@ -40,9 +40,28 @@ class Call:
     cwd: str | None = None
     """Working directory that the paths are relative to."""
 
+    def __hash__(self) -> int:
+        # A string keeps its hash, so this is much faster than hashing all fields.
+        return hash(self.arguments)
+
     def values(self) -> dict[str, Any]:
         """The arguments as an object."""
         return _decode(self.arguments)
+
+    def shown(self) -> str:
+        """The arguments for a reader or a model: `arguments` without a needless `cd`.
+
+        Some agents write `cd <working directory> &&` before every command. It does nothing, but
+        it would tell the two sides of a pair apart.
+        """
+        if self.name != "Bash" or "cd " not in self.arguments:
+            return self.arguments
+        try:
+            values = self.values()
+            command = without_needless_cd(values["command"], self.cwd)
+        except (MalformedCallError, KeyError, TypeError, AttributeError):
+            return self.arguments
+        return _as_text({**values, "command": command})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +89,7 @@ class Action:
         """The canonical text: one line `Tool {arguments}` per call, or the text."""
         if not self.calls:
             return self.text
-        return "\n".join(f"{call.name} {call.arguments}" for call in self.calls)
+        return "\n".join(f"{call.name} {call.shown()}" for call in self.calls)
 
     def to_message(self) -> Message:
         """The canonical assistant message. Call ids count from zero, so both sides have the same."""
@@ -80,7 +99,7 @@ class Action:
             {
                 "id": f"call_{number}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
+                "function": {"name": call.name, "arguments": call.shown()},
             }
             for number, call in enumerate(self.calls)
         ]
@@ -106,6 +125,8 @@ def canonical_action(
     """
     text, raw_calls = _parts(message)
     if not raw_calls:
+        if len(text) > MAX_ARGUMENT_CHARS:
+            return Action(text=text, invalid_reason="text_too_large")
         text = _clean_text(text)
         return Action(text=text, invalid_reason=None if text else "empty")
     toolbox = tools if isinstance(tools, ToolList) or tools is None else ToolList(tools)
@@ -130,7 +151,7 @@ def canonical_call(
     """
     if not isinstance(name, str) or not name.strip():
         raise MalformedCallError("unnamed_tool")
-    if isinstance(arguments, Mapping):
+    if isinstance(arguments, dict):
         arguments = _as_text(arguments)
     elif arguments is None or arguments == "":
         arguments = "{}"
@@ -141,8 +162,8 @@ def canonical_call(
     if tools is not None and name not in tools:
         raise MalformedCallError(f"unknown_tool: {name}")
     build = _cached_call if len(arguments) <= _MAX_CACHED_CHARS else _build_call
-    call, present = build(name, arguments, cwd)
-    if tools is not None and (why := tools.complaint(name, present)):
+    call = build(name, arguments, cwd)
+    if tools is not None and (why := tools.complaint(name, arguments)):
         raise MalformedCallError(f"schema_invalid: {name}: {why}")
     return call
 
@@ -187,7 +208,7 @@ def _parts(message: Message | str | None) -> tuple[str, list[tuple[Any, Any]]]:
         return (content if isinstance(content, str) else ""), calls
     texts: list[str] = []
     for block in content:
-        kind = block.get("type") if isinstance(block, Mapping) else None
+        kind = block.get("type") if isinstance(block, dict) else None
         if kind in ("text", "output_text"):
             texts.append(str(block.get("text") or ""))
         elif kind == "tool_use":
@@ -198,19 +219,22 @@ def _parts(message: Message | str | None) -> tuple[str, list[tuple[Any, Any]]]:
 
 
 def _openai_call(call: Any) -> tuple[Any, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
         return None, None
     return function.get("name"), function.get("arguments")
 
 
 def _clean_text(text: str) -> str:
-    return unicodedata.normalize("NFC", _THINKING.sub("", text)).strip()
+    text = unicodedata.normalize("NFC", _THINKING.sub("", text)).strip()
+    # A lone surrogate cannot be stored as UTF-8.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _build_call(name: str, arguments: str, cwd: str | None) -> tuple[Call, str]:
-    """The call, and its arguments without nulls but otherwise as given (for the schema check)."""
+def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
     given = _decode(arguments)
+    if given is None:
+        given = {}
     if not isinstance(given, dict):
         raise MalformedCallError(f"malformed_arguments: {name}: not a JSON object")
     try:
@@ -230,8 +254,7 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> tuple[Call, str]:
         if not (k in spec.defaults and _is_same(spec.defaults[k], v))
         and not (k == spec.default_path and v == _here(cwd))
     }
-    kept = spec.tidied(kept, cwd)
-    return Call(name, _as_text(kept), cwd), _as_text(present)
+    return Call(name, _as_text(spec.canonical(kept)), cwd)
 
 
 _cached_call = lru_cache(maxsize=16_384)(_build_call)
@@ -244,7 +267,7 @@ def _here(cwd: str | None) -> str:
 def _is_same(default: Any, value: Any) -> bool:
     """Equality that keeps 1 apart from true, as JSON does."""
     options: Iterable[Any] = default if isinstance(default, tuple) else (default,)
-    return any(type(option) is type(value) and option == value for option in options)
+    return value in options and any(type(option) is type(value) for option in options)
 
 
 def _plain(value: Any, depth: int) -> Any:

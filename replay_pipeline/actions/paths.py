@@ -2,10 +2,16 @@
 
 import posixpath
 import re
+from functools import lru_cache
 
+_LEADING_CD = re.compile(
+    r"""\s*cd[ ]+(?:'(?P<single>[^']*)'|"(?P<double>[^"$`\\!]*)"|(?P<bare>[\w./@%+=:,-]+))"""
+    r"""[ ]*(?:&&|;|\n)(?=\s*\S)"""
+)
 _HOME = re.compile(r"(/(?:home|Users)/[^/]+|/root)(?=/|$)")
 
 
+@lru_cache(maxsize=16_384)
 def absolute(path: str, cwd: str | None) -> str:
     """`path` against `cwd` without `.`, `..`, `//` and trailing slash.
 
@@ -41,3 +47,14 @@ def home_of(cwd: str | None) -> str | None:
     """The home folder that a working directory lies in, if its name shows one."""
     match = _HOME.match(cwd or "")
     return match.group(1) if match else None
+
+
+def without_needless_cd(command: str, cwd: str | None) -> str:
+    """A shell command without a leading `cd` into `cwd`, where it is already."""
+    match = _LEADING_CD.match(command)
+    if not cwd or match is None:
+        return command
+    folder = match["single"] or match["double"] or match["bare"] or ""
+    if absolute(folder, cwd) != absolute(cwd, None):
+        return command
+    return command[match.end() :].lstrip()

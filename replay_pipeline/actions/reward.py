@@ -1,6 +1,7 @@
 """Agreement as a verifiable reward: how close a completion comes to the teachers' consensus."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -31,13 +32,14 @@ def consensus_reward(
         completion: What the policy wrote. In a text, tool calls may stand in canonical form
             (`Action.render`) or in `<tool_call>` tags.
         row: A row of the published dataset, a `DPOPair` or a row of the pairs table: the
-            consensus is its `chosen_action`, `chosen_action_json` or `chosen`.
+            consensus is its `consensus`, `chosen_action`, `chosen_action_json` or `chosen`. The
+            working directory is its `cwd`, or what the system message of its prompt says.
         credit: Reward by level.
 
     Raises:
         KeyError: `row` has none of these columns.
     """
-    cwd = row.get("cwd")
+    cwd = _working_directory(row)
     level = agreement_level(_action(completion, cwd), _consensus(row, cwd))
     return 0.0 if level is None else credit[level]
 
@@ -52,7 +54,8 @@ def consensus_rewards(
     TRL passes every column of the dataset as a list next to `completions`; a column that is no
     list (a trainer's own argument) is the same for every row.
     """
-    del prompts
+    if isinstance(prompts, list | tuple):
+        columns["prompt"] = prompts
     names = [name for name in _COLUMNS if isinstance(columns.get(name), list | tuple)]
     return [
         consensus_reward(completion, {name: columns[name][number] for name in names})
@@ -70,12 +73,26 @@ def consensus_score(
     return consensus_reward(completion, info or {"chosen": answer})
 
 
-_COLUMNS = ("chosen_action", "chosen_action_json", "chosen", "cwd")
+_COLUMNS = ("consensus", "chosen_action", "chosen_action_json", "chosen", "cwd", "prompt")
+_WORKING_DIRECTORY = re.compile(r"^Working directory: (/.*)$", re.MULTILINE)
+
+
+def _working_directory(row: Mapping[str, Any]) -> str | None:
+    if cwd := row.get("cwd"):
+        return cwd
+    for key in ("prompt", "prompts", "state_messages"):
+        messages = row.get(key)
+        if isinstance(messages, list) and messages and isinstance(messages[0], Mapping):
+            content = messages[0].get("content")
+            found = _WORKING_DIRECTORY.search(content) if isinstance(content, str) else None
+            return found[1].strip() if found else None
+    return None
 
 
 def _consensus(row: Mapping[str, Any], cwd: str | None) -> Action:
-    if action := row.get("chosen_action"):
-        return _action(action, cwd)
+    for key in ("consensus", "chosen_action"):
+        if action := row.get(key):
+            return _action(action, cwd)
     if action := row.get("chosen_action_json"):
         return canonical_action(json.loads(action), cwd=cwd)
     return _action(row["chosen"], cwd)

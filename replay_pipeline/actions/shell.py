@@ -12,9 +12,10 @@ from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.programs import Arguments, arguments_of
 from replay_pipeline.actions.words import ACTIVE, QUOTED, plain_text, unquoted
 
-MAX_COMMAND_BYTES = 16_384
+MAX_COMMAND_BYTES = 12_288
 _MAX_DEPTH = 40
-_MAX_NODES = 6_000
+_MAX_NODES = 2_500
+_MAX_HEREDOCS = 50
 
 Form = tuple[Any, ...]
 """A normalised piece of syntax: equal forms have equal effects."""
@@ -90,7 +91,7 @@ def shell_plan(command: str, cwd: str | None) -> ShellPlan:
         return opaque
     try:
         source = command.encode()
-        if len(source) > MAX_COMMAND_BYTES:
+        if len(source) > MAX_COMMAND_BYTES or command.count("<<") > _MAX_HEREDOCS:
             return opaque
         root = _PARSER.parse(source).root_node
         if root.has_error or root.descendant_count > _MAX_NODES:

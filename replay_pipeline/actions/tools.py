@@ -4,7 +4,6 @@ A tool that is not listed here (an MCP server's, a later version's) agrees by it
 arguments alone: every key counts.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 Arguments = dict[str, Any]
 
 
-def _unchanged(arguments: Arguments, _cwd: str | None) -> Arguments:
+def _unchanged(arguments: Arguments) -> Arguments:
     return arguments
 
 
@@ -40,8 +39,10 @@ class ToolSpec:
     """Keys that name the object acted on; empty: the tool has no object."""
     prose: frozenset[str] = frozenset()
     """Keys with free text, in which runs of blanks do not matter."""
-    tidied: Callable[[Arguments, str | None], Arguments] = _unchanged
-    """Last step of the canonical form: (arguments, working directory) -> arguments."""
+    canonical: Callable[[Arguments], Arguments] = _unchanged
+    """Last step of the canonical form."""
+    question: Callable[[Arguments], Arguments] = _unchanged
+    """The arguments with different spellings of one thing made one, for the level `effect`."""
 
     def complaint(self, arguments: Arguments) -> str | None:
         """Why the tool could not run with these arguments; `None` if it could."""
@@ -65,22 +66,7 @@ _NUMBER = (int, float)
 _FILE = MappingProxyType({"file_path": str})
 
 
-def _tidy_command(arguments: Arguments, cwd: str | None) -> Arguments:
-    """Leave out a leading `cd` into the working directory, which only some agents write."""
-    command = arguments["command"].strip()
-    if cwd and (match := _LEADING_CD.match(command)):
-        folder = match["single"] or match["double"] or match["bare"]
-        if folder.rstrip("/") == cwd.rstrip("/"):
-            command = command[match.end() :].lstrip()
-    return {**arguments, "command": command}
-
-
-_LEADING_CD = re.compile(
-    r"""cd[ ]+(?:'(?P<single>[^']*)'|"(?P<double>[^"$`\\!]*)"|(?P<bare>[\w./@%+=:,-]+))[ ]*(?:&&|;)(?=\s*\S)"""
-)
-
-
-def _tidy_url(arguments: Arguments, _cwd: str | None) -> Arguments:
+def _one_url(arguments: Arguments) -> Arguments:
     """Spell scheme, host, default port and empty path the one way."""
     try:
         parts = urlsplit(arguments["url"].strip())
@@ -96,7 +82,7 @@ def _tidy_url(arguments: Arguments, _cwd: str | None) -> Arguments:
     return {**arguments, "url": url}
 
 
-def _tidy_edits(arguments: Arguments, _cwd: str | None) -> Arguments:
+def _plain_edits(arguments: Arguments) -> Arguments:
     edits = [
         {k: v for k, v in edit.items() if v is not None and (k, v) != ("replace_all", False)}
         for edit in arguments["edits"]
@@ -131,7 +117,6 @@ SPECS: Mapping[str, ToolSpec] = MappingProxyType(
                 "run_in_background": False,
                 "dangerouslyDisableSandbox": False,
             },
-            tidied=_tidy_command,
         ),
         "Read": ToolSpec(
             required=_FILE,
@@ -145,7 +130,7 @@ SPECS: Mapping[str, ToolSpec] = MappingProxyType(
             required={"file_path": str, "edits": list},
             paths=("file_path",),
             target=("file_path",),
-            tidied=_tidy_edits,
+            canonical=_plain_edits,
         ),
         "Write": ToolSpec(
             required={"file_path": str, "content": str},
@@ -181,7 +166,7 @@ SPECS: Mapping[str, ToolSpec] = MappingProxyType(
             optional={"prompt": str},
             target=("url",),
             prose=frozenset({"prompt"}),
-            tidied=_tidy_url,
+            question=_one_url,
         ),
         "WebSearch": ToolSpec(
             required={"query": str}, target=("query",), prose=frozenset({"query"})

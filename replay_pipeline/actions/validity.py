@@ -9,6 +9,7 @@ import jsonschema
 import msgspec
 from jsonschema.exceptions import SchemaError as BadSchemaError
 
+from replay_pipeline.actions.tools import SPECS
 from replay_pipeline.types import Tool
 
 
@@ -19,15 +20,32 @@ class ToolList:
         self._schemas: dict[str, bytes] = {}
         for tool in tools:
             function = tool.get("function", tool)
+            name = str(function.get("name"))
             parameters = function.get("parameters") or function.get("input_schema") or {}
-            self._schemas[str(function.get("name"))] = msgspec.json.encode(parameters)
+            self._schemas[name] = msgspec.json.encode(_demanded(name, parameters))
 
     def __contains__(self, name: object) -> bool:
         return name in self._schemas
 
     def complaint(self, name: str, arguments: str) -> str | None:
-        """What is wrong with the JSON `arguments` for tool `name`; `None` if nothing."""
+        """What is wrong with the JSON object `arguments` for tool `name`; `None` if nothing.
+
+        A null counts as absent.
+        """
         return _complaint(self._schemas[name], arguments)
+
+
+def _demanded(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The schema without demands that the tool itself does not make.
+
+    A schema inferred from recorded calls calls every key required that each of them had, a mere
+    label included.
+    """
+    required = parameters.get("required")
+    if name not in SPECS or not isinstance(required, list):
+        return parameters
+    needed = [key for key in required if key in SPECS[name].required]
+    return {**parameters, "required": needed}
 
 
 @lru_cache(maxsize=512)
@@ -44,7 +62,9 @@ def _validator(schema: bytes) -> Any:
 
 @lru_cache(maxsize=8_192)
 def _complaint(schema: bytes, arguments: str) -> str | None:
-    for error in _validator(schema).iter_errors(json.loads(arguments)):
+    given = json.loads(arguments) or {}
+    present = {key: value for key, value in given.items() if value is not None}
+    for error in _validator(schema).iter_errors(present):
         place = ".".join(map(str, error.absolute_path)) or "arguments"
         return f"{place} fail {error.validator!r}: {error.message:.200}"
     return None

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from replay_pipeline.types import Tool
+
 NO_RESULT = "[no result]"
 """Stands for the result of a call that the log never answered."""
 CLEARED_RESULT = "[Old tool result content cleared]"
@@ -56,7 +58,7 @@ class Result:
 class Turn:
     """One message group: a user message, or one assistant API message with all its results."""
 
-    parent: "Turn | None"
+    parent: "Turn | None" = field(repr=False)
     kind: str
     """`assistant`, `user`, `summary`, `meta`, `command`, `queued`, `attachment`, `interrupt`,
     `task_notification` or `microcompact`."""
@@ -101,6 +103,8 @@ class SessionLog:
     """In the order of the file; a parent comes before its children."""
     agent_id: str | None = None
     parent_session_id: str | None = None
+    tools: list[Tool] = field(default_factory=list)
+    """Tool definitions, where the log records them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from typing import Any
 
 from replay_pipeline.ingesters import rows
 from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
-from replay_pipeline.ingesters.rows import Block, Row, Spans
+from replay_pipeline.ingesters.json_lines import Spans
+from replay_pipeline.ingesters.rows import Block, Row
 
 logger = logging.getLogger(__name__)
 
@@ -380,7 +381,8 @@ def _thread_queued(turns: list[Turn]) -> None:
     no answer of its own; it goes before the first step that was written after it.
     """
     children: dict[Turn, list[Turn]] = {}
-    for turn in turns:
+    for index, turn in enumerate(turns):
+        turn.index = index
         if turn.parent is not None:
             children.setdefault(turn.parent, []).append(turn)
     for parent, below in list(children.items()):
@@ -401,7 +403,7 @@ def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
         if not steps:
             return
         step = steps[-1]
-        if step.offset > turn.offset:
+        if step.index > turn.index:
             break
         above = step
     children[parent].remove(turn)
@@ -470,7 +472,7 @@ def _attachment_text(attachment: dict[str, Any]) -> tuple[str, str]:
     kind = attachment.get("type")
     if kind == "queued_command":
         return "queued", _plain(attachment.get("prompt"))
-    if kind not in _REMINDERS:
+    if not isinstance(kind, str) or kind not in _REMINDERS:
         return "attachment", ""
     parts = [_plain(attachment.get(key)) for key in _TEXT_FIELDS]
     name = attachment.get("filename") or attachment.get("path")
@@ -520,13 +522,14 @@ class ClaudeCode:
             return
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
         tree = _Tree(path, spans, file_agent)
+        stem = path.stem
         session_id: str | None = None
         for offset, row in rows.read_rows(path, spans):
-            if session_id is None or row.session_id == path.stem:
-                session_id = row.session_id or session_id
+            if session_id != stem and row.session_id and (not session_id or row.session_id == stem):
+                session_id = row.session_id
             tree.add(offset, row)
         tree.finish()
-        yield from _logs(tree, session_id or path.stem)
+        yield from _logs(tree, session_id or stem)
 
 
 def _logs(tree: _Tree, session_id: str) -> Iterator[SessionLog]:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.base import (
     NO_RESULT,
     Call,
@@ -25,8 +26,11 @@ from replay_pipeline.ingesters.base import (
     Turn,
 )
 from replay_pipeline.ingesters.claude_code import ClaudeCode
+from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.fidelity import predict_context
+from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
+from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.redact import Redactor, user_of
 from replay_pipeline.schemas import TABLES
@@ -35,7 +39,7 @@ from replay_pipeline.types import Message, Progress, Tool
 
 logger = logging.getLogger(__name__)
 
-INGESTERS: tuple[Ingester, ...] = (ClaudeCode(),)
+INGESTERS: tuple[Ingester, ...] = (ClaudeCode(), Codex(), GeminiCli(), OpenCode(), AgentTraces())
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536
@@ -190,6 +194,34 @@ def _milliseconds(timestamp: str | None) -> int | None:
         return None
 
 
+class _Columns:
+    """Rows of one table: the file at hand as lists, all before it as arrow batches."""
+
+    def __init__(self, name: str) -> None:
+        self.schema = TABLES[name]
+        self.open: dict[str, list[Any]] = {field.name: [] for field in self.schema}
+        self._closed: list[pa.RecordBatch] = []
+
+    def close(self) -> None:
+        """Turn what is open into a batch, which takes a fraction of the memory."""
+        if not self.open[self.schema.names[0]]:
+            return
+        arrays = []
+        for column in self.schema:
+            values = self.open[column.name]
+            if values and isinstance(values[0], bytes):
+                arrays.append(pa.array(values, pa.binary()).cast(column.type))
+            else:
+                arrays.append(pa.array(values, column.type))
+            values.clear()
+        self._closed.append(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+
+    def table(self) -> pa.Table:
+        """Everything, as one table."""
+        self.close()
+        return pa.Table.from_batches(self._closed, self.schema)
+
+
 class _Corpus:
     """Columns of the tables while files come in."""
 
@@ -199,8 +231,8 @@ class _Corpus:
         self.known = known
         self.session_ids: set[str] = set()
         self.sessions: list[dict[str, Any]] = []
-        self.turns: dict[str, list[Any]] = {name: [] for name in TABLES["turns"].names}
-        self.states: dict[str, list[Any]] = {name: [] for name in TABLES["states"].names}
+        self.turns = _Columns("turns")
+        self.states = _Columns("states")
         self.tools = ToolLearner()
         self.counts = ReadCounts()
         self.skipped_files: Counter[str] = Counter()
@@ -245,6 +277,8 @@ class _Corpus:
         }
         for position, log in enumerate(logs):
             self._log(log, source, end, origin, counts if position == 0 else ReadCounts())
+        self.turns.close()
+        self.states.close()
 
     def _log(
         self,
@@ -261,6 +295,8 @@ class _Corpus:
         needed = _needed(log.turns, fresh)
         if not needed and any(turn.is_state for turn in log.turns):
             return
+        if self.redactor is not None:
+            self.redactor.prepare(_texts_of(needed), users=users)
         session_id = self._unique_id(log, source, fresh)
         self._turns(session_id, needed, users)
         self._states(session_id, log, fresh, labels, users)
@@ -299,6 +335,8 @@ class _Corpus:
         return session_id
 
     def _learn_tools(self, log: SessionLog) -> None:
+        for tool in log.tools:
+            self.tools.record(tool)
         for turn in log.turns:
             if "copy" in turn.flags:
                 continue
@@ -317,9 +355,8 @@ class _Corpus:
         """Arguments with every string in them redacted, else as they were recorded."""
         if self.redactor is None:
             return text
-        try:
-            value = msgspec.json.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        value = _loaded(text)
+        if value is text:
             return self._clean(text, users)
         clean = self._cleaned(value, users)
         return text if clean == value else _encode(clean).decode()
@@ -364,7 +401,7 @@ class _Corpus:
         return messages
 
     def _turns(self, session_id: str, turns: list[Turn], users: frozenset[str]) -> None:
-        columns = self.turns
+        columns = self.turns.open
         for turn in turns:
             usage = turn.usage
             columns["session_id"].append(session_id)
@@ -375,7 +412,7 @@ class _Corpus:
             columns["timestamp"].append(_milliseconds(turn.timestamp))
             columns["model"].append(turn.model)
             columns["cwd"].append(self._clean(turn.cwd, users) if turn.cwd else None)
-            columns["messages_json"].append(_encode(self._messages(turn, users)).decode())
+            columns["messages_json"].append(_encode(self._messages(turn, users)))
             thinking = "\n\n".join(turn.thinking)
             columns["thinking"].append(self._clean(thinking, users) or None)
             columns["n_input_tokens"].append(usage.n_input if usage else None)
@@ -395,7 +432,7 @@ class _Corpus:
     ) -> None:
         predicted = predict_context(log.turns)
         depth = _depths(log.turns)
-        columns = self.states
+        columns = self.states.open
         for state_id, turn in fresh:
             label = labels[turn]
             self.outcomes[label.outcome] += 1
@@ -458,12 +495,13 @@ class _Corpus:
 
     def result(self, tool_overrides: Mapping[str, Tool] | None) -> IngestResult:
         """The finished tables."""
+        turns, states = self.turns.table(), self.states.table()
         report = IngestReport(
             files=self.n_files,
             bytes=self.n_bytes,
             n_sessions=len(self.sessions),
-            n_turns=len(self.turns["session_id"]),
-            n_states=len(self.states["state_id"]),
+            n_turns=turns.num_rows,
+            n_states=states.num_rows,
             n_duplicate_states=self.n_duplicates,
             rows=self.counts.rows,
             rows_used=self.counts.rows_used,
@@ -476,11 +514,42 @@ class _Corpus:
         )
         return IngestResult(
             sessions=_table("sessions", self.sessions),
-            turns=pa.table(self.turns, schema=TABLES["turns"]),
-            states=pa.table(self.states, schema=TABLES["states"]),
+            turns=turns,
+            states=states,
             tools=_table("tools", self.tools.rows(tool_overrides)),
             report=report,
         )
+
+
+def _texts_of(turns: list[Turn]) -> Iterator[str]:
+    """Every text of the turns that will be redacted."""
+    for turn in turns:
+        yield "\n\n".join(turn.texts)
+        yield "\n\n".join(turn.thinking)
+        for call in turn.calls:
+            yield from _strings_in(_loaded(call.arguments))
+        for result in turn.results.values():
+            yield result.text
+
+
+def _loaded(arguments: str) -> Any:
+    """The arguments as JSON values, or as the text they are."""
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return arguments
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings_in(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _strings_in(item)
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> pa.Table:

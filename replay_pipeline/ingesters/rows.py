@@ -5,18 +5,16 @@ Only the fields that decide something are decoded. The side-cars that make up mo
 """
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from replay_pipeline.ingesters.base import ReadCounts
+from replay_pipeline.ingesters.json_lines import Spans, objects_in, without_surrogates
 
 _NO_JSON = msgspec.Raw(b"")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_JUNK = b"\x00\xef\xbb\xbf \t\r\n"
 
 
 class Block(msgspec.Struct):
@@ -33,13 +31,16 @@ class Block(msgspec.Struct):
     is_error: bool | None = None
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
 class RowUsage(msgspec.Struct):
     """Tokens as the provider recorded them; repeated on each row of a message."""
 
-    input_tokens: int | None = 0
-    output_tokens: int | None = 0
-    cache_creation_input_tokens: int | None = 0
-    cache_read_input_tokens: int | None = 0
+    input_tokens: _Tokens | None = 0
+    output_tokens: _Tokens | None = 0
+    cache_creation_input_tokens: _Tokens | None = 0
+    cache_read_input_tokens: _Tokens | None = 0
 
 
 class RowMessage(msgspec.Struct):
@@ -93,73 +94,30 @@ _decode_progress = msgspec.json.Decoder(ProgressData).decode
 _decode_blocks = msgspec.json.Decoder(str | list[Block] | None).decode
 
 
-class Spans:
-    """Counts rows that begin in `[start, end)` apart from those around them."""
-
-    def __init__(self, counts: ReadCounts, start: int = 0, end: int | None = None) -> None:
-        self.inside = counts
-        self.outside = ReadCounts()
-        self.start = start
-        self.end = end if end is not None else 1 << 62
-
-    def at(self, offset: int) -> ReadCounts:
-        """The counts that a row at `offset` belongs to."""
-        return self.inside if self.start <= offset < self.end else self.outside
-
-
-def read_rows(path: Path, spans: "Spans") -> Iterator[tuple[int, Row]]:
+def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
     """Every row of the file with the byte offset of its line; counts what cannot be read."""
     offset = 0
-    with path.open("rb", buffering=1 << 20) as file:
+    with path.open("rb", buffering=1 << 18) as file:
         for line in file:
-            counts = spans.at(offset)
             try:
                 row = _decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                for row in repaired(line, counts):
+                for row in repaired(line, spans.at(offset)):
                     yield offset, row
             else:
-                counts.rows += 1
+                spans.at(offset).rows += 1
                 yield offset, row
             offset += len(line)
 
 
 def repaired(line: bytes, counts: ReadCounts) -> Iterator[Row]:
     """The rows of a line that is not one well-formed row: glued, mistyped or damaged ones."""
-    text = line.strip(_JUNK).decode("utf-8", "replace")
-    if not text:
-        return
-    if "\x00" in text:
-        text = text.replace("\x00", "")
-    decoder = json.JSONDecoder(strict=False)
-    position, n_documents = 0, 0
-    while position < len(text):
-        try:
-            value, position = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError):
-            counts.rows += 1
-            is_whole = line.endswith(b"\n")
-            counts.skipped["not_json" if is_whole else "truncated"] += 1
-            return
-        n_documents += 1
-        counts.rows += 1
-        if isinstance(value, dict):
-            yield row_of(value, counts)
-        else:
-            counts.skipped["not_an_object"] += 1
-        while position < len(text) and text[position] in " \t\r\n,":
-            position += 1
-    if n_documents > 1:
-        counts.notes["glued_line"] += n_documents - 1
+    for value in objects_in(line, counts):
+        yield row_of(value, counts)
 
 
 def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
     """A row from loosely typed JSON: fields of a wrong type are left out."""
-    text = json.dumps(value, ensure_ascii=False)
-    clean = _LONE_SURROGATE.sub("\ufffd", text)
-    if clean != text:
-        counts.notes["lone_surrogate"] += 1
-        value = json.loads(clean)
     try:
         return msgspec.convert(_as_raw(value), Row)
     except msgspec.ValidationError:
@@ -275,7 +233,7 @@ def _loose_blocks(text: str) -> str | list[Block]:
     except (ValueError, RecursionError):
         return text
     if isinstance(value, str):
-        return _LONE_SURROGATE.sub("\ufffd", value)
+        return without_surrogates(value)
     if isinstance(value, list):
         return [_salvaged_block(item) for item in value]
     return text

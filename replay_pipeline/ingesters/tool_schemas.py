@@ -147,6 +147,7 @@ class ToolLearner:
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, str], _Shape] = {}
+        self._recorded: dict[str, Tool] = {}
 
     def see(self, name: str, arguments: str, version: str | None) -> None:
         """Learn from one call that was not refused for its arguments."""
@@ -159,22 +160,38 @@ class ToolLearner:
         if isinstance(value, dict):
             self._shapes.setdefault((name, series_of(version)), _Shape()).see(value)
 
+    def record(self, tool: Tool) -> None:
+        """Take a definition from the log itself; it goes before what is inferred."""
+        name = tool["function"]["name"]
+        if _NAME.fullmatch(name):
+            self._recorded.setdefault(name, _with_parameters(tool))
+            self._shapes.setdefault((name, ""), _Shape())
+
     def rows(self, overrides: Mapping[str, Tool] | None = None) -> list[dict[str, Any]]:
         """Rows of the `tools` table, sorted by name and series."""
         overrides = overrides or {}
         rows = []
         for (name, series), shape in sorted(self._shapes.items()):
-            tool = overrides.get(name) or _tool(name, shape.schema(_LABELS.get(name, frozenset())))
+            inferred = _tool(name, shape.schema(_LABELS.get(name, frozenset())))
+            tool = overrides.get(name) or self._recorded.get(name) or inferred
+            source = "recorded" if name in self._recorded else "inferred"
             rows.append(
                 {
                     "name": name,
                     "agent_version": series,
                     "n_calls": shape.n,
-                    "source": "override" if name in overrides else "inferred",
+                    "source": "override" if name in overrides else source,
                     "tool_json": msgspec.json.encode(tool, order="sorted").decode(),
                 }
             )
         return rows
+
+
+def _with_parameters(tool: Tool) -> Tool:
+    function = {"description": "", "parameters": {}, **tool["function"]}
+    if not isinstance(function["parameters"], dict):
+        function["parameters"] = {}
+    return {"type": "function", "function": function}
 
 
 def _tool(name: str, parameters: dict[str, Any]) -> Tool:
@@ -234,7 +251,9 @@ def merge_tools(tools: Iterable[Tool]) -> Tool:
             merged = tool
             continue
         function = merged["function"]
-        parameters = merge_schemas(function["parameters"], tool["function"]["parameters"])
+        parameters = merge_schemas(
+            function.get("parameters", {}), tool["function"].get("parameters", {})
+        )
         merged = {"type": "function", "function": {**function, "parameters": parameters}}
     if merged is None:
         raise ValueError("merge_tools needs at least one tool")

@@ -18,6 +18,7 @@ import xxhash
 SPECIAL, SEPARATOR, REGULAR = 0, 1, 2
 _N_CODE_POINTS = 0x110000
 _BLOCK_BYTES = 1 << 20
+_DROPPED = 0xFF  # in no UTF-8 text
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
 _NOT_A_LETTER = r"\s+|\d+|[!-/:-@\[-`{-~]"
 """White space, digits and ASCII punctuation, as data-juicer's document deduplicator sees them."""
@@ -149,11 +150,16 @@ def text_digests(column: pa.Array, *, lowercase: bool, ignore_non_character: boo
 
 
 def _letter_digests(codes: np.ndarray, offsets: np.ndarray) -> list[bytes]:
-    is_letter, lowered, is_odd = _ascii_tables()
-    kept_codes = is_letter.take(codes)
-    kept = memoryview(lowered.take(codes)[kept_codes].tobytes())
-    ends = np.concatenate(([0], np.cumsum(kept_codes)))[offsets]
-    digests = [xxhash.xxh3_128_digest(kept[begin:end]) for begin, end in pairwise(ends)]
+    lowered, is_odd = _ascii_tables()
+    small = lowered.take(codes)
+    is_kept = small != _DROPPED
+    kept = memoryview(small[is_kept].tobytes())
+    ends = np.zeros(len(offsets), np.int64)
+    filled = np.diff(offsets) > 0
+    if filled.any():
+        ends[1:][filled] = _row_sums(is_kept, offsets[:-1][filled])
+        np.cumsum(ends, out=ends)
+    digests = [xxhash.xxh3_128_digest(kept[begin:end]) for begin, end in pairwise(ends.tolist())]
     for row in np.flatnonzero(_any_in_row(is_odd.take(codes), offsets)):
         text = codes[offsets[row] : offsets[row + 1]].tobytes().decode()
         digests[row] = _digest_of(text, lowercase=True, letters_only=True)
@@ -172,27 +178,26 @@ def _digest_of(text: str, *, lowercase: bool, letters_only: bool) -> bytes:
 @cache
 def _letters() -> np.ndarray:
     """Which code points stay when non-characters are ignored."""
-    points = np.setdiff1d(np.arange(_N_CODE_POINTS), np.arange(0xD800, 0xE000))
+    points = np.concatenate((np.arange(0xD800), np.arange(0xE000, _N_CODE_POINTS)))
     every = points.astype(np.uint32).tobytes().decode("utf-32-le")
-    kept = np.zeros(_N_CODE_POINTS, bool)
-    kept[[ord(char) for char in regex.sub(_NOT_A_LETTER, "", every)]] = True
-    return kept
+    is_kept = np.ones(_N_CODE_POINTS, bool)
+    is_kept[[ord(char) for match in regex.findall(_NOT_A_LETTER, every) for char in match]] = False
+    return is_kept
 
 
 @cache
-def _ascii_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By byte: whether it stays, its lower case, and whether its row needs the slow way.
+def _ascii_tables() -> tuple[np.ndarray, np.ndarray]:
+    """By byte: its lower case, or the mark of a dropped one; and whether its row is an odd one.
 
-    The slow way is for what is not ASCII, and for the separators that are no white space to the
-    pattern but are to `str.strip`.
+    Odd rows go the slow way: those that are not ASCII, and those with one of the separators that
+    are no white space to the pattern but are to `str.strip`.
     """
-    is_letter = np.zeros(256, bool)
-    is_letter[:128] = _letters()[:128]
-    lowered = np.arange(256, dtype=np.uint8)
-    lowered[ord("A") : ord("Z") + 1] += 32
+    is_letter = _letters()[:128]
+    lowered = np.full(256, _DROPPED, np.uint8)
+    lowered[:128][is_letter] = [ord(chr(code).lower()) for code in np.flatnonzero(is_letter)]
     is_odd = np.arange(256) >= 0x80
     is_odd[[code for code in range(128) if chr(code).isspace() and is_letter[code]]] = True
-    return is_letter, lowered, is_odd
+    return lowered, is_odd
 
 
 def repetition_ratio(text: str, n: int) -> float:

@@ -1,9 +1,9 @@
 """The steps of a recipe as the normalizer runs them: each judges a chunk of rows."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -177,7 +177,7 @@ class StockMapperStep:
 
 def text_message(text: str) -> str:
     """A text as an assistant message, in JSON."""
-    return json.dumps({"role": "assistant", "content": text}, ensure_ascii=False)
+    return msgspec.json.encode({"role": "assistant", "content": text}).decode()
 
 
 class StockDatasetStep:

@@ -182,8 +182,9 @@ class _Extraction:
         answers = self.answers(state, side)
         panel = Panel(answers.voting, self.same_text)
         verdict = panel.verdict(self.report.level, self.report.agreement_threshold)
-        self.count_agreement(state, side, answers, panel)
-        outcome, found = self.outcome(side, answers, verdict)
+        with_student = self.levels_with_student(side, answers)
+        self.count_agreement(state, answers, panel, with_student)
+        outcome, found = self.outcome(side, answers, verdict, with_student)
         near = (
             panel.nearest_level(self.report.level, self.report.agreement_threshold)
             if outcome == "no_consensus" and not verdict.is_tie
@@ -216,8 +217,21 @@ class _Extraction:
             }
         )
 
+    def levels_with_student(
+        self, side: _Side, answers: _Answers
+    ) -> dict[Action, AgreementLevel | None]:
+        """How close the student's action comes to each distinct answer."""
+        return {
+            action: agreement_level(side.action, action, same_text=self.same_text)
+            for action in {vote.action for vote in answers.valid}
+        }
+
     def outcome(
-        self, side: _Side, answers: _Answers, verdict: Verdict
+        self,
+        side: _Side,
+        answers: _Answers,
+        verdict: Verdict,
+        with_student: dict[Action, AgreementLevel | None],
     ) -> tuple[str, AgreementLevel | None]:
         """The outcome of a state, and how close the student comes to the consensus."""
         if not side.action.is_valid:
@@ -226,10 +240,7 @@ class _Extraction:
             return "too_few_answers", None
         if verdict.winner is None:
             return "no_consensus", None
-        levels = [
-            agreement_level(side.action, action, same_text=self.same_text)
-            for action in {vote.action for vote in verdict.winner.votes}
-        ]
+        levels = {with_student[vote.action] for vote in verdict.winner.votes}
         # Agreement with any one of the group is doubt enough to make no pair.
         found = next((at for at in LEVELS if at in levels), None)
         return ("agreement" if agrees_at(self.report.level, found) else "pair"), found
@@ -285,15 +296,18 @@ class _Extraction:
         return found
 
     def count_agreement(
-        self, state: TraceState, side: _Side, answers: _Answers, panel: Panel
+        self,
+        state: TraceState,
+        answers: _Answers,
+        panel: Panel,
+        with_student: dict[Action, AgreementLevel | None],
     ) -> None:
         everyone = (
             panel if answers.voting == answers.valid else Panel(answers.valid, self.same_text)
         )
         self.statistics.add(state["state_id"], answers.valid, everyone.levels())
         for vote in answers.valid:
-            found = agreement_level(side.action, vote.action, same_text=self.same_text)
-            if agrees_at(self.report.level, found):
+            if agrees_at(self.report.level, with_student[vote.action]):
                 self.report.teachers[vote.row.teacher].n_with_student += 1
         is_mismatch = self.control_mismatch(state, answers)
         if is_mismatch is not None:

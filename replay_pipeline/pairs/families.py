@@ -1,5 +1,7 @@
 """Model families: models of one vendor learn from the same data, so they are one vote."""
 
+from functools import lru_cache
+
 _BY_NAME = (
     ("claude", "anthropic"),
     ("gpt", "openai"),
@@ -38,6 +40,7 @@ _SPELLINGS = {
 }
 
 
+@lru_cache(maxsize=1_024)
 def family_of_model(model: str | None) -> str | None:
     """The family of a model or vendor name, under one spelling; `None` for no name.
 

@@ -8,6 +8,7 @@ from replay_pipeline.types import AgreementLevel, TraceState
 
 _ABANDONED = ("rewound", "retracted")
 _MAX_STEPS_TO_ACCEPTED = 3
+_CHANGING = frozenset({"Edit", "MultiEdit", "Write", "NotebookEdit"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ def natural_pairs(states: Sequence[TraceState], level: AgreementLevel) -> Iterat
     """Pairs from rewinds and rejections; each fact gives one pair, however often it is recorded.
 
     A rewind: of two actions at the same prefix the abandoned one is rejected. A rejection: the
-    user refused an action, and one of the next three steps used the same tool another way and
-    went through.
+    user refused an action, and soon after another attempt with the same tool went through: a
+    change of a file or an action on the same object within three steps, anything else at once.
 
     Args:
         states: In any order; steps of a session are put in order by `turn_idx`.
@@ -75,16 +76,26 @@ def _rejections(steps: list[TraceState], level: AgreementLevel) -> Iterator[Natu
         rejected = canonical_action(
             state["student_action"], cwd=state.get("cwd"), tools=state.get("tools")
         )
-        for later in steps[place + 1 : place + 1 + _MAX_STEPS_TO_ACCEPTED]:
+        others = [later for later in steps[place + 1 :] if later.get("outcome") != "user_rejected"]
+        for number, later in enumerate(others[:_MAX_STEPS_TO_ACCEPTED]):
             accepted = canonical_action(
                 later["student_action"], cwd=later.get("cwd"), tools=later.get("tools")
             )
-            is_redone = agreement_level(accepted, rejected) is not None
-            if later.get("outcome") == "ok" and accepted.calls and is_redone:
-                pair = _pair(state, accepted, rejected, level, "rejection")
-                if pair is not None:
-                    yield pair
-                break
+            if later.get("outcome") != "ok" or not _is_redone(
+                accepted, rejected, at_once=not number
+            ):
+                continue
+            if (pair := _pair(state, accepted, rejected, level, "rejection")) is not None:
+                yield pair
+            break
+
+
+def _is_redone(accepted: Action, rejected: Action, *, at_once: bool) -> bool:
+    """Whether `accepted` is another attempt at what `rejected` was meant to do."""
+    found = agreement_level(accepted, rejected)
+    if not accepted.calls or found is None:
+        return False
+    return at_once or agrees_at("target", found) or set(accepted.tools) <= _CHANGING
 
 
 def _pair(

@@ -7,6 +7,7 @@ other), so a group is a clique, and the grouping does not depend on the order of
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 
 from replay_pipeline.actions import LEVELS, Action, TextComparator, agreement_level
 from replay_pipeline.actions.agreement import strictness
@@ -65,10 +66,15 @@ class Panel:
     @cached_property
     def actions(self) -> list[Action]:
         """Distinct actions in an order that does not depend on the order of the votes."""
-        found = sorted(
-            self._by_action, key=lambda a: (-len(self._by_action[a]), a.render(), a.tools)
-        )
+        if len(self._by_action) == 1:
+            return list(self._by_action)
+        found = sorted(self._by_action, key=lambda a: (-len(self._by_action[a]), _spelling(a)))
         return found[:_MAX_ACTIONS]
+
+    @cached_property
+    def _families(self) -> list[frozenset[str]]:
+        """Families that gave each of `actions`."""
+        return [frozenset(vote.family for vote in self._by_action[a]) for a in self.actions]
 
     @cached_property
     def _levels(self) -> list[list[int]]:
@@ -92,7 +98,7 @@ class Panel:
         """Who wins when actions count as the same at `level` and `threshold` families decide."""
         if not self.actions:
             return Verdict(None, 0, 0, is_tie=False)
-        cliques = self._cliques(_rank(level))
+        cliques = self._cliques(strictness(level))
         sizes = [self._n_families(clique) for clique in cliques]
         largest = max(sizes)
         leaders = [c for c, size in zip(cliques, sizes, strict=True) if size == largest]
@@ -111,7 +117,7 @@ class Panel:
         return [vote for i in sorted(group) for vote in self._by_action[self.actions[i]]]
 
     def _n_families(self, group: frozenset[int]) -> int:
-        return len({vote.family for vote in self._votes(group)})
+        return len(frozenset[str]().union(*(self._families[i] for i in group)))
 
     def _preference(self, group: frozenset[int]) -> tuple[int, list[int]]:
         """Stricter agreement first, then the order of `actions`."""
@@ -128,18 +134,25 @@ class Panel:
         )
 
     def _medoid(self, group: frozenset[int]) -> int:
-        def order(i: int) -> tuple[int, int, int]:
+        def order(i: int) -> tuple[int, bytes]:
             closeness = sum(
                 self._levels[i][j] * len(self._by_action[self.actions[j]]) for j in group
             )
-            return -closeness, len(self.actions[i].render()), i
+            # Among equals a hash decides: the shortest would make every chosen side short.
+            return -closeness, blake2b(repr(_spelling(self.actions[i])).encode()).digest()
 
-        return min(group, key=order)
+        return min(group, key=order) if len(group) > 1 else min(group)
 
     def _cliques(self, rank: int) -> list[frozenset[int]]:
         """All maximal groups whose members agree pairwise (Bron-Kerbosch with a pivot)."""
         n = len(self.actions)
+        if n == 1:
+            return [frozenset({0})]
         near = [{j for j in range(n) if j != i and self._levels[i][j] >= rank} for i in range(n)]
+        closed_groups = {frozenset(near[i] | {i}) for i in range(n)}
+        if sum(map(len, closed_groups)) == n:
+            # Agreement happens to be transitive here: the groups do not overlap.
+            return sorted(closed_groups, key=min)
         found: list[frozenset[int]] = []
 
         def grow(group: frozenset[int], open_: set[int], closed: set[int]) -> None:
@@ -156,5 +169,5 @@ class Panel:
         return found
 
 
-def _rank(level: AgreementLevel) -> int:
-    return strictness(level)
+def _spelling(action: Action) -> tuple[str, list[tuple[str, str]]]:
+    return action.text, [(call.name, call.arguments) for call in action.calls]

@@ -122,7 +122,7 @@ def shards(table: pa.Table, *, max_shard_bytes: int) -> Iterator[tuple[str, byte
     n_shards = -(-table.nbytes // max_shard_bytes)
     n_rows = -(-len(table) // max(n_shards, 1))
     for start in range(0, len(table), max(n_rows, 1)):
-        rows = table.slice(start, n_rows)
+        rows = table.slice(start, n_rows).combine_chunks()
         sink = io.BytesIO()
         pq.write_table(
             rows,
@@ -135,6 +135,12 @@ def shards(table: pa.Table, *, max_shard_bytes: int) -> Iterator[tuple[str, byte
         )
         data = sink.getvalue()
         yield f"{hashlib.sha256(data).hexdigest()[:16]}.parquet", data, len(rows)
+
+
+def read_shard(data: bytes, config: str) -> pa.Table:
+    """The rows of a file that `shards` made."""
+    table = pq.read_table(io.BytesIO(data))
+    return pa.table([table[name] for name in CONFIGS[config].names], schema=CONFIGS[config])
 
 
 def pair_rows(kept: pa.Table, batch: str) -> pa.Table:

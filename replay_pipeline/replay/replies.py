@@ -163,6 +163,12 @@ _BY_STATUS: dict[int, _Kind] = {
     529: _OVERLOADED,
 }
 
+LASTING_CODES = frozenset(
+    kind.code
+    for kind in (_CONTEXT, _MAX_TOKENS, _TOO_LARGE, _INVALID, _MODERATED, _REFUSED, _IMAGE)
+)
+"""Failures that the same request would meet again."""
+
 _CONTEXT_WORDS = re.compile(
     r"context (length|window|size)|maximum context|too many tokens|prompt is too long|"
     r"exceeds? the (available|model'?s) context|reduce the length",

@@ -23,6 +23,7 @@ from replay_pipeline.replay.gates import Gates, is_error_site, parse_gates
 from replay_pipeline.replay.ledger import Known, Ledger, Lost
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, usd
+from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import (
     DEFAULT_MAX_COMPLETION_TOKENS,
     RequestBuilder,
@@ -570,6 +571,7 @@ class _Replay:
             skipped=dict(engine.skipped),
             cost_by_teacher_usd={name: round(cost, 9) for name, cost in by_teacher.items()},
             forecast_usd=expected.expected_usd if expected else None,
+            n_open=sum(_may_pass(action) for action in actions),
             unknown_usd=usd(engine.unknown_nano),
             gates=self.gates.reports(),
             n_overruns=engine.n_overruns,
@@ -585,6 +587,14 @@ def _each_paid_once(engine: Engine) -> list[TeacherAction]:
         actions.append(replace(action, cost_usd=0.0) if action.request_sha in paid else action)
         paid.add(action.request_sha)
     return actions
+
+
+def _may_pass(action: TeacherAction) -> bool:
+    """Whether the next run asks again: nothing came back, and the reason need not last."""
+    has_reply = action.finish_reason is not None
+    return (
+        action.error_code is not None and not has_reply and (action.error_code not in LASTING_CODES)
+    )
 
 
 def _stop_reason(engine: Engine) -> Any:

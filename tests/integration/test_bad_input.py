@@ -2,19 +2,23 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.settings import child_environment
+from replay_pipeline.testing import TeacherServer
 
 pytestmark = pytest.mark.slow
 
 
-def command(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *words: str | Path, cwd: Path, max_file_bytes: int | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     tool = Path(sys.executable).with_name("replay-pipeline")
     start = [str(tool)] if tool.exists() else [sys.executable, "-m", "replay_pipeline.cli"]
     return subprocess.run(
@@ -24,16 +28,25 @@ def command(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Com
         text=True,
         env=child_environment(HOME=str(cwd), COLUMNS="200", **environment),
         timeout=300,
+        preexec_fn=None if max_file_bytes is None else lambda: fill_disk_at(max_file_bytes),
     )
 
 
-def assert_one_clear_line(done: subprocess.CompletedProcess[str], *named: str) -> None:
+def fill_disk_at(n_bytes: int) -> None:
+    """Let no file of this process grow beyond `n_bytes`, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
+
+
+def assert_one_clear_line(
+    done: subprocess.CompletedProcess[str], *named: str, may_log: bool = False
+) -> None:
     assert done.returncode not in (0, -9), done.stdout
     assert "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    assert len(lines) == 1, done.stderr
+    assert len(lines) == 1 or may_log, done.stderr
+    assert sum("error: " in line for line in lines) <= 1
     for name in named:
-        assert name in lines[0], lines[0]
+        assert name in lines[-1], lines[-1]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +95,33 @@ def test_a_missing_key_is_found_before_anything_is_sent(paid_root, tmp_path):
     done = command("replay", "--data", paid_root, "--yes", cwd=tmp_path)
     assert_one_clear_line(done, "OPENROUTER_API_KEY")
     assert contents(paid_root) == before
+
+
+def test_a_rejected_key_is_said_and_paid_answers_stay(paid_root, tmp_path):
+    before = contents(paid_root)
+    with TeacherServer(ANSWERS_FILE, faults=[{"kind": "status", "status": 401}]) as server:
+        (tmp_path / "s.toml").write_text(
+            "[[replay.teachers]]\nname = 'other'\nmodel = 'z-ai/glm-4.6'\n"
+            f"base_url = '{server.base_url}'\ndialect = 'openrouter'\n"
+        )
+        done = command(
+            "replay", "--data", paid_root, "--settings", "s.toml", "--yes", cwd=tmp_path,
+            OPENROUTER_API_KEY="sk-or-v1-wrong",
+        )  # fmt: skip
+    assert_one_clear_line(done, "key was rejected", may_log=True)
+    assert "sk-or-v1-wrong" not in done.stderr + done.stdout
+    kept = contents(paid_root)
+    assert {path for path in before if "teacher_actions" not in path} <= set(kept)
+
+
+def test_an_unknown_model_names_what_is_served(paid_root, tmp_path):
+    with TeacherServer(ANSWERS_FILE) as server:
+        (tmp_path / "s.toml").write_text(
+            "[[replay.teachers]]\nname = 'other'\nmodel = 'z-ai/glm-9'\napi_key_env = ''\n"
+            f"base_url = '{server.base_url}'\ndialect = 'openrouter'\n"
+        )
+        done = command("replay", "--data", paid_root, "--settings", "s.toml", "--yes", cwd=tmp_path)
+    assert_one_clear_line(done, "z-ai/glm-9", "z-ai/glm-4.6")
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
@@ -144,6 +184,26 @@ def test_a_read_only_output_is_one_clear_line(tmp_path):
         target = locked / "out"
     done = command("ingest", SESSIONS_DIR, "--out", target, cwd=tmp_path)
     assert_one_clear_line(done, str(target), "cannot be written")
+
+
+def test_a_full_disk_while_ingesting_writes_nothing(tmp_path):
+    done = command("ingest", SESSIONS_DIR, "--out", "o", cwd=tmp_path, max_file_bytes=4_000)
+    assert_one_clear_line(done, "cannot be written")
+    assert not list((tmp_path / "o").glob("*turns*"))
+
+
+def test_a_full_disk_while_replaying_loses_no_paid_answer(tmp_path):
+    words = ("--data", "d", "--budget", "2")
+    assert command("ingest", SESSIONS_DIR, "--data", "d", cwd=tmp_path).returncode == 0
+    done = command("replay", *words, cwd=tmp_path, max_file_bytes=300_000, REPLAY_TEACHERS="sample")
+    assert_one_clear_line(done, "ledger.sqlite", may_log=True)
+    done = command("replay", *words, "--json", cwd=tmp_path, REPLAY_TEACHERS="sample")
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout).values()
+    assert report["is_complete"]
+    assert report["n_cached"] > 0
+    status = json.loads(command("status", "--data", "d", "--json", cwd=tmp_path).stdout)
+    assert status["ledger"]["spent_usd"] == pytest.approx(report["spent_usd"])
 
 
 def test_a_broken_answer_file_of_a_stage_is_named(paid_root, tmp_path):

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
@@ -108,7 +109,7 @@ def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
     with dg.instance_for_test() as instance:
         instance.add_dynamic_partitions("trace_batch", keys)
         context = dg.build_schedule_context(
-            instance=instance, scheduled_execution_time="2026-01-02T02:00:00"
+            instance=instance, scheduled_execution_time=datetime(2026, 1, 2, 2, tzinfo=UTC)
         )
         (request,) = nightly_replay(context, pipeline=PipelineResource(data_dir=str(root)))
         assert (request.tags[f"{RANGE}start"], request.tags[f"{RANGE}end"]) == (keys[0], keys[-1])

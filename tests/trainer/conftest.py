@@ -18,6 +18,9 @@ configs:
   data_files:
   - {split: train, path: pairs/train-*.parquet}
   - {split: test, path: pairs/test-*.parquet}
+- config_name: positives
+  data_files:
+  - {split: train, path: positives/train-*.parquet}
 - config_name: prompts
   data_files:
   - {split: train, path: prompts/train-*.parquet}
@@ -98,9 +101,16 @@ def write_dataset(folder: Path, *, n_sessions: int = 8, n_test: int = 3) -> Path
             {k: row[k] for k in (*shared, "hint")} | {"consensus": row["chosen"][0]}
             for row in pairs
         ]
+        positives = [
+            {k: row[k] for k in (*shared, "hint")}
+            | {"completion": row["chosen"]}
+            | {"state_id": f"{row['state_id']}-again"}
+            for row in pairs[::2]
+        ]
         for name, rows, features in (
             ("pairs", pairs, pair_features),
             ("prompts", prompts, prompt_features),
+            ("positives", positives, Features(shared | {"completion": message, "hint": text})),
         ):
             (folder / name).mkdir(exist_ok=True)
             Dataset.from_list(rows, features=features).to_parquet(
@@ -133,3 +143,60 @@ def model(tokenizer):
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)
+
+
+PLAIN: dict = {
+    "report_to": [],
+    "use_cpu": True,
+    "bf16": False,
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "disable_tqdm": True,
+    "activation_checkpointing": False,
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "max_steps": 2,
+    "learning_rate": 1e-2,
+    "max_completion_length": 64,
+    "max_prompt_tokens": 256,
+    "max_response_tokens": 64,
+    "render_tools": False,
+    "pairs_per_step": 4,
+    "shuffle_dataset": False,
+}
+
+
+def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, **settings):
+    """A three-channel trainer on recorded rollouts of the invented sessions."""
+    from trainer.data.rendering import Renderer
+    from trainer.data.rewards import as_trl_reward, consensus_reward
+    from trainer.data.rollouts import contrast_rollouts
+    from trainer.integrations.trl import ComposerConfig, ComposerReplicationTrainer
+
+    if rows is None:
+        rows = [row for session in range(3) for row in session_rows(session)]
+    args = ComposerConfig(output_dir=str(output), **(PLAIN | settings))
+    renderer = Renderer(
+        tokenizer=tokenizer, max_prompt_tokens=256, max_response_tokens=64, with_tools=False
+    )
+    recorded = contrast_rollouts(rows, renderer)
+    recorded.add_behaviour_logps(model)
+    return ComposerReplicationTrainer(
+        model,
+        as_trl_reward(consensus_reward),
+        args,
+        pairs=rows if pairs is None else pairs,
+        recorded=recorded,
+        processing_class=tokenizer,
+    )
+
+
+@pytest.fixture
+def composer(tmp_path, model, tokenizer):
+    """A function that builds a trainer; settings are fields of `ComposerConfig`."""
+    from trainer.integrations.trl.run import without_upstream_warnings
+
+    with without_upstream_warnings():
+        yield lambda **settings: make_trainer(
+            settings.pop("output", tmp_path), settings.pop("model", model), tokenizer, **settings
+        )

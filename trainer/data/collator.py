@@ -86,9 +86,7 @@ class ComposerDataCollator:
             batch["sdpo_mask"] = torch.tensor(has_hint)
         return batch
 
-    def _side(
-        self, rows: Sequence[tuple[list[int], list[int]]], prefix: str
-    ) -> dict[str, Tensor]:
+    def _side(self, rows: Sequence[tuple[list[int], list[int]]], prefix: str) -> dict[str, Tensor]:
         ids, attention, response = padded(
             [prompt + answer for prompt, answer in rows],
             [[0] * len(prompt) + [1] * len(answer) for prompt, answer in rows],

@@ -62,7 +62,7 @@ class Renderer:
         `hint` becomes one more user message at the very end, so that the hinted context starts
         with the same tokens as the plain one. It comes on top of the budget.
         """
-        kept = self._within_budget([template_message(message) for message in messages], tools)
+        kept = self.within_budget(messages, tools)
         if hint:
             kept = [*kept, {"role": "user", "content": hint}]
         ids = self._ids(self._text(kept, tools, with_generation_prompt=True))
@@ -98,10 +98,14 @@ class Renderer:
         eos = self.tokenizer.eos_token
         return response[: response.rindex(eos) + len(eos)] if eos in response else response + eos
 
-    def _within_budget(
-        self, messages: list[Message], tools: Sequence[Tool] | None
+    def within_budget(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> list[Message]:
-        shortened = [_shortened(message, 2 * self.max_prompt_tokens) for message in messages]
+        """The messages that a prompt keeps, in the template's form."""
+        shortened = [
+            _shortened(template_message(message), 2 * self.max_prompt_tokens)
+            for message in messages
+        ]
         blocks = _blocks(shortened)
         sizes = [
             len(self._ids(self._text(block, None, with_generation_prompt=False)))
@@ -116,9 +120,7 @@ class Renderer:
         step = max(self.max_prompt_tokens // 2, 1)
         to_drop = -(-excess // step) * step
         dropped = 0
-        while len(blocks) > 1 and dropped < to_drop and dropped + sizes[0] <= sum(sizes):
-            if dropped >= excess and dropped + sizes[0] > to_drop:
-                break
+        while len(blocks) > 1 and dropped < to_drop:
             dropped += sizes.pop(0)
             blocks.pop(0)
         return [message for block in blocks for message in block]

@@ -104,14 +104,18 @@ def load_reward(path: str) -> RowReward:
 def as_trl_reward(reward: RowReward) -> Callable[..., list[float]]:
     """The reward in TRL's calling convention.
 
-    A recorded rollout brings its message in the column `action`; any other completion is parsed.
+    A decision on record brings its message in the column `action`; other completions are parsed.
     """
 
     def consensus(completions: list[Any], **columns: Any) -> list[float]:
-        names = [k for k, v in columns.items() if isinstance(v, list) and len(v) == len(completions)]
+        names = [
+            k for k, v in columns.items() if isinstance(v, list) and len(v) == len(completions)
+        ]
         rewards = []
         for i, completion in enumerate(completions):
             row = {name: columns[name][i] for name in names}
+            # The pipeline's own matcher knows the consensus under the pairs table's name.
+            row.setdefault("chosen_action", row.get("consensus"))
             action = row.get("action") or as_message(completion)
             rewards.append(float(reward(action, row)))
         return rewards

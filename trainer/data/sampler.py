@@ -56,5 +56,7 @@ class PairSampler:
             keys = list(self._members)
             rng.shuffle(keys)
             order = [index for key in keys for index in self._members[key]]
-            self._orders = {epoch: order} | {e: o for e, o in self._orders.items() if e == epoch - 1}
+            self._orders = {epoch: order} | {
+                e: o for e, o in self._orders.items() if e == epoch - 1
+            }
         return self._orders[epoch]

@@ -1,11 +1,14 @@
 """A tiny model and tokenizer made on the spot, for runs that need no download and no GPU."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from trainer.data.rendering import template_message
 
 CHAT_TEMPLATE = r"""
 {%- if tools -%}
@@ -103,9 +106,9 @@ def corpus(rows: Sequence[Any], *, max_chars: int = 4000) -> list[str]:
 
 
 def _pieces(message: dict[str, Any]) -> list[str]:
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    rendered = [
-        f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}\n</tool_call>'
-        for call in calls
+    rendered = template_message(message)
+    calls = [
+        f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>"
+        for call in rendered.get("tool_calls", ())
     ]
-    return [str(message.get("content") or ""), *rendered]
+    return [rendered["content"], *calls]

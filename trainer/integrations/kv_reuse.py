@@ -12,15 +12,16 @@ right), `T` all tokens of the longest sequence, in whole blocks, `H` hidden.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache
 
 from trainer.errors import ShapeError, TrainerConfigError
-from trainer.integrations.packing import causal_lm_of
+from trainer.integrations.causal_lm import causal_lm_of
+from trainer.losses.tree_layout import common_prefix
 
 BLOCK = 64
 """Forward passes run whole blocks of this many tokens. Matrix kernels treat the last, incomplete
@@ -30,7 +31,7 @@ in the last digit."""
 __all__ = [
     "HintedBatch",
     "StudentStates",
-    "append_hints",
+    "hinted_batch",
     "student_hidden",
     "teacher_hidden",
     "teacher_hidden_with_prefix_reuse",
@@ -46,54 +47,76 @@ class StudentStates(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HintedBatch:
-    """`prompt + hint + completion` of each sequence. Made by `append_hints`."""
+    """Hinted prompt and completion of each sequence, aligned with the student's batch.
+
+    Made by `hinted_batch`.
+    """
 
     ids_B_T: Tensor
     prompt_mask_B_P: Tensor
+    """False at the padding on the left; everything after column `P` is attended."""
     predictors_B_C: Tensor
     """Index in `ids_B_T` of the token that predicts each completion token."""
+    n_shared: int
+    """Leading columns that are the student's own."""
 
     @property
-    def n_prompt(self) -> int:
-        """Padded prompt length, `P`."""
-        return self.prompt_mask_B_P.shape[1]
+    def n_tokens(self) -> int:
+        """Length of every row, in whole blocks."""
+        return self.ids_B_T.shape[1]
 
     @property
     def n_reused(self) -> int:
-        """Prompt tokens whose keys and values can come from the student, in whole blocks."""
-        return (self.n_prompt - 1) // BLOCK * BLOCK
+        """Columns whose keys and values can come from the student, in whole blocks."""
+        n_usable = min(self.n_shared, int(self.predictors_B_C.min()))
+        return n_usable // BLOCK * BLOCK
 
 
-def append_hints(
+def hinted_batch(
     prompt_ids_B_P: Tensor,
-    hint_ids: Sequence[Sequence[int]],
+    hinted_prompts: Sequence[Sequence[int]],
     completion_ids_B_C: Tensor,
     *,
     prompt_mask_B_P: Tensor | None = None,
     pad_token_id: int = 0,
 ) -> HintedBatch:
-    """The teacher's batch: each sequence's hint (may be empty) between prompt and completion.
+    """The teacher's batch, with each prompt's shared tokens in the student's columns.
+
+    Args:
+        prompt_ids_B_P: the student's prompts, padded on the left.
+        hinted_prompts: the same prompts with the hint, without padding. What follows the first
+            difference (the hint, the start of the answer) runs again; a row without a hint has
+            its own prompt here.
+        completion_ids_B_C: the student's completions, padded on the right.
+        prompt_mask_B_P: false at the padding of `prompt_ids_B_P`.
+        pad_token_id: fills the rows up.
 
     Raises:
         ShapeError: the rows do not line up, or a prompt ends in padding.
     """
     n_rows, n_completion = completion_ids_B_C.shape
-    if len(prompt_ids_B_P) != n_rows or len(hint_ids) != n_rows:
+    if len(prompt_ids_B_P) != n_rows or len(hinted_prompts) != n_rows:
         raise ShapeError(
-            f"{len(prompt_ids_B_P)} prompts, {len(hint_ids)} hints and {n_rows} completions"
+            f"{len(prompt_ids_B_P)} prompts, {len(hinted_prompts)} hinted prompts and {n_rows} "
+            "completions"
         )
     mask_B_P = _prompt_mask(prompt_ids_B_P, prompt_mask_B_P)
-    n_prompt, n_hint = prompt_ids_B_P.shape[1], max(len(hint) for hint in hint_ids)
-    ids_B_T = completion_ids_B_C.new_full((n_rows, n_prompt + n_hint + n_completion), pad_token_id)
-    ids_B_T[:, :n_prompt] = prompt_ids_B_P
-    for row, hint in enumerate(hint_ids):
-        start = n_prompt + len(hint)
-        ids_B_T[row, n_prompt:start] = ids_B_T.new_tensor(hint)
+    n_pads = (~mask_B_P).sum(1).tolist()
+    starts = [n_pad + len(prompt) for n_pad, prompt in zip(n_pads, hinted_prompts, strict=True)]
+    ids_B_T = completion_ids_B_C.new_full((n_rows, max(starts) + n_completion), pad_token_id)
+    n_shared = ids_B_T.shape[1]
+    for row, (n_pad, prompt, start) in enumerate(zip(n_pads, hinted_prompts, starts, strict=True)):
+        ids_B_T[row, n_pad:start] = ids_B_T.new_tensor(prompt)
         ids_B_T[row, start : start + n_completion] = completion_ids_B_C[row]
-    first_B = torch.tensor([n_prompt + len(hint) - 1 for hint in hint_ids], device=ids_B_T.device)
+        n_common = common_prefix(prompt_ids_B_P[row, n_pad:].tolist(), list(prompt))
+        n_shared = min(n_shared, n_pad + n_common)
+    first_B = torch.tensor(starts, device=ids_B_T.device) - 1
     steps_C = torch.arange(n_completion, device=ids_B_T.device)
     return HintedBatch(
-        _whole_blocks(ids_B_T, pad_token_id), mask_B_P, first_B[:, None] + steps_C[None, :]
+        ids_B_T=_whole_blocks(ids_B_T, pad_token_id),
+        prompt_mask_B_P=mask_B_P,
+        predictors_B_C=first_B[:, None] + steps_C[None, :],
+        n_shared=n_shared,
     )
 
 
@@ -104,22 +127,27 @@ def student_hidden(
     *,
     prompt_mask_B_P: Tensor | None = None,
     pad_token_id: int = 0,
+    n_tokens: int = 0,
 ) -> StudentStates:
     """The student's forward pass, with the cache that the teacher reuses.
 
-    Gradients flow through `hidden_B_C_H`, as without a cache.
+    Gradients flow through `hidden_B_C_H`, as without a cache. With `n_tokens=batch.n_tokens` the
+    student's sequences are padded on the right to the teacher's length: kernels then run the same
+    shapes in both, and the reused states equal the teacher's own to the last bit.
 
     Raises:
         ShapeError: a prompt ends in padding.
         TrainerConfigError: the model keeps no cache that can be shared.
     """
     backbone = _cacheable_backbone(model)
+    config = causal_lm_of(model).config
     mask_B_P = _prompt_mask(prompt_ids_B_P, prompt_mask_B_P)
-    ids_B_T = _whole_blocks(torch.cat([prompt_ids_B_P, completion_ids_B_C], 1), pad_token_id)
+    ids_B_T = torch.cat([prompt_ids_B_P, completion_ids_B_C], 1)
+    ids_B_T = _whole_blocks(ids_B_T, pad_token_id, n_tokens)
     outputs = backbone(
         input_ids=ids_B_T,
         attention_mask=_attention_mask(mask_B_P, ids_B_T.shape[1]),
-        past_key_values=DynamicCache(config=backbone.config),
+        past_key_values=DynamicCache(config=config),
         use_cache=True,
     )
     first, n_completion = prompt_ids_B_P.shape[1] - 1, completion_ids_B_C.shape[1]
@@ -135,7 +163,7 @@ def teacher_hidden(model: nn.Module, batch: HintedBatch) -> Tensor:
     """
     outputs = causal_lm_of(model).base_model(
         input_ids=batch.ids_B_T,
-        attention_mask=_attention_mask(batch.prompt_mask_B_P, batch.ids_B_T.shape[1]),
+        attention_mask=_attention_mask(batch.prompt_mask_B_P, batch.n_tokens),
         use_cache=False,
     )
     return _select(outputs.last_hidden_state, batch.predictors_B_C)
@@ -159,11 +187,11 @@ def teacher_hidden_with_prefix_reuse(
         TrainerConfigError: the model keeps no cache that can be shared.
     """
     backbone = _cacheable_backbone(model)
-    n_reused, n_tokens = batch.n_reused, batch.ids_B_T.shape[1]
+    n_reused, n_tokens = batch.n_reused, batch.n_tokens
     outputs = backbone(
         input_ids=batch.ids_B_T[:, n_reused:],
         attention_mask=_attention_mask(batch.prompt_mask_B_P, n_tokens),
-        past_key_values=_prefix_of(student_cache, batch, backbone),
+        past_key_values=_prefix_of(student_cache, batch),
         position_ids=torch.arange(n_reused, n_tokens, device=batch.ids_B_T.device)[None],
         use_cache=True,
     )
@@ -175,24 +203,23 @@ def _select(hidden_B_T_H: Tensor, index_B_C: Tensor) -> Tensor:
     return hidden_B_T_H[rows_B_1, index_B_C]
 
 
-def _prefix_of(cache: Cache, batch: HintedBatch, backbone: PreTrainedModel) -> Cache:
-    _checked_cache(cache, at_least=batch.n_prompt)
-    prefix = DynamicCache(config=backbone.config)
-    for layer_idx, layer in enumerate(cache.layers):
-        if len(layer.keys) != len(batch.ids_B_T):
+def _prefix_of(cache: Cache, batch: HintedBatch) -> Cache:
+    _checked_cache(cache, at_least=batch.n_reused)
+    prefix = DynamicCache()
+    layers: list[Any] = cache.layers
+    for layer_idx, layer in enumerate(layers):
+        keys, values = layer.keys, layer.values
+        if len(keys) != len(batch.ids_B_T):
             raise ShapeError(
-                f"the student's cache holds {len(layer.keys)} sequences, the batch "
-                f"{len(batch.ids_B_T)}"
+                f"the student's cache holds {len(keys)} sequences, the batch {len(batch.ids_B_T)}"
             )
-        if batch.n_reused:
-            keys, values = (
-                states.detach()[:, :, : batch.n_reused] for states in (layer.keys, layer.values)
-            )
+        if n_reused := batch.n_reused:
+            keys, values = keys.detach()[:, :, :n_reused], values.detach()[:, :, :n_reused]
             prefix.update(keys, values, layer_idx)
     return prefix
 
 
-def _cacheable_backbone(model: nn.Module) -> PreTrainedModel:
+def _cacheable_backbone(model: nn.Module) -> nn.Module:
     causal_lm = causal_lm_of(model)
     is_checkpointing = any(
         getattr(module, "gradient_checkpointing", False) for module in causal_lm.modules()
@@ -241,5 +268,7 @@ def _attention_mask(prompt_mask_B_P: Tensor, n_tokens: int) -> Tensor | None:
     return F.pad(prompt_mask_B_P, (0, n_tokens - prompt_mask_B_P.shape[1]), value=True).long()
 
 
-def _whole_blocks(ids_B_T: Tensor, pad_token_id: int) -> Tensor:
-    return F.pad(ids_B_T, (0, -ids_B_T.shape[1] % BLOCK), value=pad_token_id)
+def _whole_blocks(ids_B_T: Tensor, pad_token_id: int, n_tokens: int = 0) -> Tensor:
+    n_given = ids_B_T.shape[1]
+    n_blocks = -(-max(n_given, n_tokens) // BLOCK)
+    return F.pad(ids_B_T, (0, n_blocks * BLOCK - n_given), value=pad_token_id)

@@ -6,7 +6,7 @@ argument, through the model's own attention interface; calls without a tree run 
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,21 +15,16 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from trainer.errors import TrainerConfigError
-from trainer.losses.head import head_outputs
+from trainer.errors import ShapeError, TrainerConfigError
+from trainer.integrations.causal_lm import causal_lm_of, model_head_outputs
 from trainer.losses.tree_attention import TreeAttention, attention_for
-from trainer.losses.tree_layout import PackedTree
+from trainer.losses.tree_layout import PackedTree, TokenPair, pack_pairs, pack_pairs_within
 
-__all__ = [
-    "causal_lm_of",
-    "enable_tree_attention",
-    "lm_head_of",
-    "logit_rule",
-    "packed_hidden",
-    "packed_logps",
-]
+__all__ = ["enable_tree_attention", "packed_hidden", "packed_logps", "packed_pair_logps"]
 
 _PREFIX = "prefix_tree_"
+_BASES = {"sdpa", "eager", "flex_attention"}
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def packed_logps(
@@ -51,21 +46,86 @@ def packed_logps(
         TrainerConfigError: the model's attention cannot follow a tree exactly.
     """
     causal_lm = causal_lm_of(model)
-    weight_V_H, bias_V = lm_head_of(causal_lm)
     tree = tree.to(causal_lm.device)
     hidden_N_H = packed_hidden(causal_lm, tree)
-    logit_scale, softcap = logit_rule(causal_lm)
-    outputs = head_outputs(
+    outputs = model_head_outputs(
+        causal_lm,
         hidden_N_H[tree.predictors_E],
-        weight_V_H,
-        bias_V,
-        target_ids_N=tree.target_ids_E,
+        tree.target_ids_E,
         temperature=temperature,
-        logit_scale=logit_scale,
-        softcap=softcap,
         chunk=chunk,
     )
     return tree.sum_logps(outputs.logps_N)
+
+
+def packed_pair_logps(
+    model: nn.Module, batch: Mapping[str, Tensor], *, max_tokens: int | None = None
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """((chosen log-probs, tokens), (rejected log-probs, tokens)), each `[B]`, of a padded batch.
+
+    Takes the place of one padded forward pass per side: `batch` holds
+    `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` (without an attention mask no
+    token is padding). Responses must end their sequence.
+
+    Args:
+        model: as for `packed_logps`.
+        batch: the padded pairs, on the model's device.
+        max_tokens: packed tokens of one pass; pairs beyond it go into further passes.
+
+    Raises:
+        ShapeError: a prompt or response is empty, or the sides have different prompts.
+        TrainerConfigError: the model's attention cannot follow a tree exactly.
+    """
+    pairs = _token_pairs(batch)
+    trees = (
+        [pack_pairs(pairs)]
+        if max_tokens is None
+        else pack_pairs_within(pairs, max_tokens=max_tokens)
+    )
+    # Trees keep the order of the pairs, so that their results only follow each other.
+    logps = [packed_logps(model, tree) for tree in trees]
+    device = batch["dpo_chosen_input_ids"].device
+    n_chosen_B = torch.cat([tree.chosen_lengths for tree in trees]).to(device)
+    n_rejected_B = torch.cat([tree.rejected_lengths for tree in trees]).to(device)
+    chosen_B, rejected_B = (torch.cat(side) for side in zip(*logps, strict=True))
+    return (chosen_B, n_chosen_B), (rejected_B, n_rejected_B)
+
+
+def _token_pairs(batch: Mapping[str, Tensor]) -> list[TokenPair]:
+    chosen = _prompts_and_responses(batch, "chosen")
+    rejected = _prompts_and_responses(batch, "rejected")
+    for row, ((prompt, _), (other_prompt, _)) in enumerate(zip(chosen, rejected, strict=True)):
+        if prompt != other_prompt:
+            raise ShapeError(f"pair {row}: chosen and rejected have different prompts")
+    return [
+        (prompt, response, other)
+        for (prompt, response), (_, other) in zip(chosen, rejected, strict=True)
+    ]
+
+
+def _prompts_and_responses(
+    batch: Mapping[str, Tensor], side: str
+) -> list[tuple[list[int], list[int]]]:
+    input_ids = batch[f"dpo_{side}_input_ids"]
+    attention_mask = batch.get(f"dpo_{side}_attention_mask", torch.ones_like(input_ids))
+    columns = (input_ids, attention_mask, batch[f"dpo_{side}_response_mask"])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    split = []
+    for row, (ids, is_real, is_response) in enumerate(rows):
+        real = [
+            (token, bool(r))
+            for token, keep, r in zip(ids, is_real, is_response, strict=True)
+            if keep
+        ]
+        n_prompt = next((n for n, (_, r) in enumerate(real) if r), len(real))
+        if not all(r for _, r in real[n_prompt:]):
+            raise ShapeError(
+                f"pair {row}, {side}: the response mask has a gap; only a response that ends its "
+                "sequence can be packed"
+            )
+        tokens = [token for token, _ in real]
+        split.append((tokens[:n_prompt], tokens[n_prompt:]))
+    return split
 
 
 def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
@@ -109,60 +169,31 @@ def enable_tree_attention(model: nn.Module) -> None:
     base = str(causal_lm.config._attn_implementation)
     if base.startswith(_PREFIX):
         return
-    if not causal_lm._can_set_attn_implementation():
-        raise TrainerConfigError(
-            f"{type(causal_lm).__name__} does not take its attention from transformers' "
-            "AttentionInterface, so it cannot follow a packed tree. Train this model one pair at "
-            "a time."
-        )
+    _check_exchangeable(causal_lm, base)
     name = _PREFIX + base
     AttentionInterface.register(name, _tree_or(base))
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
     causal_lm.set_attn_implementation(name)
 
 
-def lm_head_of(model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a model's language-model head.
-
-    Raises:
-        TrainerConfigError: the model has none.
-    """
-    head = model.get_output_embeddings()
-    if head is None:
+def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
+    if base not in _BASES:
         raise TrainerConfigError(
-            f"{type(model).__name__} has no language-model head: load it as a causal LM"
+            f"attention {base!r} cannot be shared with packed trees: load the model with "
+            'attn_implementation="sdpa"'
         )
-    return head.weight, getattr(head, "bias", None)
-
-
-def logit_rule(model: PreTrainedModel) -> tuple[float, float | None]:
-    """Factor and soft cap between a model's head and its logits, from its configuration."""
-    config = model.config.get_text_config()
-    softcap = getattr(config, "final_logit_softcapping", None)
-    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        if (factor := getattr(config, name, None)) is not None:
-            return float(factor), softcap
-    divisor = getattr(config, "logits_scaling", None)
-    if divisor is None:
-        return 1.0, softcap
-    # Granite and MiniCPM divide by this entry; HyperCLOVA X multiplies.
-    return float(divisor if config.model_type == "hyperclovax" else 1 / divisor), softcap
-
-
-def causal_lm_of(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside `model`: itself, or what PEFT wraps.
-
-    Raises:
-        TrainerConfigError: there is none.
-    """
-    unwrap = getattr(model, "get_base_model", None)
-    bare = unwrap() if callable(unwrap) else model
-    if not isinstance(bare, PreTrainedModel):
+    config = causal_lm.config.get_text_config()
+    mixers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if mixers or not getattr(causal_lm, "_supports_attention_backend", False):
+        reason = (
+            f"has layers of type {', '.join(sorted(mixers))}"
+            if mixers
+            else ("does not take its attention from transformers' AttentionInterface")
+        )
         raise TrainerConfigError(
-            f"{type(model).__name__} is no transformers causal LM; unwrap it first "
-            "(accelerator.unwrap_model) and call inside the wrapper's forward"
+            f"{type(causal_lm).__name__} {reason}, so it cannot follow a packed tree. Train this "
+            "model one pair at a time."
         )
-    return bare
 
 
 def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -184,6 +215,10 @@ def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
             )
         _check_exact(module, prefix_tree.tree, kwargs)
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        if torch.is_autocast_enabled(query.device.type):
+            # Autocast knows torch's own attention, not ours.
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         output_1_A_N_D = prefix_tree(query, key, value, scale=scale)
         return output_1_A_N_D.transpose(1, 2).contiguous(), None
 

@@ -24,7 +24,14 @@ from torch import Tensor
 
 from trainer.errors import ShapeError, TrainerConfigError
 
-__all__ = ["Chain", "PackedTree", "TokenPair", "pack_pairs", "pack_pairs_within"]
+__all__ = [
+    "Chain",
+    "PackedTree",
+    "TokenPair",
+    "common_prefix",
+    "pack_pairs",
+    "pack_pairs_within",
+]
 
 TokenPair = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Token ids of prompt, chosen completion and rejected completion."""
@@ -200,7 +207,7 @@ class _RadixTree:
             len(prompt + side) - self._n_known(prompt + side) for side in (chosen, rejected)
         )
         # What the two sides share is new only once.
-        n_shared = len(prompt) + _n_common(chosen, rejected)
+        n_shared = len(prompt) + common_prefix(chosen, rejected)
         return n_new - max(0, n_shared - self._n_known(prompt + chosen))
 
     def _n_known(self, ids: list[int]) -> int:
@@ -217,7 +224,7 @@ class _RadixTree:
             if child is None:
                 return
             run = child
-            n_matched = _n_common(run.tokens, ids[depth : depth + len(run.tokens)])
+            n_matched = common_prefix(run.tokens, ids[depth : depth + len(run.tokens)])
             yield run, n_matched, depth
 
     def _add(self, ids: list[int]) -> None:
@@ -239,7 +246,7 @@ class _RadixTree:
         return runs
 
 
-def _n_common(left: list[int], right: list[int]) -> int:
+def common_prefix(left: list[int], right: list[int]) -> int:
     """Length of the common prefix, by halving: list comparisons are fast, loops are not."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:

@@ -79,8 +79,12 @@ def options(tmp_path):
     }
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of torch, transformers and TRL, not ours
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of torch, transformers and TRL, not ours
+]
+
+
 @pytest.mark.parametrize("config", ["pairs", "pairs_distillable"])
 def test_dpo_trainer_trains_on_pairs(load, model, tokenizer, tmp_path, config):
     from trl.trainer.dpo_config import DPOConfig
@@ -98,3 +102,39 @@ def test_dpo_trainer_trains_on_pairs(load, model, tokenizer, tmp_path, config):
     chosen = tokenizer.decode(trainer.train_dataset[0]["chosen_ids"])
     assert "<call>Read" in chosen
     assert trainer.train().training_loss > 0
+
+
+@pytest.mark.parametrize("config", ["pairs", "positives"])
+def test_kto_trainer_trains_on_pairs_and_positives(load, model, tokenizer, tmp_path, config):
+    from trl.trainer.kto_config import KTOConfig
+    from trl.trainer.kto_trainer import KTOTrainer
+
+    trainer = KTOTrainer(
+        model,
+        args=KTOConfig(**options(tmp_path), max_length=None),
+        train_dataset=load(config),
+        processing_class=tokenizer,
+    )
+    assert trainer.train().training_loss > 0
+
+
+def test_grpo_trainer_trains_on_prompts_and_sees_the_consensus(load, model, tokenizer, tmp_path):
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    seen = []
+
+    def reward(completions, consensus, hint, **_):
+        seen.extend(zip(completions, consensus, hint, strict=True))
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    trainer = GRPOTrainer(
+        model,
+        args=GRPOConfig(**options(tmp_path), num_generations=2, max_completion_length=4),
+        reward_funcs=reward,
+        train_dataset=load("prompts"),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    assert len(seen) == 2
+    assert seen[0][1]["tool_calls"][0]["function"]["name"] == "Read"

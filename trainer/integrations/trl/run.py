@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from transformers.utils import logging as transformers_logging
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.evaluation import EvaluationOptions, evaluate
+from trainer.data.rendering import Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
-from trainer.data.rollouts import add_behaviour_logps, recorded_rollouts, replay_rollouts
+from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.errors import TrainerConfigError
 from trainer.integrations.trl.config import ComposerConfig
@@ -55,8 +56,9 @@ class RunConfig:
     model: str | None = None
     """Folder or Hub id of a causal LM with a chat template; none: a tiny one made on the spot."""
     tiny: TinyOptions = field(default_factory=TinyOptions)
-    rollouts: str = "recorded"
-    """`recorded`: the actions on record are the rollouts. `generate`: TRL samples from the policy."""
+    rollouts: str = "student"
+    """`student`: the student's recorded decisions. `contrast`: at each state the student's and the
+    teachers' action. `generate`: TRL samples from the policy."""
     reward: str = "consensus"
     """The built-in reward, or `package.module:function(message, row) -> float`."""
     agreement: str | None = None
@@ -84,8 +86,10 @@ class RunConfig:
         missing = [name for name in ("dataset", "output") if not values.get(name)]
         if missing:
             raise TrainerConfigError(f"{' and '.join(missing)} must be set")
-        if values.get("rollouts", "recorded") not in ("recorded", "generate"):
-            raise TrainerConfigError(f"rollouts={values['rollouts']!r}: recorded or generate")
+        if values.get("rollouts", "student") not in ("student", "contrast", "generate"):
+            raise TrainerConfigError(
+                f"rollouts={values['rollouts']!r} is not student, contrast or generate"
+            )
         return cls(**values)
 
 
@@ -158,7 +162,7 @@ def run(
         max_response_tokens=args.max_response_tokens,
         with_tools=args.render_tools,
     )
-    rollouts = recorded_rollouts(data.pairs, collator.renderer)
+    recorded = recorded_rollouts(config, args, data, collator.renderer)
     level = load_function(config.agreement) if config.agreement else agreement
 
     def evaluated() -> dict[str, Any]:
@@ -171,11 +175,14 @@ def run(
             level=level,
         )
 
-    add_behaviour_logps(model, rollouts, temperature=args.temperature)
+    if recorded is not None:
+        recorded.add_behaviour_logps(model, temperature=args.temperature)
     objective = FixedBatchObjective(model, collator, data, args)
     before, loss_first = evaluated(), objective()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
-    trainer = build_trainer(config, args, model, tokenizer, data, rollouts, metrics)
+    trainer = build_trainer(
+        config, args, model, tokenizer, data, recorded, collator.renderer, metrics
+    )
     with without_upstream_warnings():
         trainer.train(resume_from_checkpoint=config.resume_from)
     after, loss_last = evaluated(), objective()
@@ -248,28 +255,38 @@ def load_model(config: RunConfig, data: PreferenceData, *, seed: int) -> tuple[A
     return model, tokenizer
 
 
+def recorded_rollouts(
+    config: RunConfig, args: ComposerConfig, data: PreferenceData, renderer: Renderer
+) -> RecordedRollouts | None:
+    """The decisions on record as `config.rollouts` wants them; `None` when TRL generates."""
+    if config.rollouts == "generate":
+        return None
+    if config.rollouts == "contrast":
+        return contrast_rollouts(data.pairs, renderer)
+    return student_rollouts(data, renderer, group_size=args.num_generations or 1, seed=args.seed)
+
+
 def build_trainer(
     config: RunConfig,
     args: ComposerConfig,
     model: Any,
     tokenizer: Any,
     data: PreferenceData,
-    rollouts: list[dict[str, Any]],
+    recorded: RecordedRollouts | None,
+    renderer: Renderer,
     metrics: MetricsFile,
 ) -> ComposerReplicationTrainer:
     """The trainer of this run, on recorded or generated rollouts."""
-    is_recorded = config.rollouts == "recorded"
-    rows = rollouts if is_recorded else list(data.prompts or rollouts)
     with without_upstream_warnings():
         trainer = ComposerReplicationTrainer(
             model,
             as_trl_reward(load_reward(config.reward)),
             args,
             pairs=data.pairs,
-            train_dataset=rows_dataset(rows),
+            recorded=recorded,
+            train_dataset=None if recorded is not None else prompts_dataset(data, renderer),
             processing_class=tokenizer,
             callbacks=[metrics],
-            rollout_func=replay_rollouts if is_recorded else None,
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -293,32 +310,32 @@ def without_upstream_warnings() -> Iterator[None]:
         yield
 
 
-def rows_dataset(rows: Sequence[Mapping[str, Any]]) -> Dataset:
-    """Rows as a table whose messages keep their own shape."""
+def prompts_dataset(data: PreferenceData, renderer: Renderer) -> Dataset:
+    """Prompts to generate from, within the token budget, with what rewards and hints need.
+
+    Tools are left out: TRL renders those that it can call, not those of a dataset.
+    """
+    rows = data.prompts or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
     kinds: dict[str, Any] = {
         "prompt": List(Json()),
-        "tools": Json(),
         "consensus": Json(),
         "hint": Value("string"),
+        "outcome": Value("string"),
         "state_id": Value("string"),
-        "prompt_ids": List(Value("int64")),
-        "actions": List(Json()),
-        "action_ids": List(List(Value("int64"))),
-        "action_logps": List(List(Value("float64"))),
     }
-    present = {name: kind for name, kind in kinds.items() if name in rows[0]}
-    return Dataset.from_list(
-        [{name: row.get(name) for name in present} for row in rows], features=Features(present)
-    )
+    table = [{name: row.get(name) for name in kinds} for row in rows]
+    for row in table:
+        row["prompt"] = renderer.within_budget(row["prompt"])
+    return Dataset.from_list(table, features=Features(kinds))
 
 
 class FixedBatchObjective:
     """The run's own objective on one batch that never changes: does it fall?
 
-    Policy: the clipped surrogate of the recorded actions, against their log-probs when the run
-    began, with group-normalized rewards as advantages (0 at the start by construction). To it come
-    alpha times the self-distillation and beta times the preference loss of `compose_loss`, with
-    the model itself as teacher.
+    Policy: the clipped surrogate of the actions of its pairs, against their log-probs when the run
+    began, with advantage +1 for a chosen and -1 for a rejected one (near 0 at the start). To it
+    come alpha times the self-distillation and beta times the preference loss of `compose_loss`,
+    with the model itself as teacher.
     """
 
     def __init__(
@@ -367,7 +384,7 @@ class FixedBatchObjective:
         )
 
     def _policy_surrogate(self) -> float:
-        """Advantages of +1 and -1: chosen and rejected are the two actions of each group."""
+        """Advantage +1 for every chosen action, -1 for every rejected one."""
         total, n_tokens = 0.0, 0.0
         for side, advantage in (("chosen", 1.0), ("rejected", -1.0)):
             ids = self.batch[f"dpo_{side}_input_ids"]

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
 from trainer.data.collator import ComposerDataCollator, HintFunction, add_reference_logps
+from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.sampler import PairSampler
 from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
@@ -39,9 +41,9 @@ STATE_FILE = "composer_state.json"
 class ComposerReplicationTrainer(GRPOTrainer):
     """`GRPOTrainer` with hint-conditioned self-distillation and trace-replay preference pairs.
 
-    `train_dataset` is TRL's (column `prompt`); rows with a `hint` feed channel 2. Pairs come from
-    `pairs`, rows with `prompt`, `chosen`, `rejected`. Rows that carry `old_logps` (recorded
-    rollouts) get true importance ratios.
+    `train_dataset` is TRL's (column `prompt`); rows with a `hint` feed channel 2. With `recorded`
+    nothing is generated: the rollouts are decisions on record, with true importance ratios.
+    `pairs` are the rows of channel 3: `prompt`, `chosen`, `rejected`.
     """
 
     _tag_names = ["trl", "grpo", "composer-replication"]  # noqa: RUF012 - TRL's own attribute
@@ -54,6 +56,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         args: ComposerConfig | None = None,
         *,
         pairs: Sequence[PairRow | Mapping[str, Any]] | None = None,
+        recorded: RecordedRollouts | None = None,
         hint: HintFunction = hint_for_row,
         **options: Any,
     ) -> None:
@@ -63,6 +66,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
             TrainerConfigError: channel 2 with a model that it cannot serve.
         """
         args = args or ComposerConfig()
+        self.recorded = recorded
+        if recorded is not None:
+            options |= {
+                "train_dataset": Dataset.from_list(recorded.rows()),
+                "rollout_func": replay_rollouts,
+            }
         super().__init__(model, reward_funcs, args, **options)
         self.composer: ComposerConfig = args
         self._sdpo_options, self._replay_options = args.sdpo_options(), args.replay_options()
@@ -150,6 +159,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
     # -- what TRL calls --------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.recorded is not None:
+            first = self.accelerator.process_index * len(inputs)
+            inputs = self.recorded.expand(inputs, first=first, n=self.num_generations or 1)
         self.rollout_rows = inputs  # a rollout_func sees only prompts
         output = super()._generate_and_score_completions(inputs)
         if all(row.get("old_logps") is not None for row in inputs):
@@ -220,8 +232,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         unwrapped = self.accelerator.unwrap_model(model)
-        if unwrapped is model:
-            return self._three_channels(model, inputs)
+        if True:
+            return self._three_channels(unwrapped, inputs)
         return _ForwardRedirection()(model, unwrapped, self._three_channels, unwrapped, inputs)
 
     def _three_channels(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:

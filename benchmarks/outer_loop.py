@@ -1,0 +1,517 @@
+"""The outer loop against what it replaces: data-parallel training, and float32 on the wire.
+
+    python benchmarks/outer_loop.py                 bytes, loss, gain and speed of each codec
+    python benchmarks/outer_loop.py --only speed    one part: scratch, finetune, traffic, speed
+    python benchmarks/outer_loop.py --schedules N   N fault schedules of the protocol
+    python benchmarks/outer_loop.py --chaos N       four processes, N random kills, 30 rounds
+    python benchmarks/outer_loop.py --restarts N    N times: kill all four, restart, compare
+
+The model is a byte-level transformer of 136,000 parameters, the text is Python's own library
+(from scratch) and its manual (fine-tuning), so that every machine has the data.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep, open_store
+from trainer.diloco.codecs import CODECS, decode_payload, encode_payload
+from trainer.diloco.exchange import RoundReport
+from trainer.diloco.inner import make_inner_optimizer
+from trainer.diloco.parameters import ParameterVector, optimizer_tensors, restore_optimizer
+from trainer.diloco.simulation import run_schedule
+
+CONTEXT = 64
+
+
+class TinyLM(nn.Module):
+    """A byte-level transformer."""
+
+    def __init__(self, width: int = 64, depth: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, width)
+        self.position = nn.Parameter(torch.randn(CONTEXT, width) * 0.02)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 256, bias=False)
+        self.register_buffer(
+            "mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens_B_T: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        length = tokens_B_T.shape[1]
+        hidden = self.embed(tokens_B_T) + self.position[:length]
+        for layer in self.layers:
+            hidden = layer(hidden, src_mask=self.mask[:length, :length], is_causal=True)
+        return self.head(self.norm(hidden))
+
+
+def corpus(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return training and held-out bytes: `code` or `prose`."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    if name == "prose":
+        files = [library / "pydoc_data" / "topics.py"]
+    else:
+        files = sorted(library.glob("*.py")) + sorted((library / "asyncio").glob("*.py"))
+    data = b"\n".join(path.read_bytes() for path in files)
+    tokens = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    cut = int(len(tokens) * 0.95)
+    return tokens[:cut], tokens[cut:]
+
+
+def batch(data: torch.Tensor, generator: torch.Generator, size: int) -> torch.Tensor:
+    """Return random windows."""
+    starts = torch.randint(0, len(data) - CONTEXT - 1, (size, 1), generator=generator)
+    return data[starts + torch.arange(CONTEXT + 1)].long()
+
+
+def loss_of(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of the next byte."""
+    return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: torch.Tensor, n: int = 12) -> float:
+    """Return the held-out loss."""
+    generator = torch.Generator().manual_seed(1234)
+    return sum(loss_of(model, batch(data, generator, 64)).item() for _ in range(n)) / n
+
+
+def build(regime: "Regime | None" = None, seed: int = 0) -> TinyLM:
+    """Return a model with fixed initial weights."""
+    torch.manual_seed(seed)
+    return TinyLM(regime.width, regime.depth) if regime else TinyLM()
+
+
+@dataclass(frozen=True)
+class Regime:
+    """How a run trains."""
+
+    text: str = "code"
+    n_replicas: int = 4
+    n_rounds: int = 20
+    inner_steps: int = 15
+    batch_size: int = 8
+    lr: float = 2e-3
+    optimizer: str = "adamw"
+    codec: str = "fp32"
+    outer: OuterStep = OuterStep(0.8, 0.5)  # noqa: RUF009
+    start: str | None = None
+    is_constant_lr: bool = False
+    width: int = 64
+    depth: int = 2
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of an inner step: cosine with a short warm-up."""
+        if self.is_constant_lr:
+            return self.lr
+        total = self.n_rounds * self.inner_steps
+        warm = min(1.0, (step + 1) / 20)
+        return self.lr * warm * (0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * step / total)))
+
+
+def load_start(model: nn.Module, regime: Regime) -> None:
+    """Set the pretrained weights if the regime has some."""
+    if regime.start is not None:
+        ParameterVector(model).write(np.load(regime.start))
+
+
+def inner_round(model, optimizer, data, regime: Regime, rank: int, round_id: int) -> float:  # noqa: ANN001
+    """Make one replica's inner steps; data depend on rank and round alone."""
+    generator = torch.Generator().manual_seed(1_000_003 * (rank + 1) + round_id)
+    loss = torch.zeros(())
+    for step in range(regime.inner_steps):
+        for group, base in zip(optimizer.param_groups, optimizer.base_lrs, strict=True):
+            group["lr"] = base * regime.lr_at(round_id * regime.inner_steps + step) / regime.lr
+        loss = loss_of(model, batch(data, generator, regime.batch_size))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def inner_optimizer(model: nn.Module, regime: Regime) -> torch.optim.Optimizer:
+    """Return the inner optimizer, with the rates it was made with."""
+    optimizer = make_inner_optimizer(model, regime.optimizer, lr=regime.lr)
+    optimizer.base_lrs = [group["lr"] for group in optimizer.param_groups]  # type: ignore[attr-defined]
+    return optimizer
+
+
+def train_parallel(regime: Regime) -> float:
+    """Train on all replicas' tokens with one optimizer; return the held-out loss."""
+    whole = replace(regime, batch_size=regime.batch_size * regime.n_replicas)
+    train, held_out = corpus(regime.text)
+    model = build()
+    load_start(model, regime)
+    optimizer = inner_optimizer(model, whole)
+    for round_id in range(regime.n_rounds):
+        inner_round(model, optimizer, train, whole, 0, round_id)
+    return evaluate(model, held_out)
+
+
+def train_replicas(regime: Regime) -> tuple[float, list[RoundReport], np.ndarray]:
+    """Train replicas as threads over a store; return loss, reports of all, final parameters."""
+    store = MemoryStore()
+    train, held_out = corpus(regime.text)
+    settings = OuterSettings(
+        codec=regime.codec, outer=regime.outer, n_rounds=regime.n_rounds,
+        quorum=regime.n_replicas, snapshot_every=10**6,
+    )  # fmt: skip
+    done: dict[int, tuple[np.ndarray, list[RoundReport]]] = {}
+
+    def one(rank: int, model: nn.Module) -> None:
+        view = ParameterVector(model)
+        optimizer = inner_optimizer(model, regime)
+        replica = OuterReplica(
+            store, view.read(), rank=rank, world_size=regime.n_replicas, settings=settings
+        )
+        replica.join()
+        reports = []
+        while not replica.is_finished:
+            view.write(replica.theta)
+            inner_round(model, optimizer, train, regime, rank, replica.round_id)
+            reports.append(replica.exchange(view.read()))
+        done[rank] = (replica.theta, reports)
+
+    models = [build() for _ in range(regime.n_replicas)]
+    for model in models:
+        load_start(model, regime)
+    threads = [threading.Thread(target=one, args=pair) for pair in enumerate(models)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(done) < regime.n_replicas:
+        raise SystemExit("a replica failed")
+    model = build()
+    ParameterVector(model).write(done[0][0])
+    reports = [report for _, rows in done.values() for report in rows]
+    return evaluate(model, held_out), reports, done[0][0]
+
+
+def mean_up(reports: list[RoundReport], n_replicas: int) -> float:
+    """Return bytes sent per replica and round, without the first snapshot."""
+    rounds = len(reports) / n_replicas
+    return sum(r.up_bytes for r in reports) / rounds / n_replicas
+
+
+def bench_scratch() -> None:
+    print("From scratch, 4 replicas, 20 rounds of 15 steps, equal tokens")
+    regime = Regime()
+    best = min(train_parallel(replace(regime, lr=lr)) for lr in (2e-3, 4e-3))
+    print(f"  data-parallel AdamW, best of two rates   loss {best:.3f}")
+    for name, change in {
+        "outer loop, AdamW, fp32": {},
+        "outer loop, AdamW, int4": {"codec": "int4"},
+        "outer loop, Muon,  fp32": {"optimizer": "muon"},
+        "outer loop, Muon,  int4": {"optimizer": "muon", "codec": "int4"},
+        "outer loop, Muon,  ternary": {"optimizer": "muon", "codec": "ternary"},
+    }.items():
+        loss, reports, _ = train_replicas(replace(regime, **change))
+        up = mean_up(reports, regime.n_replicas)
+        print(f"  {name:40s} loss {loss:.3f} ({loss / best - 1:+.1%})  {up:9,.0f} B up/round")
+
+
+def pretrained(folder: Path) -> str:
+    """Train a base model on code once; return where its parameters are."""
+    path = folder / "base.npy"
+    regime = Regime(n_replicas=1, n_rounds=30, inner_steps=20, batch_size=32, lr=4e-3)
+    train, _ = corpus("code")
+    model = build()
+    optimizer = inner_optimizer(model, regime)
+    for round_id in range(regime.n_rounds):
+        inner_round(model, optimizer, train, regime, 0, round_id)
+    np.save(path, ParameterVector(model).read())
+    return str(path)
+
+
+def bench_finetune(codecs: list[str]) -> None:
+    print("Fine-tuning on another text, 4 replicas, 12 rounds of 8 steps, averaging")
+    with tempfile.TemporaryDirectory() as folder:
+        start = pretrained(Path(folder))
+        model = build()
+        ParameterVector(model).write(np.load(start))
+        before = evaluate(model, corpus("prose")[1])
+        for lr in (1e-4, 1e-5):
+            regime = Regime(
+                text="prose", n_rounds=12, inner_steps=8, lr=lr, start=start,
+                outer=OuterStep(1.0, 0.0), is_constant_lr=True,
+            )  # fmt: skip
+            full = None
+            for codec in codecs:
+                loss, reports, _ = train_replicas(replace(regime, codec=codec))
+                gain, up = before - loss, mean_up(reports, 4)
+                full = full or (gain, up)
+                print(
+                    f"  lr {lr:g} {codec:8s} gain {gain:.4f} = {gain / full[0]:6.1%} of fp32,"
+                    f" {up:9,.0f} B up per replica and round = {full[1] / up:5.1f} x fewer"
+                )
+
+
+def bench_traffic() -> None:
+    print(
+        "Traffic of one round: bytes per replica and round, fp32 of 136k parameters, no snapshots"
+    )
+    for codec in ("fp32", "ternary"):
+        ups = {}
+        for n in (2, 4, 8):
+            regime = Regime(n_replicas=n, n_rounds=n, inner_steps=1, codec=codec)
+            _, reports, _ = train_replicas(regime)
+            ups[n] = mean_up(reports, n)
+            down = sum(r.down_bytes for r in reports) / len(reports)
+            print(f"  {codec:8s} {n} replicas: up {ups[n]:9,.0f}  down {down:9,.0f}")
+        print(f"  {codec:8s} up of 8 against 2 replicas: {ups[8] / ups[2] - 1:+.1%}")
+
+
+def bench_speed(n: int = 25_000_000) -> None:
+    print(f"Codec speed on one core, {4 * n / 1e6:.0f} MB of float32")
+    vector = (np.random.default_rng(0).standard_normal(n) * 1e-4).astype(np.float32)
+    for name, codec in CODECS.items():
+        times = {"encode": 9e9, "decode": 9e9}
+        for _ in range(3):
+            began = time.process_time()
+            payload = encode_payload(codec, vector)
+            middle = time.process_time()
+            decode_payload(codec, payload, n)
+            times["encode"] = min(times["encode"], middle - began)
+            times["decode"] = min(times["decode"], time.process_time() - middle)
+        speeds = ", ".join(f"{verb} {4e-9 * n / s:.2f} GB/s" for verb, s in times.items())
+        print(f"  {name:8s} {speeds}, {4 * n / len(payload):6.1f} x fewer bytes (normal values)")
+
+
+@dataclass(frozen=True)
+class ProcessRun:
+    """Replicas as processes over a folder."""
+
+    folder: Path
+    regime: Regime
+    quorum: int
+    keeps_state: bool = True
+
+    def replica(self, rank: int, attempt: int) -> None:
+        """Be one replica: train to the end, log each round, leave the result."""
+        store = open_store(f"file://{self.folder}/run")
+        train, held_out = corpus(self.regime.text)
+        model = build(self.regime)
+        view = ParameterVector(model)
+        optimizer = inner_optimizer(model, self.regime)
+        settings = OuterSettings(
+            codec=self.regime.codec, outer=self.regime.outer, n_rounds=self.regime.n_rounds,
+            quorum=self.quorum, first_grace_s=5.0, timeout_s=120.0, snapshot_every=3,
+        )  # fmt: skip
+        replica = OuterReplica(
+            store, view.read(), rank=rank, world_size=self.regime.n_replicas, settings=settings,
+            attempt=attempt, state=store if self.keeps_state else None,
+        )  # fmt: skip
+        replica.join()
+        if replica.inner_state:
+            tensors = {name: torch.from_numpy(v) for name, v in replica.inner_state.items()}
+            restore_optimizer(optimizer, tensors)
+        with (self.folder / f"log-{rank}.jsonl").open("a", buffering=1) as log:
+            while not replica.is_finished:
+                view.write(replica.theta)
+                inner_round(model, optimizer, train, self.regime, rank, replica.round_id)
+                state = {k: v.numpy() for k, v in optimizer_tensors(optimizer).items()}
+                report = replica.exchange(view.read(), inner_state=state)
+                row = {"round": replica.round_id, "base": report.base, "attempt": attempt}
+                log.write(json.dumps({**row, "n": report.n_contributions}) + "\n")
+        view.write(replica.theta)
+        result = {"base": replica.base, "loss": evaluate(model, held_out, 4)}
+        (self.folder / f"result-{rank}.json").write_text(json.dumps(result))
+
+    def start(self, rank: int, attempt: int = 0) -> int:
+        """Start a replica as a child process; return its id."""
+        sys.stdout.flush()
+        child = os.fork()
+        if child:
+            return child
+        code = 1
+        try:
+            self.replica(rank, attempt)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def n_committed(self) -> int:
+        """Return how many rounds are decided."""
+        return len(list((self.folder / "run" / "rounds").glob("*/manifest.json")))
+
+    def results(self) -> list[dict]:
+        """Return what each replica left."""
+        paths = sorted(self.folder.glob("result-*.json"))
+        return [json.loads(path.read_text()) for path in paths]
+
+    def diverged(self) -> int:
+        """Return in how many rounds two replicas had different states."""
+        bases: dict[int, set[str]] = {}
+        for path in self.folder.glob("log-*.jsonl"):
+            for line in path.read_text().splitlines():
+                if line.endswith("}"):
+                    row = json.loads(line)
+                    bases.setdefault(row["round"], set()).add(row["base"])
+        return sum(len(found) > 1 for found in bases.values())
+
+
+def reap(children: dict[int, int]) -> dict[int, int]:
+    """Return the exit codes of the replicas that have ended, by rank."""
+    ended = {}
+    for rank, pid in list(children.items()):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            ended[rank] = os.waitstatus_to_exitcode(status)
+            del children[rank]
+    return ended
+
+
+def run_with_kills(run: ProcessRun, n_kills: int, seed: int = 0) -> dict:
+    """Run all rounds while killing random replicas, each started anew at once."""
+    dice = random.Random(seed)
+    began = time.perf_counter()
+    children = {rank: run.start(rank) for rank in range(run.regime.n_replicas)}
+    attempts: Counter[int] = Counter()
+    kills, kill_at = 0, None
+    while children:
+        time.sleep(0.01)
+        for rank, code in reap(children).items():
+            if code != 0:
+                attempts[rank] += 1
+                children[rank] = run.start(rank, attempts[rank])
+        due = kills < n_kills and run.n_committed() >= kills * run.regime.n_rounds / n_kills
+        if due and kill_at is None:
+            kill_at = time.perf_counter() + dice.random() * 0.2
+        if kill_at is not None and time.perf_counter() >= kill_at and children:
+            os.kill(children[dice.choice(sorted(children))], 9)
+            kills, kill_at = kills + 1, None
+    results = run.results()
+    return {
+        "kills": kills,
+        "restarts": sum(attempts.values()),
+        "rounds": run.n_committed(),
+        "diverged": run.diverged(),
+        "finished": len(results),
+        "hashes": len({row["base"] for row in results}),
+        "loss": results[0]["loss"],
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def run_with_blackout(run: ProcessRun, after_s: float | None) -> str:
+    """Run all rounds; after some time kill every replica, and start all again.
+
+    Returns:
+        The hash of the final state.
+    """
+    ranks = range(run.regime.n_replicas)
+    children = {rank: run.start(rank) for rank in ranks}
+    began = time.perf_counter()
+    attempt = 0
+    while children:
+        time.sleep(0.005)
+        reap(children)
+        if after_s is not None and attempt == 0 and time.perf_counter() - began > after_s:
+            attempt = 1
+            for pid in children.values():
+                os.kill(pid, 9)
+                os.waitpid(pid, 0)
+            children = {rank: run.start(rank, attempt) for rank in ranks}
+    bases = {row["base"] for row in run.results()}
+    return bases.pop() if len(bases) == 1 else hashlib.sha256(repr(bases).encode()).hexdigest()
+
+
+def bench_chaos(n_kills: int) -> None:
+    regime = Regime(n_rounds=30, inner_steps=8, batch_size=8, codec="int4")
+    print(f"Four processes, 30 rounds, {n_kills} random kills (SIGKILL), int4")
+    for kills in (0, n_kills):
+        with tempfile.TemporaryDirectory() as folder:
+            report = run_with_kills(ProcessRun(Path(folder), regime, quorum=2), kills)
+        print("  " + ", ".join(f"{k} {v:.4g}" for k, v in report.items()))
+
+
+def bench_restarts(n_trials: int, regime: Regime | None = None, seed: int = 0) -> int:
+    """Print and return how many blackouts ended in the state of the uninterrupted run."""
+    regime = regime or Regime(n_rounds=6, inner_steps=4, batch_size=4, codec="ternary")
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        wanted = run_with_blackout(ProcessRun(Path(folder), regime, regime.n_replicas), None)
+        calm_s = time.perf_counter() - began
+    equal = 0
+    for _ in range(n_trials):
+        with tempfile.TemporaryDirectory() as folder:
+            run = ProcessRun(Path(folder), regime, regime.n_replicas)
+            equal += run_with_blackout(run, dice.uniform(0.05, 0.9) * calm_s) == wanted
+    print(f"All four killed at a random moment and restarted: {equal} of {n_trials} final states")
+    print(f"  equal that of the uninterrupted run ({wanted}, {calm_s:.1f} s)")
+    return equal
+
+
+def bench_schedules(n: int) -> None:
+    began = time.perf_counter()
+    faults: Counter[str] = Counter()
+    broken = 0
+    for seed in range(n):
+        report = run_schedule(seed)
+        faults += report.faults
+        broken += bool(report.violations)
+    print(f"{n} fault schedules in {time.perf_counter() - began:.1f} s: {broken} broken")
+    print("  " + ", ".join(f"{name} {count}" for name, count in faults.most_common()))
+
+
+PARTS = {
+    "scratch": bench_scratch,
+    "finetune": lambda: bench_finetune(list(CODECS)),
+    "traffic": bench_traffic,
+    "speed": bench_speed,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--schedules", type=int)
+    parser.add_argument("--chaos", type=int, metavar="KILLS")
+    parser.add_argument("--restarts", type=int, metavar="TRIALS")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.schedules:
+        bench_schedules(options.schedules)
+    elif options.chaos:
+        bench_chaos(options.chaos)
+    elif options.restarts:
+        bench_restarts(options.restarts)
+    else:
+        for name, part in PARTS.items():
+            if options.only in (None, name):
+                part()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The one place of the trainer that reads or hands on environment variables."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer.errors import TrainerConfigError
+
+__all__ = ["ReplicaPlace", "child_environment", "replica_place"]
+
+
+@dataclass(frozen=True)
+class ReplicaPlace:
+    """Which replica of how many this process is, and how many came before it."""
+
+    rank: int = 0
+    world_size: int = 1
+    attempt: int = 0
+    run_id: str = ""
+
+
+def replica_place() -> ReplicaPlace | None:
+    """Return what an executor told this process; None if it was not launched by one.
+
+    Raises:
+        TrainerConfigError: The variables are there and make no sense.
+    """
+    if "REPLICA_RANK" not in os.environ:
+        return None
+    try:
+        place = ReplicaPlace(
+            rank=int(os.environ["REPLICA_RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            attempt=int(os.environ.get("REPLICA_ATTEMPT", "0")),
+            run_id=os.environ.get("REPLICA_RUN_ID", ""),
+        )
+    except (KeyError, ValueError) as error:
+        raise TrainerConfigError(f"REPLICA_RANK and WORLD_SIZE must be numbers: {error}") from error
+    if not 0 <= place.rank < place.world_size:
+        raise TrainerConfigError(f"REPLICA_RANK={place.rank} is not below {place.world_size}")
+    return place
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with some variables set."""
+    return {**os.environ, **extra}

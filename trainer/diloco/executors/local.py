@@ -1,0 +1,125 @@
+"""Replicas as processes of this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.diloco.environment import child_environment
+from trainer.diloco.executors.base import (
+    PlatformExecutor,
+    ReplicaHandle,
+    ReplicaState,
+    ReplicaStatus,
+)
+from trainer.errors import ReplicaFailedError
+
+__all__ = ["LocalProcessExecutor"]
+
+# Runs a command and leaves its exit code, for a watcher that is not its parent.
+SHIM = '"$@"; code=$?; echo $code > "$0.part"; mv "$0.part" "$0"; exit $code'
+
+
+class LocalProcessExecutor(PlatformExecutor):
+    """Runs each replica as a process group of its own, started anew and never forked.
+
+    Args:
+        work_dir: Where logs and exit codes are kept; one folder per run and attempt.
+        python: The interpreter for `python:` entry points.
+    """
+
+    def __init__(self, work_dir: str | os.PathLike[str], *, python: str = sys.executable) -> None:
+        self.work_dir = Path(work_dir)
+        self.python = python
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def _start(
+        self, handle: ReplicaHandle, env: Mapping[str, str], secrets: Mapping[str, str]
+    ) -> str:
+        folder = self._folder(handle)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with (folder / "log").open("wb") as log:
+                child = subprocess.Popen(
+                    ["/bin/sh", "-c", SHIM, str(folder / "exit"), *handle.command],
+                    env=child_environment({**env, **secrets}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ReplicaFailedError(f"replica {handle.rank} cannot start: {error}") from error
+        job_id = f"{child.pid}:{_started_at(child.pid)}"
+        (folder / "began").write_text(str(time.clock_gettime(time.CLOCK_BOOTTIME)), "utf-8")
+        self._children[job_id] = child
+        return job_id
+
+    def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
+        folder = self._folder(handle)
+        if (folder / "ended-by").exists():
+            ended = ReplicaState((folder / "ended-by").read_text("utf-8"))
+            return ReplicaStatus(handle.rank, ended, 128 + signal.SIGKILL)
+        if not self._is_alive(handle):
+            return self._epitaph(handle.rank, folder / "exit")
+        began = float((folder / "began").read_text("utf-8"))
+        if time.clock_gettime(time.CLOCK_BOOTTIME) - began > handle.timeout_s:
+            self._kill(handle, ReplicaState.TIMED_OUT)
+            return self._inspect(handle)
+        return ReplicaStatus(handle.rank, ReplicaState.RUNNING)
+
+    def _read_log(self, handle: ReplicaHandle) -> str:
+        path = self._folder(handle) / "log"
+        return path.read_text("utf-8", "replace") if path.exists() else ""
+
+    def _stop(self, handle: ReplicaHandle) -> None:
+        self._kill(handle, ReplicaState.CANCELLED)
+
+    def _kill(self, handle: ReplicaHandle, reason: ReplicaState) -> None:
+        (self._folder(handle) / "ended-by").write_text(reason.value, "utf-8")
+        try:
+            os.killpg(_pid(handle), signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        child = self._children.pop(handle.job_id, None)
+        if child is not None:
+            child.wait()
+
+    def _is_alive(self, handle: ReplicaHandle) -> bool:
+        child = self._children.get(handle.job_id)
+        if child is not None:
+            if child.poll() is None:
+                return True
+            del self._children[handle.job_id]
+            return False
+        return f"{_pid(handle)}:{_started_at(_pid(handle))}" == handle.job_id
+
+    def _epitaph(self, rank: int, exit_file: Path) -> ReplicaStatus:
+        """Tell how a process ended that is gone; without an exit code it was killed."""
+        if not exit_file.exists():
+            return ReplicaStatus(rank, ReplicaState.FAILED, 128 + signal.SIGKILL, "killed")
+        code = int(exit_file.read_text("utf-8"))
+        if code == 0:
+            return ReplicaStatus(rank, ReplicaState.SUCCEEDED, 0)
+        why = f"signal {code - 128}" if code > 128 else ""
+        return ReplicaStatus(rank, ReplicaState.FAILED, code, why)
+
+    def _folder(self, handle: ReplicaHandle) -> Path:
+        return self.work_dir / handle.run_id / f"{handle.rank:04d}-{handle.attempt}"
+
+
+def _pid(handle: ReplicaHandle) -> int:
+    return int(handle.job_id.partition(":")[0])
+
+
+def _started_at(pid: int) -> str:
+    """Return a process's start in clock ticks, which tells it from a later one of the same id."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
+    except FileNotFoundError:
+        return "gone"
+    fields = stat.rpartition(")")[2].split()
+    return "gone" if fields[0] == "Z" else fields[19]
