@@ -1,5 +1,6 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
+from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
 from replay_pipeline.replay.run import (
@@ -18,12 +19,14 @@ from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
 __all__ = [
     "DEFAULT_GATES",
     "Asking",
+    "ControlReport",
     "Estimate",
     "Gates",
     "LedgerStatus",
     "TeacherCheck",
     "TeacherEstimate",
     "check_teachers",
+    "control",
     "estimate",
     "estimate_sync",
     "ledger_status",

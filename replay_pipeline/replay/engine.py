@@ -29,12 +29,19 @@ from replay_pipeline.replay.ledger import (
 from replay_pipeline.replay.openrouter import Client, Reply
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.replies import Answer, Failure
-from replay_pipeline.replay.requests import Question, RequestBuilder, RequestOptions
+from replay_pipeline.replay.requests import (
+    Question,
+    RequestBuilder,
+    RequestOptions,
+    dialect_of,
+)
 from replay_pipeline.types import Progress, TeacherAction, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
 
 _ROW = msgspec.json.Decoder(TeacherAction)
+_MOST_BYTES_PER_TOKEN = 6.0
+_LEAST_BYTES_CHECKED = 8192
 _MAX_SENT_AGAIN = 2
 """How often a call with an unknown outcome is sent again; each counts at its full reservation."""
 
@@ -111,7 +118,8 @@ class Engine:
     def know(self, task: Task, known: Known) -> None:
         """Take over a call that was decided before."""
         row = _ROW.decode(known.row)
-        row = replace(row, state_id=task.state["state_id"])
+        if row.state_id != task.state["state_id"]:
+            row = replace(row, state_id=task.state["state_id"])
         self.decided[task.index] = row
         self.n_cached += 1
         self.tell(task, row)
@@ -266,7 +274,8 @@ class Engine:
         row, cost, recovered = _failed_row(task, call), 0, None
         if isinstance(reply.outcome, Answer):
             cost, recovered = await self._cost(task, reply.outcome, reserved, lost)
-            row = _answered_row(task, call, reply.outcome, cost)
+            answer = _checked(task, reply.outcome)
+            row = _answered_row(task, call, answer, cost)
         await asyncio.wrap_future(
             self.ledger.settle(
                 Settlement(
@@ -448,6 +457,25 @@ class _Call:
         await asyncio.wrap_future(self.engine.ledger.settle(settlement))
         self.reserved = None
         self.refused = reason
+
+
+def _checked(task: Task, answer: Answer) -> Answer:
+    """Flag an answer to a prompt that the server cut short without saying so, as Ollama does."""
+    n_tokens, n_bytes = answer.n_prompt_tokens, task.question.n_prompt_bytes
+    if (
+        n_tokens is None
+        or answer.is_replayed
+        or dialect_of(task.teacher) in ("openrouter", "litellm")
+        or n_tokens > n_bytes / _MOST_BYTES_PER_TOKEN
+        or n_bytes < _LEAST_BYTES_CHECKED
+    ):
+        return answer
+    return replace(
+        answer,
+        error_code="prompt_truncated",
+        error_message=f"the server read {n_tokens} tokens of a prompt of {n_bytes} bytes: raise its "
+        "context length (Ollama: OLLAMA_CONTEXT_LENGTH) or choose a window",
+    )
 
 
 def _answered_row(task: Task, call: _Call, answer: Answer, cost: int) -> TeacherAction:

@@ -5,7 +5,8 @@ look at the votes so far, cheapest teacher first. Every rule counts what it save
 was made by chance carries its propensity, so that later estimates can weigh it.
 
     near_duplicates       a state like an earlier one (same last messages, same action) is not asked
-    error_sites_first     states whose recorded action went wrong are asked before all others
+    error_sites_first     where the money is short, states whose recorded action went wrong are
+                          asked before all others
     error_sites_only      only such states are asked
     cheap_first           cheapest teacher first; stop once the outcome can no longer change
     cheap_screen:E        stop when the cheapest teacher does what the student did, but for a share

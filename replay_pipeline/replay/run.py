@@ -371,22 +371,32 @@ def _asking(**options: Any) -> Asking:
 def _lanes(
     states: Sequence[TraceState], teachers: Sequence[TeacherSpec], asking: Asking
 ) -> list[tuple[TeacherSpec, deque[Task]]]:
-    """One lane per session and teacher; states of no session are lanes of their own.
-
-    Where errors come first, a session has two lanes: its error sites, and after all of those
-    the rest.
-    """
+    """One lane per session and teacher; states of no session are lanes of their own."""
     builder = RequestBuilder(asking.request_options())
-    puts_errors_first = asking.gating().is_ordered_by_errors
-    lanes: dict[tuple[bool, str, str], tuple[TeacherSpec, deque[Task]]] = {}
+    lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[Task]]] = {}
     for i, state in enumerate(states):
         session = state.get("session_id") or f"\0{i}"
-        is_later = puts_errors_first and not is_error_site(state)
         for j, teacher in enumerate(teachers):
-            _, lane = lanes.setdefault((is_later, session, teacher.name), (teacher, deque()))
+            _, lane = lanes.setdefault((session, teacher.name), (teacher, deque()))
             question = builder.question(state, teacher)
             lane.append(Task(i * len(teachers) + j, state, teacher, question, i))
-    return [lanes[key] for key in sorted(lanes, key=lambda key: key[0])]
+    return list(lanes.values())
+
+
+def _errors_first(
+    lanes: list[tuple[TeacherSpec, deque[Task]]],
+) -> list[tuple[TeacherSpec, deque[Task]]]:
+    """Two lanes per session and teacher: its error sites, and after all of those the rest.
+
+    The second lane reads the session's prefix anew, which costs about a quarter more: worth it
+    only where there is not enough money for all.
+    """
+    split = [
+        (teacher, deque(task for task in lane if is_error_site(task.state) == wanted))
+        for wanted in (True, False)
+        for teacher, lane in lanes
+    ]
+    return [(teacher, lane) for teacher, lane in split if lane]
 
 
 class _Replay:
@@ -435,6 +445,10 @@ class _Replay:
             expected = None
             if prices:
                 expected = forecast(open_lanes, prices, self.asking.window, gates=self.asking.gates)
+                spent = usd(sum(each.cost_nano for each in known.values()))
+                is_short = spent + expected.expected_usd > usd(self.budget_nano)
+                if self.gates.is_ordered_by_errors and is_short:
+                    open_lanes = _errors_first(open_lanes)
             if self.budget_nano:
                 await engine.run(open_lanes)
             else:

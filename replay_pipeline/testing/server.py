@@ -76,6 +76,8 @@ class TeacherServer:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "TeacherServer":
+        if isinstance(self._answers, str | Path) and not Path(self._answers).is_file():
+            raise ConfigError(f"{self._answers}: no such file of recorded answers")
         self._folder = tempfile.TemporaryDirectory(prefix="teachers-")
         script = Path(self._folder.name) / "script.json"
         options = {**self._options, "answers": self._answers_path()}
@@ -161,8 +163,6 @@ class TeacherServer:
         if answers is None:
             return None
         if not isinstance(answers, Mapping):
-            if not Path(answers).is_file():
-                raise ConfigError(f"{answers}: no such file of recorded answers")
             return str(Path(answers).resolve())
         assert self._folder is not None
         path = Path(self._folder.name) / "answers.jsonl"

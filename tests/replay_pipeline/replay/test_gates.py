@@ -184,7 +184,10 @@ def test_the_default_gates_run_and_are_forecast(lively_server, tmp_path):
 
 
 def test_error_sites_come_first_when_money_is_short(lively_server, tmp_path):
-    states = [make_state(i, outcome="tool_error" if i >= 40 else "ok") for i in range(60)]
+    states = [
+        make_state(i, outcome="tool_error" if i >= 40 else "ok", text=f"with little money {i}")
+        for i in range(60)
+    ]
     report = asyncio.run(
         replay_states(
             states, lively_server.teachers(MODELS[:1]), max_total_usd=0.00545,

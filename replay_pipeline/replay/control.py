@@ -1,0 +1,180 @@
+"""How often a student, asked again, leaves its own recorded action.
+
+A replay does not rebuild the student's harness: system prompt, tools and sampling differ. Where the
+student's own model disagrees with its recording, a disagreement of the teachers says little. This
+figure belongs with the dataset.
+"""
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.actions import LEVELS, agreement_level, agrees_at, canonical_action
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.replay.run import replay_in_thread
+from replay_pipeline.types import (
+    AgreementLevel,
+    Progress,
+    TeacherAction,
+    TeacherSpec,
+    TraceState,
+)
+
+_PREFIX = "control:"
+_CLAUDE = re.compile(r"claude-(?P<name>[a-z]+)-(?P<major>\d+)(?:-(?P<minor>\d{1,2}))?(?:-\d{8})?$")
+_OLD_CLAUDE = re.compile(r"claude-(?P<major>\d+)(?:-(?P<minor>\d{1,2}))?-(?P<name>[a-z]+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlReport:
+    """How a sample of states came out when their own model was asked again."""
+
+    n_states: int
+    """States in the sample."""
+    n_valid: int
+    """Answers with a usable action."""
+    same: Mapping[str, float]
+    """Share of valid answers that repeat the recorded action, by level of agreement."""
+    left: float | None
+    """Share that left the recorded action at `level`; `None` without a valid answer."""
+    left_interval: tuple[float, float] | None
+    """95 % interval of `left` (Wilson)."""
+    level: str
+    models: dict[str, int]
+    """States of the sample by the model that was asked."""
+    errors: dict[str, int]
+    spent_usd: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a report."""
+        return asdict(self)
+
+
+def control(
+    states: Iterable[TraceState],
+    *,
+    max_total_usd: float,
+    n_states: int = 50,
+    level: AgreementLevel = "effect",
+    teacher: TeacherSpec | None = None,
+    ledger: str | Path | None = None,
+    tick: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> ControlReport:
+    """Ask the student's own model again at a sample of states, and compare.
+
+    The answers only measure: they are kept in the ledger under `control:MODEL` and are no
+    teacher's answers, so no terms on training apply.
+
+    Args:
+        states: replayed states; those without a `student_model` are left out.
+        max_total_usd: hard ceiling in US dollars.
+        n_states: size of the sample, drawn by hash, the same on every run.
+        level: how strictly an answer must agree with the recording.
+        teacher: how the student is asked (its address, key, parameters); its model is
+            replaced by the student's. By default OpenRouter.
+        ledger: as for `replay_states`.
+        tick: called with progress about once a second.
+        options: further options of `replay_states`.
+
+    Raises:
+        ConfigError: no state names its model.
+    """
+    sample = _sample(states, n_states)
+    if not sample:
+        raise ConfigError("control: no state names the model that recorded it (student_model)")
+    base = teacher or TeacherSpec(name="student", model="student")
+    by_model: dict[str, list[TraceState]] = {}
+    for state in sample:
+        by_model.setdefault(slug_of(str(state.get("student_model"))), []).append(state)
+    answers: list[TeacherAction] = []
+    left_usd, spent_usd = max_total_usd, 0.0
+    for model, group in by_model.items():
+        student = base.model_copy(
+            update={"name": _PREFIX + model, "model": model, "is_distillable": False}
+        )
+        report = replay_in_thread(
+            group, [student], max_total_usd=max(0.0, left_usd), ledger=ledger, tick=tick,
+            accepted_terms=(model,), **options,
+        )  # fmt: skip
+        answers += report.actions
+        spent_usd += report.spent_usd
+        left_usd -= report.spent_usd + report.unknown_usd
+    models = {model: len(group) for model, group in by_model.items()}
+    return _compare(sample, answers, level, models, spent_usd)
+
+
+def slug_of(model: str) -> str:
+    """A recorded model name as OpenRouter knows it.
+
+    >>> slug_of("claude-opus-4-5-20251101"), slug_of("claude-3-5-sonnet-20241022"), slug_of("a/b")
+    ('anthropic/claude-opus-4.5', 'anthropic/claude-3.5-sonnet', 'a/b')
+    """
+    if "/" in model:
+        return model
+    if found := _CLAUDE.match(model):
+        return f"anthropic/claude-{found['name']}-{_version(found)}"
+    if found := _OLD_CLAUDE.match(model):
+        return f"anthropic/claude-{_version(found)}-{found['name']}"
+    return model
+
+
+def _version(found: re.Match[str]) -> str:
+    return f"{found['major']}.{found['minor']}" if found["minor"] else found["major"]
+
+
+def _sample(states: Iterable[TraceState], n_states: int) -> list[TraceState]:
+    known = [state for state in states if state.get("student_model")]
+    known.sort(key=lambda state: hashlib.sha256(state["state_id"].encode()).digest())
+    chosen = {state["state_id"] for state in known[:n_states]}
+    return sorted(
+        (state for state in known if state["state_id"] in chosen),
+        key=lambda state: (state.get("session_id", ""), state.get("turn_idx", 0)),
+    )
+
+
+def _compare(
+    sample: Sequence[TraceState],
+    answers: Iterable[TeacherAction],
+    level: AgreementLevel,
+    models: dict[str, int],
+    spent_usd: float,
+) -> ControlReport:
+    by_id = {state["state_id"]: state for state in sample}
+    same: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    n_valid = 0
+    for answer in answers:
+        if answer.error_code or answer.action is None:
+            errors[answer.error_code or "no_action"] += 1
+            continue
+        state = by_id[answer.state_id]
+        cwd = state.get("cwd")
+        recorded = canonical_action(state["student_action"], cwd=cwd)
+        found = agreement_level(canonical_action(answer.action, cwd=cwd), recorded)
+        n_valid += 1
+        same.update(each for each in LEVELS if agrees_at(each, found))
+    shares = {each: round(same[each] / n_valid, 4) for each in LEVELS} if n_valid else {}
+    return ControlReport(
+        n_states=len(sample),
+        n_valid=n_valid,
+        same=shares,
+        left=round(1 - same[level] / n_valid, 4) if n_valid else None,
+        left_interval=_wilson(n_valid - same[level], n_valid) if n_valid else None,
+        level=level,
+        models=models,
+        errors=dict(errors),
+        spent_usd=round(spent_usd, 9),
+    )
+
+
+def _wilson(n: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    share = n / total
+    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + (z / 2 / total) ** 2)
+    return round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4)

@@ -1,0 +1,81 @@
+import asyncio
+from types import SimpleNamespace
+
+from replay_pipeline.replay.engine import _checked
+from replay_pipeline.replay.lanes import Slots
+from replay_pipeline.replay.replies import Answer
+from replay_pipeline.types import TeacherSpec
+
+
+def test_slots_are_given_in_order_and_never_too_many():
+    async def run():
+        slots, order, most = Slots(2), [], 0
+
+        async def work(name):
+            nonlocal most
+            async with slots.taken():
+                most = max(most, slots.n_in_use)
+                order.append(name)
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            for name in range(20):
+                group.create_task(work(name))
+        return order, most, slots.n_in_use
+
+    assert asyncio.run(run()) == (list(range(20)), 2, 0)
+
+
+def test_a_cancelled_wait_gives_its_slot_on():
+    async def run():
+        slots = Slots(1)
+        await slots.acquire()
+        waiting = asyncio.create_task(slots.acquire())
+        await asyncio.sleep(0)
+        slots.release()  # hands the slot to the waiting task
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await asyncio.wait_for(slots.acquire(), 1)
+        return slots.n_in_use
+
+    assert asyncio.run(run()) == 1
+
+
+def test_room_shrinks_once_per_cooldown_and_grows_back_slowly():
+    slots = Slots(100, decrease=0.5, cooldown_s=60)
+    for _ in range(30):
+        slots.slow_down(None)
+    assert (slots.limit, slots.n_cuts) == (50, 1)
+    for _ in range(50):
+        slots.succeeded()
+    assert 50.9 < slots.limit < 51.1
+    for _ in range(10_000):
+        slots.succeeded()
+    assert slots.limit == 100
+
+
+def test_after_a_pause_the_waiting_go_on_by_themselves():
+    async def run():
+        slots = Slots(1)
+        slots.slow_down(0.02)
+        start = asyncio.get_running_loop().time()
+        await asyncio.wait_for(slots.acquire(), 5)
+        return asyncio.get_running_loop().time() - start
+
+    assert asyncio.run(run()) >= 0.02
+
+
+def test_a_prompt_that_a_local_server_cut_short_is_flagged():
+    def checked(n_tokens, **teacher):
+        spec = TeacherSpec(name="t", model="m", base_url="http://127.0.0.1:11434/v1", **teacher)
+        task = SimpleNamespace(teacher=spec, question=SimpleNamespace(n_prompt_bytes=100_000))
+        answer = Answer(
+            action={"role": "assistant", "content": "x"}, model="m", provider=None,
+            finish_reason="stop", generation_id=None, cost_nano=None, n_prompt_tokens=n_tokens,
+        )  # fmt: skip
+        return _checked(task, answer)
+
+    assert checked(4096).error_code == "prompt_truncated"
+    assert "OLLAMA_CONTEXT_LENGTH" in checked(4096).error_message
+    assert checked(25_000).error_code is None
+    assert checked(4096, dialect="openrouter").error_code is None
