@@ -64,6 +64,9 @@ _INTERPRETERS = frozenset(
         "awk",
     ]
 )
+_PLAIN_WORDS = frozenset(
+    ["word", "number", "variable_name", "special_variable_name", "test_operator", "file_descriptor"]
+)
 _NOTHING: Form = ("nothing",)
 
 
@@ -217,7 +220,9 @@ class _Reader:
         """Assignments; sorted when no one can see another."""
         found = [self.assignment(node, depth) for node in nodes]
         names = {one.partition("=")[0] for one in found}
-        is_independent = len(names) == len(found) and not any(ACTIVE in one for one in found)
+        is_independent = len(names) == len(found) and not any(
+            ACTIVE in one or QUOTED in one for one in found
+        )
         return tuple(sorted(found) if is_independent else found)
 
     def assignment(self, node: Node, depth: int) -> str:
@@ -267,6 +272,7 @@ class _Reader:
         """Read a here-document and what stands behind it on its line."""
         mark = body = ""
         strips_tabs = False
+        start = 0
         place = len(redirects)
         for child in node.children:
             kind = child.type
@@ -275,7 +281,12 @@ class _Reader:
             elif kind == "heredoc_start":
                 mark = self.text(child)
             elif kind == "heredoc_body":
-                body = self.text(child)
+                # The tree leaves out blanks at the start of the first line.
+                start = self.source.rfind(b"\n", 0, child.start_byte) + 1
+                body = self.source[start : child.end_byte].decode()
+            elif kind == "heredoc_end":
+                end = child.start_byte
+                body = self.source[start:end].decode() if start else body
             elif kind == "pipeline":
                 piped += [
                     self.scoped(c, depth + 1) for c in child.children if c.type not in ("|", "|&")
@@ -284,7 +295,7 @@ class _Reader:
                     raise _UnreadableError
             elif kind == "file_redirect":
                 redirects += self.redirect(child, words, depth)
-            elif kind not in ("<<", "heredoc_end", "file_descriptor"):
+            elif kind not in ("<<", "file_descriptor"):
                 raise _UnreadableError
         if strips_tabs:
             body = re.sub(r"(?m)^\t+", "", body)
@@ -339,8 +350,11 @@ class _Reader:
                 own_redirects += self.redirect(child, own_words, depth)
             elif kind == "herestring_redirect":
                 own_redirects.append(self.herestring(child, depth))
-            elif kind != "comment":
-                own_words.append(self.word(child, depth + 1))
+            elif child.is_named:
+                if kind != "comment":
+                    own_words.append(self.word(child, depth + 1))
+            else:
+                raise _UnreadableError
         return self.simple(
             self.environment(environment, depth),
             [*own_words, *words],
@@ -409,9 +423,9 @@ class _Reader:
             return ACTIVE + self.substitution(node, depth)
         if kind in ("simple_expansion", "expansion"):
             return ACTIVE + self.expansion(node)
-        if kind == "ansi_c_string":
-            return ACTIVE + self.text(node)
-        return unquoted(self.text(node))
+        if kind in _PLAIN_WORDS or not node.is_named:
+            return unquoted(self.text(node))
+        return ACTIVE + self.text(node)
 
     def joined(self, node: Node, depth: int, *, is_quoted: bool) -> str:
         """The pieces of a composite word with the text between them."""
