@@ -340,21 +340,26 @@ class _Reader:
         environment: list[Node] = []
         own_words: list[str] = []
         own_redirects: list[Form] = []
+        word_end = -1
         for child in node.children:
             kind = child.type
             if kind == "variable_assignment":
                 environment.append(child)
-            elif kind == "command_name":
-                own_words.append(self.word(child.children[0], depth + 1))
             elif kind == "file_redirect":
                 own_redirects += self.redirect(child, own_words, depth)
             elif kind == "herestring_redirect":
                 own_redirects.append(self.herestring(child, depth))
-            elif child.is_named:
-                if kind != "comment":
-                    own_words.append(self.word(child, depth + 1))
-            else:
+            elif not child.is_named:
                 raise _UnreadableError
+            elif kind != "comment":
+                inner = child.children[0] if kind == "command_name" else child
+                word = self.word(inner, depth + 1)
+                if child.start_byte == word_end:
+                    # The tree cuts some words in two, `"$a"\b` for one.
+                    own_words[-1] = _glued([own_words[-1], word])
+                else:
+                    own_words.append(word)
+                word_end = child.end_byte
         return self.simple(
             self.environment(environment, depth),
             [*own_words, *words],
@@ -450,7 +455,7 @@ class _Reader:
                 at = child.end_byte
         rest = self.source[at:end].decode()
         parts.append(_double_quoted(rest) if is_quoted else unquoted(rest))
-        return "".join(parts)
+        return "".join(parts) if is_quoted else _glued(parts, n_pieces=len(node.children))
 
     def quoted(self, node: Node, depth: int) -> str:
         if node.type == "command_substitution":
@@ -476,6 +481,13 @@ class _Reader:
         self.folder = folder
         del self.commands[noted:]
         return f"{'$(' if opening == '`' else opening}{form!r})"
+
+
+def _glued(parts: list[str], *, n_pieces: int = 2) -> str:
+    """Pieces of one word. A bare `~` is a home folder only alone or before a slash."""
+    word = "".join(parts)
+    bare_tilde = next((part for part in parts if part), "") == f"{ACTIVE}~"
+    return f"{ACTIVE}~{QUOTED}{word[2:]}" if bare_tilde and n_pieces > 1 else word
 
 
 def _double_quoted(text: str) -> str:
