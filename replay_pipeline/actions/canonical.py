@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.actions.paths import relative, without_needless_cd
+from replay_pipeline.actions.paths import absolute, relative, without_needless_cd
 from replay_pipeline.actions.tools import spec_of
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.types import Message, Tool
@@ -129,6 +129,7 @@ def canonical_action(
             return Action(text=text, invalid_reason="text_too_large")
         text = _clean_text(text)
         return Action(text=text, invalid_reason=None if text else "empty")
+    cwd = absolute(cwd, None) if cwd else None
     toolbox = tools if isinstance(tools, ToolList) or tools is None else ToolList(tools)
     calls: list[Call] = []
     reason: str | None = None
