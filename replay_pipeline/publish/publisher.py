@@ -64,14 +64,12 @@ class HubOptions:
     patience_s: float = 300.0
 
     def open(self) -> Any:
-        """The repository, created if it is not there; `None` without a `repo_id`."""
+        """The repository, which need not exist yet; `None` without a `repo_id`."""
         if self.repo_id is None:
             return None
-        hub = _hub_room().hub.HubDataset(
+        return _hub_room().hub.HubDataset(
             self.repo_id, token=self.token, endpoint=self.endpoint, patience_s=self.patience_s
         )
-        hub.ensure(private=self.private)
-        return hub
 
 
 def publish(
@@ -228,6 +226,7 @@ def _bring(
     )
     if hub is None:
         return report
+    hub.ensure(private=options.private)
     room = _hub_room().sync
     contribution = room.Contribution(
         batches=frozenset(owned),
@@ -260,7 +259,7 @@ def _state_of(
     manifests = {key: m for key, m in read_manifests(folder).items() if key not in owned}
     path = folder / layout.FACTS
     facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    if hub is not None:
+    if hub is not None and hub.exists():
         room = _hub_room().sync
         head = hub.head()
         known = room.Contribution(

@@ -161,11 +161,15 @@ def test_a_repository_name_that_is_none_is_refused(target, kept_table):
 
 
 def test_a_secret_reaches_neither_folder_nor_hub(server, target, kept_table, make_kept):
+    told = [{"role": "user", "content": "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"}]
+    leaky = [("b2", kept_table(make_kept(9, state_messages_json=json.dumps(told))))]
+    with pytest.raises(SecretFoundError):
+        publish(leaky, **target)
+    assert held(server, target) is None
     publish([("b1", kept_table(*range(5)))], **target)
     before = held(server, target)
-    told = [{"role": "user", "content": "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"}]
     with pytest.raises(SecretFoundError):
-        publish([("b2", kept_table(make_kept(9, state_messages_json=json.dumps(told))))], **target)
+        publish(leaky, **target)
     assert held(server, target) == before
 
 
