@@ -1,10 +1,13 @@
 import errno
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.publish import folder as room
+from replay_pipeline.publish import publish
 from replay_pipeline.publish.folder import read_files, replace_files
+from replay_pipeline.publish.publisher import read_manifests
 
 
 def test_files_are_written_kept_and_removed(tmp_path):
@@ -72,3 +75,14 @@ def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
     monkeypatch.setattr(room.os, "link", no_links)
     replace_files(target, {"b": b"2"}, set())
     assert read_files(target, "") == {"a": b"1", "b": b"2"}
+
+
+def test_publishers_to_one_folder_take_turns(tmp_path, kept_table):
+    def work(number):
+        rows = kept_table(*range(number * 3, number * 3 + 3))
+        return publish([(f"b{number}", rows)], folder=tmp_path / "set")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert set(read_manifests(tmp_path / "set")) == {f"b{number}" for number in range(8)}
+    assert list(tmp_path.iterdir()) == [tmp_path / "set"]
