@@ -239,7 +239,10 @@ class Pipeline:
 
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
-        normalizer = DJNormalizer(self.settings.normalize.recipe)
+        options = self.settings.normalize
+        normalizer = DJNormalizer(
+            options.recipe, executor=options.executor, ray_address=options.ray_address
+        )
         index = DedupIndex(self.root.path / "dedup", recipe_sha=normalizer.recipe.sha, batch=batch)
         earlier = [key for key in self.root.batches("dpo_pairs") if key < batch]
         given = [
