@@ -72,7 +72,7 @@ class HostileNetwork:
             def do_GET(self):
                 proxy.pass_on(self)
 
-            do_PUT = do_POST = do_HEAD = do_DELETE = do_GET
+            do_PUT = do_POST = do_HEAD = do_DELETE = do_GET  # noqa: N815
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
@@ -134,7 +134,7 @@ class HostileNetwork:
         for name, value in headers:
             if name.lower() not in skipped:
                 request.send_header(name, value)
-        length = dict((n.lower(), v) for n, v in headers).get("content-length", len(data))
+        length = {n.lower(): v for n, v in headers}.get("content-length", len(data))
         request.send_header(
             "Content-Length", str(length if request.command == "HEAD" else len(data))
         )

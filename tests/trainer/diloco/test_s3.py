@@ -91,6 +91,7 @@ def test_five_verbs_on_s3(network):
     assert store.keys("a/b/") == ["a/b/2"]
 
 
+@pytest.mark.slow
 def test_of_twelve_racing_creators_exactly_one_wins(network):
     won = []
 
