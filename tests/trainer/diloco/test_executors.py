@@ -75,7 +75,7 @@ RANK = "import os; rank = int(os.environ['REPLICA_RANK'])\n"
 
 def test_each_replica_finds_its_place_and_its_words_come_back(make):
     executor = make()
-    code = RANK + "print('rank', rank, 'of', os.environ['WORLD_SIZE'], os.environ['COLOUR'])"
+    code = RANK + "print('rank', rank, 'of', os.environ['REPLICA_COUNT'], os.environ['COLOUR'])"
     handles = launch(executor, code, 3, env={"COLOUR": "blue"})
     results = executor.collect(handles, timeout_s=60, poll_s=0.02)
     assert [r.rank for r in results] == [0, 1, 2]
