@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: install demo test ui check format bench docs clean
+.PHONY: install demo test test-browser ui check format bench docs clean
 
 install: $(STAMP)
 
@@ -28,6 +28,11 @@ ui: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
+# Drives a real Chromium (Debian: apt-get install chromium); not part of `make test`.
+test-browser: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest browser_tests
+
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -43,6 +48,7 @@ bench: $(STAMP)
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
 docs: $(STAMP)
+	$(BIN)/python -c 'from replay_pipeline.columns import tables_page; print(tables_page(), end="")' > docs/tables.md
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 clean:

@@ -382,15 +382,26 @@ def ui(
     ] = False,
 ) -> None:
     """Open Dagster on the data root; it listens on this machine only."""
-    from replay_pipeline import instance
+    from replay_pipeline import instance, pipeline
 
     if sample:
         data = data or Path("demo")
         _prepare_demo(data)
-    root = _load(None, data).data_dir
+    work = pipeline.Pipeline(_load(None, data))
+    instance.sync(work)
+    root = work.root.path
     command, environment = instance.ui_command(root, port=port)
     out.print(f"Dagster on [bold]{root}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
     os.execve(command[0], command, environment)
+
+
+@app.command()
+def sync(data: DataOption = None, settings: SettingsOption = None) -> None:
+    """Bring Dagster's view up to date with the files, or back after its home was lost."""
+    from replay_pipeline import instance, pipeline
+
+    n_added = instance.sync(pipeline.Pipeline(_load(settings, data)))
+    out.print(f"{n_added} materializations added")
 
 
 @teachers_app.command("list")
@@ -413,10 +424,13 @@ def teachers_serve(
 ) -> None:
     """Serve recorded answers on this machine, in OpenRouter's protocol."""
     from replay_pipeline.sample import ANSWERS_FILE
-    from replay_pipeline.testing import serve
+    from replay_pipeline.testing import script_of, serve
 
-    out.print(f"Teachers at http://127.0.0.1:{port}/api/v1 (Ctrl-C stops them)")
-    serve(answers or ANSWERS_FILE, port=port)
+    serve(
+        script_of(answers or ANSWERS_FILE),
+        port=port,
+        on_ready=lambda url: out.print(f"Teachers at {url} (Ctrl-C stops them)"),
+    )
 
 
 # What the commands share
@@ -472,10 +486,11 @@ def _chosen(work: Any, batches: list[str] | None) -> list[str]:
 
 def _confirm(work: Any, *, yes: bool, batches: list[str] | None = None) -> None:
     """Show the estimate of a run that costs more than the threshold, and ask."""
-    if work.settings.replay.sample_teachers:
+    work.check_keys()
+    if yes or work.settings.replay.sample_teachers:
         return
     estimate = work.estimate(batches).to_json()
-    if yes or estimate["expected_usd"] <= work.settings.replay.confirm_above_usd:
+    if estimate["expected_usd"] <= work.settings.replay.confirm_above_usd:
         return
     show_estimate(estimate)
     if not sys.stdin.isatty():

@@ -125,9 +125,9 @@ def show_estimate(report: Report) -> None:
             f"{row['n_calls']:,}",
             f"{row['n_prompt_tokens']:,}",
             f"{row['expected_usd']:.4f}",
-            f"{row['upper_usd']:.4f}",
+            f"{row['bound_usd']:.4f}",
         )
-    table.add_row("all", "", "", "", f"{report['expected_usd']:.4f}", f"{report['upper_usd']:.4f}")
+    table.add_row("all", "", "", "", f"{report['expected_usd']:.4f}", f"{report['bound_usd']:.4f}")
     out.print(table)
 
 

@@ -17,7 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.errors import ConfigError, TrainError
+import pyarrow as pa
+
+from replay_pipeline.doctor import examine
+from replay_pipeline.errors import ConfigError, LedgerError, TeacherAuthError, TrainError
 from replay_pipeline.ingesters import (
     TraceBatch,
     Traces,
@@ -27,21 +30,36 @@ from replay_pipeline.ingesters import (
     read_manifest,
     write_manifest,
 )
-from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
-from replay_pipeline.publish import publish
+from replay_pipeline.normalize import DedupIndex, DJNormalizer
+from replay_pipeline.pairs import (
+    extract_pairs,
+    outcomes_table,
+    pairs_from_table,
+    pairs_table,
+    positives_table,
+)
+from replay_pipeline.publish import CardFacts, TeacherFacts, publish
 from replay_pipeline.receipts import Receipt, Receipts
-from replay_pipeline.replay import Estimate, estimate, replay_in_thread
+from replay_pipeline.replay import (
+    Estimate,
+    check_teachers,
+    estimate_sync,
+    ledger_status,
+    replay_in_thread,
+)
+from replay_pipeline.review import show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
-from replay_pipeline.settings import Settings
+from replay_pipeline.settings import Settings, api_key, child_environment
 from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
+
+_REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 
 OnProgress = Callable[[Progress], None]
 
@@ -125,11 +143,13 @@ class Pipeline:
     def estimate(self, batches: Sequence[str] | None = None) -> Estimate:
         """What replaying `batches` (by default all) would cost, without what is already paid."""
         with self._teachers() as teachers:
-            return estimate(
+            return estimate_sync(
                 self._states(batches or self.batches()),
                 teachers,
                 ledger=self.settings.ledger_url(),
                 gates=self.settings.replay.gates,
+                accepted_terms=self.settings.replay.accepted_terms,
+                price_folder=self._price_folder(),
             )
 
     def replay(
@@ -152,7 +172,7 @@ class Pipeline:
         given = [
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
             json.dumps([replay.gates, self.settings.ingest.window]),
-            *self._digests(batch, ("turns", "states", "tools")),
+            *self._state_digests(batch),
         ]
 
         def work() -> dict[str, Any]:
@@ -161,16 +181,21 @@ class Pipeline:
                     self._states([batch]),
                     teachers,
                     max_total_usd=budget_usd,
-                    max_daily_usd=replay.max_daily_usd,
+                    counts_recorded=False,
+                    limits_usd={}
+                    if replay.max_daily_usd is None
+                    else {"day": replay.max_daily_usd},
                     ledger=self.settings.ledger_url(),
                     max_concurrency=replay.max_concurrency,
                     partition=batch,
                     gates=replay.gates,
                     accepted_terms=replay.accepted_terms,
+                    price_folder=self._price_folder(),
                     tick=self._on_progress,
-                    stop=stop,
+                    **({} if stop is None else {"stop": stop}),
                 )
             self.root.write("teacher_actions", batch, teacher_actions_table(report.actions))
+            _refuse_if_nobody_answers(report)
             return replay_facts(report)
 
         return self._stage(
@@ -179,7 +204,7 @@ class Pipeline:
             given,
             ("teacher_actions",),
             work,
-            is_final=lambda report: report["stop_reason"] == "completed",
+            is_final=lambda report: report["is_complete"],
         )
 
     def pairs(self, batch: str) -> Receipt:
@@ -187,7 +212,8 @@ class Pipeline:
         given = [
             self.settings.pairs.model_dump_json(),
             self.settings.ingest.window,
-            *self._digests(batch, ("turns", "states", "tools", "teacher_actions")),
+            *self._state_digests(batch),
+            *self._digests(batch, ("teacher_actions",)),
         ]
 
         def work() -> dict[str, Any]:
@@ -197,21 +223,32 @@ class Pipeline:
                 answers,
                 self.settings.pairs.agreement_threshold,
                 level=self.settings.pairs.level,
+                include_natural=self.settings.pairs.include_natural,
+                count_own_family=self.settings.pairs.count_own_family,
             )
             self.root.write("dpo_pairs", batch, pairs_table(report.pairs))
             self.root.write("positives", batch, positives_table(report.positives))
             self.root.write("outcomes", batch, outcomes_table(report.outcomes))
-            return report.to_json()
+            return {
+                **report.to_json(),
+                "n_consensus": sum(report.consensus_levels.values()),
+                "n_agreement": report.outcome_counts.get("agreement", 0),
+            }
 
         return self._stage("pairs", batch, given, ("dpo_pairs", "positives", "outcomes"), work)
 
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
         normalizer = DJNormalizer(self.settings.normalize.recipe)
-        given = [normalizer.fingerprint, *self._digests(batch, ("dpo_pairs",))]
+        index = DedupIndex(self.root.path / "dedup", recipe_sha=normalizer.recipe.sha, batch=batch)
+        earlier = [key for key in self.root.batches("dpo_pairs") if key < batch]
+        given = [
+            normalizer.fingerprint,
+            *(digest for key in (*earlier, batch) for digest in self._digests(key, ("dpo_pairs",))),
+        ]
 
         def work() -> dict[str, Any]:
-            result = normalizer.run(self.root.read("dpo_pairs", batch))
+            result = normalizer.run(self.root.read("dpo_pairs", batch), index=index)
             self.root.write("normalized_pairs", batch, result.kept)
             self.root.write("dropped_pairs", batch, result.dropped)
             return result.report.to_json()
@@ -264,12 +301,91 @@ class Pipeline:
         def work() -> dict[str, Any]:
             if not dataset.exists():
                 raise ConfigError(f"{dataset}: no dataset yet; run `replay-pipeline publish` first")
-            _run_trainer(command, output, self._on_progress)
-            return json.loads((output / "report.json").read_text("utf-8"))
+            # The bundled run is for one core: more threads than free cores only wait for each other.
+            environment = {} if config else {"OMP_NUM_THREADS": "1"}
+            _run_trainer(command, environment, output, self._on_progress)
+            report = json.loads((output / "report.json").read_text("utf-8"))
+            return {**report, "losses": _losses(output / "metrics.jsonl")}
 
         return self._stage(
             "train", "all", given, (), work, has_outputs=(output / "report.json").exists
         )
+
+    # Looking
+
+    def check_keys(self) -> None:
+        """See that every teacher's key is there, before anything is asked or even priced.
+
+        Raises:
+            ConfigError: a key is missing.
+        """
+        if not self.settings.replay.sample_teachers:
+            for teacher in self.settings.replay.teachers:
+                api_key(teacher.api_key_env)
+
+    def check_teachers(self) -> list[dict[str, Any]]:
+        """Each teacher: key, endpoint, price, terms, and what is wrong with it."""
+        with self._teachers() as teachers:
+            checks = check_teachers(teachers, price_folder=self._price_folder())
+        return [check.to_json() for check in checks]
+
+    def status(self) -> dict[str, Any]:
+        """What is done for each batch, what it cost, and what the ledger holds."""
+        done = {(r.stage, r.batch): r.report for r in self.receipts.all()}
+        figure = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs"}
+        batches = {
+            key: {
+                stage: done[stage, key].get(figure.get(stage, "n_kept"))
+                for stage in BATCH_STAGES
+                if (stage, key) in done
+            }
+            for key in self.batches()
+        }
+        try:
+            ledger = ledger_status(self.settings.ledger_url()).to_json()
+        except LedgerError:
+            ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
+        return {"batches": batches, "ledger": ledger, "dataset": done.get(("publish", "all"))}
+
+    def show(self, state_id: str) -> str:
+        """One state as text: what came before, the student's action, each teacher's answer.
+
+        Raises:
+            ConfigError: no state, or more than one, begins with `state_id`.
+        """
+        batches = [
+            batch
+            for batch in self.root.batches("states")
+            if any(
+                known.startswith(state_id)
+                for known in self.root.read("states", batch)["state_id"].to_pylist()
+            )
+        ]
+        answered = [batch for batch in batches if self.root.has("teacher_actions", batch)]
+        paired = [batch for batch in batches if self.root.has("dpo_pairs", batch)]
+        return show_state(
+            state_id,
+            states=self._states(batches),
+            teacher_actions=[
+                row
+                for batch in answered
+                for row in teacher_actions_from_table(self.root.read("teacher_actions", batch))
+            ],
+            pairs=[p for b in paired for p in pairs_from_table(self.root.read("dpo_pairs", b))],
+            outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
+        )
+
+    def review(self, path: Path | None = None) -> Path:
+        """Write the page that shows all pairs side by side. Returns where it is."""
+        return write_review(
+            pairs_from_table(self.root.read_all("dpo_pairs")),
+            path=path or self.root.path / "review.html",
+            outcomes=self.root.read_all("outcomes").to_pylist(),
+        )
+
+    def examine(self) -> list[dict[str, Any]]:
+        """Check this machine and these settings. One finding each: what, whether ok, detail."""
+        return examine(self.settings, self.check_teachers())
 
     def summary(self, *, since: Mapping[tuple[str, str], int]) -> dict[str, Any]:
         """The figures of all stages; what was done after `since` counts as done now."""
@@ -322,10 +438,18 @@ class Pipeline:
 
     def _states(self, batches: Iterable[str]) -> Iterator[TraceState]:
         for batch in batches:
-            traces = Traces(
-                **{n: self.root.read(n, batch) for n in ("sessions", "turns", "states", "tools")}
-            )
+            tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
+            traces = Traces(**tables, tools=self._tools_until(batch))
             yield from traces.materialize(window=self.settings.ingest.window)
+
+    def _price_folder(self) -> Path | None:
+        """Where price lists are kept; the sample's server has prices of its own each time."""
+        return None if self.settings.replay.sample_teachers else self.root.path / "prices"
+
+    def _tools_until(self, batch: str) -> pa.Table:
+        """Tools seen in this batch or an earlier one: a small batch does not show them all."""
+        known = [key for key in self.root.batches("tools") if key <= batch]
+        return pa.concat_tables([self.root.read("tools", key) for key in known])
 
     def _states_before(self, batch: str) -> frozenset[str]:
         """Ids that earlier batches hold: a resumed session repeats the history of its parent."""
@@ -336,16 +460,41 @@ class Pipeline:
             for state_id in self.root.read("states", earlier)["state_id"].to_pylist()
         )
 
+    def _state_digests(self, batch: str) -> list[str]:
+        tools = (
+            self._tools_until(batch)["tool_json"].to_pylist()
+            if self.root.has("tools", batch)
+            else []
+        )
+        return [*tools, *self._digests(batch, ("turns", "states"))]
+
     def _digests(self, batch: str, names: Sequence[str]) -> list[str]:
         return [f"{name}:{_digest(self.root.part(name, batch))}" for name in names]
 
-    def _card_facts(self) -> dict[str, Any]:
-        """Reports of all stages, for the dataset card."""
-        facts: dict[str, Any] = {stage: {} for stage in BATCH_STAGES}
-        for receipt in self.receipts.all():
-            if receipt.stage in facts:
-                facts[receipt.stage][receipt.batch] = receipt.report
+    def _card_facts(self) -> CardFacts:
+        """What the dataset card tells beyond the rows: teachers, and what each stage reported."""
+        teachers: list[TeacherFacts] = [
+            {"name": t.name, "model": t.model, "is_distillable": t.is_distillable}
+            for t in self.settings.replay.teachers
+        ]
+        facts: CardFacts = {
+            "teachers": teachers,
+            "accepted_terms": self.settings.replay.accepted_terms,
+            "ingest": self._reports("ingest"),
+            "replay": self._reports("replay"),
+            "pairs": self._reports("pairs"),
+            "normalize": self._reports("normalize"),
+        }
+        if self.settings.replay.sample_teachers:
+            facts["notes"] = (
+                "Made from the bundled sample: its sessions and answers were written for it, and "
+                "the answers were not produced by the models they name."
+            )
         return facts
+
+    def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
+        """Reports of a stage by batch."""
+        return {r.batch: r.report for r in self.receipts.all() if r.stage == stage}
 
 
 def run(
@@ -396,6 +545,9 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "budget_usd": report.budget_usd,
         "forecast_usd": report.forecast_usd,
         "stop_reason": report.stop_reason,
+        "is_complete": report.stop_reason == "completed"
+        and not report.n_open
+        and not report.skipped.get("teacher_stopped"),
         "skipped": report.skipped,
         "cost_by_teacher_usd": report.cost_by_teacher_usd,
         "latency_s": sorted(round(row.latency_s, 3) for row in answered),
@@ -406,13 +558,29 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
     }
 
 
-def _run_trainer(command: Sequence[str], output: Path, on_progress: OnProgress) -> None:
+def _refuse_if_nobody_answers(report: ReplayReport) -> None:
+    """A run in which no teacher could be used is a mistake to be told, not a result."""
+    refusals = [row for row in report.actions if row.error_code in _REFUSALS]
+    if refusals and not any(row.action for row in report.actions):
+        raise TeacherAuthError(
+            f"no teacher could be asked: {refusals[0].teacher}: {refusals[0].error_message}"
+        )
+
+
+def _run_trainer(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    on_progress: OnProgress,
+) -> None:
     output.mkdir(parents=True, exist_ok=True)
     log_path = output / "trainer.log"
     metrics_path = output / "metrics.jsonl"
     metrics_path.unlink(missing_ok=True)
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=child_environment(**environment)
+        )
         try:
             while (code := _wait(process, seconds=0.5)) is None:
                 on_progress(Progress(stage="train", n_done=_count_lines(metrics_path)))
@@ -427,6 +595,13 @@ def _run_trainer(command: Sequence[str], output: Path, on_progress: OnProgress) 
         raise TrainError(
             f"the trainer ended with code {code}; see {log_path}: {' | '.join(last_words)}"
         )
+
+
+def _losses(path: Path) -> list[float]:
+    """The objective on the fixed batch at each step, else the training loss."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    values = [row.get("loss/objective", row.get("train/loss")) for row in rows]
+    return [value for value in values if value is not None]
 
 
 def _wait(process: "subprocess.Popen[bytes]", *, seconds: float) -> int | None:

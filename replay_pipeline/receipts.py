@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Receipts:
         """The last receipt, or `None`. An unreadable one counts as none."""
         try:
             fields = json.loads(self._path(stage, batch).read_text("utf-8"))
-            return Receipt(**{**fields, "is_reused": True})
+            return replace(Receipt(**fields), is_reused=True)
         except (OSError, ValueError, TypeError):
             return None
 
@@ -57,7 +57,7 @@ class Receipts:
             receipt = self.read(stage, batch)
             if receipt is not None:
                 is_reused = since is not None and since.get((stage, batch)) == stamp
-                found.append(Receipt(**{**asdict(receipt), "is_reused": is_reused}))
+                found.append(replace(receipt, is_reused=is_reused))
         return found
 
     def _path(self, stage: str, batch: str) -> Path:

@@ -83,7 +83,7 @@ TOOLS = pa.schema(
         ("name", pa.string()),
         ("agent_version", pa.string()),
         ("n_calls", pa.int64()),
-        ("source", pa.string()),  # inferred, override
+        ("source", pa.string()),  # inferred, recorded, override
         ("tool_json", pa.string()),  # OpenAI form
     ]
 )
@@ -110,6 +110,8 @@ TEACHER_ACTIONS = pa.schema(
         ("is_distillable", pa.bool_()),
         ("error_code", pa.string()),
         ("error_message", pa.string()),
+        ("gate", pa.string()),
+        ("propensity", pa.float64()),
     ]
 )
 
@@ -135,6 +137,7 @@ _PAIR = [
     ("student_model", pa.string()),
     ("shares_vendor", pa.bool_()),
     ("is_distillable", pa.bool_()),
+    ("control_mismatch", pa.bool_()),  # null without a control
     ("cost_usd", pa.float64()),
     ("weight", pa.float64()),
 ]
@@ -165,12 +168,18 @@ OUTCOMES = pa.schema(
         ("state_id", pa.string()),
         ("session_id", pa.string()),
         ("outcome", pa.string()),  # pair, agreement, no_consensus, too_few_answers, invalid_action
-        ("level", pa.string()),
+        ("level", pa.string()),  # weakest agreement inside the consensus
+        ("student_level", pa.string()),  # how close the student comes to the consensus
+        ("near_level", pa.string()),  # looser level at which there would be a consensus
         ("n_asked", pa.int32()),
-        ("n_valid", pa.int32()),
+        ("n_valid", pa.int32()),  # answers that vote
+        ("n_failed", pa.int32()),
+        ("n_invalid", pa.int32()),
+        ("n_own_family", pa.int32()),  # answers from the student's own model family
         ("n_agreeing", pa.int32()),
         ("margin", pa.int32()),
         ("is_tie", pa.bool_()),
+        ("invalid_reason", pa.string()),  # of the student's action
     ]
 )
 

@@ -81,6 +81,11 @@ class PairSettings(_Section):
     """Votes of distinct model families that make a consensus."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
+    include_natural: bool = True
+    """Add the pairs that sessions hold without any teacher: branches given up, actions the user
+    rejected."""
+    count_own_family: bool = False
+    """Let teachers of the student's own model family vote. They tend to agree with it."""
 
 
 class NormalizeSettings(_Section):
@@ -210,12 +215,12 @@ def _teachers(choice: str) -> dict[str, Any]:
 
 
 def api_key(name: str | None) -> SecretStr | None:
-    """The key in environment variable `name`, or `None` when `name` is `None`.
+    """The key in environment variable `name`, or `None` when `name` is `None` or empty.
 
     Raises:
         ConfigError: the variable is not set or empty.
     """
-    if name is None:
+    if not name:
         return None
     value = os.environ.get(name, "").strip()
     if not value:

@@ -63,7 +63,8 @@ def write_table(table: pa.Table, path: Path, name: str) -> Path:
         raise SchemaError(f"{name}: {error}") from error
     table = table.replace_schema_metadata({_VERSION_KEY: SCHEMA_VERSION.encode()})
     with written_whole(path) as file:
-        pq.write_table(table, file, compression="zstd", compression_level=3)
+        # Level 9 on large pages keeps turns and states under 5 % of the raw sessions.
+        pq.write_table(table, file, compression="zstd", compression_level=9, data_page_size=8 << 20)
     return path
 
 

@@ -75,7 +75,7 @@ class TeacherSpec(BaseModel):
     base_url: str = "https://openrouter.ai/api/v1"
     """Address of the endpoint, up to and without `/chat/completions`."""
     api_key_env: str | None = "OPENROUTER_API_KEY"
-    """Environment variable that holds the key; `None` for an endpoint without keys."""
+    """Environment variable that holds the key; empty or `None` for an endpoint without keys."""
     params: dict[str, Any] = {}
     """Extra request fields, e.g. `{"temperature": 0.2, "max_completion_tokens": 2048}`."""
     price: dict[str, float] | None = None
@@ -139,6 +139,10 @@ class TeacherAction:
     is_distillable: bool | None = None
     error_code: str | None = None
     error_message: str | None = None
+    gate: str | None = None
+    """The gate that decided by chance that this call is made."""
+    propensity: float = 1.0
+    """With which probability this call was made; weigh by its inverse."""
 
 
 class DPOPair(TypedDict):
@@ -172,8 +176,12 @@ class DPOPair(TypedDict):
     """Whether an agreeing teacher comes from the student's own vendor."""
     is_distillable: NotRequired[bool | None]
     """Whether the terms of every agreeing teacher allow training on its answers."""
+    control_mismatch: NotRequired[bool]
+    """Whether the student's own model, asked again at this state, left its recorded action."""
     cost_usd: NotRequired[float]
+    """What all answers at this state cost, in US dollars."""
     weight: NotRequired[float]
+    """How much the pair should count in training; 1 is a plain unanimous pair."""
 
 
 class NormalizedDPOPair(DPOPair):
@@ -192,6 +200,21 @@ class Progress:
     n_done: int
     n_total: int | None = None
     cost_usd: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateReport:
+    """What one gate saved, and what it lost where that could be measured."""
+
+    gate: str
+    n_calls_saved: int = 0
+    saved_usd: float = 0.0
+    """Expected cost of the calls that were not made."""
+    n_explored: int = 0
+    """Calls made by chance although the gate would have saved them."""
+    n_pairs: int | None = None
+    """Pairs that asking everyone brings; known only when measured on recorded answers."""
+    n_pairs_lost: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,3 +239,10 @@ class ReplayReport:
     cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)
     forecast_usd: float | None = None
     """What `estimate` predicted for this run before the first call."""
+    n_open: int = 0
+    """Failed calls that the next run asks again: their reason need not last."""
+    unknown_usd: float = 0.0
+    """Reserved for calls of this run whose outcome is not known; it counts against the budget."""
+    gates: tuple[GateReport, ...] = ()
+    n_overruns: int = 0
+    """Calls that cost more than could be expected at most; booked as they are."""

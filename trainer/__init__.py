@@ -1,1 +1,40 @@
-"""Three-channel training on a published preference dataset: losses, data, outer loop, adapters."""
+"""Three-channel training on a published preference dataset: losses, data, outer loop, adapters.
+
+Public names are loaded on first use, so `import trainer` needs neither transformers nor TRL.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.data.collator import ComposerDataCollator, build_batch
+    from trainer.integrations.trl import ComposerConfig, ComposerReplicationTrainer
+    from trainer.losses.compose import LossComponents, compose_loss
+
+_HOMES = {
+    "ComposerConfig": "trainer.integrations.trl",
+    "ComposerDataCollator": "trainer.data.collator",
+    "ComposerReplicationTrainer": "trainer.integrations.trl",
+    "LossComponents": "trainer.losses.compose",
+    "build_batch": "trainer.data.collator",
+    "compose_loss": "trainer.losses.compose",
+}
+
+__all__ = [
+    "ComposerConfig",
+    "ComposerDataCollator",
+    "ComposerReplicationTrainer",
+    "LossComponents",
+    "build_batch",
+    "compose_loss",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trainer' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

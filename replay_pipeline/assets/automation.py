@@ -19,7 +19,6 @@ _WHOLE = dg.AssetSelection.assets("published_dataset", "trained_model")
 batch_job = dg.define_asset_job(
     "replay_batches",
     selection=_BY_BATCH,
-    partitions_def=trace_batch,
     description="Trace states to normalized pairs, for the chosen batches.",
 )
 dataset_job = dg.define_asset_job(

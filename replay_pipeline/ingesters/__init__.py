@@ -1,1 +1,44 @@
-"""Session logs of coding agents to turns and trace states."""
+"""Sessions of coding agents to trace states."""
+
+from replay_pipeline.ingesters.base import SourceSlice
+from replay_pipeline.ingesters.batches import (
+    Cursor,
+    TraceBatch,
+    default_sources,
+    discover,
+    list_manifests,
+    read_manifest,
+    write_manifest,
+)
+from replay_pipeline.ingesters.corpus import (
+    IngestReport,
+    IngestResult,
+    ingest,
+    state_id_of,
+    write_traces,
+)
+from replay_pipeline.ingesters.one_session import ClaudeCodeIngester
+from replay_pipeline.ingesters.traces import Traces, open_traces, system_prompt
+from replay_pipeline.ingesters.windows import WindowPolicy, parse_window
+
+__all__ = [
+    "ClaudeCodeIngester",
+    "Cursor",
+    "IngestReport",
+    "IngestResult",
+    "SourceSlice",
+    "TraceBatch",
+    "Traces",
+    "WindowPolicy",
+    "default_sources",
+    "discover",
+    "ingest",
+    "list_manifests",
+    "open_traces",
+    "parse_window",
+    "read_manifest",
+    "state_id_of",
+    "system_prompt",
+    "write_manifest",
+    "write_traces",
+]

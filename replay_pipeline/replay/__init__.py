@@ -1,1 +1,37 @@
-"""Trace states to teacher actions, under a hard budget."""
+"""Replay: put recorded states to teacher models, under a budget that can't be passed."""
+
+from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
+from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
+from replay_pipeline.replay.run import (
+    Asking,
+    estimate,
+    estimate_sync,
+    recorded_actions,
+    replay_in_thread,
+    replay_states,
+    replay_trace,
+    replay_trace_sync,
+)
+from replay_pipeline.replay.status import LedgerStatus, ledger_status
+from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
+
+__all__ = [
+    "DEFAULT_GATES",
+    "Asking",
+    "Estimate",
+    "Gates",
+    "LedgerStatus",
+    "TeacherCheck",
+    "TeacherEstimate",
+    "check_teachers",
+    "estimate",
+    "estimate_sync",
+    "ledger_status",
+    "measure_gates",
+    "parse_gates",
+    "recorded_actions",
+    "replay_in_thread",
+    "replay_states",
+    "replay_trace",
+    "replay_trace_sync",
+]

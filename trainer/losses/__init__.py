@@ -1,1 +1,22 @@
 """Loss functions. Tensors in, scalar out; nothing here knows a framework."""
+
+from trainer.losses.compose import LossComponents, compose_loss
+from trainer.losses.divergence import generalized_jsd_loss
+from trainer.losses.entropy_opd import entropy_aware_opd_loss
+from trainer.losses.preference import dpo_loss, length_normalized_dpo_loss, simpo_loss
+from trainer.losses.sdpo import sdpo_loss, sdpo_per_token
+from trainer.losses.taid import TAIDScheduler, taid_loss
+
+__all__ = [
+    "LossComponents",
+    "TAIDScheduler",
+    "compose_loss",
+    "dpo_loss",
+    "entropy_aware_opd_loss",
+    "generalized_jsd_loss",
+    "length_normalized_dpo_loss",
+    "sdpo_loss",
+    "sdpo_per_token",
+    "simpo_loss",
+    "taid_loss",
+]

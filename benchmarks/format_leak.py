@@ -1,0 +1,175 @@
+"""Can chosen and rejected be told apart by their look alone? On the bundled sample.
+
+    python benchmarks/format_leak.py
+
+A classifier that sees nothing but surface features of the two sides (lengths, shares of kinds of
+characters, JSON-ness) is trained on all sessions but one and judges that one. Half right is a
+coin. Two questions:
+
+- Pairs: which side is chosen? What is done shows in the look of a text too (`pytest tests/a.py` is
+  longer than `pytest`), so a second classifier that sees only the names of the tools tells how
+  much of the figure is due to what the sides do.
+- Equivalent actions: which side is the teacher's, when teacher and student do the same? Here only
+  the format can tell.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
+from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
+from replay_pipeline.types import DPOPair, TeacherAction, TraceState
+
+MARK = 0.60
+TOOLS = ("Bash", "Read", "Edit", "Grep", "Write", "Task", "Agent", "TodoWrite")
+Side = tuple[str, str]
+"""Chosen and rejected (or teacher and student), as text."""
+
+
+def features(text: str) -> list[float]:
+    """What a reader sees of a text without reading it."""
+    n = max(len(text), 1)
+
+    def share(signs: str) -> float:
+        return sum(text.count(sign) for sign in signs) / n
+
+    return [
+        math.log1p(len(text)),
+        math.log1p(text.count("\n")),
+        math.log1p(len(text.split())),
+        share(" "),
+        share("{}[]"),
+        share('"'),
+        share("\\"),
+        share("/"),
+        share(",;:"),
+        share(".!?"),
+        share("-_"),
+        sum(c.isupper() for c in text) / n,
+        sum(c.isdigit() for c in text) / n,
+        float(text.lstrip().startswith("{")),
+        float(text.rstrip().endswith("}")),
+        float('": "' in text),
+        float('":"' in text),
+        float(not text.isascii()),
+    ]
+
+
+def tools(text: str) -> list[float]:
+    """Which tools a canonical text calls, and nothing else about it."""
+    called = [line.partition(" ")[0] for line in text.split("\n") if line.endswith("}")]
+    return [*(float(called.count(name)) for name in TOOLS), float(not called)]
+
+
+def held_out_accuracy(
+    sides: Sequence[Side],
+    groups: Sequence[str],
+    seen: Callable[[str], list[float]] = features,
+) -> float:
+    """Share of pairs whose first side the classifier finds in sessions that it has not seen."""
+    rows = np.array([np.subtract(seen(c), seen(r)) for c, r in sides])
+    groups = np.array(groups)
+    right = 0.0
+    for group in sorted(set(groups)):
+        train, test = rows[groups != group], rows[groups == group]
+        scale = np.abs(train).max(axis=0) + 1e-9
+        scores = (test / scale) @ logistic_regression(train / scale)
+        right += np.sum(scores > 0) + 0.5 * np.sum(scores == 0)
+    return right / len(rows)
+
+
+def logistic_regression(x: np.ndarray, *, ridge: float = 0.1, n_steps: int = 2_000) -> np.ndarray:
+    """Weights that make `x @ weights` positive for (chosen - rejected) differences."""
+    weights = np.zeros(x.shape[1])
+    for _ in range(n_steps):
+        miss = 1 / (1 + np.exp(x @ weights))
+        weights += 1.0 * (x.T @ miss / len(x) - ridge / len(x) * weights)
+    return weights
+
+
+def naive_sides(
+    pairs: Sequence[DPOPair], states: Sequence[TraceState], rows: Sequence[TeacherAction]
+) -> list[Side]:
+    """The same pairs with each side as it was logged or sent by the provider."""
+    students = {state["state_id"]: state["student_action"] for state in states}
+    teachers = {(row.state_id, row.teacher): row.action for row in rows}
+    return [
+        (
+            json.dumps(teachers[pair["state_id"], pair["teachers_agreeing"][0]]),
+            json.dumps(students[pair["state_id"]]),
+        )
+        for pair in pairs
+    ]
+
+
+def read_answers() -> list[TeacherAction]:
+    rows = []
+    for line in ANSWERS_FILE.read_text("utf-8").splitlines():
+        one = json.loads(line)
+        family = one["model"].split("/")[0]
+        rows.append(
+            TeacherAction(
+                state_id=one["state_id"],
+                teacher=one["model"],
+                family=family,
+                action=one.get("message"),
+                error_code=None if one.get("message") else "failed",
+            )
+        )
+    return rows
+
+
+def equivalent_sides(
+    states: Sequence[TraceState], rows: Sequence[TeacherAction]
+) -> tuple[list[Side], list[Side], list[str]]:
+    """Teacher and student where both do the same: canonical texts, naive texts, sessions."""
+    canonical: list[Side] = []
+    naive: list[Side] = []
+    sessions: list[str] = []
+    known = {state["state_id"]: state for state in states}
+    for row in rows:
+        state = known[row.state_id]
+        teacher, student = (
+            canonical_action(message, cwd=state.get("cwd"))
+            for message in (row.action, state["student_action"])
+        )
+        if agrees_at("effect", agreement_level(teacher, student)):
+            canonical.append((teacher.render(), student.render()))
+            naive.append((json.dumps(row.action), json.dumps(state["student_action"])))
+            sessions.append(state.get("session_id", ""))
+    return canonical, naive, sessions
+
+
+def main() -> None:
+    states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
+    rows = read_answers()
+    pairs = extract_pairs(states, rows, include_natural=False).pairs
+    groups = [pair.get("session_id", "") for pair in pairs]
+    sides = [(pair["chosen"], pair["rejected"]) for pair in pairs]
+    canonical = held_out_accuracy(sides, groups)
+    naive = held_out_accuracy(naive_sides(pairs, states, rows), groups)
+    print(
+        f"{len(pairs)} pairs of {len(set(groups))} sessions; a coin gives 50 % +- {_error(pairs)}"
+    )
+    print(f"  naive rendering, by its look:     {naive:.0%}")
+    print(f"  canonical rendering, by its look: {canonical:.0%}  (mark: at most {MARK:.0%})")
+    print(f"  by the names of the tools alone:  {held_out_accuracy(sides, groups, tools):.0%}")
+    same, logged, groups = equivalent_sides(states, rows)
+    n_equal = sum(teacher == student for teacher, student in same)
+    print(f"{len(same)} equivalent actions, {n_equal} of them one text; a coin +- {_error(same)}")
+    print(f"  naive rendering, by its look:     {held_out_accuracy(logged, groups):.0%}")
+    print(f"  canonical rendering, by its look: {held_out_accuracy(same, groups):.0%}")
+
+
+def _error(rows: Sequence[object]) -> str:
+    """Standard error of a coin's score."""
+    return f"{math.sqrt(0.25 / len(rows)):.0%}"
+
+
+if __name__ == "__main__":
+    main()

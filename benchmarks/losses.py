@@ -1,0 +1,177 @@
+"""The head of policy + self-distillation: CPU seconds and memory of one forward and backward pass.
+
+    python benchmarks/losses.py            # V = 151,936, H = 896; about five minutes
+    python benchmarks/losses.py --small    # seconds
+    python benchmarks/losses.py --json benchmarks/results/losses.json
+
+Three ways to the same loss, each in a fresh process on one thread:
+
+- `fused`: `trainer.losses.head.fused_policy_distillation`
+- `trl`: TRL's two chunked kernels, log-probabilities + entropy and generalized JSD
+- `naive`: full logits of both models and plain autograd
+
+The student's head is trainable and the teacher has a head of its own (as with an EMA teacher).
+"""
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+FULL = {"vocab": 151_936, "hidden": 896}
+SMALL = {"vocab": 4_096, "hidden": 64}
+CASES = [
+    {"n_tokens": 512, "dtype": "float32", "variants": ["fused", "trl", "naive"]},
+    {"n_tokens": 4096, "dtype": "bfloat16", "variants": ["fused", "trl"]},
+]
+SMALL_CASES = [
+    {"n_tokens": 64, "dtype": "float32", "variants": ["fused", "trl", "naive"]},
+    {"n_tokens": 128, "dtype": "bfloat16", "variants": ["fused"]},
+]
+SCALE_MIB = 1024 if sys.platform != "darwin" else 1024 * 1024
+
+
+def peak_rss_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / SCALE_MIB
+
+
+def cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def make_inputs(n_tokens: int, vocab: int, hidden: int, dtype_name: str) -> dict[str, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    dtype = getattr(torch, dtype_name)
+    return {
+        "hidden": torch.randn(n_tokens, hidden).to(dtype).requires_grad_(),
+        "weight": torch.empty(vocab, hidden, dtype=dtype).normal_(std=0.02).requires_grad_(),
+        "teacher_hidden": torch.randn(n_tokens, hidden).to(dtype),
+        "teacher_weight": torch.empty(vocab, hidden, dtype=dtype).normal_(std=0.02),
+        "targets": torch.randint(vocab, (n_tokens,)),
+        "advantages": torch.randn(n_tokens),
+    }
+
+
+def policy_loss(logps: Any, advantages: Any, n_tokens: int) -> Any:
+    ratio = (logps - logps.detach()).exp()
+    return -(ratio * advantages).sum() / n_tokens
+
+
+def run_fused(x: dict[str, Any]) -> Any:
+    from trainer.losses.head import fused_policy_distillation
+
+    n_tokens = len(x["targets"])
+    return fused_policy_distillation(
+        x["hidden"],
+        x["weight"],
+        target_ids_N=x["targets"],
+        policy_loss=lambda logps, rows: policy_loss(logps, x["advantages"][rows], n_tokens),
+        teacher_hidden_N_H=x["teacher_hidden"],
+        teacher_weight_V_H=x["teacher_weight"],
+    ).loss
+
+
+def run_trl(x: dict[str, Any]) -> Any:
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+
+    logps, *_ = ChunkedLogProbFunction.apply(
+        x["hidden"], x["weight"], None, x["targets"], 1.0, 32_768, None, 1.0, ("entropy",)
+    )
+    divergence, _ = ChunkedDivergenceFunction.apply(
+        x["hidden"], x["weight"], None, x["teacher_hidden"], x["teacher_weight"], None, 0.5, 1.0
+    )
+    return policy_loss(logps, x["advantages"], len(x["targets"])) + divergence.mean()
+
+
+def run_naive(x: dict[str, Any]) -> Any:
+    from trainer.losses.head import reference_policy_distillation
+
+    n_tokens = len(x["targets"])
+    return reference_policy_distillation(
+        x["hidden"],
+        x["weight"],
+        target_ids_N=x["targets"],
+        policy_loss=lambda logps, _: policy_loss(logps, x["advantages"], n_tokens),
+        teacher_hidden_N_H=x["teacher_hidden"],
+        teacher_weight_V_H=x["teacher_weight"],
+    ).loss
+
+
+def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """One variant in this process; the caller started it fresh."""
+    run = {"fused": run_fused, "trl": run_trl, "naive": run_naive}[variant]
+    run(make_inputs(8, 64, 16, sizes["dtype"])).backward()  # imports and first-call set-up
+    x = make_inputs(sizes["n_tokens"], sizes["vocab"], sizes["hidden"], sizes["dtype"])
+    before_mib, before_s = peak_rss_mib(), cpu_s()
+    loss = run(x)
+    loss.backward()
+    return {
+        "variant": variant,
+        "cpu_s": round(cpu_s() - before_s, 3),
+        "peak_rss_mib": round(peak_rss_mib()),
+        "extra_mib": round(peak_rss_mib() - before_mib),
+        "loss": float(loss.detach()),
+        "hidden_grad_norm": float(x["hidden"].grad.float().norm()),
+        "weight_grad_norm": float(x["weight"].grad.float().norm()),
+    }
+
+
+def measure_fresh(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    child = subprocess.run(
+        [sys.executable, __file__, "--variant", variant, "--sizes", json.dumps(sizes)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def run_case(case: dict[str, Any], model: dict[str, int]) -> dict[str, Any]:
+    sizes = {"n_tokens": case["n_tokens"], "dtype": case["dtype"], **model}
+    print(f"\nN={sizes['n_tokens']} V={sizes['vocab']} H={sizes['hidden']} {sizes['dtype']}")
+    rows = []
+    for variant in case["variants"]:
+        rows.append(row := measure_fresh(variant, sizes))
+        print(
+            f"  {variant:6} {row['cpu_s']:9.2f} CPU-s   peak RSS {row['peak_rss_mib']:6} MiB"
+            f"   of it the step {row['extra_mib']:6} MiB   loss {row['loss']:.6f}",
+            flush=True,
+        )
+    fused = rows[0]
+    ratios = {row["variant"]: round(row["cpu_s"] / fused["cpu_s"], 2) for row in rows[1:]}
+    for variant, ratio in ratios.items():
+        print(f"  fused takes {ratio:.2f} times less CPU than {variant}")
+    return {"sizes": sizes, "rows": rows, "cpu_ratio_over_fused": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="tiny sizes, seconds")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    parser.add_argument("--sizes", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.variant:
+        print(json.dumps(measure(args.variant, json.loads(args.sizes))))
+        return
+    model, cases = (SMALL, SMALL_CASES) if args.small else (FULL, CASES)
+    results = [run_case(case, model) for case in cases]
+    if args.json:
+        report = {"benchmark": "losses", "machine": platform.machine(), "cases": results}
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""The preference pairs of one trace: CPU seconds of one optimizer step, packed and by TRL.
+
+    python benchmarks/pairs.py            # 16 states; about two minutes
+    python benchmarks/pairs.py --small    # seconds
+    python benchmarks/pairs.py --json benchmarks/results/pairs.json
+
+The trace grows by the student's own action and a tool result at each state; the pair of a state is
+(everything before it, a teacher's action, the student's action). Each variant takes one AdamW step
+of sigmoid DPO on all pairs against another, frozen model, reference pass included, in a fresh process
+on one thread:
+
+- `packed`: `trainer.losses.tree_layout.pack_pairs` and `trainer.integrations.packing.packed_logps`
+- `trl`: `trl.DPOTrainer`, one pair a micro-batch, as many accumulation steps as pairs
+- `one_by_one`: one pair at a time without padding, the best case of not packing
+"""
+
+import argparse
+import json
+import platform
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+FULL = {
+    "n_states": 16,
+    "n_prompt": 512,
+    "n_action": 48,
+    "n_result": 208,
+    "vocab": 8192,
+    "hidden": 256,
+    "n_layers": 4,
+}
+SMALL = FULL | {"n_states": 4, "n_prompt": 64, "n_result": 32, "vocab": 512, "hidden": 64}
+BETA = 0.1
+EOS = 1
+SCALE_MIB = 1024 if sys.platform != "darwin" else 1024 * 1024
+
+
+def cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def peak_rss_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / SCALE_MIB
+
+
+def make_pairs(sizes: dict[str, int]) -> list[tuple[list[int], list[int], list[int]]]:
+    rng = random.Random(1)
+
+    def tokens(n_tokens: int) -> list[int]:
+        return [rng.randrange(8, sizes["vocab"]) for _ in range(n_tokens)]
+
+    def action() -> list[int]:
+        return [*tokens(sizes["n_action"] - 1), EOS]
+
+    context, pairs = tokens(sizes["n_prompt"]), []
+    for _ in range(sizes["n_states"]):
+        taken = action()
+        pairs.append((list(context), action(), taken))
+        context += taken + tokens(sizes["n_result"])
+    return pairs
+
+
+def make_model(sizes: dict[str, int], *, seed: int = 0) -> Any:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    config = Qwen2Config(
+        vocab_size=sizes["vocab"],
+        hidden_size=sizes["hidden"],
+        intermediate_size=4 * sizes["hidden"],
+        num_hidden_layers=sizes["n_layers"],
+        num_attention_heads=max(2, sizes["hidden"] // 64),
+        num_key_value_heads=2,
+        max_position_embeddings=65_536,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).train()
+
+
+def dpo_sum(chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any) -> Any:
+    import torch.nn.functional as F
+
+    return -F.logsigmoid(BETA * ((chosen - ref_chosen) - (rejected - ref_rejected))).sum()
+
+
+def step_packed(model: Any, reference: Any, pairs: list[Any]) -> float:
+    import torch
+
+    from trainer.integrations.packing import packed_logps
+    from trainer.losses.tree_layout import pack_pairs
+
+    tree = pack_pairs(pairs)
+    with torch.no_grad():
+        reference_logps = packed_logps(reference, tree)
+    loss = dpo_sum(*packed_logps(model, tree), *reference_logps) / len(pairs)
+    loss.backward()
+    return float(loss.detach())
+
+
+def step_one_by_one(model: Any, reference: Any, pairs: list[Any]) -> float:
+    import torch
+
+    def logps(network: Any, prompt: list[int], completion: list[int]) -> Any:
+        ids = torch.tensor([prompt + completion])
+        kept = len(completion) + 1
+        logits = network(input_ids=ids, logits_to_keep=kept, use_cache=False).logits[0, :-1]
+        target_ids = ids[0, len(prompt) :, None]
+        return logits.log_softmax(-1).gather(-1, target_ids).sum()
+
+    total = 0.0
+    for prompt, chosen, rejected in pairs:
+        with torch.no_grad():
+            reference_logps = [logps(reference, prompt, side) for side in (chosen, rejected)]
+        policy_logps = [logps(model, prompt, side) for side in (chosen, rejected)]
+        loss = dpo_sum(*policy_logps, *reference_logps) / len(pairs)
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def run_by_hand(variant: str, sizes: dict[str, int]) -> dict[str, float]:
+    """One step of ours."""
+    import torch
+
+    model, reference = make_model(sizes), make_model(sizes, seed=1).eval()
+    pairs = make_pairs(sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    step = {"packed": step_packed, "one_by_one": step_one_by_one}[variant]
+    before_s = cpu_s()
+    loss = step(model, reference, pairs)
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return {"cpu_s": cpu_s() - before_s, "loss": loss, "grad_norm": float(grad_norm)}
+
+
+def run_trl(sizes: dict[str, int]) -> dict[str, float]:
+    """One step of `trl.DPOTrainer`."""
+    from datasets import Dataset
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    tokenizer = make_tokenizer(sizes["vocab"])
+    sides = ("prompt", "chosen", "rejected")
+    rows = [
+        {side: words_of(ids, tokenizer) for side, ids in zip(sides, pair, strict=True)}
+        for pair in make_pairs(sizes)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        args = DPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=len(rows),
+            max_steps=1,
+            beta=BETA,
+            max_length=None,
+            learning_rate=1e-6,
+            lr_scheduler_type="constant",
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = DPOTrainer(
+            model=make_model(sizes),
+            ref_model=make_model(sizes, seed=1),
+            args=args,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+        )
+        before_s = cpu_s()
+        trainer.train()
+        taken_s = cpu_s() - before_s
+    logged = trainer.state.log_history[0]
+    return {"cpu_s": taken_s, "loss": logged["loss"], "grad_norm": logged["grad_norm"]}
+
+
+def make_tokenizer(vocab: int) -> Any:
+    """One word per token id, so that TRL's own tokenization gives the ids back."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "</s>": EOS} | {f"t{idx}": idx for idx in range(2, vocab)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
+
+
+def words_of(ids: list[int], tokenizer: Any) -> str:
+    return "".join(f" {word}" for word in tokenizer.convert_ids_to_tokens(ids))
+
+
+def measure(variant: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """One variant in this process; the caller started it fresh."""
+    if variant != "trl":
+        warm_up = SMALL | {"n_states": 2, "n_layers": 1}
+        run_by_hand(variant, warm_up)  # imports and first-call set-up
+    step = run_trl(sizes) if variant == "trl" else run_by_hand(variant, sizes)
+    return {"variant": variant, **step, "peak_rss_mib": round(peak_rss_mib())}
+
+
+def measure_fresh(variant: str, sizes: dict[str, int]) -> dict[str, Any]:
+    child = subprocess.run(
+        [sys.executable, __file__, "--variant", variant, "--sizes", json.dumps(sizes)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def count_tokens(sizes: dict[str, int]) -> dict[str, int]:
+    from trainer.losses.tree_layout import pack_pairs
+
+    tree = pack_pairs(make_pairs(sizes))
+    return {"packed": tree.n_tokens, "one_by_one": tree.n_unpacked_tokens}
+
+
+def run_benchmark(sizes: dict[str, int]) -> dict[str, Any]:
+    n_tokens = count_tokens(sizes)
+    print(
+        f"{sizes['n_states']} states: {n_tokens['one_by_one']} tokens one pair at a time, "
+        f"{n_tokens['packed']} packed ({n_tokens['one_by_one'] / n_tokens['packed']:.1f} times fewer)"
+    )
+    rows = []
+    for variant in ("packed", "trl", "one_by_one"):
+        rows.append(row := measure_fresh(variant, sizes))
+        print(
+            f"  {variant:10} {row['cpu_s']:9.2f} CPU-s   peak RSS {row['peak_rss_mib']:6} MiB"
+            f"   loss {row['loss']:.6f}   gradient norm {row['grad_norm']:.5f}",
+            flush=True,
+        )
+    packed = rows[0]
+    ratios = {row["variant"]: round(row["cpu_s"] / packed["cpu_s"], 2) for row in rows[1:]}
+    for variant, ratio in ratios.items():
+        print(f"  packed takes {ratio:.2f} times less CPU than {variant}")
+    return {
+        "sizes": sizes,
+        "n_tokens": n_tokens,
+        "rows": rows,
+        "cpu_ratio_over_packed": ratios,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="tiny sizes, seconds")
+    parser.add_argument("--states", type=int, help="states of the trace (default 16; 4 if small)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    parser.add_argument("--sizes", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.variant:
+        print(json.dumps(measure(args.variant, json.loads(args.sizes))))
+        return
+    sizes = SMALL if args.small else FULL
+    if args.states:
+        sizes = sizes | {"n_states": args.states}
+    result = run_benchmark(sizes)
+    if args.json:
+        report = {"benchmark": "pairs", "machine": platform.machine(), **result}
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

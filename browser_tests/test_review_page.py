@@ -1,0 +1,203 @@
+"""The review page in a real headless browser: open, filter, mark, export, and nothing runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from replay_pipeline.review import read_marks, write_review
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+ATTACK = (
+    "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"
+    "<svg onload='window.hit=1'>{{7*7}}<!--"
+)
+
+
+def action(name, **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],
+    }
+
+
+def pair(state_id, chosen, rejected, **more):
+    return {
+        "state_id": state_id,
+        "session_id": "session",
+        "state_messages": [
+            {"role": "user", "content": f"Fix the cart. {ATTACK}"},
+            {"role": "tool", "content": ATTACK},
+        ],
+        "chosen": "chosen",
+        "rejected": "rejected",
+        "chosen_action": chosen,
+        "rejected_action": rejected,
+        "n_teachers_agreeing": 2,
+        "n_teachers_asked": 3,
+        "agreement_level": "effect",
+        "source": "consensus",
+        "teachers_agreeing": ["deepseek", "qwen"],
+        "weight": 1.0,
+        "outcome": "ok",
+        **more,
+    }
+
+
+PAIRS = [
+    pair("s1", action("Read", file_path="a.py"), action("Bash", command="make")),
+    pair(
+        "s2",
+        action("Edit", file_path="a.py", old_string="x = 1\ny = 1", new_string="x = 2\ny = 1"),
+        action("Edit", file_path="a.py", old_string="x = 1\ny = 1", new_string="x = 3\ny = 1"),
+        agreement_level="exact",
+        teachers_agreeing=["glm", "qwen"],
+    ),
+    pair("s3", action("Bash", command=ATTACK), action("Bash", command="ls"), hint=ATTACK),
+    pair(
+        "s4",
+        action("Bash", command="pytest"),
+        action("Bash", command="tox"),
+        source="rewind",
+        n_teachers_agreeing=0,
+        teachers_agreeing=[],
+    ),
+]
+OUTCOMES = [
+    *({"state_id": f"s{n}", "outcome": "pair"} for n in range(1, 5)),
+    {"state_id": "s5", "outcome": "no_consensus", "near_level": "target", "n_valid": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(params=[1280, 400])
+def page(browser, tmp_path: Path, request):
+    path = write_review(PAIRS, outcomes=OUTCOMES, path=tmp_path / "review.html", title=ATTACK)
+    context = browser.new_context(viewport={"width": request.param, "height": 800})
+    opened = context.new_page()
+    problems: list[str] = []
+    requests: list[str] = []
+    opened.on("console", lambda message: problems.append(message.text))
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("request", lambda one: requests.append(one.url))
+    opened.goto(path.as_uri())
+    yield opened
+    assert opened.evaluate("window.hit") is None
+    assert problems == []
+    assert [url for url in requests if not url.startswith(("file:", "blob:"))] == []
+    context.close()
+
+
+def shown(page: Page) -> list[str]:
+    return page.locator("#list .head").all_text_contents()
+
+
+def current(page: Page) -> str:
+    return page.locator("#detail h2").inner_text()
+
+
+def choose(page: Page, name: str, value: str) -> None:
+    page.locator("#filters").evaluate("filters => { filters.open = true }")
+    page.locator(f"[data-filter={name}]").select_option(value)
+
+
+def test_page_opens_on_the_first_pair_and_fits_its_width(page: Page):
+    assert current(page) == "s1"
+    assert len(shown(page)) == 4
+    assert page.locator("#counts").inner_text() == "4 pair · 1 no consensus"
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) == 0
+    for name in ("accept", "reject", "export"):
+        box = page.locator(f"#{name}").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= page.viewport_size["width"]
+
+
+def test_session_text_is_shown_as_it_is_and_never_run(page: Page):
+    for _ in range(2):
+        page.keyboard.press("j")
+    assert ATTACK in page.locator("#detail").inner_text()
+    assert page.locator("#title").inner_text() == ATTACK
+    page.keyboard.press("p")
+    assert ATTACK in page.locator("details.prefix pre").nth(1).inner_text()
+    assert page.locator("#detail img, #detail svg, #detail script").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("level", "exact", ["Edit a.py"]),
+        ("teachers", "deepseek", 2),
+        ("tools", "Read", ["Read a.py"]),
+        ("source", "rewind", ["Bash pytest"]),
+        ("outcome", "no_consensus", ["s5"]),
+        ("outcome", "", 5),
+    ],
+)
+def test_filters_choose_what_is_listed(page: Page, name, value, expected):
+    choose(page, name, value)
+    found = shown(page)
+    assert (len(found) if isinstance(expected, int) else found) == expected
+
+
+def test_search_looks_into_both_sides(page: Page):
+    page.keyboard.press("/")
+    page.keyboard.type("tox")
+    assert shown(page) == ["Bash pytest"]
+    page.keyboard.type("ology")
+    assert shown(page) == []
+    assert page.locator("#accept").is_disabled()
+
+
+def test_changed_words_are_marked_and_equal_lines_are_not(page: Page):
+    page.keyboard.press("j")
+    assert page.locator(".left mark").all_inner_texts() == ["3"]
+    assert page.locator(".right mark").all_inner_texts() == ["2"]
+
+
+def test_marks_are_exported_and_read_back(page: Page, tmp_path: Path):
+    page.keyboard.press("a")
+    assert current(page) == "s2"
+    page.locator("#reject").click()
+    page.keyboard.press("r")
+    page.keyboard.press("k")
+    page.keyboard.press("u")
+    assert page.locator("#progress").inner_text() == "2 of 4 marked"
+    choose(page, "mark", "accept")
+    assert shown(page) == ["Read a.py"]
+    with page.expect_download() as download:
+        page.locator("#export").click()
+    exported = tmp_path / "marks.json"
+    download.value.save_as(exported)
+    assert read_marks(exported) == {"s1": "accept", "s2": "reject"}
+
+
+def test_marks_survive_a_reload(page: Page):
+    page.keyboard.press("a")
+    page.wait_for_function("localStorage.length === 1")
+    page.reload()
+    expect(page.locator("#progress")).to_have_text("1 of 4 marked")
+
+
+def test_help_opens_and_closes_by_keyboard(page: Page):
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("a")
+    page.keyboard.press("Escape")
+    assert not page.locator("#help").is_visible()
+    assert page.locator("#progress").inner_text() == "0 of 4 marked"

@@ -1,0 +1,1 @@
+"""The sessions of the sample, in the order of their dates."""

@@ -1,0 +1,432 @@
+"""A session told step by step: what the student did, and next to it what the teachers answered.
+
+A `Story` carries the files of its invented project, so that the results of Read, Edit, Write,
+Grep and Glob follow from the calls; what a command prints is written by hand.
+"""
+
+import fnmatch
+import hashlib
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from replay_pipeline.testing.sessions import Era, Message, SessionBuilder, ToolCall
+
+TEACHERS = {
+    "d": "deepseek/deepseek-v4-pro",
+    "q": "qwen/qwen3-coder",
+    "g": "z-ai/glm-4.6",
+}
+NOTE = "written for the sample"
+PATH_KEYS = ("file_path", "path")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call with paths relative to the working directory, and what is said before it."""
+
+    name: str
+    args: dict[str, Any]
+    text: str | None = None
+
+    def say(self, text: str) -> "Call":
+        """Return the call with a sentence before it."""
+        return replace(self, text=text)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A teacher's call that cannot be used: malformed arguments or an unknown tool."""
+
+    name: str
+    arguments: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A teacher's answer that ran into the length limit."""
+
+    text: str
+
+
+Answer = Call | Sequence[Call] | str | Broken | Cut
+
+
+def bash(command: str, description: str | None = None) -> Call:
+    """Run a shell command."""
+    args = {"command": command}
+    return Call("Bash", args | ({"description": description} if description else {}))
+
+
+def read(path: str, offset: int | None = None, limit: int | None = None) -> Call:
+    """Read a file or a range of its lines."""
+    args: dict[str, Any] = {"file_path": path}
+    args |= {"offset": offset} if offset is not None else {}
+    args |= {"limit": limit} if limit is not None else {}
+    return Call("Read", args)
+
+
+def edit(path: str, old: str, new: str) -> Call:
+    """Replace a string that occurs once in a file."""
+    return Call("Edit", {"file_path": path, "old_string": old, "new_string": new})
+
+
+def write(path: str, content: str) -> Call:
+    """Write a whole file."""
+    return Call("Write", {"file_path": path, "content": content})
+
+
+def grep(pattern: str, path: str | None = None, **more: Any) -> Call:
+    """Search file contents; shows lines unless `output_mode` says otherwise."""
+    args = {"pattern": pattern} | ({"path": path} if path else {})
+    return Call("Grep", {**args, "output_mode": "content", **more})
+
+
+def glob(pattern: str) -> Call:
+    """Find files by name."""
+    return Call("Glob", {"pattern": pattern})
+
+
+def todo(*items: str) -> Call:
+    """Write a to-do list whose first item is in progress."""
+    todos = [
+        {
+            "content": item,
+            "status": "pending" if idx else "in_progress",
+            "activeForm": f"Working: {item}",
+        }
+        for idx, item in enumerate(items)
+    ]
+    return Call("TodoWrite", {"todos": todos})
+
+
+def task(tool: str, description: str, prompt: str, agent_type: str = "Explore") -> Call:
+    """Start a subagent; the tool is called Task in old versions and Agent in new ones."""
+    args = {"description": description, "prompt": prompt, "subagent_type": agent_type}
+    return Call(tool, args)
+
+
+@dataclass
+class Story:
+    """One session and the teachers' answers to its states.
+
+    Args:
+        name: Short name, also the seed of every id.
+        shows: What a reader sees in this session, for the table in the README.
+        era, version, cwd, start, git_branch, model: As in `SessionBuilder`.
+        files: The project before the session, by relative path.
+    """
+
+    name: str
+    shows: str
+    era: Era
+    version: str
+    cwd: str
+    start: str
+    files: Mapping[str, str]
+    git_branch: str = "main"
+    model: str = "claude-sonnet-4-5-20250929"
+    log: SessionBuilder = field(init=False)
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    expected: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.files = dict(self.files)
+        self.read_paths: set[str] = set()
+        self.log = SessionBuilder(
+            self.name,
+            era=self.era,
+            version=self.version,
+            cwd=self.cwd,
+            git_branch=self.git_branch,
+            model=self.model,
+            start=self.start,
+        )
+
+    def user(self, text: str) -> str:
+        """Let the user say something."""
+        return self.log.user(text)
+
+    def act(
+        self,
+        text: str | None = None,
+        *calls: Call,
+        d: Answer,
+        q: Answer,
+        g: Answer,
+        pair: str = "",
+        same: str = "",
+        kind: str = "",
+        out: str | Sequence[str] | None = None,
+        code: int = 0,
+        thinking: str | None = None,
+        on_call: Callable[[str], None] | None = None,
+        answered: bool = True,
+        streamed: bool = False,
+        log: SessionBuilder | None = None,
+    ) -> Message:
+        """Let the student act, record the answers of the teachers, append the results.
+
+        Args:
+            text: What the student says.
+            calls: What the student calls.
+            d, q, g: The answers of the three teachers.
+            pair: Initials of the teachers meant to agree on something else than the student.
+            same: Initials of the teachers meant to agree with the student.
+            kind: The recurring mistake that the pair shows.
+            out: What the commands print, for the calls whose result does not follow.
+            code: Exit code of the commands.
+            thinking: The student's thinking.
+            on_call: Called between call and result with the tool use id, for progress rows.
+            answered: False where a rejection, an interrupt or a subagent follows instead.
+            streamed: Whether each result arrives before the next call is written.
+            log: Another session than the main one: the subagent's.
+        """
+        log = log or self.log
+        first = calls[:1] if streamed else calls
+        message = log.assistant(text, [self._tool_call(call) for call in first], thinking=thinking)
+        self._record(message, {"d": d, "q": q, "g": g}, pair=pair, same=same, kind=kind)
+        outputs = [out] if isinstance(out, str) or out is None else list(out)
+        outputs += [None] * (len(calls) - len(outputs))
+        for idx, (call, output) in enumerate(zip(calls, outputs, strict=False)):
+            if streamed and idx:
+                log.extend(message, [self._tool_call(call)])
+            tool_use_id = message.tool_use_ids[idx]
+            if on_call:
+                on_call(tool_use_id)
+            if answered:
+                self._answer(log, tool_use_id, call, output, code)
+        return message
+
+    def path(self, relative: str) -> str:
+        """Return the absolute path of a project file."""
+        return posixpath.normpath(posixpath.join(self.cwd, relative))
+
+    # Results
+
+    def _answer(
+        self, log: SessionBuilder, tool_use_id: str, call: Call, output: str | None, code: int
+    ) -> None:
+        if call.name == "Bash":
+            content, error = output or "", code != 0
+            if error:
+                content = f"Exit code {code}\n{content}"
+            side_car: Any = {"stdout": output or "", "stderr": "", "interrupted": False}
+        elif output is not None:
+            content, error, side_car = output, False, {"content": output}
+        else:
+            run = {
+                "Read": self._run_read,
+                "Edit": self._run_edit,
+                "Write": self._run_write,
+                "Grep": self._run_grep,
+                "Glob": self._run_glob,
+                "TodoWrite": self._run_todo,
+            }[call.name]
+            content, error, side_car = run(call.args)
+        if error:
+            side_car = f"Error: {re.sub('</?tool_use_error>', '', content)}"
+        log.result(tool_use_id, content, is_error=error, side_car=side_car)
+
+    def _run_read(self, args: Mapping[str, Any]) -> tuple[str, bool, Any]:
+        path = args["file_path"]
+        if path not in self.files:
+            return _tool_error("File does not exist."), True, None
+        self.read_paths.add(path)
+        lines = self.files[path].splitlines()
+        start = args.get("offset", 1)
+        shown = lines[start - 1 : start - 1 + args.get("limit", 2000)]
+        side_car = {
+            "type": "text",
+            "file": {
+                "filePath": self.path(path),
+                "content": "\n".join(shown),
+                "numLines": len(shown),
+                "startLine": start,
+                "totalLines": len(lines),
+            },
+        }
+        return self._numbered(shown, start), False, side_car
+
+    def _run_edit(self, args: Mapping[str, Any]) -> tuple[str, bool, Any]:
+        path, old, new = args["file_path"], args["old_string"], args["new_string"]
+        if path not in self.files:
+            return _tool_error("File does not exist."), True, None
+        if path not in self.read_paths:
+            unread = "File has not been read yet. Read it first before writing to it."
+            return _tool_error(unread), True, None
+        before = self.files[path]
+        if before.count(old) != 1:
+            return _tool_error(f"String to replace not found in file.\nString: {old}"), True, None
+        self.files[path] = before.replace(old, new)
+        side_car = {
+            "filePath": self.path(path),
+            "oldString": old,
+            "newString": new,
+            "originalFile": before,
+            "userModified": False,
+            "replaceAll": False,
+        }
+        shown = f"The file {self.path(path)} has been updated successfully."
+        if self.era == "progress":
+            first = max(0, before[: before.index(old)].count("\n") - 2)
+            snippet = self.files[path].splitlines()[first : first + new.count("\n") + 6]
+            shown = (
+                f"The file {self.path(path)} has been updated. Here's the result of running"
+                f" `cat -n` on a snippet of the edited file:\n{self._numbered(snippet, first + 1)}"
+            )
+        return shown, False, side_car
+
+    def _run_write(self, args: Mapping[str, Any]) -> tuple[str, bool, Any]:
+        path = args["file_path"]
+        is_new = path not in self.files
+        if not is_new and path not in self.read_paths:
+            unread = "File has not been read yet. Read it first before writing to it."
+            return _tool_error(unread), True, None
+        self.files[path] = args["content"]
+        self.read_paths.add(path)
+        verb = "created successfully at" if is_new else "updated at"
+        side_car = {
+            "type": "create" if is_new else "update",
+            "filePath": self.path(path),
+            "content": args["content"],
+        }
+        return f"File {verb}: {self.path(path)}", False, side_car
+
+    def _run_grep(self, args: Mapping[str, Any]) -> tuple[str, bool, Any]:
+        scope, name_glob = args.get("path", ""), args.get("glob", "*")
+        flags = re.IGNORECASE if args.get("-i") else 0
+        hits = [
+            (path, number, line)
+            for path, text in sorted(self.files.items())
+            if path.startswith(scope) and fnmatch.fnmatch(posixpath.basename(path), name_glob)
+            for number, line in enumerate(text.splitlines(), 1)
+            if re.search(args["pattern"], line, flags)
+        ]
+        paths = sorted({path for path, _, _ in hits})
+        side_car = {"mode": args.get("output_mode"), "numFiles": len(paths), "filenames": paths}
+        if not hits:
+            return "No matches found", False, side_car
+        if args.get("output_mode") != "content":
+            found = "\n".join(self.path(path) for path in paths)
+            return f"Found {len(paths)} files\n{found}", False, side_car
+        only = scope in self.files
+        shown = [
+            ("" if only else f"{path}:") + (f"{number}:" if args.get("-n", True) else "") + line
+            for path, number, line in hits
+        ]
+        return "\n".join(shown), False, side_car
+
+    def _run_glob(self, args: Mapping[str, Any]) -> tuple[str, bool, Any]:
+        pattern = args["pattern"].replace("**/", "*")
+        paths = [self.path(path) for path in sorted(self.files) if fnmatch.fnmatch(path, pattern)]
+        side_car = {"filenames": paths, "numFiles": len(paths), "truncated": False}
+        return "\n".join(paths) or "No files found", False, side_car
+
+    def _run_todo(self, args: Mapping[str, Any]) -> tuple[str, bool, Any]:
+        content = (
+            "Todos have been modified successfully. Ensure that you continue to use the todo list"
+            " to track your progress. Please proceed with the current tasks if applicable"
+        )
+        return content, False, {"oldTodos": [], "newTodos": args["todos"]}
+
+    def _numbered(self, lines: Sequence[str], start: int) -> str:
+        mark = "\u2192" if self.era == "progress" else "\t"
+        return "\n".join(f"{number:>6}{mark}{line}" for number, line in enumerate(lines, start))
+
+    # Answers
+
+    def _tool_call(self, call: Call) -> ToolCall:
+        return ToolCall(call.name, self._spelled(call, "absolute"))
+
+    def _spelled(self, call: Call, paths: Literal["absolute", "relative"]) -> dict[str, Any]:
+        args = dict(call.args)
+        for key in PATH_KEYS:
+            if key in args and paths == "absolute":
+                args[key] = self.path(args[key])
+        return args
+
+    def _record(
+        self,
+        message: Message,
+        answers: Mapping[str, Answer],
+        *,
+        pair: str,
+        same: str,
+        kind: str,
+    ) -> None:
+        for initial, answer in answers.items():
+            self.answers.append(self._row(message.state_id, initial, answer))
+        self.expected[message.state_id] = {
+            "session": self.name,
+            "outcome": "pair" if pair else "agrees_with_student" if same else "no_consensus",
+            "teachers": [TEACHERS[initial] for initial in pair or same],
+            "kind": kind,
+        }
+
+    def _row(self, state_id: str, initial: str, answer: Answer) -> dict[str, Any]:
+        digest = hashlib.blake2b(f"{state_id}/{initial}".encode(), digest_size=16).hexdigest()
+        content, calls, finish_reason, note = self._body(initial, answer)
+        tool_calls = [
+            {
+                "id": f"call_{digest[: 20 - len(str(idx))]}{idx}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for idx, (name, arguments) in enumerate(calls)
+        ]
+        return {
+            "state_id": state_id,
+            "model": TEACHERS[initial],
+            "message": {"role": "assistant", "content": content, "tool_calls": tool_calls},
+            "finish_reason": finish_reason,
+            "latency_s": round(0.9 + int(digest[-4:], 16) / 65536 * 6.5, 2),
+            "note": note,
+        }
+
+    def _body(
+        self, initial: str, answer: Answer
+    ) -> tuple[str | None, list[tuple[str, str]], str, str]:
+        match answer:
+            case str():
+                return answer, [], "stop", NOTE
+            case Cut():
+                return answer.text, [], "length", f"{NOTE}: cut at the length limit"
+            case Broken():
+                calls = [(answer.name, answer.arguments)]
+                return None, calls, "tool_calls", f"{NOTE}: {answer.why}"
+            case Call():
+                answer = [answer]
+        text = next((call.text for call in answer if call.text), None)
+        calls = [(call.name, self._arguments(initial, call)) for call in answer]
+        return text, calls, "tool_calls", NOTE
+
+    def _arguments(self, initial: str, call: Call) -> str:
+        """Spell arguments the way one teacher does: each has habits of its own."""
+        if initial == "d":
+            return json.dumps(self._spelled(call, "absolute"), ensure_ascii=False)
+        if initial == "q":
+            args = self._spelled(call, "relative")
+            if call.name == "Bash" and "description" not in args:
+                args["description"] = f"Run {_program(args['command'])}"
+            return json.dumps(args, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        args = self._spelled(call, "absolute")
+        if call.name == "Grep":
+            args["-n"] = True
+        if call.name == "Read" and "limit" not in args:
+            args["limit"] = 200
+        return json.dumps(dict(reversed(args.items())), indent=1, ensure_ascii=False)
+
+
+def _program(command: str) -> str:
+    words = [word for word in shlex.split(command.rsplit("&&", 1)[-1]) if "=" not in word]
+    return words[0] if words else "a command"
+
+
+def _tool_error(text: str) -> str:
+    return f"<tool_use_error>{text}</tool_use_error>"

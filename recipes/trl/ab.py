@@ -1,0 +1,104 @@
+"""Does channel 3 teach a preference? The same run with each channel on and off, several seeds.
+
+    python recipes/trl/ab.py --dataset demo/dataset --output demo/ab
+
+Scores held-out sessions before and after training. The control scores the same pairs with all
+content replaced by filler: what rises there is taste for a form, not judgement.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.__main__ import DEFAULT_CONFIG, read_config
+from trainer.integrations.trl.run import RunConfig, run
+
+NO_REPLAY = "trl.beta_replay=0.0"
+NO_POLICY = "trl.policy_weight=0.0"
+ARMS = {
+    "channel 3 alone": [NO_POLICY, "trl.alpha_sdpo=0.0"],
+    "channel 2 alone": [NO_POLICY, NO_REPLAY],
+    "all three": [],
+    "channels 1 and 2": [NO_REPLAY],
+}
+"""The first two settle the question. Channel 1 is paid for agreeing with the same consensus, so it
+can learn the preference too: the last two show what channel 3 adds to it."""
+MIN_GAIN = 15.0
+
+
+def gains(evaluation: dict[str, Any]) -> dict[str, float]:
+    """Percentage points gained on the pairs and on their format-only control."""
+    return {
+        group: 100 * (evaluation["after"][group]["accuracy"] - before["accuracy"])
+        for group, before in evaluation["before"].items()
+        if group in ("preference", "format_only")
+    }
+
+
+def train(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    output = options.output / f"{arm.replace(' ', '-')}-{seed}"
+    overrides = [f"dataset={options.dataset}", f"output={output}", f"trl.seed={seed}"]
+    overrides += ["evaluation.max_prompts=0", *ARMS[arm], *options.overrides]
+    run(RunConfig.from_mapping(read_config(options.config, overrides)))
+    evaluation = json.loads((output / "evaluation.json").read_text("utf-8"))
+    scores = {m: 100 * evaluation[m]["preference"]["accuracy"] for m in ("before", "after")}
+    return {"arm": arm, "seed": seed, **scores, **gains(evaluation)}
+
+
+def means(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    keys = ("before", "after", "preference", "format_only")
+    return {
+        arm: {key: statistics.fmean(row[key] for row in rows if row["arm"] == arm) for key in keys}
+        for arm in dict.fromkeys(row["arm"] for row in rows)
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| arm | seed | before | after | gain | control gain |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['arm']} | {row['seed']} | {row['before']:.1f} | {row['after']:.1f} "
+        f"| {row['preference']:+.1f} | {row['format_only']:+.1f} |"
+        for row in rows
+    ]
+    lines += [
+        f"| **{arm}** | mean | {mean['before']:.1f} | {mean['after']:.1f} "
+        f"| **{mean['preference']:+.1f}** | **{mean['format_only']:+.1f}** |"
+        for arm, mean in means(rows).items()
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Channel 3 on and off, several seeds.")
+    parser.add_argument("--dataset", required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), help="by default all")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    options = parser.parse_args()
+    arms = options.arms or list(ARMS)
+    rows = [train(arm, seed, options) for arm in arms for seed in range(options.seeds)]
+    text = table(rows)
+    print(text)
+    (options.output / "table.md").write_text(text + "\n", "utf-8")
+    (options.output / "rows.json").write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
+    mean = means(rows)
+    is_good = all(
+        (mean[arm]["preference"] >= MIN_GAIN) == (arm != "channel 2 alone")
+        and mean[arm]["format_only"] < MIN_GAIN
+        for arm in ("channel 3 alone", "channel 2 alone", "all three")
+        if arm in mean
+    )
+    print("PASS" if is_good else "FAIL")
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

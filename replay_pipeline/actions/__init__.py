@@ -1,0 +1,34 @@
+"""Actions of an agent in canonical form, and when two of them are the same next action.
+
+Pure functions: nothing here runs a command, touches a file or the network, and every input is
+bounded in time. Read `canonical.py` (what an action is), then `agreement.py` (when two agree).
+"""
+
+from replay_pipeline.actions.agreement import (
+    LEVELS,
+    TextComparator,
+    agreement_level,
+    agrees_at,
+)
+from replay_pipeline.actions.canonical import Action, Call, canonical_action, parse_rendered
+from replay_pipeline.actions.reward import (
+    LEVEL_CREDIT,
+    consensus_reward,
+    consensus_rewards,
+    consensus_score,
+)
+
+__all__ = [
+    "LEVELS",
+    "LEVEL_CREDIT",
+    "Action",
+    "Call",
+    "TextComparator",
+    "agreement_level",
+    "agrees_at",
+    "canonical_action",
+    "consensus_reward",
+    "consensus_rewards",
+    "consensus_score",
+    "parse_rendered",
+]

@@ -1,0 +1,27 @@
+"""One-to-one assignment between two small sets."""
+
+from collections.abc import Sequence
+
+
+def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
+    """Whether every left item can have a right item of its own.
+
+    Args:
+        edges: For each left item the right items it may have.
+        n_right: Number of right items.
+    """
+    if len(edges) != n_right or not all(edges):
+        return False
+    owner: dict[int, int] = {}
+
+    def place(left: int, seen: set[int]) -> bool:
+        for right in edges[left]:
+            if right in seen:
+                continue
+            seen.add(right)
+            if right not in owner or place(owner[right], seen):
+                owner[right] = left
+                return True
+        return False
+
+    return all(place(left, set()) for left in range(len(edges)))

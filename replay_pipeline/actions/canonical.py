@@ -1,0 +1,307 @@
+"""The canonical form of an action: the same code for student and teacher."""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.actions.paths import relative, without_needless_cd
+from replay_pipeline.actions.tools import spec_of
+from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.types import Message, Tool
+
+MAX_ARGUMENT_CHARS = 250_000
+"""Longer arguments are no action: no model writes them, and comparing them is not bounded."""
+_MAX_CACHED_CHARS = 8_192
+_MAX_DEPTH = 64
+
+_THINKING = re.compile(r"\A\s*<(think|thinking)>.*?</\1>", re.DOTALL)
+_RENDERED = re.compile(r"([A-Za-z_][\w.:-]*) (\{.*\})")
+_ENCODER = msgspec.json.Encoder(order="sorted")
+
+
+class MalformedCallError(ValueError):
+    """A tool call that cannot be read; the message is the `invalid_reason`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call with canonical arguments."""
+
+    name: str
+    arguments: str
+    """JSON object with sorted keys; no nulls, labels or spelled-out defaults; paths inside the
+    working directory are relative to it."""
+    cwd: str | None = None
+    """Working directory that the paths are relative to."""
+
+    def __hash__(self) -> int:
+        # A string keeps its hash, so this is much faster than hashing all fields.
+        return hash(self.arguments)
+
+    def values(self) -> dict[str, Any]:
+        """The arguments as an object."""
+        return _decode(self.arguments)
+
+    def shown(self) -> str:
+        """The arguments for a reader or a model: `arguments` without a needless `cd`.
+
+        Some agents write `cd <working directory> &&` before every command. It does nothing, but
+        it would tell the two sides of a pair apart.
+        """
+        if self.name != "Bash" or "cd " not in self.arguments:
+            return self.arguments
+        try:
+            values = self.values()
+            command = without_needless_cd(values["command"], self.cwd)
+        except (MalformedCallError, KeyError, TypeError, AttributeError):
+            return self.arguments
+        return _as_text({**values, "command": command})
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What an agent does next: either some tool calls, or a text."""
+
+    text: str = ""
+    """Final text of an action without calls; the words beside a call are no part of it."""
+    calls: tuple[Call, ...] = ()
+    """In the order they were made; order means nothing for agreement."""
+    invalid_reason: str | None = None
+    """Why the action cannot run: it has no vote. `None` for a valid action."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the action could have been carried out."""
+        return self.invalid_reason is None
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the tools it calls, in order."""
+        return tuple(call.name for call in self.calls)
+
+    def render(self) -> str:
+        """The canonical text: one line `Tool {arguments}` per call, or the text."""
+        if not self.calls:
+            return self.text
+        return "\n".join(f"{call.name} {call.shown()}" for call in self.calls)
+
+    def to_message(self) -> Message:
+        """The canonical assistant message. Call ids count from zero, so both sides have the same."""
+        if not self.calls:
+            return {"role": "assistant", "content": self.text}
+        calls = [
+            {
+                "id": f"call_{number}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.shown()},
+            }
+            for number, call in enumerate(self.calls)
+        ]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def canonical_action(
+    message: Message | str | None,
+    *,
+    cwd: str | None = None,
+    tools: Sequence[Tool] | ToolList | None = None,
+) -> Action:
+    """The canonical form of an assistant message.
+
+    Thinking, ids, refusals, labels and the words beside a tool call are dropped. A message that
+    cannot be carried out gives an action with `invalid_reason`; nothing raises.
+
+    Args:
+        message: OpenAI chat form; Anthropic content blocks and a plain string are read too.
+        cwd: Folder that relative paths are read against.
+        tools: Tools that were on offer. With them, a call of another tool or with arguments
+            against the schema is invalid.
+    """
+    text, raw_calls = _parts(message)
+    if not raw_calls:
+        if len(text) > MAX_ARGUMENT_CHARS:
+            return Action(text=text, invalid_reason="text_too_large")
+        text = _clean_text(text)
+        return Action(text=text, invalid_reason=None if text else "empty")
+    toolbox = tools if isinstance(tools, ToolList) or tools is None else ToolList(tools)
+    calls: list[Call] = []
+    reason: str | None = None
+    for name, arguments in raw_calls:
+        try:
+            calls.append(canonical_call(name, arguments, cwd=cwd, tools=toolbox))
+        except MalformedCallError as error:
+            reason = reason or str(error)
+            calls.append(Call(str(name or "?"), _as_text(arguments), cwd))
+    return Action(calls=tuple(calls), invalid_reason=reason)
+
+
+def canonical_call(
+    name: Any, arguments: Any, *, cwd: str | None = None, tools: ToolList | None = None
+) -> Call:
+    """One tool call in canonical form.
+
+    Raises:
+        MalformedCallError: the call cannot run.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise MalformedCallError("unnamed_tool")
+    if isinstance(arguments, dict):
+        arguments = _as_text(arguments)
+    elif arguments is None or arguments == "":
+        arguments = "{}"
+    elif not isinstance(arguments, str):
+        raise MalformedCallError(f"malformed_arguments: {name}: not a JSON object")
+    if len(arguments) > MAX_ARGUMENT_CHARS:
+        raise MalformedCallError(f"arguments_too_large: {name}")
+    if tools is not None and name not in tools:
+        raise MalformedCallError(f"unknown_tool: {name}")
+    build = _cached_call if len(arguments) <= _MAX_CACHED_CHARS else _build_call
+    call = build(name, arguments, cwd)
+    if tools is not None and (why := tools.complaint(name, arguments)):
+        raise MalformedCallError(f"schema_invalid: {name}: {why}")
+    return call
+
+
+def parse_rendered(text: str, *, cwd: str | None = None) -> Action:
+    """Read back what `Action.render` wrote; also Hermes-style `<tool_call>` blocks.
+
+    Any other text is a text action.
+    """
+    calls = [
+        {"function": {"name": name, "arguments": arguments}}
+        for name, arguments in _calls_in_text(text)
+    ]
+    return canonical_action({"role": "assistant", "content": text, "tool_calls": calls}, cwd=cwd)
+
+
+def _calls_in_text(text: str) -> list[tuple[str, Any]]:
+    if "<tool_call>" in text:
+        found = []
+        for block in text.split("<tool_call>")[1:]:
+            try:
+                call = _decode(block.partition("</tool_call>")[0].strip())
+                found.append((call.get("name"), call.get("arguments")))
+            except (MalformedCallError, AttributeError):
+                found.append(("", None))
+        return found
+    matches = [_RENDERED.fullmatch(line) for line in text.strip().split("\n")]
+    return [(m[1], m[2]) for m in matches if m] if all(matches) else []
+
+
+def _parts(message: Message | str | None) -> tuple[str, list[tuple[Any, Any]]]:
+    """Text and (name, arguments) of each call, from any of the accepted shapes."""
+    if message is None:
+        return "", []
+    if isinstance(message, str):
+        return message, []
+    calls = [_openai_call(call) for call in message.get("tool_calls") or ()]
+    if legacy := message.get("function_call"):
+        calls.append(_openai_call({"function": legacy}))
+    content = message.get("content")
+    if not isinstance(content, list):
+        return (content if isinstance(content, str) else ""), calls
+    texts: list[str] = []
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind in ("text", "output_text"):
+            texts.append(str(block.get("text") or ""))
+        elif kind == "tool_use":
+            calls.append((block.get("name"), block.get("input")))
+        elif isinstance(block, str):
+            texts.append(block)
+    return "\n".join(texts), calls
+
+
+def _openai_call(call: Any) -> tuple[Any, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return None, None
+    return function.get("name"), function.get("arguments")
+
+
+def _clean_text(text: str) -> str:
+    text = unicodedata.normalize("NFC", _THINKING.sub("", text)).strip()
+    # A lone surrogate cannot be stored as UTF-8.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
+    given = _decode(arguments)
+    if given is None:
+        given = {}
+    if not isinstance(given, dict):
+        raise MalformedCallError(f"malformed_arguments: {name}: not a JSON object")
+    try:
+        present = {k: _plain(v, 0) for k, v in given.items() if v is not None}
+    except RecursionError as error:
+        raise MalformedCallError(f"malformed_arguments: {name}: nested too deep") from error
+    spec = spec_of(name)
+    if why := spec.complaint(present):
+        raise MalformedCallError(f"schema_invalid: {name}: {why}")
+    kept = {k: v for k, v in present.items() if k not in spec.labels}
+    for key in spec.paths:
+        if isinstance(path := kept.get(key), str):
+            kept[key] = relative(path, cwd) if path else "."
+    kept = {
+        k: v
+        for k, v in kept.items()
+        if not (k in spec.defaults and _is_same(spec.defaults[k], v))
+        and not (k == spec.default_path and v == _here(cwd))
+    }
+    return Call(name, _as_text(spec.canonical(kept)), cwd)
+
+
+_cached_call = lru_cache(maxsize=16_384)(_build_call)
+
+
+def _here(cwd: str | None) -> str:
+    return relative(cwd or ".", cwd)
+
+
+def _is_same(default: Any, value: Any) -> bool:
+    """Equality that keeps 1 apart from true, as JSON does."""
+    options: Iterable[Any] = default if isinstance(default, tuple) else (default,)
+    return value in options and any(type(option) is type(value) for option in options)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """`value` with whole floats as integers: 1.0, 1e0 and 1 are one number in JSON."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if depth > _MAX_DEPTH:
+        raise RecursionError
+    if isinstance(value, dict):
+        return {k: _plain(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v, depth + 1) for v in value]
+    return value
+
+
+def _decode(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        # Slower, but it reads lone surrogates, which real logs contain.
+        try:
+            return json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise MalformedCallError("malformed_arguments: not JSON") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return _ENCODER.encode(value).decode()
+    except (UnicodeEncodeError, RecursionError, TypeError, OverflowError):
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)

@@ -1,0 +1,105 @@
+"""When do edits of one file make the same change? Decided from the edits alone, without the file."""
+
+from typing import Any, NamedTuple
+
+from replay_pipeline.actions.assignment import has_perfect_matching
+
+_MAX_EDITS = 24
+_MAX_CHARS = 100_000
+
+
+class Edit(NamedTuple):
+    """One replacement in a file."""
+
+    old: str
+    new: str
+    is_everywhere: bool = False
+
+
+def edits_of(arguments: dict[str, Any]) -> tuple[Edit, ...] | None:
+    """The replacements of an Edit or MultiEdit call, in order; `None` if one is malformed."""
+    found = []
+    for edit in arguments.get("edits", [arguments]):
+        old, new = edit.get("old_string"), edit.get("new_string")
+        if not isinstance(old, str) or not isinstance(new, str):
+            return None
+        found.append(Edit(old, new, bool(edit.get("replace_all"))))
+    return tuple(found)
+
+
+def are_same_change(ours: tuple[Edit, ...], theirs: tuple[Edit, ...]) -> bool:
+    """Whether both lists of edits, applied to the same file, give the same file.
+
+    True only where that follows from the edits: equal edits, one with more context in place,
+    several edits inside the context of one, and independent edits in another order.
+    """
+    if ours == theirs:
+        return True
+    if len(ours) > _MAX_EDITS or len(theirs) > _MAX_EDITS:
+        return False
+    if sum(len(e.old) + len(e.new) for e in ours + theirs) > _MAX_CHARS:
+        return False
+    if len(ours) == len(theirs) == 1:
+        return _is_same(ours[0], theirs[0])
+    if len(ours) == 1:
+        return _is_done_inside(theirs, ours[0])
+    if len(theirs) == 1:
+        return _is_done_inside(ours, theirs[0])
+    return _are_pairwise_same(ours, theirs)
+
+
+def _is_same(one: Edit, other: Edit) -> bool:
+    return one == other or _is_done_inside((one,), other) or _is_done_inside((other,), one)
+
+
+def _is_done_inside(edits: tuple[Edit, ...], wide: Edit) -> bool:
+    """Whether `wide` is `edits` with more context: applied to its old text they give its new."""
+    if wide.is_everywhere:
+        return False
+    text = wide.old
+    for edit in edits:
+        if edit.is_everywhere or not edit.old:
+            return False
+        place = text.find(edit.old)
+        # The text to replace must be unique, or the edit would fail or hit another place.
+        if place < 0 or text.find(edit.old, place + 1) >= 0:
+            return False
+        text = text[:place] + edit.new + text[place + len(edit.old) :]
+    return text == wide.new
+
+
+def _are_pairwise_same(ours: tuple[Edit, ...], theirs: tuple[Edit, ...]) -> bool:
+    if len(ours) != len(theirs):
+        return False
+    if all(_is_same(a, b) for a, b in zip(ours, theirs, strict=True)):
+        return True
+    if not (_are_independent(ours) and _are_independent(theirs)):
+        return False
+    edges = [[n for n, other in enumerate(theirs) if _is_same(edit, other)] for edit in ours]
+    return has_perfect_matching(edges, len(theirs))
+
+
+def _are_independent(edits: tuple[Edit, ...]) -> bool:
+    """Whether no edit can see what another one writes or removes, so that order means nothing."""
+    return all(
+        _is_blind_to(a, b) and _is_blind_to(b, a)
+        for number, a in enumerate(edits)
+        for b in edits[:number]
+    )
+
+
+def _is_blind_to(edit: Edit, other: Edit) -> bool:
+    if not edit.old or edit.is_everywhere or other.is_everywhere:
+        return False
+    if edit.old in other.old or edit.old in other.new:
+        return False
+    return not _shares_edge_line(edit.old, other.old)
+
+
+def _shares_edge_line(one: str, other: str) -> bool:
+    """Whether the last lines of one are the first of the other: they may overlap in the file."""
+    tail, head = one.split("\n"), other.split("\n")
+    return any(
+        tail[-n:] == head[:n] and any(line.strip() for line in head[:n])
+        for n in range(1, min(len(tail), len(head), 32) + 1)
+    )

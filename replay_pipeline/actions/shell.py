@@ -1,0 +1,501 @@
+"""What a shell command does, read from its syntax tree. Nothing is ever run or looked up."""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from replay_pipeline.actions.paths import absolute
+from replay_pipeline.actions.programs import Arguments, arguments_of
+from replay_pipeline.actions.words import ACTIVE, QUOTED, plain_text, unquoted
+
+MAX_COMMAND_BYTES = 12_288
+_MAX_DEPTH = 40
+_MAX_NODES = 2_500
+_MAX_HEREDOCS = 50
+
+Form = tuple[Any, ...]
+"""A normalised piece of syntax: equal forms have equal effects."""
+
+_PARSER = Parser(Language(tree_sitter_bash.language()))
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
+_SEPARATORS = frozenset({";", "\n", ";;", "comment"})
+_STATEMENTS = frozenset(
+    {
+        "command",
+        "redirected_statement",
+        "list",
+        "pipeline",
+        "negated_command",
+        "variable_assignment",
+        "variable_assignments",
+        "subshell",
+        "compound_statement",
+        "declaration_command",
+        "unset_command",
+        "test_command",
+        "if_statement",
+        "for_statement",
+        "c_style_for_statement",
+        "while_statement",
+        "case_statement",
+        "function_definition",
+    }
+)
+_INTERPRETERS = frozenset(
+    [
+        "bash",
+        "sh",
+        "zsh",
+        "python",
+        "python3",
+        "node",
+        "ruby",
+        "perl",
+        "psql",
+        "mysql",
+        "sqlite3",
+        "ssh",
+        "xargs",
+        "bc",
+        "awk",
+    ]
+)
+_NOTHING: Form = ("nothing",)
+
+
+class ShellPlan(NamedTuple):
+    """A command after parsing."""
+
+    effect: Form
+    """Equal for commands that do the same."""
+    target: tuple[Form, ...] | None
+    """Programs with their operands, in order; `None` when the command could not be parsed."""
+
+
+class _UnreadableError(Exception):
+    """The command is not parsed with certainty: it is compared as text."""
+
+
+@lru_cache(maxsize=8_192)
+def shell_plan(command: str, cwd: str | None) -> ShellPlan:
+    """What `command` does when run in `cwd`.
+
+    A command that does not parse, or is too long or too deep, equals only itself.
+    """
+    opaque = ShellPlan(("text", command.strip()), None)
+    if _CONTROL.search(command):
+        return opaque
+    try:
+        source = command.encode()
+        if len(source) > MAX_COMMAND_BYTES or command.count("<<") > _MAX_HEREDOCS:
+            return opaque
+        root = _PARSER.parse(source).root_node
+        if root.has_error or root.descendant_count > _MAX_NODES:
+            return opaque
+        reader = _Reader(source, cwd)
+        effect = reader.sequence(root.children, 0)
+    except (UnicodeEncodeError, _UnreadableError):
+        return opaque
+    return ShellPlan(effect, tuple(reader.commands))
+
+
+class _Reader:
+    """Walks one syntax tree; knows the directory that each command runs in."""
+
+    def __init__(self, source: bytes, cwd: str | None) -> None:
+        self.source = source
+        self.cwd = absolute(cwd, None) if cwd else None
+        self.folder = self.cwd
+        self.commands: list[Form] = []
+
+    def text(self, node: Node) -> str:
+        return self.source[node.start_byte : node.end_byte].decode()
+
+    # Statements
+
+    def sequence(self, nodes: Iterable[Node], depth: int) -> Form:
+        """Statements one after the other; `;` and a new line are the same."""
+        found: list[Form] = []
+        for node in nodes:
+            if node.type == "&":
+                if not found:
+                    raise _UnreadableError
+                found.append(("&", found.pop()))
+            elif node.type not in _SEPARATORS:
+                found.append(self.statement(node, depth + 1))
+        if len(found) > 1:
+            found = [form for form in found if form != _NOTHING] or found[:1]
+        return found[0] if len(found) == 1 else (";", *found)
+
+    def statement(self, node: Node, depth: int) -> Form:
+        if depth > _MAX_DEPTH:
+            raise _UnreadableError
+        kind = node.type
+        read = _READERS.get(kind)
+        if read is not None:
+            return read(self, node, depth)
+        if kind not in _STATEMENTS:
+            raise _UnreadableError
+        return self.other(node, depth)
+
+    def listed(self, node: Node, depth: int) -> Form:
+        left, operator, right = _three(node)
+        first = self.statement(left, depth + 1)
+        before = self.folder
+        second = self.statement(right, depth + 1)
+        if operator.type == "||" and self.folder != before:
+            self.folder = None
+        if first == _NOTHING and operator.type == "&&":
+            return second
+        return (operator.type, first, second)
+
+    def pipeline(self, node: Node, depth: int) -> Form:
+        stages: list[Form] = []
+        for child in node.children:
+            if child.type == "|&":
+                stages[-1] = _redirected(stages[-1], (("2", ">&", "1"),))
+            elif child.type != "|" and child.type != "comment":
+                stages.append(self.scoped(child, depth + 1))
+        return ("|", *stages)
+
+    def scoped(self, node: Node, depth: int) -> Form:
+        """A statement in a process of its own: its `cd` ends with it."""
+        folder = self.folder
+        form = self.statement(node, depth)
+        self.folder = folder
+        return form
+
+    def subshell(self, node: Node, depth: int) -> Form:
+        folder = self.folder
+        form = ("()", self.sequence(_inside(node), depth))
+        self.folder = folder
+        return form
+
+    def group(self, node: Node, depth: int) -> Form:
+        return ("{}", self.sequence(_inside(node), depth))
+
+    def negated(self, node: Node, depth: int) -> Form:
+        return ("!", self.statement(node.children[-1], depth + 1))
+
+    def other(self, node: Node, depth: int) -> Form:
+        """Loops, conditions, functions: the structure as it is, with its words normalised."""
+        before = self.folder
+        parts: list[Form | str] = [node.type]
+        objects: list[Form | str] = [node.type]
+        for child in node.children:
+            if child.type in _SEPARATORS:
+                continue
+            if child.type in _STATEMENTS:
+                parts.append(self.statement(child, depth + 1))
+            elif child.type in ("do_group", "else_clause", "elif_clause", "case_item"):
+                parts.append(self.other(child, depth + 1))
+            else:
+                parts.append(self.nested(child, depth + 1))
+                objects.append(parts[-1])
+        self.commands.append(tuple(objects))
+        if self.folder != before:
+            self.folder = None
+        return tuple(parts)
+
+    def nested(self, node: Node, depth: int) -> Form | str:
+        """An expression of a condition or arithmetic: its tokens, words normalised."""
+        if depth > _MAX_DEPTH:
+            raise _UnreadableError
+        if node.type not in ("binary_expression", "unary_expression", "parenthesized_expression"):
+            return self.word(node, depth)
+        return (node.type, *(self.nested(child, depth + 1) for child in node.children))
+
+    def assignments(self, node: Node, depth: int) -> Form:
+        nodes = [node] if node.type == "variable_assignment" else node.children
+        return ("=", *self.environment(nodes, depth))
+
+    def environment(self, nodes: Iterable[Node], depth: int) -> tuple[str, ...]:
+        """Assignments; sorted when no one can see another."""
+        found = [self.assignment(node, depth) for node in nodes]
+        names = {one.partition("=")[0] for one in found}
+        is_independent = len(names) == len(found) and not any(ACTIVE in one for one in found)
+        return tuple(sorted(found) if is_independent else found)
+
+    def assignment(self, node: Node, depth: int) -> str:
+        name = node.child_by_field_name("name")
+        value = node.child_by_field_name("value")
+        if name is None:
+            raise _UnreadableError
+        end = value.start_byte if value is not None else node.end_byte
+        head = self.source[node.start_byte : end].decode()
+        if value is None:
+            return head
+        if value.type == "array":
+            return head + ACTIVE + self.text(value)
+        return head + self.word(value, depth + 1)
+
+    def redirected(self, node: Node, depth: int) -> Form:
+        body = node.child_by_field_name("body")
+        words: list[str] = []
+        redirects: list[Form] = []
+        piped: list[Form] = []
+        # The operands after `> file` belong to the command, so they are read first.
+        for child in node.children:
+            if child.type == "file_redirect":
+                redirects += self.redirect(child, words, depth)
+            elif child.type == "heredoc_redirect":
+                self.heredoc(child, redirects, words, piped, depth)
+            elif child.type == "herestring_redirect":
+                redirects.append(self.herestring(child, depth))
+        if body is None:
+            form: Form = ("command", (), (), tuple(redirects))
+        elif body.type == "command":
+            form = self.command(body, depth, words=words, redirects=redirects)
+        elif words:
+            raise _UnreadableError
+        else:
+            form = _redirected(self.statement(body, depth + 1), tuple(redirects))
+        return ("|", form, *piped) if piped else form
+
+    def heredoc(
+        self,
+        node: Node,
+        redirects: list[Form],
+        words: list[str],
+        piped: list[Form],
+        depth: int,
+    ) -> None:
+        """Read a here-document and what stands behind it on its line."""
+        mark = body = ""
+        strips_tabs = False
+        place = len(redirects)
+        for child in node.children:
+            kind = child.type
+            if kind == "<<-":
+                strips_tabs = True
+            elif kind == "heredoc_start":
+                mark = self.text(child)
+            elif kind == "heredoc_body":
+                body = self.text(child)
+            elif kind == "pipeline":
+                piped += [
+                    self.scoped(c, depth + 1) for c in child.children if c.type not in ("|", "|&")
+                ]
+                if any(c.type == "|&" for c in child.children):
+                    raise _UnreadableError
+            elif kind == "file_redirect":
+                redirects += self.redirect(child, words, depth)
+            elif kind not in ("<<", "heredoc_end", "file_descriptor"):
+                raise _UnreadableError
+        if strips_tabs:
+            body = re.sub(r"(?m)^\t+", "", body)
+        is_quoted = any(quote in mark for quote in "'\"\\")
+        expands = not is_quoted and any(sign in body for sign in "$`\\")
+        redirects.insert(place, ("0", "<<", body, expands))
+
+    def herestring(self, node: Node, depth: int) -> Form:
+        return ("0", "<<<", self.word(node.children[-1], depth + 1))
+
+    def redirect(self, node: Node, words: list[str], depth: int) -> list[Form]:
+        """One redirection as (descriptor, mode, target); `&> f` is `> f 2>&1`."""
+        number = operator = ""
+        target: str | None = None
+        for child in node.children:
+            if child.type == "file_descriptor":
+                number = self.text(child)
+            elif not child.is_named:
+                operator = child.type
+            elif target is None:
+                target = self.word(child, depth + 1)
+            else:
+                words.append(self.word(child, depth + 1))
+        target = target or ""
+        is_duplicate = operator in (">&", "<&") and (target.isdigit() or target == "-")
+        if not is_duplicate and target:
+            target = self.path(target)
+        if operator in ("&>", "&>>") or (operator == ">&" and not is_duplicate and not number):
+            return [("1", ">>" if operator == "&>>" else ">", target), ("2", ">&", "1")]
+        return [(number or ("0" if operator.startswith("<") else "1"), operator, target)]
+
+    # Commands and words
+
+    def command(
+        self,
+        node: Node,
+        depth: int,
+        *,
+        words: Iterable[str] = (),
+        redirects: Iterable[Form] = (),
+    ) -> Form:
+        environment: list[Node] = []
+        own_words: list[str] = []
+        own_redirects: list[Form] = []
+        for child in node.children:
+            kind = child.type
+            if kind == "variable_assignment":
+                environment.append(child)
+            elif kind == "command_name":
+                own_words.append(self.word(child.children[0], depth + 1))
+            elif kind == "file_redirect":
+                own_redirects += self.redirect(child, own_words, depth)
+            elif kind == "herestring_redirect":
+                own_redirects.append(self.herestring(child, depth))
+            elif kind != "comment":
+                own_words.append(self.word(child, depth + 1))
+        return self.simple(
+            self.environment(environment, depth),
+            [*own_words, *words],
+            (*own_redirects, *redirects),
+        )
+
+    def simple(
+        self, environment: tuple[str, ...], words: list[str], redirects: tuple[Form, ...]
+    ) -> Form:
+        if not words:
+            return ("command", environment, (), redirects)
+        if words[0] in ("cd", "pushd", "popd"):
+            return self.changed_folder(environment, words, redirects)
+        arguments = arguments_of(words, self.path)
+        self.note(arguments, redirects)
+        return ("command", environment, arguments.effect, redirects)
+
+    def note(self, arguments: Arguments, redirects: tuple[Form, ...]) -> None:
+        """Keep what the command acts on, for the level `target`."""
+        objects = list(arguments.operands)
+        for descriptor, mode, target, *_ in redirects:
+            if mode in ("<<", "<<<") and objects and objects[0] in _INTERPRETERS:
+                objects.append(("<<", target))
+            elif mode not in ("<<", "<<<", ">&", "<&") and target != "/dev/null":
+                objects.append((descriptor, target))
+        self.commands.append(tuple(objects))
+
+    def changed_folder(
+        self, environment: tuple[str, ...], words: list[str], redirects: tuple[Form, ...]
+    ) -> Form:
+        if words[0] != "cd" or len(words) != 2 or plain_text(words[1]) in (None, "", "-"):
+            self.folder = None
+            self.commands.append(tuple(words))
+            return ("command", environment, tuple(words), redirects)
+        folder = self.path(words[1])
+        if folder == self.folder == self.cwd and not redirects and not environment:
+            return _NOTHING
+        self.folder = folder if folder.startswith("/") else None
+        self.commands.append(("cd", folder))
+        return ("command", environment, ("cd", folder), redirects)
+
+    def path(self, word: str) -> str:
+        """A word that is known to be a path, resolved where that is certain."""
+        home = word.startswith(ACTIVE + "~")
+        if home and (word[2:3] in ("", "/")):
+            resolved = absolute(word[1:], self.cwd)
+            return word if resolved.startswith("~") else resolved
+        if home or not word or QUOTED in word or "$" in word or "`" in word:
+            return word
+        if ".." in word and ACTIVE in word:
+            return word
+        return absolute(f"./{word}" if word.startswith("~") else word, self.folder)
+
+    def word(self, node: Node, depth: int) -> str:
+        """A word with its quoting resolved; what is still active is marked (see `words`)."""
+        if depth > _MAX_DEPTH:
+            raise _UnreadableError
+        kind = node.type
+        if kind == "raw_string":
+            return self.text(node)[1:-1]
+        if kind == "string":
+            return self.joined(node, depth, is_quoted=True)
+        if kind in ("concatenation", "array"):
+            return self.joined(node, depth, is_quoted=False)
+        if kind in ("command_substitution", "process_substitution"):
+            return ACTIVE + self.substitution(node, depth)
+        if kind in ("simple_expansion", "expansion"):
+            return ACTIVE + self.expansion(node)
+        if kind == "ansi_c_string":
+            return ACTIVE + self.text(node)
+        return unquoted(self.text(node))
+
+    def joined(self, node: Node, depth: int, *, is_quoted: bool) -> str:
+        """The pieces of a composite word with the text between them."""
+        start, end = node.start_byte, node.end_byte
+        if is_quoted:
+            start, end = start + 1, end - 1
+        parts: list[str] = []
+        at = start
+        for child in node.children:
+            if child.type in ("string_content", '"') or child.start_byte < start:
+                continue
+            if is_quoted and child.is_named:
+                # The tree counts blanks before an expansion as part of it.
+                text = self.text(child)
+                begin = child.start_byte + len(text) - len(text.lstrip())
+                parts.append(_double_quoted(self.source[at:begin].decode()))
+                parts.append(self.quoted(child, depth + 1))
+                at = child.end_byte
+            elif not is_quoted:
+                parts.append(unquoted(self.source[at : child.start_byte].decode()))
+                parts.append(self.word(child, depth + 1))
+                at = child.end_byte
+        rest = self.source[at:end].decode()
+        parts.append(_double_quoted(rest) if is_quoted else unquoted(rest))
+        return "".join(parts)
+
+    def quoted(self, node: Node, depth: int) -> str:
+        if node.type == "command_substitution":
+            return QUOTED + self.substitution(node, depth)
+        if node.type in ("simple_expansion", "expansion"):
+            return QUOTED + self.expansion(node)
+        return QUOTED + self.text(node).strip()
+
+    def expansion(self, node: Node) -> str:
+        """`$x` and `${x}` are one; anything else stays as written."""
+        text = self.text(node).strip()
+        if match := re.fullmatch(r"\$(\w+|[@*#?$!-])|\$\{(\w+|[@*#?$!-])\}", text):
+            return f"${{{match[1] or match[2]}}}"
+        return text
+
+    def substitution(self, node: Node, depth: int) -> str:
+        """`$(...)` and backquotes: the script inside, in its own process."""
+        opening = node.children[0].type
+        if opening == "`" and "\\" in self.text(node):
+            return self.text(node)
+        folder, noted = self.folder, len(self.commands)
+        form = self.sequence(node.children[1:-1], depth)
+        self.folder = folder
+        del self.commands[noted:]
+        return f"{'$(' if opening == '`' else opening}{form!r})"
+
+
+def _double_quoted(text: str) -> str:
+    r"""Text between double quotes: a backslash is an escape only before ``$ ` " \\`` and newline."""
+    return re.sub(r'\\([$`"\\])|\\\n', lambda match: match[1] or "", text) if "\\" in text else text
+
+
+def _three(node: Node) -> tuple[Node, Node, Node]:
+    children = [child for child in node.children if child.type not in ("comment", "\n")]
+    if len(children) != 3:
+        raise _UnreadableError
+    return children[0], children[1], children[2]
+
+
+def _inside(node: Node) -> list[Node]:
+    return node.children[1:-1]
+
+
+def _redirected(form: Form, redirects: tuple[Form, ...]) -> Form:
+    if not redirects:
+        return form
+    if form[0] == "command":
+        return (*form[:3], form[3] + redirects)
+    return ("redirected", form, redirects)
+
+
+_READERS: dict[str, Callable[[_Reader, Node, int], Form]] = {
+    "command": _Reader.command,
+    "redirected_statement": _Reader.redirected,
+    "list": _Reader.listed,
+    "pipeline": _Reader.pipeline,
+    "negated_command": _Reader.negated,
+    "variable_assignment": _Reader.assignments,
+    "variable_assignments": _Reader.assignments,
+    "subshell": _Reader.subshell,
+    "compound_statement": _Reader.group,
+}

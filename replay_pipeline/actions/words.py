@@ -1,0 +1,30 @@
+"""Shell words as plain strings: quoting resolved, what the shell still acts on marked."""
+
+import re
+
+ACTIVE = "\x01"
+"""Stands before an unquoted glob, brace, tilde or expansion."""
+QUOTED = "\x02"
+"""Stands before an expansion inside double quotes."""
+
+_SPECIAL = re.compile(r"\\\n|\\(.)|([*?\[\]{}!])|\A(~)", re.DOTALL)
+_NEEDS_WORK = re.compile(r"[\\*?\[\]{}!~]")
+
+
+def unquoted(text: str) -> str:
+    """A bare word: escapes resolved, active characters marked."""
+    if not _NEEDS_WORK.search(text):
+        return text
+    return _SPECIAL.sub(_resolved, text)
+
+
+def _resolved(match: re.Match[str]) -> str:
+    if match[1] is not None:
+        return match[1]
+    active = match[2] or match[3]
+    return ACTIVE + active if active else ""
+
+
+def plain_text(word: str) -> str | None:
+    """The word when the shell hands it on as it is; `None` when it would be expanded."""
+    return None if ACTIVE in word or QUOTED in word else word

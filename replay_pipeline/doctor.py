@@ -1,0 +1,70 @@
+"""What may keep a run from working, found before it starts."""
+
+import importlib.metadata
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters import default_sources
+from replay_pipeline.settings import Settings
+
+_EXTRAS = {
+    "dagster": "dagster",
+    "data_juicer": "normalize",
+    "datasets": "publish",
+    "torch": "train",
+    "trl": "train",
+}
+_MIN_FREE_BYTES = 1_000_000_000
+
+
+def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One finding per check: `what`, `ok`, and a `detail` that says what to do if it is not."""
+    findings = [_python(), *map(_package, _EXTRAS), _disk(settings.data_dir), _sources(settings)]
+    for teacher in teachers:
+        problem = teacher["problem"]
+        detail = problem or (
+            f"{teacher['model']} at {teacher['base_url']}, "
+            f"${teacher['prompt_usd_per_mtok']} / ${teacher['completion_usd_per_mtok']} per million "
+            "tokens in / out"
+        )
+        findings.append(_finding(f"teacher {teacher['teacher']}", detail, ok=problem is None))
+    return findings
+
+
+def _finding(what: str, detail: str, *, ok: bool) -> dict[str, Any]:
+    return {"what": what, "ok": ok, "detail": detail}
+
+
+def _python() -> dict[str, Any]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    ok = sys.version_info >= (3, 11)
+    return _finding("python", version if ok else f"{version}: 3.11 or newer is needed", ok=ok)
+
+
+def _package(name: str) -> dict[str, Any]:
+    if importlib.util.find_spec(name) is None:
+        detail = f"not installed: pip install 'replay-pipeline[{_EXTRAS[name]}]'"
+        return _finding(name, detail, ok=False)
+    distribution = "py-data-juicer" if name == "data_juicer" else name
+    return _finding(name, importlib.metadata.version(distribution), ok=True)
+
+
+def _disk(data_dir: Path) -> dict[str, Any]:
+    there = next(p for p in (data_dir.absolute(), *data_dir.absolute().parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{free / 1e9:.1f} GB free under {data_dir}"
+    return _finding("disk", detail, ok=free >= _MIN_FREE_BYTES)
+
+
+def _sources(settings: Settings) -> dict[str, Any]:
+    sources = list(settings.ingest.sources) or default_sources()
+    if not sources:
+        detail = "no folder of Claude Code found: name your sessions in `ingest.sources`"
+        return _finding("sessions", detail, ok=False)
+    missing = [str(path) for path in sources if not path.exists()]
+    detail = f"no such path: {', '.join(missing)}" if missing else ", ".join(map(str, sources))
+    return _finding("sessions", detail, ok=not missing)

@@ -1,0 +1,90 @@
+"""Agent-trace rows: one session per row as chat messages, the way `datasets` yields them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.base import ReadCounts, SessionLog
+from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.json_lines import (
+    Spans,
+    arguments_text,
+    as_dict,
+    as_list,
+    as_text,
+    objects_in,
+    read_objects,
+    text_in,
+)
+
+
+class AgentTraces:
+    """Reads JSON lines with `messages` (OpenAI form), and `tools` where they were recorded."""
+
+    name = "agent_traces"
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether the first row holds chat messages."""
+        line = head.split(b"\n", 1)[0]
+        for row in objects_in(line, ReadCounts()):
+            messages = as_list(row.get("messages"))
+            return bool(messages) and "role" in as_dict(messages[0])
+        start = head[:4096]
+        return start.startswith(b"{") and b'"messages"' in start and b'"role"' in start
+
+    def read(
+        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
+    ) -> Iterator[SessionLog]:
+        """One conversation per row."""
+        spans = Spans(counts, start, end)
+        for number, (offset, row) in enumerate(read_objects(path, spans)):
+            messages = as_list(row.get("messages"))
+            if not messages:
+                spans.at(offset).skipped["no_message"] += 1
+                continue
+            spans.at(offset).rows_used += 1
+            yield _session(row, messages, f"{path.stem}-{number}", offset)
+
+
+def _session(row: dict[str, Any], messages: list[Any], name: str, offset: int) -> SessionLog:
+    metadata = as_dict(row.get("metadata"))
+    talk = Conversation(as_text(row.get("session_id")) or name, "agent_traces")
+    talk.agent = as_text(row.get("harness")) or talk.agent
+    talk.model = as_text(row.get("model")) or as_text(metadata.get("model"))
+    talk.cwd = as_text(metadata.get("cwd"))
+    talk.tools = [tool for tool in as_list(row.get("tools")) if _is_tool(tool)]
+    for message in map(as_dict, messages):
+        role = message.get("role")
+        text = text_in(message.get("content"))
+        if role == "assistant":
+            talk.close()
+            turn = talk.assistant(offset=offset)
+            if text:
+                turn.texts.append(text)
+            thinking = as_text(message.get("reasoning_content")) or as_text(message.get("thinking"))
+            if thinking:
+                turn.thinking.append(thinking)
+            for call in map(as_dict, as_list(message.get("tool_calls"))):
+                function = as_dict(call.get("function")) or call
+                arguments = arguments_text(function.get("arguments"))
+                name_ = as_text(function.get("name")) or ""
+                talk.call(turn, as_text(call.get("id")), name_, arguments)
+        elif role == "tool":
+            talk.result(_answered(talk, message), text)
+        elif text:
+            talk.user(text, offset=offset, kind="user" if role == "user" else "meta")
+    return talk.log()
+
+
+def _answered(talk: Conversation, message: dict[str, Any]) -> str:
+    """The call that a result answers: the named one, or the first that has none."""
+    call_id = as_text(message.get("tool_call_id"))
+    if call_id is not None or not talk.turns:
+        return call_id or ""
+    turn = talk.turns[-1]
+    return next((call.id for call in turn.calls if call.id not in turn.results), "")
+
+
+def _is_tool(value: Any) -> bool:
+    function = as_dict(as_dict(value).get("function"))
+    return as_text(function.get("name")) is not None

@@ -1,0 +1,166 @@
+"""What every ingester speaks: a session as a tree of turns, and the protocol to read one.
+
+An ingester turns one file into `SessionLog`s. Everything after it (labels, redaction, tables,
+materialisation) knows only these records, so that another agent needs nothing but a reader.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from replay_pipeline.types import Tool
+
+NO_RESULT = "[no result]"
+"""Stands for the result of a call that the log never answered."""
+CLEARED_RESULT = "[Old tool result content cleared]"
+"""Stands for a result that the agent itself, or a windowing policy, took out of the prefix."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Prompt and completion tokens that the provider recorded for one message."""
+
+    n_input: int = 0
+    n_cache_creation: int = 0
+    n_cache_read: int = 0
+    n_output: int = 0
+
+    @property
+    def n_context(self) -> int:
+        """Tokens of the whole prompt, cached or not."""
+        return self.n_input + self.n_cache_creation + self.n_cache_read
+
+
+@dataclass(slots=True)
+class Call:
+    """One tool call; `arguments` is JSON text as it was recorded."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class Result:
+    """What the tool, the user or the harness answered to one call."""
+
+    text: str
+    is_error: bool = False
+    denial: str | None = None
+    """`user-rejected` or `automode-blocked` where the log says so."""
+    feedback: str | None = None
+    """The user's own words with a rejection."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One message group: a user message, or one assistant API message with all its results."""
+
+    parent: "Turn | None" = field(repr=False)
+    kind: str
+    """`assistant`, `user`, `summary`, `meta`, `command`, `queued`, `attachment`, `interrupt`,
+    `task_notification` or `microcompact`."""
+    offset: int
+    """Byte offset of its first row in the file."""
+    uuid: str
+    segment: int = 0
+    """Number of compactions before it on this file."""
+    agent: str = ""
+    """Empty for the main conversation, else the subagent."""
+    timestamp: str | None = None
+    model: str | None = None
+    version: str | None = None
+    cwd: str | None = None
+    message_id: str | None = None
+    stop_reason: str | None = None
+    usage: Usage | None = None
+    texts: list[str] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    results: dict[str, Result] = field(default_factory=dict)
+    flags: set[str] = field(default_factory=set)
+    cleared: list[str] = field(default_factory=list)
+    """Call ids whose results the model no longer saw from here on."""
+    index: int = -1
+    """Position among the turns of its session, in the order of the file."""
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the student decided something here."""
+        return self.kind == "assistant" and "copy" not in self.flags
+
+
+@dataclass(slots=True)
+class SessionLog:
+    """One conversation of a file: the main one, or one subagent's."""
+
+    session_id: str
+    agent: str
+    """Name of the coding agent, e.g. `claude_code`."""
+    turns: list[Turn]
+    """In the order of the file; a parent comes before its children."""
+    agent_id: str | None = None
+    parent_session_id: str | None = None
+    tools: list[Tool] = field(default_factory=list)
+    """Tool definitions, where the log records them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSlice:
+    """A range of bytes of one session file; `end` is `None` for all there is.
+
+    States whose first row begins in `[start, end)` belong to the slice. The whole file is read
+    as context, so that slices of one file add up to the file.
+    """
+
+    path: Path
+    start: int = 0
+    end: int | None = None
+    revision: str = ""
+    """Names the content of a file that was rewritten in place after it had been read."""
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """Every row that went in, and what became of it."""
+
+    rows: int = 0
+    rows_used: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    """Repairs that lost nothing: glued lines, phantom parents, replaced surrogates."""
+
+    def add(self, other: "ReadCounts") -> None:
+        """Add the counts of another file."""
+        self.rows += other.rows
+        self.rows_used += other.rows_used
+        self.skipped.update(other.skipped)
+        self.notes.update(other.notes)
+
+
+class Ingester(Protocol):
+    """Reads the session files of one coding agent."""
+
+    name: str
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether a file that starts with `head` is one of this agent's."""
+        ...
+
+    def read(
+        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
+    ) -> Iterable[SessionLog]:
+        """The conversations in `path`; never raises for what is in the file.
+
+        The whole file is read; rows that begin in `[start, end)` are counted in `counts`.
+        """
+        ...
+
+
+def path_to(turn: Turn | None) -> Iterator[Turn]:
+    """The turns from `turn` up to its root."""
+    while turn is not None:
+        yield turn
+        turn = turn.parent

@@ -1,0 +1,319 @@
+"""Trace batches: which bytes of which session files make one unit of work.
+
+A batch is a fixed list of file slices, written once as a manifest. The manifests are the only
+memory: what they cover is known, everything else is new.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.errors import IngestError, StorageError
+from replay_pipeline.ingesters.base import SourceSlice
+from replay_pipeline.ingesters.corpus import session_files
+from replay_pipeline.settings import environment
+from replay_pipeline.tables import written_whole
+
+logger = logging.getLogger(__name__)
+
+_TAIL_BYTES = 4_096
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a file has been read, and what it looked like there."""
+
+    path: Path
+    offset: int
+    size_bytes: int
+    mtime_ns: int
+    tail_sha: str
+    revision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceBatch:
+    """The unit of work: a key without commas, and the slices it stands for."""
+
+    key: str
+    slices: tuple[SourceSlice, ...]
+    cursors: tuple[Cursor, ...] = ()
+    """One per slice: the state of its file when the batch was made."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of session files in the batch."""
+        return sum((source.end or 0) - source.start for source in self.slices)
+
+    def to_json(self) -> str:
+        """The manifest: equal batches give equal text."""
+        return json.dumps(_as_json(self), indent=2, sort_keys=True) + "\n"
+
+
+def default_sources() -> list[Path]:
+    """The folders where Claude Code keeps this user's sessions."""
+    configured = environment("CLAUDE_CONFIG_DIR")
+    roots = [Path(part) for part in (configured or "").split(",") if part.strip()]
+    if not roots:
+        home = environment("HOME") or environment("USERPROFILE")
+        roots = [Path(home) / ".claude", Path(home) / ".config" / "claude"] if home else []
+    folders = [root.expanduser() / "projects" for root in roots]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def discover(
+    sources: Sequence[Path] = (),
+    *,
+    known: Mapping[str, TraceBatch] | Iterable[TraceBatch] = (),
+    max_batch_bytes: int = 32_000_000,
+    max_batch_sessions: int = 64,
+    settle_s: float = 0.0,
+    now: datetime | None = None,
+) -> list[TraceBatch]:
+    """Batches of everything in `sources` that no batch in `known` covers.
+
+    Without `sources`, the folders of this user's Claude Code are searched. A session and its
+    subagents are never parted. A file that was written to less than `settle_s` seconds before
+    `now` is left for the next call, so that no message is taken half written.
+
+    Raises:
+        IngestError: a source does not exist.
+    """
+    known = list(known.values() if isinstance(known, Mapping) else known)
+    cursors = _last_cursors(known)
+    now = now or datetime.now(UTC)
+    groups: list[list[tuple[SourceSlice, Cursor]]] = []
+    for group in _groups(_files(sources)):
+        new = [found for path in group if (found := _new_bytes(path, cursors, settle_s, now))]
+        if new:
+            groups.append(new)
+    batches: list[TraceBatch] = []
+    last_key = max((batch.key for batch in known), default="")
+    for members in _packed(groups, max_batch_bytes, max_batch_sessions):
+        last_key = _next_key(last_key, members)
+        batches.append(
+            TraceBatch(last_key, tuple(s for s, _ in members), tuple(c for _, c in members))
+        )
+    return batches
+
+
+def _next_key(last_key: str, members: list[tuple[SourceSlice, Cursor]]) -> str:
+    """A key that sorts after `last_key`: day of the newest file, number on that day, content."""
+    newest_s = max(cursor.mtime_ns for _, cursor in members) // 1_000_000_000
+    day = max(datetime.fromtimestamp(newest_s, UTC).date().isoformat(), last_key[:10])
+    number = int(last_key[11:15]) + 1 if last_key[:10] == day else 1
+    return f"{day}-{number:04d}-{_content_hash(members)}"
+
+
+def _files(sources: Sequence[Path]) -> list[Path]:
+    files: set[Path] = set()
+    for source in sources or default_sources():
+        path = Path(source).expanduser()
+        if path.is_dir():
+            files.update(session_files(path))
+        elif path.is_file():
+            files.add(path)
+        else:
+            raise IngestError(f"{path}: no such file or folder; check the ingest sources")
+    return sorted(path.resolve() for path in files)
+
+
+def _groups(files: list[Path]) -> list[list[Path]]:
+    """Files of one session: `<id>.jsonl` and whatever lies under `<id>/`."""
+    stems = {path.with_suffix("") for path in files}
+    groups: dict[Path, list[Path]] = {}
+    for path in files:
+        owner = next((above for above in path.parents if above in stems), path.with_suffix(""))
+        groups.setdefault(owner, []).append(path)
+    return [groups[owner] for owner in sorted(groups)]
+
+
+def _last_cursors(batches: Iterable[TraceBatch]) -> dict[Path, Cursor]:
+    cursors: dict[Path, Cursor] = {}
+    for batch in sorted(batches, key=lambda b: b.key):
+        for cursor in batch.cursors:
+            cursors[cursor.path] = cursor
+    return cursors
+
+
+def _new_bytes(
+    path: Path, cursors: Mapping[Path, Cursor], settle_s: float, now: datetime
+) -> tuple[SourceSlice, Cursor] | None:
+    """The slice of a file that no cursor covers, and the cursor after it."""
+    try:
+        stat = path.stat()
+        last = cursors.get(path)
+        if now.timestamp() - stat.st_mtime < settle_s:
+            return None
+        is_same = last is not None and (stat.st_size, stat.st_mtime_ns) == (
+            last.size_bytes,
+            last.mtime_ns,
+        )
+        start, revision = 0, ""
+        if last is not None:
+            if _tail_sha(path, last.offset) == last.tail_sha:
+                start, revision = last.offset, last.revision
+                if is_same:
+                    return None
+            else:
+                revision = _tail_sha(path, stat.st_size)[:6]
+        end = _complete_end(path, stat.st_size)
+        if end <= start:
+            return None
+        cursor = Cursor(path, end, stat.st_size, stat.st_mtime_ns, _tail_sha(path, end), revision)
+    except OSError as error:
+        logger.warning("%s: cannot be read (%s); left for the next time", path, error.strerror)
+        return None
+    return SourceSlice(path, start, end, revision), cursor
+
+
+def _tail_sha(path: Path, offset: int) -> str:
+    """Hash of the bytes right before `offset`; of nothing if the file is shorter."""
+    with path.open("rb") as file:
+        start = max(0, offset - _TAIL_BYTES)
+        file.seek(start)
+        tail = file.read(offset - start)
+    if len(tail) < offset - start:
+        return ""
+    return hashlib.blake2b(tail, digest_size=8).hexdigest()
+
+
+def _complete_end(path: Path, n_bytes: int) -> int:
+    """End of the last whole line; a last line that is valid JSON counts as whole."""
+    position = n_bytes
+    tail = b""
+    with path.open("rb") as file:
+        while position > 0:
+            step = min(1 << 16, position)
+            position -= step
+            file.seek(position)
+            tail = file.read(step) + tail
+            cut = tail.rfind(b"\n")
+            if cut >= 0:
+                position += cut + 1
+                tail = tail[cut + 1 :]
+                break
+    if not tail.strip():
+        return n_bytes
+    try:
+        json.loads(tail)
+    except (ValueError, RecursionError):
+        return position
+    return n_bytes
+
+
+def _packed(
+    groups: list[list[tuple[SourceSlice, Cursor]]], max_bytes: int, max_sessions: int
+) -> list[list[tuple[SourceSlice, Cursor]]]:
+    """Sessions in order, a new batch where a limit would be passed; none is ever empty."""
+    packed: list[list[tuple[SourceSlice, Cursor]]] = []
+    n_bytes = n_sessions = 0
+    for group in groups:
+        size = sum((s.end or 0) - s.start for s, _ in group)
+        if not packed or n_bytes + size > max_bytes or n_sessions + 1 > max_sessions:
+            packed.append([])
+            n_bytes = n_sessions = 0
+        packed[-1].extend(group)
+        n_bytes += size
+        n_sessions += 1
+    return packed
+
+
+def _content_hash(members: list[tuple[SourceSlice, Cursor]]) -> str:
+    text = "\n".join(f"{s.path.name}:{s.start}:{s.end}:{c.tail_sha}" for s, c in members)
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=3).hexdigest()
+
+
+def _manifest_path(root: Path, key: str) -> Path:
+    return root / "batches" / f"{key}.json"
+
+
+def write_manifest(batch: TraceBatch, root: Path) -> Path:
+    """Write `<root>/batches/<key>.json`; a manifest that is there already is left as it is.
+
+    Raises:
+        StorageError: the folder cannot be written, or another batch has this key.
+    """
+    path = _manifest_path(root, batch.key)
+    text = batch.to_json()
+    if path.exists():
+        if path.read_text("utf-8") != text:
+            raise StorageError(f"{path}: another batch has this key; manifests never change")
+        return path
+    with written_whole(path) as file:
+        file.write(text.encode())
+    return path
+
+
+def read_manifest(key: str, root: Path) -> TraceBatch:
+    """The batch that was written under `key`.
+
+    Raises:
+        IngestError: there is no such batch, or its manifest is damaged.
+    """
+    path = _manifest_path(root, key)
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise IngestError(f"{path}: no such batch; discover it first") from error
+    except (OSError, ValueError) as error:
+        raise IngestError(f"{path}: not a readable manifest ({error})") from error
+    return _from_json(value, path)
+
+
+def list_manifests(root: Path) -> list[TraceBatch]:
+    """Every batch under `root`, sorted by key: what `discover` calls `known`.
+
+    Raises:
+        IngestError: a manifest is damaged.
+    """
+    keys = sorted(path.stem for path in (root / "batches").glob("*.json"))
+    return [read_manifest(key, root) for key in keys]
+
+
+def _as_json(batch: TraceBatch) -> dict[str, Any]:
+    return {
+        "version": _VERSION,
+        "key": batch.key,
+        "files": [
+            {
+                "path": str(source.path),
+                "start": source.start,
+                "end": source.end,
+                "revision": source.revision,
+                "size_bytes": cursor.size_bytes,
+                "mtime_ns": cursor.mtime_ns,
+                "tail_sha": cursor.tail_sha,
+            }
+            for source, cursor in zip(batch.slices, batch.cursors, strict=True)
+        ],
+    }
+
+
+def _from_json(value: Any, path: Path) -> TraceBatch:
+    try:
+        if value["version"] != _VERSION:
+            raise IngestError(f"{path}: manifest version {value['version']}, expected {_VERSION}")
+        slices, cursors = [], []
+        for item in value["files"]:
+            file = Path(item["path"])
+            slices.append(SourceSlice(file, item["start"], item["end"], item["revision"]))
+            cursors.append(
+                Cursor(
+                    file,
+                    item["end"],
+                    item["size_bytes"],
+                    item["mtime_ns"],
+                    item["tail_sha"],
+                    item["revision"],
+                )
+            )
+        return TraceBatch(value["key"], tuple(slices), tuple(cursors))
+    except (KeyError, TypeError) as error:
+        raise IngestError(f"{path}: not a manifest ({error!r} is missing or wrong)") from error

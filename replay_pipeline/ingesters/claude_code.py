@@ -1,0 +1,550 @@
+"""Claude Code sessions: from rows of a log to a tree of turns.
+
+The log is a graph of rows, not a chat. One API message is several rows that share `message.id`,
+not always side by side; a tool result belongs to the message that owns its `tool_use_id`,
+whatever row it names as parent; rows without a message only carry the chain on; a compaction
+starts a new root. Grouped this way, the path from a turn to its root is what the model saw.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters import rows
+from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.json_lines import Spans
+from replay_pipeline.ingesters.rows import Block, Row
+
+logger = logging.getLogger(__name__)
+
+_HOUSEKEEPING_AGENTS = ("agent-acompact", "agent-aprompt_suggestion", "agent-aside_question")
+_COMMAND = re.compile(
+    r"\s*<(?:command-name|command-message|local-command-|bash-input|bash-stdout|bash-stderr)"
+)
+_UUID_FIELD = re.compile(rb'"uuid"\s*:\s*"([^"]+)"')
+_ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"})
+
+
+class _Tree:
+    """Turns of one chain of rows, built in a single pass."""
+
+    def __init__(self, path: Path | None, spans: Spans, agent: str = "") -> None:
+        self.turns: list[Turn] = []
+        self.path = path
+        self.spans = spans
+        self.counts = spans.inside
+        self.agent = agent
+        self.segment = 0
+        self.by_row: dict[str, Turn | None] = {}
+        self.by_message: dict[str, Turn] = {}
+        self.by_call: dict[str, Turn] = {}
+        self.tips: dict[bool, Turn | None] = {False: None, True: None}
+        self.agents: dict[str, _Tree] = {}
+        self.preserved: dict[str, _Preserved] = {}
+        self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
+        self.all_uuids: set[str] | None = None
+
+    def add(self, offset: int, row: Row) -> None:
+        """Take one row in; it is counted as used or skipped exactly once."""
+        self.counts = self.spans.at(offset)
+        uuid = row.uuid
+        if uuid is None:
+            self.counts.skipped["bookkeeping"] += 1
+            return
+        if uuid in self.by_row:
+            self.counts.skipped["duplicate_row"] += 1
+            return
+        parent_uuid = row.parent_uuid
+        is_side = bool(row.is_sidechain)
+        if parent_uuid is None:
+            parent = None
+        elif parent_uuid in self.preserved:
+            parent = self._below_preserved(parent_uuid, row)
+        elif parent_uuid in self.by_row:
+            parent = self.by_row[parent_uuid]
+        elif self._comes_later(parent_uuid):
+            self.waiting.setdefault(parent_uuid, []).append((offset, row, self.tips[is_side]))
+            return
+        else:
+            parent = self._instead_of_phantom(self.tips[is_side])
+        self._place(offset, row, parent)
+        if self.waiting:
+            self._wake(uuid)
+
+    def finish(self) -> None:
+        """Place the rows whose parent never came."""
+        while self.waiting:
+            uuid = next(iter(self.waiting))
+            for offset, row, tip in self.waiting.pop(uuid):
+                self._place(offset, row, self._instead_of_phantom(tip))
+                self._wake(row.uuid or "")
+        _thread_queued(self.turns)
+
+    def _wake(self, uuid: str) -> None:
+        ready = [uuid]
+        while ready:
+            for offset, row, _ in self.waiting.pop(ready.pop(), ()):
+                self._place(offset, row, self.by_row[row.parent_uuid or ""])
+                ready.append(row.uuid or "")
+
+    def _comes_later(self, uuid: str) -> bool:
+        if self.path is None:
+            return False
+        if self.all_uuids is None:
+            self.all_uuids = set()
+            with self.path.open("rb") as file:
+                for line in file:
+                    self.all_uuids.update(
+                        m.decode("utf-8", "replace") for m in _UUID_FIELD.findall(line)
+                    )
+        return uuid in self.all_uuids
+
+    def _instead_of_phantom(self, tip: Turn | None) -> Turn | None:
+        self.counts.notes["phantom_parent"] += 1
+        return tip
+
+    def _place(self, offset: int, row: Row, parent: Turn | None) -> None:
+        self.counts = self.spans.at(offset)
+        uuid = row.uuid or ""
+        if uuid in self.by_row:
+            self.counts.skipped["duplicate_row"] += 1
+            return
+        self.by_row[uuid] = parent
+        kind = row.type
+        if kind == "assistant" and row.message is not None:
+            self._assistant(offset, row, parent)
+        elif kind == "user" and row.message is not None:
+            self._user(offset, row, parent)
+        elif kind == "system":
+            self._system(offset, row, parent)
+        elif kind == "attachment":
+            self._attachment(offset, row, parent)
+        elif kind == "progress":
+            self._progress(offset, row)
+        elif kind in _ROW_TYPES:
+            self.counts.skipped["no_message"] += 1
+        else:
+            self.counts.skipped["unknown_type"] += 1
+
+    def _turn(self, offset: int, row: Row, parent: Turn | None, kind: str) -> Turn:
+        if parent is not None:
+            agent, segment = parent.agent, parent.segment
+        else:
+            agent, segment = self.agent, self.segment
+            if row.is_sidechain and not agent:
+                agent = row.agent_id or (row.uuid or "")[:8]
+        turn = Turn(
+            parent=parent,
+            kind=kind,
+            offset=offset,
+            uuid=row.uuid or "",
+            segment=segment,
+            agent=agent,
+            timestamp=row.timestamp,
+            version=row.version,
+            cwd=row.cwd,
+        )
+        self.turns.append(turn)
+        self.tips[bool(row.is_sidechain)] = turn
+        return turn
+
+    def _assistant(self, offset: int, row: Row, parent: Turn | None) -> None:
+        message = row.message
+        assert message is not None
+        if row.is_api_error_message or message.model == "<synthetic>":
+            self.counts.skipped["synthetic"] += 1
+            return
+        key = message.id or row.uuid or ""
+        turn = self.by_message.get(key)
+        if turn is None:
+            turn = self.by_message[key] = self._turn(offset, row, parent, "assistant")
+            turn.message_id = message.id
+            turn.model = message.model
+        self.by_row[row.uuid or ""] = turn
+        self.tips[bool(row.is_sidechain)] = turn
+        self.counts.rows_used += 1
+        turn.stop_reason = message.stop_reason or turn.stop_reason
+        usage = message.usage
+        if usage is not None:
+            n_output = usage.output_tokens or 0
+            if turn.usage is None or n_output > turn.usage.n_output:
+                turn.usage = Usage(
+                    usage.input_tokens or 0,
+                    usage.cache_creation_input_tokens or 0,
+                    usage.cache_read_input_tokens or 0,
+                    n_output,
+                )
+        if isinstance(message.content, str):
+            turn.texts.append(message.content)
+        else:
+            for block in message.content or ():
+                self._assistant_block(turn, block)
+
+    def _assistant_block(self, turn: Turn, block: Block) -> None:
+        kind = block.type
+        if kind == "tool_use":
+            call_id = block.id or f"{turn.uuid}-{len(turn.calls)}"
+            if call_id in self.by_call:
+                self.counts.notes["repeated_call"] += 1
+                return
+            arguments = memoryview(block.input).tobytes().decode("utf-8", "replace") or "{}"
+            turn.calls.append(Call(call_id, block.name or "", arguments))
+            self.by_call[call_id] = turn
+        elif kind == "text":
+            if block.text:
+                turn.texts.append(block.text)
+        elif kind == "thinking":
+            if block.thinking:
+                turn.thinking.append(block.thinking)
+        elif kind == "redacted_thinking":
+            turn.flags.add("redacted_thinking")
+        elif kind == "server_tool_use":
+            arguments = memoryview(block.input).tobytes().decode("utf-8", "replace")
+            turn.texts.append(f"[{block.name or 'server_tool'} {arguments}]")
+        elif kind.endswith("_tool_result"):
+            turn.texts.append(f"[{kind}]")
+        else:
+            self.counts.notes["unknown_block"] += 1
+
+    def _user(self, offset: int, row: Row, parent: Turn | None) -> None:
+        message = row.message
+        assert message is not None
+        uuid = row.uuid or ""
+        content = message.content
+        if row.is_visible_in_transcript_only and not row.is_compact_summary:
+            self.counts.skipped["transcript_only"] += 1
+            return
+        if isinstance(content, str):
+            self.counts.rows_used += 1
+            self.by_row[uuid] = self._user_turn(offset, row, parent, [content])
+            return
+        owner, texts, n_orphans = self._results(row, content or [])
+        if owner is not None:
+            parent = owner
+            self.by_row[uuid] = owner
+            self.tips[bool(row.is_sidechain)] = owner
+        elif n_orphans and not texts:
+            self.counts.skipped["orphan_result"] += 1
+            return
+        elif not texts:
+            self.counts.skipped["empty"] += 1
+            return
+        self.counts.rows_used += 1
+        if texts:
+            self.by_row[uuid] = self._user_turn(offset, row, parent, texts)
+
+    def _results(self, row: Row, blocks: list[Block]) -> tuple[Turn | None, list[str], int]:
+        owner: Turn | None = None
+        texts: list[str] = []
+        n_orphans = 0
+        for block in blocks:
+            if block.type == "tool_result":
+                turn = self.by_call.get(block.tool_use_id or "")
+                if turn is None:
+                    n_orphans += 1
+                    continue
+                owner = turn
+                if block.tool_use_id not in turn.results:
+                    turn.results[block.tool_use_id or ""] = Result(
+                        rows.text_of(block.content),
+                        bool(block.is_error),
+                        row.tool_denial_kind,
+                        row.user_feedback,
+                    )
+            elif block.type == "text":
+                texts.append(block.text or "")
+            else:
+                texts.append(f"[{block.type}]")
+        if n_orphans:
+            self.counts.notes["orphan_result"] += n_orphans
+        return owner, texts, n_orphans
+
+    def _user_turn(self, offset: int, row: Row, parent: Turn | None, texts: list[str]) -> Turn:
+        turn = self._turn(offset, row, parent, _user_kind(row, texts[0]))
+        turn.texts = texts
+        if row.interrupted_message_id and row.interrupted_message_id in self.by_message:
+            self.by_message[row.interrupted_message_id].flags.add("interrupted")
+        return turn
+
+    def _system(self, offset: int, row: Row, parent: Turn | None) -> None:
+        self.counts.rows_used += 1
+        subtype = row.subtype
+        if subtype == "compact_boundary":
+            self._compact(row)
+        elif subtype == "microcompact_boundary":
+            cleared = rows.loose(row.microcompact_metadata).get("compactedToolIds")
+            if isinstance(cleared, list) and cleared and parent is not None:
+                turn = self._turn(offset, row, parent, "microcompact")
+                turn.cleared = [item for item in cleared if isinstance(item, str)]
+                self.by_row[row.uuid or ""] = turn
+        elif row.retracted_message_uuids:
+            for uuid in row.retracted_message_uuids:
+                turn = self.by_row.get(uuid)
+                if turn is not None and turn.kind == "assistant":
+                    turn.flags.add("retracted")
+
+    def _compact(self, row: Row) -> None:
+        self.segment += 1
+        self.by_row[row.uuid or ""] = None
+        metadata = rows.loose(row.compact_metadata)
+        kept = self._kept_turns(metadata)
+        if not kept:
+            return
+        anchor = _anchor(metadata) or row.uuid or ""
+        preserved = _Preserved(anchor, row.uuid or "", kept)
+        for uuid in {anchor, *preserved.uuids(self.by_row)}:
+            self.preserved[uuid] = preserved
+
+    def _kept_turns(self, metadata: dict[str, Any]) -> list[Turn]:
+        """The turns that a compaction kept word for word, in order."""
+        listed = metadata.get("preservedMessages")
+        if isinstance(listed, dict) and isinstance(listed.get("uuids"), list):
+            turns = [self.by_row.get(u) for u in listed["uuids"] if isinstance(u, str)]
+            return list(dict.fromkeys(turn for turn in turns if turn is not None))
+        segment = metadata.get("preservedSegment")
+        if not isinstance(segment, dict):
+            return []
+        tail = self.by_row.get(str(segment.get("tailUuid")))
+        head = self.by_row.get(str(segment.get("headUuid")))
+        kept: list[Turn] = []
+        turn = tail
+        while turn is not None:
+            kept.append(turn)
+            if turn is head:
+                return kept[::-1]
+            turn = turn.parent
+        return []
+
+    def _below_preserved(self, uuid: str, row: Row) -> Turn | None:
+        preserved = self.preserved[uuid]
+        anchor = self.by_row.get(preserved.anchor)
+        if row.is_compact_summary:
+            return self.by_row.get(uuid)
+        if preserved.tail is None:
+            parent = anchor
+            for kept in preserved.turns:
+                parent = self._copy(kept, parent)
+            preserved.tail = parent
+        return preserved.tail
+
+    def _copy(self, turn: Turn, parent: Turn | None) -> Turn:
+        copy = Turn(
+            parent=parent,
+            kind=turn.kind,
+            offset=turn.offset,
+            uuid=turn.uuid,
+            segment=self.segment,
+            agent=turn.agent,
+            timestamp=turn.timestamp,
+            model=turn.model,
+            version=turn.version,
+            cwd=turn.cwd,
+            texts=turn.texts,
+            calls=turn.calls,
+            results=turn.results,
+            flags=turn.flags | {"copy"},
+        )
+        self.turns.append(copy)
+        return copy
+
+    def _attachment(self, offset: int, row: Row, parent: Turn | None) -> None:
+        self.counts.rows_used += 1
+        kind, text = _attachment_text(rows.loose(row.attachment))
+        if text:
+            turn = self._turn(offset, row, parent, kind)
+            turn.texts = [text]
+            self.by_row[row.uuid or ""] = turn
+
+    def _progress(self, offset: int, row: Row) -> None:
+        self.counts.rows_used += 1
+        found = rows.progress_row(row.data)
+        if found is None:
+            return
+        agent_id, inner = found
+        tree = self.agents.get(agent_id)
+        if tree is None:
+            tree = self.agents[agent_id] = _Tree(None, Spans(ReadCounts()), agent_id)
+        inner.version, inner.cwd = row.version, row.cwd
+        inner.uuid = inner.uuid or row.uuid
+        tip = tree.tips[False]
+        if inner.message is not None and inner.uuid not in tree.by_row:
+            tree._place(offset, inner, tip)
+
+
+def _thread_queued(turns: list[Turn]) -> None:
+    """Put user turns that arrived while the agent worked into its line.
+
+    A message that is typed during a tool loop, or a skill that one of several parallel calls
+    loads, hangs beside the loop in the log, although every later step saw it. Such a turn has
+    no answer of its own; it goes before the first step that was written after it.
+    """
+    children: dict[Turn, list[Turn]] = {}
+    for index, turn in enumerate(turns):
+        turn.index = index
+        if turn.parent is not None:
+            children.setdefault(turn.parent, []).append(turn)
+    for parent, below in list(children.items()):
+        if parent.kind != "assistant" or not parent.calls or len(below) < 2:
+            continue
+        for turn in below:
+            if turn.kind in _QUEUED_KINDS and turn not in children:
+                _thread(turn, parent, children)
+
+
+_QUEUED_KINDS = frozenset({"user", "queued", "meta", "attachment", "task_notification"})
+
+
+def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
+    above = parent
+    while True:
+        steps = [c for c in children.get(above, ()) if c.kind == "assistant"]
+        if not steps:
+            return
+        step = steps[-1]
+        if step.index > turn.index:
+            break
+        above = step
+    children[parent].remove(turn)
+    children[above].remove(step)
+    children[above].append(turn)
+    children[turn] = [step]
+    turn.parent, step.parent = above, turn
+
+
+class _Preserved:
+    """Messages that a compaction kept: they stand between the summary and what follows."""
+
+    def __init__(self, anchor: str, boundary: str, turns: list[Turn]) -> None:
+        self.anchor = anchor
+        self.boundary = boundary
+        self.turns = turns
+        self.tail: Turn | None = None
+
+    def uuids(self, by_row: dict[str, Turn | None]) -> list[str]:
+        """Rows of the kept turns: what follows may name any of them as parent."""
+        kept = set(map(id, self.turns))
+        return [uuid for uuid, turn in by_row.items() if id(turn) in kept]
+
+
+def _anchor(metadata: dict[str, Any]) -> str | None:
+    for key in ("preservedMessages", "preservedSegment"):
+        part = metadata.get(key)
+        if isinstance(part, dict) and isinstance(part.get("anchorUuid"), str):
+            return part["anchorUuid"]
+    return None
+
+
+def _user_kind(row: Row, text: str) -> str:
+    if row.is_compact_summary:
+        return "summary"
+    if _COMMAND.match(text):
+        return "command"
+    if text.startswith("[Request interrupted by user"):
+        return "interrupt"
+    if text.startswith("<task-notification>"):
+        return "task_notification"
+    return "meta" if row.is_meta else "user"
+
+
+_REMINDERS = frozenset(
+    {
+        "hook_additional_context",
+        "hook_blocking_error",
+        "edited_text_file",
+        "file",
+        "compact_file_reference",
+        "plan_mode",
+        "plan_mode_exit",
+        "read_truncation_notice",
+        "date_change",
+        "task_reminder",
+        "skill_listing",
+        "async_hook_response",
+    }
+)
+_TEXT_FIELDS = ("content", "text", "snippet", "additionalContext", "blockingError", "message")
+
+
+def _attachment_text(attachment: dict[str, Any]) -> tuple[str, str]:
+    """The kind of turn, and the text that the model was shown; empty for what it never saw."""
+    kind = attachment.get("type")
+    if kind == "queued_command":
+        return "queued", _plain(attachment.get("prompt"))
+    if not isinstance(kind, str) or kind not in _REMINDERS:
+        return "attachment", ""
+    parts = [_plain(attachment.get(key)) for key in _TEXT_FIELDS]
+    name = attachment.get("filename") or attachment.get("path")
+    if isinstance(name, str):
+        parts.insert(0, name)
+    text = "\n".join(part for part in parts if part)
+    return "attachment", f"<system-reminder>\n{text}\n</system-reminder>" if text else ""
+
+
+def _plain(value: Any) -> str:
+    """The text inside a string, blocks or nested content."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_plain, value)))
+    if isinstance(value, dict):
+        for key in (*_TEXT_FIELDS, "file", "prompt"):
+            if text := _plain(value.get(key)):
+                return text
+    return ""
+
+
+class ClaudeCode:
+    """Reads the session files of Claude Code, of both format eras."""
+
+    name = "claude_code"
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether rows of this format lie in `head`, the first bytes of a file."""
+        counts = ReadCounts()
+        for line in head.split(b"\n")[:50]:
+            for row in rows.repaired(line, counts):
+                if row.type in _ROW_TYPES and row.uuid and (row.session_id or row.message):
+                    return True
+                if row.type in {"summary", "file-history-snapshot", "queue-operation"}:
+                    return True
+        return b'"parentUuid"' in head and b'"sessionId"' in head
+
+    def read(
+        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
+    ) -> Iterator[SessionLog]:
+        """The main conversation of `path` and those of its subagents, each a log of its own."""
+        spans = Spans(counts, start, end)
+        if path.name.startswith(_HOUSEKEEPING_AGENTS):
+            for offset, _ in rows.read_rows(path, spans):
+                spans.at(offset).skipped["housekeeping_agent"] += 1
+            return
+        file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
+        tree = _Tree(path, spans, file_agent)
+        stem = path.stem
+        session_id: str | None = None
+        for offset, row in rows.read_rows(path, spans):
+            if session_id != stem and row.session_id and (not session_id or row.session_id == stem):
+                session_id = row.session_id
+            tree.add(offset, row)
+        tree.finish()
+        yield from _logs(tree, session_id or stem)
+
+
+def _logs(tree: _Tree, session_id: str) -> Iterator[SessionLog]:
+    by_agent: dict[str, list[Turn]] = {}
+    for turn in tree.turns:
+        by_agent.setdefault(turn.agent, []).append(turn)
+    for agent_id, inner in tree.agents.items():
+        by_agent.setdefault(agent_id, []).extend(inner.turns)
+    for agent_id, turns in by_agent.items():
+        for index, turn in enumerate(turns):
+            turn.index = index
+        yield SessionLog(
+            session_id=f"{session_id}.agent-{agent_id}" if agent_id else session_id,
+            agent="claude_code",
+            turns=turns,
+            agent_id=agent_id or None,
+            parent_session_id=session_id if agent_id else None,
+        )

@@ -1,0 +1,163 @@
+"""Codex CLI: rollout files, with and without the envelope of later versions."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
+from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.json_lines import (
+    Spans,
+    arguments_text,
+    as_count,
+    as_dict,
+    as_list,
+    as_text,
+    objects_in,
+    read_objects,
+    text_in,
+)
+
+_ENVELOPES = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
+_CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_CONTEXT = (
+    "<environment_context>",
+    "<user_instructions>",
+    "# AGENTS.md instructions",
+    "<permissions",
+)
+
+
+class Codex:
+    """Reads `rollout-*.jsonl`.
+
+    The log has no id per API message: what the model emits up to the next tool output or user
+    message is one decision.
+    """
+
+    name = "codex"
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether the first row is one of a rollout."""
+        counts = ReadCounts()
+        for row in objects_in(head.split(b"\n", 1)[0], counts):
+            if as_text(row.get("type")) in _ENVELOPES and isinstance(row.get("payload"), dict):
+                return True
+            return "instructions" in row and "id" in row and "timestamp" in row
+        return head.startswith(b'{"timestamp"') and b'"session_meta"' in head[:200]
+
+    def read(
+        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
+    ) -> Iterator[SessionLog]:
+        """The one conversation of a rollout."""
+        spans = Spans(counts, start, end)
+        talk = Conversation(path.stem, self.name)
+        for offset, row in read_objects(path, spans):
+            kind, payload = as_text(row.get("type")), as_dict(row.get("payload"))
+            if kind not in _ENVELOPES:
+                is_head = "instructions" in row
+                kind, payload = ("session_meta" if is_head else "response_item"), row
+            skipped = _take(talk, str(kind), payload, offset, as_text(row.get("timestamp")))
+            counted = spans.at(offset)
+            if skipped is None:
+                counted.rows_used += 1
+            else:
+                counted.skipped[skipped] += 1
+        yield talk.log()
+
+
+def _take(
+    talk: Conversation, kind: str, payload: dict[str, Any], offset: int, timestamp: str | None
+) -> str | None:
+    """Take one row in; gives the reason if it makes no turn."""
+    if kind == "session_meta":
+        if not talk.turns:
+            talk.session_id = as_text(payload.get("id")) or talk.session_id
+        talk.cwd = as_text(payload.get("cwd")) or talk.cwd
+        talk.version = as_text(payload.get("cli_version")) or talk.version
+        return None
+    if kind == "turn_context":
+        talk.cwd = as_text(payload.get("cwd")) or talk.cwd
+        talk.model = as_text(payload.get("model")) or talk.model
+        return None
+    if kind == "compacted":
+        talk.compacted(text_in(payload.get("message")), offset=offset, timestamp=timestamp)
+        return None
+    if kind == "event_msg":
+        return _event(talk, payload)
+    return _item(talk, payload, offset, timestamp)
+
+
+def _event(talk: Conversation, payload: dict[str, Any]) -> str | None:
+    if payload.get("type") != "token_count":
+        return "bookkeeping"
+    last = as_dict(as_dict(payload.get("info")).get("last_token_usage"))
+    if not last:
+        return "bookkeeping"
+    n_cached = as_count(last.get("cached_input_tokens"))
+    talk.usage(
+        Usage(
+            n_input=max(0, as_count(last.get("input_tokens")) - n_cached),
+            n_cache_read=n_cached,
+            n_output=as_count(last.get("output_tokens")),
+        )
+    )
+    return None
+
+
+def _item(
+    talk: Conversation, item: dict[str, Any], offset: int, timestamp: str | None
+) -> str | None:
+    kind = as_text(item.get("type"))
+    if kind == "message":
+        return _message(talk, item, offset, timestamp)
+    if kind == "reasoning":
+        text = text_in(item.get("summary"))
+        turn = talk.assistant(offset=offset, timestamp=timestamp)
+        if text:
+            turn.thinking.append(text)
+        return None
+    if kind in _CALLS:
+        turn = talk.assistant(offset=offset, timestamp=timestamp)
+        arguments = item.get("arguments")
+        if kind == "custom_tool_call":
+            arguments = {"input": item.get("input")}
+        elif kind == "local_shell_call":
+            arguments = {"command": as_list(as_dict(item.get("action")).get("command"))}
+        name = as_text(item.get("name")) or "shell"
+        talk.call(turn, as_text(item.get("call_id")), name, arguments_text(arguments))
+        return None
+    if kind in _OUTPUTS:
+        text, is_error = _output(item.get("output"))
+        is_known = talk.result(str(item.get("call_id")), text, is_error=is_error)
+        return None if is_known else "orphan_result"
+    return "unknown_type"
+
+
+def _message(
+    talk: Conversation, item: dict[str, Any], offset: int, timestamp: str | None
+) -> str | None:
+    text = text_in(item.get("content"))
+    if not text:
+        return "empty"
+    if item.get("role") == "assistant":
+        talk.assistant(offset=offset, timestamp=timestamp).texts.append(text)
+    else:
+        is_context = text.startswith(_CONTEXT) or item.get("role") != "user"
+        kind = "meta" if is_context else "user"
+        talk.user(text, offset=offset, timestamp=timestamp, kind=kind)
+    return None
+
+
+def _output(output: Any) -> tuple[str, bool]:
+    """Text of a tool output, and whether the call failed."""
+    if isinstance(output, dict):
+        return text_in(output.get("content")), output.get("success") is False
+    if isinstance(output, str) and output.startswith('{"output"'):
+        for value in objects_in(output.encode(), ReadCounts()):
+            code = as_dict(value.get("metadata")).get("exit_code")
+            return text_in(value.get("output")), code not in (None, 0)
+    text = text_in(output)
+    head = text[:200]
+    return text, "Exit code: " in head and "Exit code: 0" not in head

@@ -1,0 +1,113 @@
+"""A conversation without branches: what most agents log, put into turns."""
+
+from replay_pipeline.ingesters.base import Call, Result, SessionLog, Turn, Usage
+from replay_pipeline.types import Tool
+
+
+class Conversation:
+    """Builds the turns of one linear session, row by row."""
+
+    def __init__(self, session_id: str, agent: str) -> None:
+        self.session_id = session_id
+        self.agent = agent
+        self.turns: list[Turn] = []
+        self.tools: list[Tool] = []
+        self.cwd: str | None = None
+        self.model: str | None = None
+        self.version: str | None = None
+        self.segment = 0
+        self._tip: Turn | None = None
+        self._open: Turn | None = None
+        self._by_call: dict[str, Turn] = {}
+        self._n_messages = 0
+
+    def user(
+        self, text: str, *, offset: int, timestamp: str | None = None, kind: str = "user"
+    ) -> None:
+        """A message that the model was given."""
+        self._open = None
+        self._append(kind, offset, timestamp).texts.append(text)
+
+    def compacted(self, summary: str, *, offset: int, timestamp: str | None = None) -> None:
+        """History is replaced by a summary: a new root."""
+        self.segment += 1
+        self._tip = None
+        self.user(summary, offset=offset, timestamp=timestamp, kind="summary")
+
+    def assistant(
+        self, *, offset: int, timestamp: str | None = None, message_id: str | None = None
+    ) -> Turn:
+        """The model's message at this point: the one being built, or a new one."""
+        turn = self._open
+        is_other = message_id is not None and turn is not None and turn.message_id != message_id
+        if turn is None or is_other:
+            turn = self._append("assistant", offset, timestamp)
+            turn.message_id = message_id or f"{self.agent}:{self.session_id}:{self._n_messages}"
+            self._n_messages += 1
+            turn.model = self.model
+            self._open = turn
+        return turn
+
+    def close(self) -> None:
+        """The model's message is complete: what follows is another."""
+        self._open = None
+
+    def reopen(self, turn: Turn) -> None:
+        """Go on with a message whose calls were answered while it was written."""
+        self._open = turn
+
+    def call(self, turn: Turn, call_id: str | None, name: str, arguments: str) -> str:
+        """A call in the model's message; gives its id."""
+        call_id = call_id or f"{turn.message_id}-{len(turn.calls)}"
+        if call_id not in self._by_call:
+            turn.calls.append(Call(call_id, name, arguments))
+            self._by_call[call_id] = turn
+        return call_id
+
+    def result(self, call_id: str, text: str, *, is_error: bool = False) -> bool:
+        """The answer to a call; `False` if there was no such call."""
+        turn = self._by_call.get(call_id)
+        if turn is None:
+            return False
+        turn.results.setdefault(call_id, Result(text, is_error))
+        if turn is self._open:
+            self._open = None
+        return True
+
+    def usage(self, usage: Usage) -> None:
+        """Recorded tokens of the last message of the model that has none."""
+        for turn in reversed(self.turns):
+            if turn.kind == "assistant":
+                if turn.usage is None:
+                    turn.usage = usage
+                return
+
+    def log(self) -> SessionLog:
+        """The finished session; messages of the model without any content are left out."""
+        kept: list[Turn] = []
+        for turn in self.turns:
+            while turn.parent is not None and _is_empty(turn.parent):
+                turn.parent = turn.parent.parent
+            if not _is_empty(turn):
+                turn.index = len(kept)
+                kept.append(turn)
+        return SessionLog(self.session_id, self.agent, kept, tools=self.tools)
+
+    def _append(self, kind: str, offset: int, timestamp: str | None) -> Turn:
+        turn = Turn(
+            parent=self._tip,
+            kind=kind,
+            offset=offset,
+            uuid=f"{self.session_id}-{len(self.turns)}",
+            segment=self.segment,
+            timestamp=timestamp,
+            version=self.version,
+            cwd=self.cwd,
+        )
+        self.turns.append(turn)
+        self._tip = turn
+        return turn
+
+
+def _is_empty(turn: Turn) -> bool:
+    return turn.kind == "assistant" and not turn.texts and not turn.calls

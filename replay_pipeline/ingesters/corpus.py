@@ -1,0 +1,592 @@
+"""Ingestion of many files: dedup, labels, redaction, and the tables at rest."""
+
+import base64
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters.agent_traces import AgentTraces
+from replay_pipeline.ingesters.base import (
+    NO_RESULT,
+    Call,
+    Ingester,
+    ReadCounts,
+    SessionLog,
+    SourceSlice,
+    Turn,
+)
+from replay_pipeline.ingesters.claude_code import ClaudeCode
+from replay_pipeline.ingesters.codex import Codex
+from replay_pipeline.ingesters.fidelity import predict_context
+from replay_pipeline.ingesters.gemini_cli import GeminiCli
+from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
+from replay_pipeline.ingesters.opencode import OpenCode
+from replay_pipeline.ingesters.tool_schemas import ToolLearner
+from replay_pipeline.redact import Redactor, user_of
+from replay_pipeline.schemas import TABLES
+from replay_pipeline.tables import write_table, written_whole
+from replay_pipeline.types import Message, Progress, Tool
+
+logger = logging.getLogger(__name__)
+
+INGESTERS: tuple[Ingester, ...] = (ClaudeCode(), Codex(), GeminiCli(), OpenCode(), AgentTraces())
+"""Asked in this order whose file it is."""
+
+_HEAD_BYTES = 65_536
+_TAIL_BYTES = 4_096
+_SUFFIXES = frozenset({".jsonl", ".json"})
+_encode = msgspec.json.encode
+
+
+@dataclass(kw_only=True)
+class IngestReport:
+    """Everything that went in, and where it went."""
+
+    files: int = 0
+    bytes: int = 0
+    n_sessions: int = 0
+    n_turns: int = 0
+    n_states: int = 0
+    n_duplicate_states: int = 0
+    """Decisions that were already known: resume copies, forks, snapshots."""
+    rows: int = 0
+    rows_used: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Rows that make no turn, by reason; with `rows_used` they add up to `rows`."""
+    skipped_files: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
+    """Repairs that lost nothing."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, int] = field(default_factory=dict)
+    """Recorded tokens, each API message once."""
+    redactions: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(kw_only=True)
+class IngestResult:
+    """The tables of one ingestion, and its report."""
+
+    sessions: pa.Table
+    turns: pa.Table
+    states: pa.Table
+    tools: pa.Table
+    report: IngestReport
+
+
+def ingest(
+    paths: Path | str | SourceSlice | Iterable[Path | str | SourceSlice],
+    *,
+    redact: bool = True,
+    hash_project: bool = True,
+    known_state_ids: Collection[str] = frozenset(),
+    tool_overrides: Mapping[str, Tool] | None = None,
+    salt: str = "",
+    on_progress: Callable[[Progress], None] | None = None,
+) -> IngestResult:
+    """Read session files into tables.
+
+    `paths` are files, folders or slices of files. Each decision is taken once, by its message
+    id, over all files and `known_state_ids`. Equal input gives equal tables.
+
+    Raises:
+        IngestError: a path does not exist or cannot be read, or nothing in `paths` is a session.
+    """
+    slices = _slices(paths)
+    corpus = _Corpus(
+        redactor=Redactor(salt=salt) if redact else None,
+        hash_project=hash_project,
+        known=set(known_state_ids),
+    )
+    for n_done, source in enumerate(_in_order(slices), 1):
+        corpus.take(source)
+        if on_progress is not None:
+            on_progress(Progress(stage="ingest", n_done=n_done, n_total=len(slices)))
+    if slices and not corpus.n_read:
+        raise IngestError(_nothing_read(slices, corpus))
+    return corpus.result(tool_overrides)
+
+
+def _nothing_read(slices: list[SourceSlice], corpus: "_Corpus") -> str:
+    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped_files.items()))
+    where = slices[0].path if len(slices) == 1 else f"{len(slices)} files"
+    return f"{where}: not a session of an agent we know ({reasons}); give session .jsonl files"
+
+
+def _slices(
+    paths: Path | str | SourceSlice | Iterable[Path | str | SourceSlice],
+) -> list[SourceSlice]:
+    if isinstance(paths, (Path, str, SourceSlice)):
+        paths = [paths]
+    slices: list[SourceSlice] = []
+    for item in paths:
+        if isinstance(item, SourceSlice):
+            if not item.path.is_file():
+                raise IngestError(f"{item.path}: no such file; it is part of the batch")
+            slices.append(item)
+            continue
+        path = Path(item).expanduser()
+        if path.is_dir():
+            found = session_files(path)
+            if not found:
+                raise IngestError(f"{path}: no session files (.jsonl) in this folder")
+            slices.extend(SourceSlice(file) for file in found)
+        elif path.exists():
+            slices.append(SourceSlice(path))
+        else:
+            raise IngestError(f"{path}: no such file or folder")
+    return list(dict.fromkeys(slices))
+
+
+def session_files(folder: Path) -> list[Path]:
+    """Files under `folder` that may be sessions, sorted."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix in _SUFFIXES and path.is_file() and _may_be_session(path)
+    )
+
+
+def _may_be_session(path: Path) -> bool:
+    return not (path.name.endswith(".meta.json") or path.name == "journal.jsonl")
+
+
+def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
+    """Subagents before the sessions that quote them, long files before their partial copies."""
+
+    def key(source: SourceSlice) -> tuple[bool, int, str, int]:
+        try:
+            n_bytes = source.path.stat().st_size
+        except OSError:
+            n_bytes = 0
+        return (not source.path.name.startswith("agent-"), -n_bytes, str(source.path), source.start)
+
+    return sorted(slices, key=key)
+
+
+def state_id_of(turn: Turn) -> str:
+    """Stable under copies, forks, redaction and versions of this program."""
+    digest = hashlib.blake2b((turn.message_id or turn.uuid).encode(), digest_size=10).digest()
+    return "cc1_" + base64.b32encode(digest).decode().lower().rstrip("=")
+
+
+def _milliseconds(timestamp: str | None) -> int | None:
+    if not timestamp:
+        return None
+    try:
+        moment = datetime.fromisoformat(timestamp)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return round(moment.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+
+
+class _Columns:
+    """Rows of one table: the file at hand as lists, all before it as arrow batches."""
+
+    def __init__(self, name: str) -> None:
+        self.schema = TABLES[name]
+        self.open: dict[str, list[Any]] = {field.name: [] for field in self.schema}
+        self._closed: list[pa.RecordBatch] = []
+
+    def close(self) -> None:
+        """Turn what is open into a batch, which takes a fraction of the memory."""
+        if not self.open[self.schema.names[0]]:
+            return
+        arrays = []
+        for column in self.schema:
+            values = self.open[column.name]
+            if values and isinstance(values[0], bytes):
+                arrays.append(pa.array(values, pa.binary()).cast(column.type))
+            else:
+                arrays.append(pa.array(values, column.type))
+            values.clear()
+        self._closed.append(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+
+    def table(self) -> pa.Table:
+        """Everything, as one table."""
+        self.close()
+        return pa.Table.from_batches(self._closed, self.schema)
+
+
+class _Corpus:
+    """Columns of the tables while files come in."""
+
+    def __init__(self, *, redactor: Redactor | None, hash_project: bool, known: set[str]) -> None:
+        self.redactor = redactor
+        self.hash_project = hash_project
+        self.known = known
+        self.session_ids: set[str] = set()
+        self.sessions: list[dict[str, Any]] = []
+        self.turns = _Columns("turns")
+        self.states = _Columns("states")
+        self.tools = ToolLearner()
+        self.counts = ReadCounts()
+        self.skipped_files: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.usage: Counter[str] = Counter()
+        self.n_files = 0
+        self.n_read = 0
+        self.n_bytes = 0
+        self.n_duplicates = 0
+
+    def take(self, source: SourceSlice) -> None:
+        """Read one file; what is wrong with it is counted, not raised."""
+        self.n_files += 1
+        try:
+            with source.path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+                n_bytes = source.path.stat().st_size
+                end = n_bytes if source.end is None else min(source.end, n_bytes)
+                file.seek(max(0, end - _TAIL_BYTES))
+                tail = file.read(min(_TAIL_BYTES, end))
+        except OSError as error:
+            logger.warning("%s: cannot be read (%s)", source.path, error.strerror)
+            self.skipped_files["unreadable"] += 1
+            return
+        if not head.strip():
+            self.skipped_files["empty"] += 1
+            return
+        reader = next((i for i in INGESTERS if i.sniff(head)), None)
+        if reader is None:
+            self.skipped_files["foreign"] += 1
+            return
+        self.n_read += 1
+        self.n_bytes += end - source.start
+        counts = ReadCounts()
+        logs = list(reader.read(source.path, counts, source.start, end))
+        self.counts.add(counts)
+        origin = {
+            "source_path_sha": _sha(str(source.path)),
+            "source_size_bytes": n_bytes,
+            "source_offset_bytes": end,
+            "source_tail_sha": _sha(tail),
+        }
+        for position, log in enumerate(logs):
+            self._log(log, source, end, origin, counts if position == 0 else ReadCounts())
+        self.turns.close()
+        self.states.close()
+
+    def _log(
+        self,
+        log: SessionLog,
+        source: SourceSlice,
+        end: int,
+        origin: dict[str, Any],
+        counts: ReadCounts,
+    ) -> None:
+        users = frozenset(filter(None, {user_of(turn.cwd) for turn in log.turns}))
+        labels = label_turns(log.turns)
+        self._learn_tools(log)
+        fresh = self._fresh(log, source, end)
+        needed = _needed(log.turns, fresh)
+        if not needed and any(turn.is_state for turn in log.turns):
+            return
+        if self.redactor is not None:
+            self.redactor.prepare(_texts_of(needed), users=users)
+        session_id = self._unique_id(log, source, fresh)
+        self._turns(session_id, needed, users)
+        self._states(session_id, log, fresh, labels, users)
+        self.sessions.append(self._session(session_id, log, needed, fresh, origin, counts))
+
+    def _fresh(self, log: SessionLog, source: SourceSlice, end: int) -> list[tuple[str, Turn]]:
+        """The states that begin in the slice and are not known yet."""
+        fresh = []
+        for turn in log.turns:
+            if not turn.is_state or not source.start <= turn.offset < end:
+                continue
+            state_id = state_id_of(turn)
+            if state_id in self.known:
+                self.n_duplicates += 1
+                continue
+            self.known.add(state_id)
+            fresh.append((state_id, turn))
+            if turn.usage is not None:
+                usage = turn.usage
+                self.usage["input_tokens"] += usage.n_input
+                self.usage["cache_creation_input_tokens"] += usage.n_cache_creation
+                self.usage["cache_read_input_tokens"] += usage.n_cache_read
+                self.usage["output_tokens"] += usage.n_output
+        return fresh
+
+    def _unique_id(
+        self, log: SessionLog, source: SourceSlice, fresh: list[tuple[str, Turn]]
+    ) -> str:
+        """The session's id; a second file under the same id gets a name by its own content."""
+        session_id = log.session_id
+        if source.revision:
+            session_id += f"~{source.revision}"
+        if session_id in self.session_ids and fresh:
+            session_id += f"~{fresh[0][0][-6:]}"
+        self.session_ids.add(session_id)
+        return session_id
+
+    def _learn_tools(self, log: SessionLog) -> None:
+        for tool in log.tools:
+            self.tools.record(tool)
+        for turn in log.turns:
+            if "copy" in turn.flags:
+                continue
+            for call in turn.calls:
+                result = turn.results.get(call.id)
+                if result is not None and result.is_error:
+                    kind = judge_result(result)[1]
+                    if kind in {"invalid_input", "no_such_tool"}:
+                        continue
+                self.tools.see(call.name, call.arguments, turn.version)
+
+    def _clean(self, text: str, users: frozenset[str]) -> str:
+        return text if self.redactor is None else self.redactor.text(text, users=users)
+
+    def _arguments(self, text: str, users: frozenset[str]) -> str:
+        """Arguments with every string in them redacted, else as they were recorded."""
+        if self.redactor is None:
+            return text
+        value = _loaded(text)
+        if value is text:
+            return self._clean(text, users)
+        clean = self._cleaned(value, users)
+        return text if clean == value else _encode(clean).decode()
+
+    def _cleaned(self, value: Any, users: frozenset[str]) -> Any:
+        if isinstance(value, str):
+            return self._clean(value, users)
+        if isinstance(value, list):
+            return [self._cleaned(item, users) for item in value]
+        if isinstance(value, dict):
+            return {self._clean(k, users): self._cleaned(v, users) for k, v in value.items()}
+        return value
+
+    def _tool_calls(self, calls: Sequence[Call], users: frozenset[str]) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": self._arguments(call.arguments, users),
+                },
+            }
+            for call in calls
+        ]
+
+    def _messages(self, turn: Turn, users: frozenset[str]) -> list[Message]:
+        text = self._clean("\n\n".join(turn.texts), users)
+        if turn.kind == "microcompact":
+            return []
+        if turn.kind != "assistant":
+            return [{"role": "user", "content": text}]
+        message: Message = {"role": "assistant", "content": text}
+        if not turn.calls:
+            return [message]
+        message["tool_calls"] = self._tool_calls(turn.calls, users)
+        messages = [message]
+        for call in turn.calls:
+            result = turn.results.get(call.id)
+            content = self._clean(result.text, users) if result is not None else NO_RESULT
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+        return messages
+
+    def _turns(self, session_id: str, turns: list[Turn], users: frozenset[str]) -> None:
+        columns = self.turns.open
+        for turn in turns:
+            usage = turn.usage
+            columns["session_id"].append(session_id)
+            columns["turn_idx"].append(turn.index)
+            columns["parent_turn_idx"].append(turn.parent.index if turn.parent else None)
+            columns["segment"].append(turn.segment)
+            columns["kind"].append(turn.kind)
+            columns["timestamp"].append(_milliseconds(turn.timestamp))
+            columns["model"].append(turn.model)
+            columns["cwd"].append(self._clean(turn.cwd, users) if turn.cwd else None)
+            columns["messages_json"].append(_encode(self._messages(turn, users)))
+            thinking = "\n\n".join(turn.thinking)
+            columns["thinking"].append(self._clean(thinking, users) or None)
+            columns["n_input_tokens"].append(usage.n_input if usage else None)
+            columns["n_cache_creation_tokens"].append(usage.n_cache_creation if usage else None)
+            columns["n_cache_read_tokens"].append(usage.n_cache_read if usage else None)
+            columns["n_output_tokens"].append(usage.n_output if usage else None)
+            flags = [*sorted(turn.flags), *(f"clear:{call_id}" for call_id in turn.cleared)]
+            columns["flags"].append(flags)
+
+    def _states(
+        self,
+        session_id: str,
+        log: SessionLog,
+        fresh: list[tuple[str, Turn]],
+        labels: Mapping[Turn, Label],
+        users: frozenset[str],
+    ) -> None:
+        predicted = predict_context(log.turns)
+        depth = _depths(log.turns)
+        columns = self.states.open
+        for state_id, turn in fresh:
+            label = labels[turn]
+            self.outcomes[label.outcome] += 1
+            calls = self._tool_calls(turn.calls, users)
+            n_context = turn.usage.n_context if turn.usage else 0
+            recovered_by = label.recovered_by
+            columns["state_id"].append(state_id)
+            columns["session_id"].append(session_id)
+            columns["turn_idx"].append(turn.index)
+            columns["depth"].append(depth[turn])
+            columns["segment"].append(turn.segment)
+            columns["student_model"].append(turn.model)
+            columns["cwd"].append(self._clean(turn.cwd, users) if turn.cwd else None)
+            columns["action_text"].append(self._clean("\n\n".join(turn.texts), users))
+            columns["action_tool_calls_json"].append(_encode(calls).decode() if calls else None)
+            columns["outcome"].append(label.outcome)
+            columns["error_kind"].append(label.error_kind)
+            columns["hint"].append(self._clean(label.hint, users) if label.hint else None)
+            columns["recovered_by"].append(state_id_of(recovered_by) if recovered_by else None)
+            columns["siblings"].append([state_id_of(other) for other in label.siblings])
+            columns["n_context_tokens"].append(n_context or None)
+            columns["n_predicted_tokens"].append(predicted.get(turn))
+            columns["fidelity"].append(predicted[turn] / n_context if turn in predicted else None)
+
+    def _session(
+        self,
+        session_id: str,
+        log: SessionLog,
+        turns: list[Turn],
+        fresh: list[tuple[str, Turn]],
+        origin: dict[str, Any],
+        counts: ReadCounts,
+    ) -> dict[str, Any]:
+        cwd = next((turn.cwd for turn in log.turns if turn.cwd), None)
+        moments = [m for m in (_milliseconds(t.timestamp) for t in log.turns) if m is not None]
+        return {
+            "session_id": session_id,
+            "agent": log.agent,
+            "agent_id": log.agent_id,
+            "parent_session_id": log.parent_session_id,
+            "project": self._project(cwd),
+            "versions": sorted({turn.version for turn in log.turns if turn.version}),
+            "models": sorted({turn.model for turn in log.turns if turn.model}),
+            "first_timestamp": min(moments, default=None),
+            "last_timestamp": max(moments, default=None),
+            "n_turns": len(turns),
+            "n_states": len(fresh),
+            **origin,
+            "n_rows": counts.rows,
+            "n_rows_used": counts.rows_used,
+            "skipped_json": json.dumps(dict(sorted(counts.skipped.items()))),
+        }
+
+    def _project(self, cwd: str | None) -> str | None:
+        if cwd is None:
+            return None
+        if self.hash_project:
+            return _sha(cwd)
+        return self._clean(cwd, frozenset(filter(None, [user_of(cwd)])))
+
+    def result(self, tool_overrides: Mapping[str, Tool] | None) -> IngestResult:
+        """The finished tables."""
+        turns, states = self.turns.table(), self.states.table()
+        report = IngestReport(
+            files=self.n_files,
+            bytes=self.n_bytes,
+            n_sessions=len(self.sessions),
+            n_turns=turns.num_rows,
+            n_states=states.num_rows,
+            n_duplicate_states=self.n_duplicates,
+            rows=self.counts.rows,
+            rows_used=self.counts.rows_used,
+            skipped=dict(sorted(self.counts.skipped.items())),
+            skipped_files=dict(sorted(self.skipped_files.items())),
+            notes=dict(sorted(self.counts.notes.items())),
+            outcomes=dict(sorted(self.outcomes.items())),
+            usage=dict(sorted(self.usage.items())),
+            redactions=dict(sorted(self.redactor.counts.items())) if self.redactor else {},
+        )
+        return IngestResult(
+            sessions=_table("sessions", self.sessions),
+            turns=turns,
+            states=states,
+            tools=_table("tools", self.tools.rows(tool_overrides)),
+            report=report,
+        )
+
+
+def _texts_of(turns: list[Turn]) -> Iterator[str]:
+    """Every text of the turns that will be redacted."""
+    for turn in turns:
+        yield "\n\n".join(turn.texts)
+        yield "\n\n".join(turn.thinking)
+        for call in turn.calls:
+            yield from _strings_in(_loaded(call.arguments))
+        for result in turn.results.values():
+            yield result.text
+
+
+def _loaded(arguments: str) -> Any:
+    """The arguments as JSON values, or as the text they are."""
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return arguments
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings_in(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _strings_in(item)
+
+
+def _table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=TABLES[name])
+
+
+def _sha(value: str | bytes) -> str:
+    data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _needed(turns: list[Turn], fresh: list[tuple[str, Turn]]) -> list[Turn]:
+    """The new states and everything on their paths, in the order of the file."""
+    needed: set[Turn] = set()
+    for _, state in fresh:
+        turn: Turn | None = state
+        while turn is not None and turn not in needed:
+            needed.add(turn)
+            turn = turn.parent
+    return [turn for turn in turns if turn in needed]
+
+
+def _depths(turns: list[Turn]) -> dict[Turn, int]:
+    depth: dict[Turn, int] = {}
+    for turn in turns:
+        depth[turn] = depth[turn.parent] + 1 if turn.parent is not None else 0
+    return depth
+
+
+def write_traces(result: IngestResult, out_dir: Path) -> None:
+    """Write the four tables and `report.json` into `out_dir`.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    for name in ("sessions", "turns", "states", "tools"):
+        write_table(getattr(result, name), out_dir / f"{name}.parquet", name)
+    with written_whole(out_dir / "report.json") as file:
+        report = json.dumps(result.report.to_json(), indent=2, sort_keys=True)
+        file.write(report.encode() + b"\n")

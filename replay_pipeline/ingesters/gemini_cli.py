@@ -1,0 +1,119 @@
+"""Gemini CLI: one JSON document per chat, or its rows one per line in later versions."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
+from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.json_lines import (
+    Spans,
+    arguments_text,
+    as_count,
+    as_dict,
+    as_list,
+    as_text,
+    read_document,
+    read_objects,
+    text_in,
+)
+
+
+class GeminiCli:
+    """Reads `chats/session-*.json`; a call and its result lie in the model's own message."""
+
+    name = "gemini_cli"
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether the head of a chat is in `head`."""
+        return (
+            head.lstrip().startswith(b"{")
+            and b'"sessionId"' in head
+            and b'"projectHash"' in head
+            and b'"parentUuid"' not in head
+        )
+
+    def read(
+        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
+    ) -> Iterator[SessionLog]:
+        """The one conversation of a chat."""
+        document = read_document(path)
+        talk = Conversation(path.stem, self.name)
+        spans = Spans(counts, start, end)
+        rows: Iterable[tuple[int, Any]]
+        if isinstance(document, dict) and isinstance(document.get("messages"), list):
+            talk.session_id = as_text(document.get("sessionId")) or talk.session_id
+            rows = [(0, message) for message in document["messages"]]
+            spans.at(0).rows += len(document["messages"])
+        else:
+            rows = read_objects(path, spans)
+        for offset, row in rows:
+            skipped = _take(talk, as_dict(row), offset)
+            counted = spans.at(offset)
+            if skipped is None:
+                counted.rows_used += 1
+            else:
+                counted.skipped[skipped] += 1
+        yield talk.log()
+
+
+def _take(talk: Conversation, message: dict[str, Any], offset: int) -> str | None:
+    if "projectHash" in message:
+        talk.session_id = as_text(message.get("sessionId")) or talk.session_id
+        return "bookkeeping"
+    kind = message.get("type")
+    timestamp = as_text(message.get("timestamp"))
+    text = text_in(message.get("content"))
+    if kind == "user":
+        if not text:
+            return "empty"
+        talk.user(text, offset=offset, timestamp=timestamp)
+        return None
+    if kind != "gemini":
+        return "bookkeeping"
+    talk.model = as_text(message.get("model")) or talk.model
+    own_id = as_text(message.get("id"))
+    turn = talk.assistant(
+        offset=offset, timestamp=timestamp, message_id=f"gemini:{own_id}" if own_id else None
+    )
+    if text and text not in turn.texts:
+        turn.texts.append(text)
+    for thought in as_list(message.get("thoughts")):
+        words = as_dict(thought)
+        turn.thinking.append(f"{words.get('subject', '')}\n{words.get('description', '')}".strip())
+    for call in map(as_dict, as_list(message.get("toolCalls"))):
+        call_id = talk.call(
+            turn,
+            as_text(call.get("id")),
+            as_text(call.get("name")) or "",
+            arguments_text(call.get("args")),
+        )
+        result, is_error = _result(call)
+        if result is not None:
+            talk.result(call_id, result, is_error=is_error)
+    talk.usage(_usage(as_dict(message.get("tokens"))))
+    talk.close()
+    return None
+
+
+def _result(call: dict[str, Any]) -> tuple[str | None, bool]:
+    is_error = as_text(call.get("status")) in {"error", "cancelled"}
+    texts = []
+    for part in map(as_dict, as_list(call.get("result"))):
+        response = as_dict(as_dict(part.get("functionResponse")).get("response"))
+        text = as_text(response.get("output")) or as_text(response.get("error"))
+        texts.append(text if text is not None else text_in(part))
+        is_error = is_error or "error" in response
+    if not texts:
+        display = as_text(call.get("resultDisplay"))
+        return display, is_error
+    return "\n".join(texts), is_error
+
+
+def _usage(tokens: dict[str, Any]) -> Usage:
+    n_cached = as_count(tokens.get("cached"))
+    return Usage(
+        n_input=max(0, as_count(tokens.get("input")) - n_cached),
+        n_cache_read=n_cached,
+        n_output=as_count(tokens.get("output")),
+    )

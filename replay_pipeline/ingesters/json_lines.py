@@ -1,0 +1,149 @@
+"""JSON lines as they are found on disk: glued, cut, damaged, and counted all the same."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.ingesters.base import ReadCounts
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_JUNK = b"\x00\xef\xbb\xbf \t\r\n"
+_decode = msgspec.json.Decoder().decode
+
+
+class Spans:
+    """Counts rows that begin in `[start, end)` apart from those around them."""
+
+    def __init__(self, counts: ReadCounts, start: int = 0, end: int | None = None) -> None:
+        self.inside = counts
+        self.outside = ReadCounts()
+        self.start = start
+        self.end = end if end is not None else 1 << 62
+
+    def at(self, offset: int) -> ReadCounts:
+        """The counts that a row at `offset` belongs to."""
+        return self.inside if self.start <= offset < self.end else self.outside
+
+
+def objects_in(line: bytes, counts: ReadCounts) -> Iterator[dict[str, Any]]:
+    """The JSON objects of one line; what is no object is counted as skipped."""
+    text = line.strip(_JUNK).decode("utf-8", "replace")
+    if not text:
+        return
+    if "\x00" in text:
+        text = text.replace("\x00", "")
+    decoder = json.JSONDecoder(strict=False)
+    position, n_documents = 0, 0
+    while position < len(text):
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            counts.rows += 1
+            is_whole = line.endswith(b"\n")
+            counts.skipped["not_json" if is_whole else "truncated"] += 1
+            break
+        n_documents += 1
+        counts.rows += 1
+        if isinstance(value, dict):
+            yield _cleaned(value, counts)
+        else:
+            counts.skipped["not_an_object"] += 1
+        while position < len(text) and text[position] in " \t\r\n,":
+            position += 1
+    if n_documents > 1:
+        counts.notes["glued_line"] += n_documents - 1
+
+
+def _cleaned(value: dict[str, Any], counts: ReadCounts) -> dict[str, Any]:
+    text = json.dumps(value, ensure_ascii=False)
+    clean = without_surrogates(text)
+    if clean == text:
+        return value
+    counts.notes["lone_surrogate"] += 1
+    return json.loads(clean)
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with each half of a surrogate pair replaced by U+FFFD."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def read_objects(path: Path, spans: Spans) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every object of a JSON-lines file with the offset of its line."""
+    offset = 0
+    with path.open("rb") as file:
+        for line in file:
+            counts = spans.at(offset)
+            try:
+                value = _decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                value = None
+            if isinstance(value, dict):
+                counts.rows += 1
+                yield offset, value
+            else:
+                for item in objects_in(line, counts):
+                    yield offset, item
+            offset += len(line)
+
+
+def read_document(path: Path) -> Any:
+    """A file that is one JSON document; `None` if it is not."""
+    try:
+        text = path.read_bytes().strip(_JUNK).decode("utf-8", "replace")
+        value = json.loads(text, strict=False)
+        return json.loads(without_surrogates(json.dumps(value, ensure_ascii=False)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """`value` if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """`value` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def as_text(value: Any) -> str | None:
+    """`value` if it is a string that is not empty."""
+    return value if isinstance(value, str) and value else None
+
+
+def as_count(value: Any) -> int:
+    """`value` if it is a sensible number of tokens, else 0."""
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_count and 0 <= value < 1 << 42 else 0
+
+
+def text_in(content: Any) -> str:
+    """The text of a string, or of content parts; other parts are named in brackets."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, dict):
+        content = [content]
+    parts = []
+    for part in as_list(content):
+        if isinstance(part, str):
+            parts.append(part)
+        elif isinstance(part, dict):
+            text = as_text(part.get("text"))
+            kind = as_text(part.get("type"))
+            if text is not None:
+                parts.append(text)
+            elif kind is not None and not kind.endswith("text"):
+                parts.append(f"[{kind.removeprefix('input_').removesuffix('_url')}]")
+    return "\n".join(parts)
+
+
+def arguments_text(value: Any) -> str:
+    """Arguments of a call as JSON text."""
+    if isinstance(value, str):
+        return value or "{}"
+    return json.dumps({} if value is None else value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,281 @@
+"""What became of each decision: outcome, error kind, hint, recovery and natural alternatives."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from replay_pipeline.ingesters.base import Result, Turn, path_to
+from replay_pipeline.types import Outcome
+
+MAX_HINT_CHARS = 4_000
+_MAX_RECOVERY_TURNS = 60
+
+_REJECTED = ("The user doesn't want to ", "The user doesn\u2019t want to ", "User rejected ")
+_FEEDBACK = re.compile(r"the user said:\s*(.+)", re.DOTALL | re.IGNORECASE)
+_CLEANED = re.compile(r"</?tool_use_error>")
+_CANCELLED = re.compile(r"sibling tool call errored|^cancelled: parallel|parallel tool call", re.I)
+_DENIED = re.compile(
+    r"^permission (?:for this tool use was denied|to use )|haven't granted it yet"
+    r"|denied by (?:your )?(?:permission|policy|the auto)|automode|is not allowed to be used",
+    re.IGNORECASE,
+)
+_HOOK = re.compile(r"hook (?:error|blocked|denied|returned|stopped)|blocked by .{0,40}hook", re.I)
+_INTERRUPTED = re.compile(
+    r"^\[?request interrupted|interrupted by (?:the )?user|command was aborted", re.I
+)
+
+_REFUSALS: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
+    ("cancelled_sibling", _CANCELLED),
+    ("denied_by_policy", _DENIED),
+    ("interrupted", _INTERRUPTED),
+)
+_ERROR_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        ("invalid_input", r"^inputvalidationerror|invalid tool (?:parameters|input)"),
+        ("no_such_tool", r"^(?:error: )?no such tool|^unknown tool|tool .{1,80} not found$"),
+        ("not_read_yet", r"has not been read yet"),
+        ("string_not_found", r"^string to replace not found|old_string .{0,40}not found"),
+        ("multiple_matches", r"^found \d+ matches of the string"),
+        ("no_change", r"^no changes to make"),
+        ("modified_since_read", r"has been (?:modified|unexpectedly modified) since"),
+        ("too_large", r"exceeds maximum allowed|is too large|output too large"),
+        ("timeout", r"timed? ?out|deadline exceeded"),
+        ("exit_code", r"^(?:error: )?(?:exit code|command failed with exit code) ?-?\d+"),
+        ("is_directory", r"^eisdir"),
+        (
+            "not_found",
+            r"^(?:file|path|directory) does not exist|^enoent|no such file or directory"
+            r"|(?:agent type|task|skill|notebook|cell|shell) .{0,80}not found",
+        ),
+        ("permission", r"^eacces|permission denied|operation not permitted"),
+        ("network", r"status code \d{3}|econnre|enotfound|fetch failed|unable to connect"),
+        ("mcp_error", r"^mcp error|argument validation error"),
+    )
+)
+
+_SEVERITY: tuple[Outcome, ...] = (
+    "user_rejected",
+    "denied_by_policy",
+    "hook_blocked",
+    "interrupted",
+    "tool_error",
+    "cancelled_sibling",
+    "no_result",
+)
+
+
+@dataclass(slots=True)
+class Label:
+    """What is known afterwards about one decision."""
+
+    outcome: Outcome
+    error_kind: str | None = None
+    hint: str | None = None
+    recovered_by: Turn | None = None
+    siblings: list[Turn] = field(default_factory=list)
+    """Other decisions at the very same prefix, in the order of the file."""
+
+
+def judge_result(result: Result) -> tuple[Outcome, str | None]:
+    """The outcome of one call, and its error kind if the call itself failed."""
+    if result.denial == "user-rejected":
+        return "user_rejected", None
+    if result.denial is not None:
+        return "denied_by_policy", None
+    text = _CLEANED.sub("", result.text[:600]).strip()
+    if not result.is_error:
+        if text.startswith("[Request interrupted by user"):
+            return "interrupted", None
+        return "ok", None
+    if text.startswith(_REJECTED):
+        return "user_rejected", None
+    for outcome, pattern in _REFUSALS:
+        if pattern.search(text):
+            return outcome, None
+    if not text.lower().startswith("exit code") and _HOOK.search(text):
+        return "hook_blocked", None
+    return "tool_error", error_kind(text)
+
+
+def error_kind(text: str) -> str:
+    """The kind of a tool error by its text; `other` when no rule knows it."""
+    for kind, pattern in _ERROR_KINDS:
+        if pattern.search(text):
+            return kind
+    return "other"
+
+
+def feedback_in(result: Result) -> str | None:
+    """What the user said while rejecting the call."""
+    if result.feedback:
+        return result.feedback.strip() or None
+    match = _FEEDBACK.search(result.text)
+    return match.group(1).strip() or None if match else None
+
+
+def shortened(text: str, n_chars: int = MAX_HINT_CHARS) -> str:
+    """Head and tail of a long text."""
+    if len(text) <= n_chars:
+        return text
+    half = (n_chars - 5) // 2
+    return f"{text[:half]}\n...\n{text[-half:]}"
+
+
+def label_turns(turns: list[Turn]) -> dict[Turn, Label]:
+    """A label for each state among the turns of one conversation."""
+    children: dict[Turn, list[Turn]] = {}
+    for turn in turns:
+        if turn.parent is not None:
+            children.setdefault(turn.parent, []).append(turn)
+    labels = {t: _label(t, children.get(t, ())) for t in turns if t.is_state}
+    _find_recoveries(turns, labels)
+    _find_siblings(turns, labels)
+    return labels
+
+
+def _label(turn: Turn, children: Iterable[Turn]) -> Label:
+    if "retracted" in turn.flags:
+        return Label("retracted")
+    children = list(children)
+    was_interrupted = "interrupted" in turn.flags or any(c.kind == "interrupt" for c in children)
+    if not turn.calls:
+        return Label("interrupted" if was_interrupted else "final_text")
+    worst: Outcome = "ok"
+    kind: str | None = None
+    hint: str | None = None
+    for call in turn.calls:
+        result = turn.results.get(call.id)
+        if result is None:
+            outcome, its_kind, its_hint = "no_result", None, None
+        else:
+            outcome, its_kind = judge_result(result)
+            its_hint = _hint(outcome, result)
+        if outcome != "ok" and (worst == "ok" or _rank(outcome) < _rank(worst)):
+            worst, kind, hint = outcome, its_kind, its_hint
+    if worst in {"ok", "no_result"} and was_interrupted:
+        worst = "interrupted"
+    if worst in {"user_rejected", "interrupted"} and hint is None:
+        hint = _next_words(children)
+    return Label(worst, kind, shortened(hint) if hint else None)
+
+
+def _rank(outcome: Outcome) -> int:
+    return _SEVERITY.index(outcome)
+
+
+def _hint(outcome: Outcome, result: Result) -> str | None:
+    if outcome == "user_rejected":
+        return feedback_in(result)
+    if outcome in {"tool_error", "hook_blocked", "denied_by_policy"}:
+        return _CLEANED.sub("", result.text).strip() or None
+    return None
+
+
+def _next_words(children: list[Turn]) -> str | None:
+    """What the user typed right after stopping the agent."""
+    for child in children:
+        if child.kind == "user":
+            return "\n".join(child.texts).strip() or None
+    return None
+
+
+def target_of(arguments: str) -> str:
+    """What a call acts on: its file, or the head of its shell command; empty if neither."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    if not isinstance(value, dict):
+        return ""
+    for key in ("file_path", "notebook_path", "path", "filePath", "url", "pattern", "query"):
+        target = value.get(key)
+        if isinstance(target, str):
+            return target
+    command = value.get("command")
+    if isinstance(command, list):
+        command = " ".join(map(str, command))
+    return _command_head(command) if isinstance(command, str) else ""
+
+
+def _command_head(command: str) -> str:
+    """Program and subcommand of the last command after `cd x &&`."""
+    last = re.split(r"&&|;", re.sub(r"^\s*cd\s+\S+\s*(?:&&|;)\s*", "", command))[0]
+    words = [w for w in last.split() if "=" not in w.split("/")[0]]
+    head = words[:1]
+    if len(words) > 1 and not words[1].startswith("-"):
+        head.append(words[1])
+    return " ".join(head)
+
+
+def _find_recoveries(turns: list[Turn], labels: dict[Turn, Label]) -> None:
+    """Link each failed decision to the next one below it that does the same and succeeds."""
+    failed: dict[tuple[str, str], list[Turn]] = {}
+    for turn in turns:
+        label = labels.get(turn)
+        if label is None or not turn.calls:
+            continue
+        for call in turn.calls:
+            result = turn.results.get(call.id)
+            if result is None:
+                continue
+            outcome, _ = judge_result(result)
+            if outcome in {"cancelled_sibling", "interrupted"}:
+                continue
+            key = call.name, target_of(call.arguments)
+            if outcome != "ok":
+                failed.setdefault(key, []).append(turn)
+            elif waiting := failed.get(key):
+                failed[key] = [t for t in waiting if not _recovers(turn, t, labels)]
+
+
+def _recovers(turn: Turn, failed: Turn, labels: dict[Turn, Label]) -> bool:
+    """Whether `turn` lies below `failed` in its segment; then the link is made."""
+    if failed is turn or failed.segment != turn.segment:
+        return False
+    for distance, above in enumerate(path_to(turn.parent)):
+        if above is failed:
+            if labels[failed].recovered_by is None:
+                labels[failed].recovered_by = turn
+            return True
+        if distance > _MAX_RECOVERY_TURNS or above.offset < failed.offset:
+            return False
+    return False
+
+
+def _find_siblings(turns: list[Turn], labels: dict[Turn, Label]) -> None:
+    """Group the states that were decided at one and the same prefix.
+
+    Two user turns with the same words at the same place are one prefix: a prompt that was sent
+    again. The branch that went on longest in the file is the one that was kept; a decision that
+    was left for it is `rewound`.
+    """
+    same: dict[Turn, Turn] = {}
+    first: dict[tuple[object, ...], Turn] = {}
+    last_offset: dict[Turn, int] = {}
+    for turn in turns:
+        parent = same[turn.parent] if turn.parent is not None else None
+        if turn.kind == "assistant":
+            same[turn] = turn
+        else:
+            key = (parent, turn.kind, *turn.texts, *turn.cleared, turn.segment)
+            same[turn] = first.setdefault(key, turn)
+    for turn in reversed(turns):
+        last = max(turn.offset, last_offset.get(turn, 0))
+        last_offset[turn] = last
+        if turn.parent is not None:
+            last_offset[turn.parent] = max(last, last_offset.get(turn.parent, 0))
+    groups: dict[Turn, list[Turn]] = {}
+    for turn in turns:
+        if turn.is_state and turn.parent is not None:
+            groups.setdefault(same[turn.parent], []).append(turn)
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        kept = max(group, key=lambda turn: last_offset[turn])
+        for turn in group:
+            labels[turn].siblings = [other for other in group if other is not turn]
+            if turn is not kept and labels[turn].outcome != "retracted":
+                labels[turn].outcome = "rewound"

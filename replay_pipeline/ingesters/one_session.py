@@ -1,0 +1,31 @@
+"""The ingester as one call: a path in, trace states out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from replay_pipeline.ingesters.corpus import ingest
+from replay_pipeline.ingesters.traces import Traces
+from replay_pipeline.ingesters.windows import parse_window
+from replay_pipeline.types import TraceState
+
+
+class ClaudeCodeIngester:
+    """Turns Claude Code sessions into trace states, in memory."""
+
+    def __init__(self, *, redact: bool = True, window: str = "full", salt: str = "") -> None:
+        """Raises `ConfigError` when there is no such window."""
+        self.redact = redact
+        self.window = parse_window(window)
+        self.salt = salt
+
+    def ingest(self, path: Path | str) -> Iterator[TraceState]:
+        """Every decision in `path`, a session file or a folder of them, with its full prefix.
+
+        Raises:
+            IngestError: `path` does not exist, cannot be read, or holds no session.
+        """
+        result = ingest(path, redact=self.redact, salt=self.salt)
+        traces = Traces(
+            sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools
+        )
+        return traces.materialize(window=self.window)

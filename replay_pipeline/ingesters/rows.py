@@ -1,0 +1,250 @@
+"""Rows of a Claude Code log: typed partial decoding, and repair of what is broken.
+
+Only the fields that decide something are decoded. The side-cars that make up most of a log
+(`toolUseResult`, file snapshots, streaming progress) are skipped by the decoder.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from replay_pipeline.ingesters.base import ReadCounts
+from replay_pipeline.ingesters.json_lines import Spans, objects_in, without_surrogates
+
+_NO_JSON = msgspec.Raw(b"")
+
+
+class Block(msgspec.Struct):
+    """One content block of a message."""
+
+    type: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: msgspec.Raw = _NO_JSON
+    tool_use_id: str | None = None
+    content: msgspec.Raw = _NO_JSON
+    is_error: bool | None = None
+
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class RowUsage(msgspec.Struct):
+    """Tokens as the provider recorded them; repeated on each row of a message."""
+
+    input_tokens: _Tokens | None = 0
+    output_tokens: _Tokens | None = 0
+    cache_creation_input_tokens: _Tokens | None = 0
+    cache_read_input_tokens: _Tokens | None = 0
+
+
+class RowMessage(msgspec.Struct):
+    """The API message inside a row."""
+
+    id: str | None = None
+    model: str | None = None
+    stop_reason: str | None = None
+    content: str | list[Block] | None = None
+    usage: RowUsage | None = None
+
+
+class Row(msgspec.Struct, rename="camel"):
+    """One line of a log."""
+
+    type: str | None = None
+    subtype: str | None = None
+    uuid: str | None = None
+    parent_uuid: str | None = None
+    session_id: str | None = None
+    agent_id: str | None = None
+    timestamp: str | None = None
+    version: str | None = None
+    cwd: str | None = None
+    is_sidechain: bool | None = None
+    is_meta: bool | None = None
+    is_compact_summary: bool | None = None
+    is_visible_in_transcript_only: bool | None = None
+    is_api_error_message: bool | None = None
+    tool_denial_kind: str | None = None
+    user_feedback: str | None = None
+    interrupted_message_id: str | None = None
+    message: RowMessage | None = None
+    data: msgspec.Raw = _NO_JSON
+    attachment: msgspec.Raw = _NO_JSON
+    compact_metadata: msgspec.Raw = _NO_JSON
+    microcompact_metadata: msgspec.Raw = _NO_JSON
+    retracted_message_uuids: list[str] | None = None
+
+
+class ProgressData(msgspec.Struct, rename="camel"):
+    """The part of an `agent_progress` row that carries a subagent's own row."""
+
+    type: str | None = None
+    agent_id: str | None = None
+    message: Row | None = None
+
+
+_decode = msgspec.json.Decoder(Row).decode
+_decode_progress = msgspec.json.Decoder(ProgressData).decode
+_decode_blocks = msgspec.json.Decoder(str | list[Block] | None).decode
+
+
+def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
+    """Every row of the file with the byte offset of its line; counts what cannot be read."""
+    offset = 0
+    with path.open("rb", buffering=1 << 18) as file:
+        for line in file:
+            try:
+                row = _decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                for row in repaired(line, spans.at(offset)):
+                    yield offset, row
+            else:
+                spans.at(offset).rows += 1
+                yield offset, row
+            offset += len(line)
+
+
+def repaired(line: bytes, counts: ReadCounts) -> Iterator[Row]:
+    """The rows of a line that is not one well-formed row: glued, mistyped or damaged ones."""
+    for value in objects_in(line, counts):
+        yield row_of(value, counts)
+
+
+def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
+    """A row from loosely typed JSON: fields of a wrong type are left out."""
+    try:
+        return msgspec.convert(_as_raw(value), Row)
+    except msgspec.ValidationError:
+        counts.notes["mistyped_field"] += 1
+    return _salvaged(value)
+
+
+_RAW_FIELDS = {"data", "attachment", "compactMetadata", "microcompactMetadata"}
+
+
+def _as_raw(value: dict[str, Any]) -> dict[str, Any]:
+    raw = dict(value)
+    for key in _RAW_FIELDS & raw.keys():
+        raw[key] = msgspec.Raw(msgspec.json.encode(raw[key]))
+    message = raw.get("message")
+    if isinstance(message, dict) and isinstance(message.get("content"), list):
+        raw["message"] = {**message, "content": [_raw_block(b) for b in message["content"]]}
+    return raw
+
+
+def _raw_block(block: Any) -> Any:
+    if not isinstance(block, dict):
+        return block
+    raw = dict(block)
+    for key in ("input", "content"):
+        if key in raw:
+            raw[key] = msgspec.Raw(msgspec.json.encode(raw[key]))
+    return raw
+
+
+def _salvaged(value: dict[str, Any]) -> Row:
+    """The row with each field kept that has its right type."""
+    row = Row()
+    raw = _as_raw(value)
+    for info in msgspec.structs.fields(Row):
+        if info.encode_name == "message" or info.encode_name not in raw:
+            continue
+        try:
+            setattr(row, info.name, msgspec.convert(raw[info.encode_name], info.type))
+        except msgspec.ValidationError:
+            continue
+    if isinstance(value.get("message"), dict):
+        row.message = _salvaged_message(raw["message"])
+    return row
+
+
+def _salvaged_message(value: dict[str, Any]) -> RowMessage:
+    message = RowMessage()
+    for info in msgspec.structs.fields(RowMessage):
+        if info.name == "content" or info.name not in value:
+            continue
+        try:
+            setattr(message, info.name, msgspec.convert(value[info.name], info.type))
+        except msgspec.ValidationError:
+            continue
+    content = value.get("content")
+    if isinstance(content, str):
+        message.content = content
+    elif isinstance(content, list):
+        message.content = [_salvaged_block(block) for block in content]
+    return message
+
+
+def _salvaged_block(value: Any) -> Block:
+    if isinstance(value, str):
+        return Block(type="text", text=value)
+    block = Block(type="unknown")
+    if not isinstance(value, dict):
+        return block
+    for info in msgspec.structs.fields(Block):
+        if info.name in value:
+            try:
+                setattr(block, info.name, msgspec.convert(value[info.name], info.type))
+            except msgspec.ValidationError:
+                continue
+    return block
+
+
+def progress_row(data: msgspec.Raw) -> tuple[str, Row] | None:
+    """The subagent and its row inside a progress row, if it carries one."""
+    raw = memoryview(data).tobytes()
+    if b'"agent_progress"' not in raw:
+        return None
+    try:
+        progress = _decode_progress(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if progress.message is None or not progress.agent_id:
+        return None
+    return progress.agent_id, progress.message
+
+
+def text_of(content: msgspec.Raw) -> str:
+    """The text of a tool result: a string, or blocks of which only text can be shown."""
+    if not content:
+        return ""
+    raw = memoryview(content).tobytes()
+    try:
+        value = _decode_blocks(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        value = _loose_blocks(raw.decode("utf-8", "replace"))
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return "\n".join(b.text if b.text is not None else f"[{b.type}]" for b in value)
+
+
+def _loose_blocks(text: str) -> str | list[Block]:
+    """Content that is no text and no list of blocks, or bytes that are no UTF-8."""
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, list):
+        return [_salvaged_block(item) for item in value]
+    return text
+
+
+def loose(raw: msgspec.Raw) -> dict[str, Any]:
+    """A side-car as plain JSON; empty when it is absent or no object."""
+    if not raw:
+        return {}
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}

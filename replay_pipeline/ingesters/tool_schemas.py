@@ -1,0 +1,260 @@
+"""Tool definitions, learnt from the calls in the corpus.
+
+A session log does not record the tools that the model was offered. Their JSON schemas are
+inferred from the recorded arguments, so that teachers get a real `tools` list and answer in the
+same form as the student.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.types import Tool
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_MAX_DEPTH = 6
+_MAX_PROPERTIES = 40
+"""An object with more different keys is a map, not a record."""
+
+DESCRIPTIONS: Mapping[str, str] = {
+    "Bash": "Run a shell command in the working directory and return its output.",
+    "BashOutput": "Read new output of a shell command that runs in the background.",
+    "Edit": "Replace one exact string in a file by another.",
+    "MultiEdit": "Make several exact replacements in one file.",
+    "Write": "Write a file, replacing what is there.",
+    "Read": "Read a file, or some lines of it.",
+    "NotebookEdit": "Change a cell of a Jupyter notebook.",
+    "Glob": "List the files whose path matches a pattern.",
+    "Grep": "Search file contents by regular expression.",
+    "LS": "List a folder.",
+    "Task": "Give a task to a subagent and return its answer.",
+    "Agent": "Give a task to a subagent and return its answer.",
+    "TaskOutput": "Read the output of a background task.",
+    "TaskStop": "Stop a background task.",
+    "KillShell": "Stop a background shell command.",
+    "TodoWrite": "Replace the list of open tasks.",
+    "TaskCreate": "Add a task to the list.",
+    "TaskUpdate": "Change a task of the list.",
+    "TaskGet": "Show one task of the list.",
+    "TaskList": "Show the list of tasks.",
+    "WebFetch": "Fetch a web page and answer a question about it.",
+    "WebSearch": "Search the web.",
+    "AskUserQuestion": "Ask the user a question with a few choices.",
+    "EnterPlanMode": "Start planning before changing anything.",
+    "ExitPlanMode": "Present the finished plan to the user for approval.",
+    "Skill": "Load a skill by name.",
+    "SlashCommand": "Run a slash command.",
+    "ToolSearch": "Find further tools by name or topic.",
+    "LSP": "Ask the language server about a symbol.",
+}
+"""One neutral line per known tool."""
+
+_LABELS: Mapping[str, frozenset[str]] = {
+    "Bash": frozenset({"description"}),
+    "Agent": frozenset({"description"}),
+    "Task": frozenset({"description"}),
+}
+"""Arguments that only label a call for the user. An agent may always fill them in, and still a
+call without them is whole."""
+
+
+@dataclass(slots=True)
+class _Shape:
+    """All values seen at one place."""
+
+    n: int = 0
+    types: set[str] = field(default_factory=set)
+    properties: dict[str, "_Shape"] = field(default_factory=dict)
+    n_objects: int = 0
+    is_map: bool = False
+    items: "_Shape | None" = None
+
+    def see(self, value: Any, depth: int = 0) -> None:
+        self.n += 1
+        kind = _json_type(value)
+        self.types.add(kind)
+        if depth >= _MAX_DEPTH:
+            return
+        if kind == "object":
+            self.n_objects += 1
+            for key, inner in value.items():
+                if self.is_map:
+                    break
+                self.properties.setdefault(key, _Shape()).see(inner, depth + 1)
+            if len(self.properties) > _MAX_PROPERTIES:
+                self.is_map, self.properties = True, {}
+        elif kind == "array":
+            self.items = self.items or _Shape()
+            for inner in value:
+                self.items.see(inner, depth + 1)
+
+    def schema(self, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
+        types = set(self.types)
+        if "number" in types:
+            types.discard("integer")
+        schema: dict[str, Any] = {}
+        if types:
+            schema["type"] = min(types) if len(types) == 1 else sorted(types)
+        if "object" in types and not self.is_map:
+            schema["properties"] = {k: self.properties[k].schema() for k in sorted(self.properties)}
+            required = [
+                key
+                for key in sorted(self.properties)
+                if key not in optional and self._is_required(key)
+            ]
+            if required:
+                schema["required"] = required
+        if "array" in types and self.items is not None and self.items.n:
+            schema["items"] = self.items.schema()
+        return schema
+
+    def _is_required(self, key: str) -> bool:
+        # Seen in every call of a sample that is large enough to believe it.
+        return self.properties[key].n == self.n_objects >= 3
+
+
+def _json_type(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def series_of(version: str | None) -> str:
+    """The release series of a version: `2.1.38` is of `2.1`."""
+    return ".".join((version or "").split(".")[:2])
+
+
+class ToolLearner:
+    """Collects calls and infers one definition per tool and release series."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[str, str], _Shape] = {}
+        self._recorded: dict[str, Tool] = {}
+
+    def see(self, name: str, arguments: str, version: str | None) -> None:
+        """Learn from one call that was not refused for its arguments."""
+        if not _NAME.fullmatch(name):
+            return
+        try:
+            value = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return
+        if isinstance(value, dict):
+            self._shapes.setdefault((name, series_of(version)), _Shape()).see(value)
+
+    def record(self, tool: Tool) -> None:
+        """Take a definition from the log itself; it goes before what is inferred."""
+        name = tool["function"]["name"]
+        if _NAME.fullmatch(name):
+            self._recorded.setdefault(name, _with_parameters(tool))
+            self._shapes.setdefault((name, ""), _Shape())
+
+    def rows(self, overrides: Mapping[str, Tool] | None = None) -> list[dict[str, Any]]:
+        """Rows of the `tools` table, sorted by name and series."""
+        overrides = overrides or {}
+        rows = []
+        for (name, series), shape in sorted(self._shapes.items()):
+            inferred = _tool(name, shape.schema(_LABELS.get(name, frozenset())))
+            tool = overrides.get(name) or self._recorded.get(name) or inferred
+            source = "recorded" if name in self._recorded else "inferred"
+            rows.append(
+                {
+                    "name": name,
+                    "agent_version": series,
+                    "n_calls": shape.n,
+                    "source": "override" if name in overrides else source,
+                    "tool_json": msgspec.json.encode(tool, order="sorted").decode(),
+                }
+            )
+        return rows
+
+
+def _with_parameters(tool: Tool) -> Tool:
+    function = {"description": "", "parameters": {}, **tool["function"]}
+    if not isinstance(function["parameters"], dict):
+        function["parameters"] = {}
+    return {"type": "function", "function": function}
+
+
+def _tool(name: str, parameters: dict[str, Any]) -> Tool:
+    parameters.setdefault("type", "object")
+    parameters.setdefault("properties", {})
+    description = DESCRIPTIONS.get(name) or f"Tool {name}."
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+def merge_schemas(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """A schema that accepts whatever one of the two accepts."""
+    types = _types(a) | _types(b)
+    if "number" in types:
+        types.discard("integer")
+    merged: dict[str, Any] = {}
+    if types and _types(a) and _types(b):
+        merged["type"] = min(types) if len(types) == 1 else sorted(types)
+    if "properties" in a and "properties" in b:
+        left, right = a["properties"], b["properties"]
+        merged["properties"] = {
+            key: merge_schemas(left[key], right[key])
+            if key in left and key in right
+            else left.get(key) or right.get(key) or {}
+            for key in sorted({*left, *right})
+        }
+        both = sorted(set(a.get("required", ())) & set(b.get("required", ())))
+        if both:
+            merged["required"] = both
+    elif "properties" in a or "properties" in b:
+        only, other = (a, b) if "properties" in a else (b, a)
+        if "object" not in _types(other):
+            merged["properties"] = only["properties"]
+            if "required" in only:
+                merged["required"] = only["required"]
+    if "items" in a and "items" in b:
+        merged["items"] = merge_schemas(a["items"], b["items"])
+    elif "items" in a or "items" in b:
+        only, other = (a, b) if "items" in a else (b, a)
+        if "array" not in _types(other):
+            merged["items"] = only["items"]
+    return merged
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    kind = schema.get("type")
+    return set(kind) if isinstance(kind, list) else {kind} if kind else set()
+
+
+def merge_tools(tools: Iterable[Tool]) -> Tool:
+    """One definition for several inferred for the same name."""
+    merged: Tool | None = None
+    for tool in tools:
+        if merged is None:
+            merged = tool
+            continue
+        function = merged["function"]
+        parameters = merge_schemas(
+            function.get("parameters", {}), tool["function"].get("parameters", {})
+        )
+        merged = {"type": "function", "function": {**function, "parameters": parameters}}
+    if merged is None:
+        raise ValueError("merge_tools needs at least one tool")
+    return merged

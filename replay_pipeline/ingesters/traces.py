@@ -1,0 +1,276 @@
+"""The tables of an ingestion, opened again: trace states are put together on demand.
+
+A prefix is the path from a state to its root in `turns`. It is never stored: full prefixes
+would be two hundred times larger than the turns they are made of.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from replay_pipeline.ingesters.base import CLEARED_RESULT
+from replay_pipeline.ingesters.tool_schemas import merge_tools, series_of
+from replay_pipeline.ingesters.windows import WindowPolicy, WindowTurn, parse_window
+from replay_pipeline.tables import read_table
+from replay_pipeline.types import Message, Tool, TraceState
+
+logger = logging.getLogger(__name__)
+
+SYSTEM_PROMPT_VERSION = "1"
+_SYSTEM_PROMPT = (
+    "You are a coding agent. You work in a user's project through the tools you are given, one "
+    "step at a time: read before you change, prefer small exact changes, check what you did, "
+    "and say plainly when something failed or needs the user. Answer with tool calls, or with "
+    "a short text when the work is done or a question must be asked."
+)
+_decode = msgspec.json.decode
+
+
+def system_prompt(cwd: str | None = None) -> str:
+    """The neutral system prompt that student and teachers alike are given."""
+    return f"{_SYSTEM_PROMPT}\n\nWorking directory: {cwd}" if cwd else _SYSTEM_PROMPT
+
+
+@dataclass(slots=True)
+class _StoredTurn:
+    parent: int | None
+    kind: str
+    cwd: str | None
+    messages_json: str
+    flags: list[str]
+    shown: WindowTurn | None = None
+
+
+class Traces:
+    """Sessions, turns, states and tools, as frames and as trace states."""
+
+    def __init__(
+        self, *, sessions: pa.Table, turns: pa.Table, states: pa.Table, tools: pa.Table
+    ) -> None:
+        self._sessions = sessions
+        self._turns = turns
+        self._states = states
+        self._tools = tools
+        self._open: dict[str, dict[int, _StoredTurn]] = {}
+
+    @cached_property
+    def sessions(self) -> pl.DataFrame:
+        """One row per conversation."""
+        return pl.DataFrame(pl.from_arrow(self._sessions))
+
+    @cached_property
+    def turns(self) -> pl.DataFrame:
+        """One row per message group; `parent_turn_idx` makes them a tree."""
+        return pl.DataFrame(pl.from_arrow(self._turns))
+
+    @cached_property
+    def states(self) -> pl.DataFrame:
+        """One row per decision of the student."""
+        return pl.DataFrame(pl.from_arrow(self._states))
+
+    @cached_property
+    def tools(self) -> pl.DataFrame:
+        """One row per tool and release series."""
+        return pl.DataFrame(pl.from_arrow(self._tools))
+
+    def __len__(self) -> int:
+        return self._states.num_rows
+
+    def materialize(
+        self, state_ids: Iterable[str] | None = None, window: str | WindowPolicy = "full"
+    ) -> Iterator[TraceState]:
+        """Trace states with their full messages: of `state_ids` in that order, or of all.
+
+        An id that is not in the tables is left out. Nested values are shared between states
+        of one session: treat them as read-only.
+
+        Raises:
+            ConfigError: there is no such window.
+        """
+        policy = parse_window(window) if isinstance(window, str) else window
+        if state_ids is None:
+            positions: Iterable[int] = range(self._states.num_rows)
+        else:
+            index = self._position_of
+            positions = [index[i] for i in state_ids if i in index]
+        return (self._state(position, policy) for position in positions)
+
+    @cached_property
+    def _columns(self) -> dict[str, list[Any]]:
+        return {name: self._states.column(name).to_pylist() for name in self._states.column_names}
+
+    @cached_property
+    def _position_of(self) -> dict[str, int]:
+        return {state_id: i for i, state_id in enumerate(self._columns["state_id"])}
+
+    @cached_property
+    def _turn_rows(self) -> dict[str, list[int]]:
+        rows: dict[str, list[int]] = {}
+        for row, session_id in enumerate(self._turns.column("session_id").to_pylist()):
+            rows.setdefault(session_id, []).append(row)
+        return rows
+
+    def _session(self, session_id: str) -> dict[int, _StoredTurn]:
+        """Turns of a session by index; the last few sessions stay open."""
+        turns = self._open.get(session_id)
+        if turns is None:
+            rows = self._turns.take(pa.array(self._turn_rows.get(session_id, []), pa.int64()))
+            names = ("turn_idx", "parent_turn_idx", "kind", "cwd", "messages_json", "flags")
+            columns = [rows.column(name).to_pylist() for name in names]
+            turns = {
+                index: _StoredTurn(parent, kind, cwd, text, flags or [])
+                for index, parent, kind, cwd, text, flags in zip(*columns, strict=True)
+            }
+            while len(self._open) >= 4:
+                self._open.pop(next(iter(self._open)))
+            self._open[session_id] = turns
+        return turns
+
+    def _state(self, position: int, policy: WindowPolicy) -> TraceState:
+        row = {name: values[position] for name, values in self._columns.items()}
+        turns = self._session(row["session_id"])
+        path = _path(turns, row["turn_idx"])
+        cwd = path[0].cwd if path else row["cwd"]
+        messages = merged_users(policy.apply(_shown(path)))
+        siblings = [i for i in row["siblings"] or () if i in self._position_of]
+        return TraceState(
+            state_id=row["state_id"],
+            messages=[{"role": "system", "content": system_prompt(cwd)}, *messages],
+            student_action=self._action(position),
+            tools=self._tools_for(row["session_id"]),
+            hint=row["hint"],
+            outcome=row["outcome"],
+            error_kind=row["error_kind"],
+            session_id=row["session_id"],
+            turn_idx=row["turn_idx"],
+            cwd=row["cwd"],
+            student_model=row["student_model"],
+            alternatives=[self._action(self._position_of[i]) for i in siblings],
+            n_context_tokens=row["n_context_tokens"],
+        )
+
+    def _action(self, position: int) -> Message:
+        action: Message = {
+            "role": "assistant",
+            "content": self._columns["action_text"][position] or "",
+        }
+        calls = self._columns["action_tool_calls_json"][position]
+        if calls:
+            action["tool_calls"] = _decode(calls)
+        return action
+
+    @cached_property
+    def _series_of_session(self) -> dict[str, str]:
+        ids = self._sessions.column("session_id").to_pylist()
+        versions = self._sessions.column("versions").to_pylist()
+        return {i: series_of(v[-1] if v else None) for i, v in zip(ids, versions, strict=True)}
+
+    @cached_property
+    def _called_in(self) -> dict[str, set[str]]:
+        """Names of the external tools that each session called."""
+        called: dict[str, set[str]] = {}
+        ids, calls = self._columns["session_id"], self._columns["action_tool_calls_json"]
+        for session_id, text in zip(ids, calls, strict=True):
+            if text and '"mcp__' in text:
+                names = {call["function"]["name"] for call in _decode(text)}
+                called.setdefault(session_id, set()).update(names)
+        return called
+
+    @cached_property
+    def _definitions(self) -> dict[str, dict[str, Tool]]:
+        """Definitions by tool and series; `""` holds the one for all series together."""
+        found: dict[str, dict[str, list[Tool]]] = {}
+        for row in self._tools.select(["name", "agent_version", "tool_json"]).to_pylist():
+            tool = _decode(row["tool_json"])
+            by_series = found.setdefault(row["name"], {})
+            for series in {row["agent_version"] or "", ""}:
+                by_series.setdefault(series, []).append(tool)
+        return {
+            name: {series: merge_tools(tools) for series, tools in by_series.items()}
+            for name, by_series in found.items()
+        }
+
+    def _tools_for(self, session_id: str) -> list[Tool]:
+        """The tools a session had: all built-in ones of the corpus, and its own external ones."""
+        series = self._series_of_session.get(session_id, "")
+        called = self._called_in.get(session_id, set())
+        return [
+            by_series.get(series) or by_series[""]
+            for name, by_series in sorted(self._definitions.items())
+            if not name.startswith("mcp__") or name in called
+        ]
+
+
+def _path(turns: dict[int, _StoredTurn], turn_idx: int) -> list[_StoredTurn]:
+    """The turns before `turn_idx`, from the root down."""
+    path: list[_StoredTurn] = []
+    turn = turns.get(turn_idx)
+    while turn is not None and turn.parent is not None:
+        turn = turns.get(turn.parent)
+        if turn is not None:
+            path.append(turn)
+    path.reverse()
+    return path
+
+
+def _shown(path: list[_StoredTurn]) -> list[WindowTurn]:
+    cleared: set[str] = set()
+    shown: list[WindowTurn] = []
+    for turn in path:
+        if turn.flags:
+            cleared.update(f.removeprefix("clear:") for f in turn.flags if f.startswith("clear:"))
+            if "retracted" in turn.flags:
+                continue
+        if turn.shown is None:
+            turn.shown = WindowTurn(turn.kind, _decode(turn.messages_json), len(turn.messages_json))
+        if turn.shown.messages:
+            shown.append(turn.shown)
+    if cleared:
+        shown = [_without(turn, cleared) for turn in shown]
+    return shown
+
+
+def _without(turn: WindowTurn, cleared: set[str]) -> WindowTurn:
+    """The turn as the model saw it after its old results had been cleared."""
+    if not any(m.get("tool_call_id") in cleared for m in turn.messages):
+        return turn
+    messages = [
+        {**m, "content": CLEARED_RESULT} if m.get("tool_call_id") in cleared else m
+        for m in turn.messages
+    ]
+    return WindowTurn(turn.kind, messages, sum(len(str(m["content"])) for m in messages))
+
+
+def merged_users(messages: list[Message]) -> list[Message]:
+    """User messages that follow each other as one, as every chat template takes them."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message["role"] == "user" and merged[-1]["role"] == "user":
+            both = f"{merged[-1]['content']}\n\n{message['content']}"
+            merged[-1] = {"role": "user", "content": both}
+        else:
+            merged.append(message)
+    return merged
+
+
+def open_traces(folder: Path | str) -> Traces:
+    """The tables that an ingestion wrote into `folder`.
+
+    Raises:
+        StorageError: a table is missing.
+        SchemaError: a file is no table of ours.
+    """
+    folder = Path(folder)
+    return Traces(
+        sessions=read_table(folder / "sessions.parquet", "sessions"),
+        turns=read_table(folder / "turns.parquet", "turns"),
+        states=read_table(folder / "states.parquet", "states"),
+        tools=read_table(folder / "tools.parquet", "tools"),
+    )

@@ -1,0 +1,185 @@
+"""The door to data-juicer: imported so that it neither installs, downloads nor takes over logs.
+
+Left alone, data-juicer 1.6 installs Ray when an operator is built, installs further packages when
+an operator misses one, and prints through its own logger. Here it is loaded with stand-ins for its
+Ray modules, a refusal instead of the installer, and a silent logger.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from replay_pipeline.errors import ConfigError, MissingDependencyError
+
+logger = logging.getLogger(__name__)
+
+_RAY_MODULES = {
+    "data_juicer.core.executor.ray_executor": ("RayExecutor", "TempDirManager"),
+    "data_juicer.core.executor.ray_executor_partitioned": ("PartitionedRayExecutor",),
+    "data_juicer.core.ray_analyzer": ("RayAnalyzer",),
+    "data_juicer.core.ray_exporter": ("RayExporter",),
+}
+_IN_PROCESS = {"auto_op_parallelism": False, "num_proc": None, "skip_op_error": False}
+"""Arguments that keep an operator in this process and let its errors through."""
+
+
+@contextmanager
+def _root_logger_untouched() -> Iterator[None]:
+    """An import in there adds a handler to the root logger and raises its level."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+@functools.cache
+def _registry() -> Mapping[str, type]:
+    for name, attributes in _RAY_MODULES.items():
+        stand_in = types.ModuleType(name)
+        stand_in.__dict__.update(dict.fromkeys(attributes))
+        sys.modules.setdefault(name, stand_in)
+    try:
+        with warnings.catch_warnings(), _root_logger_untouched():
+            warnings.simplefilter("ignore")  # of its imports, not of our rows
+            importlib.import_module("loguru").logger.disable("data_juicer")
+            lazy = importlib.import_module("data_juicer.utils.lazy_loader")
+            lazy.LazyLoader._install_package = classmethod(_refuse)
+            modules = importlib.import_module("data_juicer.ops").OPERATORS.modules
+            importlib.import_module("data_juicer.core.data")
+            importlib.import_module("replay_pipeline.normalize.operators")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"data-juicer cannot be imported ({error}): pip install 'replay-pipeline[normalize]'"
+        ) from error
+    return modules
+
+
+def _refuse(cls: type, package: str, pip_args: Any = None) -> None:  # noqa: ARG001
+    raise MissingDependencyError(
+        f"a data-juicer operator needs the package {package!r}; install it and run again"
+    )
+
+
+def known_operators() -> list[str]:
+    """Names that a recipe can use: data-juicer's own operators and ours."""
+    return sorted(_registry())
+
+
+def version() -> str:
+    """Version of the installed data-juicer."""
+    return importlib.metadata.version("py-data-juicer")
+
+
+def character_table() -> np.ndarray:
+    """The class of every code point, by the special characters of the installed data-juicer."""
+    _registry()
+    return importlib.import_module("replay_pipeline.normalize.operators").CLASSES
+
+
+def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list[Any]:
+    """Make the operators of a recipe's `process` list, in order.
+
+    Raises:
+        ConfigError: an operator or parameter is unknown, of the wrong type, or refused by the
+            operator. The message begins with `where` and names what is known.
+        MissingDependencyError: data-juicer, or a package that an operator needs, is missing.
+    """
+    modules = _registry()
+    preflight = importlib.import_module("data_juicer.core.preflight")
+    try:
+        preflight.pre_instantiation_check([dict(step) for step in process])
+    except preflight.PipelineConfigError as error:
+        raise ConfigError(f"{where}: {_in_words(error.errors, modules, preflight)}") from error
+    operators = []
+    for step in process:
+        ((name, arguments),) = step.items()
+        try:
+            operators.append(modules[name](**{**_IN_PROCESS, **(arguments or {})}))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: {name}: {error}") from error
+    return operators
+
+
+def _in_words(errors: Sequence[Any], modules: Mapping[str, type], preflight: Any) -> str:
+    lines = []
+    for error in errors:
+        line = str(error)
+        if error.op_name not in modules:
+            ours = ", ".join(name for name in sorted(modules) if name.startswith("pair_"))
+            line += f"; ours are {ours}; data-juicer brings {len(modules)} operators in all"
+        elif "parameter" in error.message.lower():
+            own = [
+                name
+                for name in preflight._get_valid_params(modules[error.op_name])
+                if name not in modules[error.op_name]._BASE_PARAMS
+            ]
+            line += f"; it takes {', '.join(own) or 'no parameters of its own'}"
+        lines.append(line)
+    return "; ".join(lines)
+
+
+def kind_of(operator: Any) -> str:
+    """What an operator does with rows: `filter`, `mapper`, `dataset` or `other`."""
+    base = importlib.import_module("data_juicer.ops.base_op")
+    for kind, classes in {
+        "filter": base.Filter,
+        "mapper": base.Mapper,
+        "dataset": (base.Deduplicator, base.Selector),
+    }.items():
+        if isinstance(operator, classes):
+            return kind
+    return "other"
+
+
+def filter_rows(operator: Any, columns: dict[str, list[Any]]) -> tuple[list[bool], list[dict]]:
+    """Let a stock filter judge rows; its statistics begin empty, so no other use leaks in."""
+    fields = importlib.import_module("data_juicer.utils.constant").Fields
+    n_rows = len(next(iter(columns.values())))
+    samples = {**columns, fields.stats: [{} for _ in range(n_rows)]}
+    if operator.is_batched_op():
+        samples = operator.compute_stats_batched(samples)
+        return list(map(bool, operator.process_batched(samples))), samples[fields.stats]
+    rows = [
+        operator.compute_stats_single(dict(zip(samples, values, strict=True)))
+        for values in zip(*samples.values(), strict=True)
+    ]
+    return [bool(operator.process_single(row)) for row in rows], [row[fields.stats] for row in rows]
+
+
+def map_rows(operator: Any, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Let a stock mapper edit rows; columns that it adds are dropped by the caller."""
+    if operator.is_batched_op():
+        return dict(operator.process_batched(dict(columns)))
+    rows = [
+        operator.process_single(dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
+    return {name: [row[name] for row in rows] for name in columns}
+
+
+def select_rows(operator: Any, columns: dict[str, list[Any]]) -> list[int]:
+    """Let a stock deduplicator or selector choose among all rows; the indices that stay."""
+    dataset = importlib.import_module("data_juicer.core.data").NestedDataset
+    n_rows = len(next(iter(columns.values())))
+    rows = dataset.from_dict({**columns, "__row__": list(range(n_rows))})
+    datasets = importlib.import_module("datasets")
+    is_shown = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        kept = operator.run(rows)
+    finally:
+        if is_shown:
+            datasets.enable_progress_bars()
+    return [int(row) for row in kept["__row__"]]

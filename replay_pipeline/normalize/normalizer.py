@@ -1,0 +1,414 @@
+"""`DJNormalizer`: pairs in, pairs that are fit to publish out, and a reason for every other one."""
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from replay_pipeline.errors import (
+    ConfigError,
+    NormalizeError,
+    ReplayPipelineError,
+    SchemaError,
+)
+from replay_pipeline.normalize import data_juicer, steps
+from replay_pipeline.normalize.recipe import Recipe, load_recipe
+from replay_pipeline.normalize.verdict import Measure, Verdict
+from replay_pipeline.normalize.views import SIDES
+from replay_pipeline.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
+from replay_pipeline.tables import table_of
+from replay_pipeline.types import DPOPair, NormalizedDPOPair
+
+logger = logging.getLogger(__name__)
+
+pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
+_BATCH_ROWS = 2048
+_RULES = 1
+"""Raised when an operator of ours changes its judgement."""
+_REQUIRED = ("state_id", "state_messages_json", "chosen", "rejected")
+_DROP_COLUMNS = ("drop_operator", "drop_field", "drop_value", "drop_limit")
+COMPLETE = "complete"
+"""Named as the operator that drops rows in which something is missing."""
+
+
+class DedupMemory(Protocol):
+    """Where an order-dependent operator finds the keys of earlier batches, and leaves its own."""
+
+    def earlier(self, step: str) -> Sequence[bytes]:
+        """Keys that earlier batches left for a step."""
+        ...
+
+    def save(self, keys: Mapping[str, Sequence[bytes]]) -> None:
+        """Replace the keys of this batch, by step."""
+        ...
+
+
+@dataclass(kw_only=True)
+class NormalizeReport:
+    """What a recipe did to a table."""
+
+    recipe: str
+    recipe_sha: str
+    thresholds: list[dict[str, Any]]
+    """The steps with their parameters, in order."""
+    n_in: int = 0
+    n_kept: int = 0
+    n_dropped: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Rows by the operator that dropped them."""
+    dropped_by_field: dict[str, int] = field(default_factory=dict)
+    """Rows by `operator:field`."""
+    findings: dict[str, int] = field(default_factory=dict)
+    """Rows that an operator marked without dropping them."""
+    length_bias: float | None = None
+    """Cohen's d of the lengths (chosen minus rejected) of the kept rows; `None` below two rows."""
+    seconds: float = 0.0
+    seconds_by_operator: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizeResult:
+    """Rows that stay, rows that do not, and the report. in = kept + dropped."""
+
+    kept: pa.Table
+    """Schema `NORMALIZED_PAIRS`, in the order of the input."""
+    dropped: pa.Table
+    """Schema `DROPPED_PAIRS`, in the order of the input."""
+    report: NormalizeReport
+
+
+class DJNormalizer:
+    """Runs a data-juicer recipe over preference pairs, in this process.
+
+    Our operators (`pair_*`) see both sides of a pair; data-juicer's own run through data-juicer's
+    code on the column that their `text_key` names, each with statistics of its own.
+
+    Example:
+        >>> normalizer = DJNormalizer("tool_calls")
+        >>> call = {"type": "function", "function": {"name": "Read", "arguments": "{}"}}
+        >>> pair = {
+        ...     "state_id": "s1",
+        ...     "state_messages": [{"role": "user", "content": "Read the readme."}],
+        ...     "chosen": "Read {}",
+        ...     "rejected": "I can't.",
+        ...     "n_teachers_agreeing": 2,
+        ...     "chosen_action": {"role": "assistant", "content": "", "tool_calls": [call]},
+        ... }
+        >>> [kept["rejected_messages"] for kept in normalizer.normalize([pair])]
+        [[{'role': 'assistant', 'content': "I can't."}]]
+    """
+
+    def __init__(self, recipe: str | Path = "default") -> None:
+        """Load a bundled recipe by name (`default`, `tool_calls`, `strict`, `lint`) or a file.
+
+        Raises:
+            ConfigError: no such recipe, or an operator or parameter in it is unknown or wrong.
+            MissingDependencyError: data-juicer, or a package that an operator needs, is missing.
+        """
+        self.recipe: Recipe = load_recipe(recipe)
+        operators = data_juicer.build_operators(
+            self.recipe.process, where=f"recipe {self.recipe.path}"
+        )
+        for operator in operators:
+            steps.start(operator, {}, ())  # refuses what cannot run, before any work
+        self._operators = operators
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the same pairs could be judged otherwise."""
+        return f"{self.recipe.sha}:{data_juicer.version()}:{_RULES}"
+
+    def normalize(self, pairs: Sequence[DPOPair]) -> list[NormalizedDPOPair]:
+        """The pairs that pass, in chat form, with the statistics they were judged by.
+
+        Raises:
+            NormalizeError: an operator failed.
+        """
+        result, kept_rows = self._run(table_of([row_of_pair(pair) for pair in pairs], "dpo_pairs"))
+        normalized: list[NormalizedDPOPair] = []
+        for row, number in zip(result.kept.to_pylist(), kept_rows, strict=True):
+            extra = {
+                "chosen": row["chosen"],
+                "rejected": row["rejected"],
+                "chosen_messages": json.loads(row["chosen_messages_json"]),
+                "rejected_messages": json.loads(row["rejected_messages_json"]),
+                "stats": json.loads(row["stats_json"]),
+            }
+            normalized.append(cast(NormalizedDPOPair, {**pairs[number], **extra}))
+        return normalized
+
+    def run(self, table: pa.Table, *, index: DedupMemory | None = None) -> NormalizeResult:
+        """Judge every row of a `DPO_PAIRS` table.
+
+        With an `index`, deduplication also knows the pairs of earlier batches, and this batch's
+        own are left there for later ones.
+
+        Raises:
+            NormalizeError: an operator failed, or rows were lost.
+            SchemaError: a column is missing.
+        """
+        return self._run(table, index)[0]
+
+    def _run(
+        self, table: pa.Table, index: DedupMemory | None = None
+    ) -> tuple[NormalizeResult, np.ndarray]:
+        _check_columns(table)
+        run = Run(self.recipe, self._operators, index)
+        size = max(len(table), 1) if run.is_whole else _BATCH_ROWS
+        chunks = [run.judge(table.slice(at, size)) for at in range(0, len(table), size)]
+        result = NormalizeResult(
+            kept=_concat([chunk.kept for chunk in chunks], NORMALIZED_PAIRS),
+            dropped=_concat([chunk.dropped for chunk in chunks], DROPPED_PAIRS),
+            report=run.finish(),
+        )
+        alive = np.concatenate([chunk.alive for chunk in chunks] or [np.zeros(0, bool)])
+        return result, np.flatnonzero(alive)
+
+    def stream(
+        self, batches: Iterable[pa.RecordBatch | pa.Table], *, index: DedupMemory | None = None
+    ) -> "NormalizeStream":
+        """Judge rows batch by batch, in the memory of one batch and the deduplication keys.
+
+        Raises:
+            ConfigError: a step of the recipe must see all rows at once.
+        """
+        run = Run(self.recipe, self._operators, index)
+        if run.is_whole:
+            raise ConfigError(
+                f"recipe {self.recipe.path}: data-juicer's deduplicators and selectors see all "
+                "rows at once; use pair_exact_deduplicator, or run() on the whole table"
+            )
+        return NormalizeStream(batches, run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One judged chunk."""
+
+    kept: pa.Table
+    dropped: pa.Table
+    alive: np.ndarray
+
+
+class NormalizeStream:
+    """Kept and dropped rows of one batch after another; `report` is complete at the end."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch | pa.Table], run: "Run") -> None:
+        self._batches = batches
+        self._run = run
+        self.report = run.report
+
+    def __iter__(self) -> Iterator[Judged]:
+        for batch in self._batches:
+            rows = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+            yield self._run.judge(rows)
+        self._run.finish()
+
+
+class Run:
+    """One pass of a recipe's steps over successive chunks of rows."""
+
+    def __init__(self, recipe: Recipe, operators: Sequence[Any], index: DedupMemory | None) -> None:
+        self._index = index
+        self._steps: list[steps.Step] = []
+        self._labels: list[str] = []
+        for number, (operator, step) in enumerate(zip(operators, recipe.process, strict=True)):
+            ((name, arguments),) = step.items()
+            label = f"{number}.{name}"
+            earlier = index.earlier(label) if index and hasattr(operator, "remember") else ()
+            self._steps.append(steps.start(operator, arguments, earlier))
+            self._labels.append(label)
+        self._length_difference = Moments()
+        self._classes = data_juicer.character_table()
+        self.is_whole = any(step.is_whole for step in self._steps)
+        self.report = NormalizeReport(
+            recipe=recipe.name, recipe_sha=recipe.sha, thresholds=[*recipe.process]
+        )
+
+    def judge(self, table: pa.Table) -> Judged:
+        """Run every step over a chunk."""
+        started = time.perf_counter()
+        _check_columns(table)
+        chunk = steps.Chunk(table.select(DPO_PAIRS.names), self._classes)
+        reasons = [np.full(len(table), "", object) for _ in range(4)]
+        measures: dict[str, Measure] = {}
+        self._drop(chunk, COMPLETE, _incomplete(chunk), reasons)
+        for step in self._steps:
+            begun = time.perf_counter()
+            verdict = self._judge_step(step, chunk)
+            measures |= {measure.key: measure for measure in verdict.measures}
+            if step.is_mark_only:
+                found = int((verdict.fails & chunk.alive).sum())
+                self.report.findings[step.name] = self.report.findings.get(step.name, 0) + found
+            else:
+                self._drop(chunk, step.name, verdict, reasons)
+            _add(self.report.seconds_by_operator, step.name, time.perf_counter() - begun)
+        judged = _split(chunk, reasons, measures)
+        self._count(judged, len(table))
+        self.report.seconds += time.perf_counter() - started
+        return judged
+
+    @staticmethod
+    def _judge_step(step: steps.Step, chunk: steps.Chunk) -> Verdict:
+        try:
+            return step.judge(chunk)
+        except ReplayPipelineError:
+            raise
+        except Exception as error:  # an operator can fail in any way; none may be swallowed
+            first = chunk.table["state_id"][0].as_py() if len(chunk.table) else None
+            raise NormalizeError(
+                f"{step.name}: {type(error).__name__}: {error} (in the {len(chunk.table)} rows "
+                f"from state {first!r})"
+            ) from error
+
+    def _drop(
+        self, chunk: steps.Chunk, name: str, verdict: Verdict, reasons: list[np.ndarray]
+    ) -> None:
+        rows = np.flatnonzero(verdict.fails & chunk.alive)
+        chunk.alive[rows] = False
+        sources = (verdict.fields, verdict.values, verdict.limits)
+        reasons[0][rows] = name
+        for reason, source in zip(reasons[1:], sources, strict=True):
+            reason[rows] = source[rows]
+        if len(rows):
+            _add(self.report.dropped, name, len(rows))
+        for field_name in verdict.fields[rows]:
+            _add(self.report.dropped_by_field, f"{name}:{field_name}", 1)
+
+    def _count(self, judged: Judged, n_in: int) -> None:
+        report = self.report
+        report.n_in += n_in
+        report.n_kept += len(judged.kept)
+        report.n_dropped += len(judged.dropped)
+        if report.n_in != report.n_kept + report.n_dropped:
+            raise NormalizeError(
+                f"recipe {report.recipe}: {report.n_in} rows in, but {report.n_kept} kept and "
+                f"{report.n_dropped} dropped"
+            )
+        lengths = [pc.utf8_length(judged.kept[side]).to_numpy() for side in SIDES]
+        self._length_difference.add(lengths[0] - lengths[1])
+
+    def finish(self) -> NormalizeReport:
+        """Leave the keys of this batch in the index and close the report."""
+        self.report.length_bias = self._length_difference.cohens_d()
+        if self._index is not None:
+            self._index.save(
+                {
+                    label: step.memory.added
+                    for label, step in zip(self._labels, self._steps, strict=True)
+                    if isinstance(step, steps.OrderStep)
+                }
+            )
+        logger.info(
+            "normalized with %s: %d of %d pairs kept",
+            self.report.recipe,
+            self.report.n_kept,
+            self.report.n_in,
+        )
+        return self.report
+
+
+@dataclass
+class Moments:
+    """Running mean and spread of a difference."""
+
+    n: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Take in more values."""
+        values = values.astype(float)
+        self.n += len(values)
+        self.total += float(values.sum())
+        self.squares += float((values**2).sum())
+
+    def cohens_d(self) -> float | None:
+        """Mean over standard deviation; `None` below two values, 0 without any spread or mean."""
+        if self.n < 2:
+            return None
+        mean = self.total / self.n
+        variance = max(self.squares - self.n * mean**2, 0.0) / (self.n - 1)
+        return 0.0 if variance == 0 else mean / variance**0.5
+
+
+def _add(counts: dict[str, Any], name: str, amount: float) -> None:
+    counts[name] = counts.get(name, 0) + amount
+
+
+def _check_columns(table: pa.Table) -> None:
+    if missing := set(DPO_PAIRS.names) - set(table.column_names):
+        raise SchemaError(f"dpo_pairs: columns {sorted(missing)} are missing")
+
+
+def _incomplete(chunk: steps.Chunk) -> Verdict:
+    """Rows without an id, a prompt or a side."""
+    verdict = Verdict.of(len(chunk.alive))
+    for name in _REQUIRED:
+        missing = chunk.table[name].is_null().to_numpy()
+        verdict.fail(np.flatnonzero(missing), name, "null", "present")
+    return verdict
+
+
+def _split(
+    chunk: steps.Chunk, reasons: list[np.ndarray], measures: Mapping[str, Measure]
+) -> Judged:
+    table, alive = chunk.table, pa.array(chunk.alive)
+    dropped = table
+    for name, values in zip(_DROP_COLUMNS, reasons, strict=True):
+        dropped = dropped.append_column(name, pa.array(values, pa.string()))
+    kept = table.append_column("stats_json", _stats_json(measures, len(table)))
+    for side in SIDES:
+        kept = kept.append_column(f"{side}_messages_json", _messages(table, side))
+    return Judged(
+        kept=kept.filter(alive).select(NORMALIZED_PAIRS.names).cast(NORMALIZED_PAIRS),
+        dropped=dropped.filter(pc.invert(alive)).select(DROPPED_PAIRS.names).cast(DROPPED_PAIRS),
+        alive=chunk.alive,
+    )
+
+
+def _messages(table: pa.Table, side: str) -> pa.ChunkedArray:
+    """Each side as a list of one message; an action without a message is text."""
+    messages = table[f"{side}_action_json"]
+    if messages.null_count:
+        texts = [
+            None if text is None else steps.text_message(text) for text in table[side].to_pylist()
+        ]
+        messages = pc.coalesce(messages, pa.array(texts, pa.string()))
+    return pc.binary_join_element_wise("[", messages, "]", "")
+
+
+def _stats_json(measures: Mapping[str, Measure], n_rows: int) -> pa.Array:
+    """The statistics of each row as a JSON object, built column by column."""
+    parts: list[Any] = ["{"]
+    for number, (key, measure) in enumerate(sorted(measures.items())):
+        comma = ", " if number else ""
+        parts.append(f"{comma}{json.dumps(key)}: ")
+        parts.append(pc.cast(pa.array(measure.values), pa.string()))
+    if len(parts) == 1:
+        return pa.array(["{}"] * n_rows, pa.string())
+    return pc.binary_join_element_wise(*parts, "}", "")
+
+
+def _concat(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def row_of_pair(pair: DPOPair) -> dict[str, Any]:
+    """A pair as a row of the table `dpo_pairs`."""
+    row: dict[str, Any] = {key: value for key, value in pair.items() if key in DPO_PAIRS.names}
+    for key in ("state_messages", "tools", "chosen_action", "rejected_action"):
+        value = pair.get(key)
+        row[f"{key}_json"] = None if value is None else json.dumps(value, ensure_ascii=False)
+    return row

@@ -1,0 +1,662 @@
+"""Preference operators: a data-juicer plugin whose operators see a pair, not a text.
+
+Every operator looks at both sides, so a recipe cannot forget one, and keeps its statistics under
+the side's name, so that one side's value is never taken for the other's. They are vectorized over
+Arrow columns. data-juicer finds them through the entry-point group `data_juicer.ops`.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from data_juicer.ops.base_op import OPERATORS, Deduplicator, Filter
+from data_juicer.ops.common.special_characters import SPECIAL_CHARACTERS
+from data_juicer.utils.constant import Fields
+from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
+
+from replay_pipeline.normalize.kernels import character_classes, repetition_ratio, text_digests
+from replay_pipeline.normalize.verdict import (
+    N_BANDS,
+    CountedKeys,
+    Measure,
+    Memory,
+    SeenKeys,
+    SeenSketches,
+    Verdict,
+)
+from replay_pipeline.normalize.views import (
+    PROMPT,
+    SIDES,
+    PairBatch,
+    ParsedAction,
+    View,
+    check_view,
+    last_message_text,
+    prompt_text,
+    string_leaves,
+)
+from replay_pipeline.redact import find_secrets
+
+CLASSES = character_classes(SPECIAL_CHARACTERS)
+
+
+class PairFilter(Filter):
+    """A filter that measures both sides of a pair and keeps a row whose every value is in range."""
+
+    _batched_op = True
+
+    def __init__(
+        self, *args: Any, view: str = "text", mark_only: bool = False, **kwargs: Any
+    ) -> None:
+        """View is what is judged (`text`, `action`, `prose`); with `mark_only` no row is dropped.
+
+        :param view: the part of each side that is judged.
+        :param mark_only: keep the rows and only report what was found.
+        """
+        super().__init__(*args, **kwargs)
+        self.view: View = check_view(view)
+        self.mark_only = mark_only
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
+        """The statistics of every row; rows that are not alive may be left at 0."""
+        raise NotImplementedError
+
+    def judge(self, batch: PairBatch, alive: np.ndarray) -> Verdict:
+        """Which rows fail, by the first measure that is out of range."""
+        verdict = Verdict.of(len(batch), self.measure(batch, alive))
+        for measure in verdict.measures:
+            for row in np.flatnonzero(self._is_out(measure) & ~verdict.fails).tolist():
+                verdict.fail([row], measure.field, measure.value(row), measure.limit)
+        return verdict
+
+    def _is_out(self, measure: Measure) -> np.ndarray:
+        inside = np.ones(len(measure.values), bool)
+        if measure.minimum is not None:
+            compare = np.greater_equal if self.min_closed_interval else np.greater
+            inside &= compare(measure.values, measure.minimum)
+        if measure.maximum is not None:
+            compare = np.less_equal if self.max_closed_interval else np.less
+            inside &= compare(measure.values, measure.maximum)
+        return inside if self.reversed_range else ~inside
+
+    def metric(self, name: str) -> str:
+        """A metric's name, with the view when it is not the text itself."""
+        return name if self.view == "text" else f"{self.view}.{name}"
+
+    def compute_stats_batched(self, samples: dict[str, Any]) -> dict[str, Any]:
+        """Fill data-juicer's statistics; called by its executors."""
+        batch = PairBatch.from_samples(samples, CLASSES)
+        verdict = self.judge(batch, np.ones(len(batch), bool))
+        for row, stats in enumerate(samples[Fields.stats]):
+            stats |= {measure.key: measure.values[row].item() for measure in verdict.measures}
+            stats[self._flag] = bool(verdict.fails[row]) and not self.mark_only
+        return samples
+
+    def process_batched(self, samples: dict[str, Any]) -> Any:
+        """Which rows stay; called by data-juicer's executors."""
+        return [not stats[self._flag] for stats in samples[Fields.stats]]
+
+    @property
+    def _flag(self) -> str:
+        arguments = sorted(getattr(self, "_init_kwargs", {}).items())
+        return f"{self._name}.{xxhash.xxh32_hexdigest(repr(arguments).encode())}.is_out"
+
+
+@OPERATORS.register_module("pair_text_length_filter")
+class PairTextLengthFilter(PairFilter):
+    """Keeps pairs of which both sides have a number of characters in range."""
+
+    def __init__(
+        self, min_len: int = 1, max_len: int = sys.maxsize, *args: Any, **kwargs: Any
+    ) -> None:
+        """Initialization method.
+
+        :param min_len: fewest characters of a side.
+        :param max_len: most characters of a side.
+        """
+        super().__init__(*args, **kwargs)
+        self.min_len, self.max_len = min_len, max_len
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
+        """Characters per side."""
+        return [
+            Measure(
+                field=side,
+                metric=self.metric("text_len"),
+                values=batch.stats(side, self.view).n_chars,
+                minimum=self.min_len,
+                maximum=self.max_len,
+            )
+            for side in SIDES
+        ]
+
+
+@OPERATORS.register_module("pair_words_num_filter")
+class PairWordsNumFilter(PairFilter):
+    """Keeps pairs of which both sides have a number of words in range."""
+
+    def __init__(
+        self, min_num: int = 1, max_num: int = sys.maxsize, *args: Any, **kwargs: Any
+    ) -> None:
+        """Initialization method.
+
+        :param min_num: fewest words of a side; a word holds a character that is not special.
+        :param max_num: most words of a side.
+        """
+        super().__init__(*args, **kwargs)
+        self.min_num, self.max_num = min_num, max_num
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
+        """Words per side."""
+        return [
+            Measure(
+                field=side,
+                metric=self.metric("num_words"),
+                values=batch.stats(side, self.view).n_words,
+                minimum=self.min_num,
+                maximum=self.max_num,
+            )
+            for side in SIDES
+        ]
+
+
+@OPERATORS.register_module("pair_special_characters_filter")
+class PairSpecialCharactersFilter(PairFilter):
+    """Keeps pairs of which both sides have a share of special characters in range."""
+
+    def __init__(
+        self, min_ratio: float = 0.0, max_ratio: float = 0.5, *args: Any, **kwargs: Any
+    ) -> None:
+        """Initialization method.
+
+        :param min_ratio: least share of special characters of a side.
+        :param max_ratio: largest share of special characters of a side.
+        """
+        super().__init__(*args, **kwargs)
+        self.min_ratio, self.max_ratio = min_ratio, max_ratio
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
+        """Share of special characters per side."""
+        return [
+            Measure(
+                field=side,
+                metric=self.metric("special_char_ratio"),
+                values=batch.stats(side, self.view).special_ratio,
+                minimum=self.min_ratio,
+                maximum=self.max_ratio,
+            )
+            for side in SIDES
+        ]
+
+
+@OPERATORS.register_module("pair_character_repetition_filter")
+class PairCharacterRepetitionFilter(PairFilter):
+    """Keeps pairs of which neither side repeats itself too much."""
+
+    def __init__(
+        self,
+        rep_len: int = 10,
+        min_ratio: float = 0.0,
+        max_ratio: float = 0.6,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Initialization method.
+
+        :param rep_len: length of the character windows that are counted.
+        :param min_ratio: least share of repeated windows.
+        :param max_ratio: largest share of repeated windows.
+        """
+        super().__init__(*args, **kwargs)
+        if rep_len < 1:
+            raise ValueError(f"rep_len is {rep_len}, but a window has at least one character")
+        self.rep_len, self.min_ratio, self.max_ratio = rep_len, min_ratio, max_ratio
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
+        """Share of repeated windows per side."""
+        return [
+            Measure(
+                field=side,
+                metric=self.metric("char_rep_ratio"),
+                values=self._ratios(batch, side, alive),
+                minimum=self.min_ratio,
+                maximum=self.max_ratio,
+            )
+            for side in SIDES
+        ]
+
+    def _ratios(self, batch: PairBatch, side: str, alive: np.ndarray) -> np.ndarray:
+        texts = batch.view(side, self.view)
+        ratios = np.zeros(len(batch))
+        for row in np.flatnonzero(alive):
+            ratios[row] = repetition_ratio(texts[row].as_py() or "", self.rep_len)
+        return ratios
+
+
+@OPERATORS.register_module("pair_identical_filter")
+class PairIdenticalFilter(PairFilter):
+    """Keeps pairs whose sides differ once call ids, key order and outer white space are gone."""
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
+        """1 where the sides are the same action."""
+        chosen, rejected = (batch.view(side, "canonical").to_pylist() for side in SIDES)
+        same = np.array([a == b for a, b in zip(chosen, rejected, strict=True)], float)
+        return [Measure(field="pair", metric="is_identical", values=same, maximum=0)]
+
+
+@OPERATORS.register_module("pair_tool_call_filter")
+class PairToolCallFilter(PairFilter):
+    """Keeps pairs whose tool calls are well formed: named, with arguments, offered, not empty."""
+
+    def __init__(self, is_tool_offered: bool = True, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, FBT002
+        """Initialization method.
+
+        :param is_tool_offered: whether a called tool must be in the state's tools (where it has).
+        """
+        super().__init__(*args, **kwargs)
+        self.is_tool_offered = is_tool_offered
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
+        """Faults per side, in words."""
+        offered = [_tool_names(tools) for tools in batch.values("tools_json")]
+        measures = []
+        for side in SIDES:
+            notes = [
+                self._faults(action, names) if is_alive else ""
+                for action, names, is_alive in zip(
+                    batch.actions[side], offered, alive.tolist(), strict=True
+                )
+            ]
+            count = np.array([note.count(";") + 1 if note else 0 for note in notes], float)
+            measures.append(
+                Measure(field=side, metric="n_faults", values=count, maximum=0, notes=notes)
+            )
+        return measures
+
+    def _faults(self, action: ParsedAction, offered: frozenset[str] | None) -> str:
+        faults = [] if action.text.strip() or action.calls else ["empty turn"]
+        for call in action.calls:
+            if not call.name:
+                faults.append("call without a name")
+            elif self.is_tool_offered and offered is not None and call.name not in offered:
+                faults.append(f"{call.name} is not offered")
+            if isinstance(call.arguments, str):
+                faults.append(f"arguments of {call.name or 'a call'} are not a JSON object")
+        return "; ".join(faults)
+
+
+@lru_cache(maxsize=4096)
+def _tool_names(tools_json: str | None) -> frozenset[str] | None:
+    """Names of the tools of a state; `None` where the state has no tool list."""
+    tools = json.loads(tools_json) if tools_json else None
+    if not tools:
+        return None
+    return frozenset(str(tool.get("function", tool).get("name")) for tool in tools)
+
+
+class PairDeduplicator(Deduplicator):
+    """A row-order operator: it keeps a row or not by the rows that came before it."""
+
+    _batched_op = True
+    _column = "__dj__pair_key__"
+
+    def __init__(self, *args: Any, view: str = "text", **kwargs: Any) -> None:
+        """View is what is compared (`text`, `action`, `canonical`).
+
+        :param view: the part of each side that is compared.
+        """
+        self.view: View = check_view(view)
+        super().__init__(*args, **kwargs)
+
+    def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
+        """What a row is remembered by; empty bytes for a row that is not alive."""
+        raise NotImplementedError
+
+    def remember(self, earlier: Sequence[bytes] = ()) -> Memory:
+        """A fresh memory of rows, which knows the keys of earlier batches."""
+        raise NotImplementedError
+
+    def judge(self, batch: PairBatch, alive: np.ndarray, memory: Memory) -> Verdict:
+        """Which rows fail; those that pass are put into the memory."""
+        verdict = Verdict.of(len(batch))
+        keys = self.keys(batch, alive)
+        for row in np.flatnonzero(alive):
+            if (reason := memory.refuse(keys[row])) is not None:
+                verdict.fail([row], "pair", *reason)
+        return verdict
+
+    def compute_hash(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Add the key column to a batch of rows; called by data-juicer's executor."""
+        batch = PairBatch.from_samples(sample, CLASSES)
+        keys = self.keys(batch, np.ones(len(batch), bool))
+        return {**sample, self._column: [key.hex() for key in keys]}
+
+    def process(self, dataset: Any, show_num: int = 0) -> tuple[Any, dict]:  # noqa: ARG002
+        """Choose among all rows, in order; called by data-juicer's executor."""
+        memory = self.remember()
+        kept = [
+            row
+            for row, key in enumerate(dataset[self._column])
+            if memory.refuse(bytes.fromhex(key)) is None
+        ]
+        return dataset.select(kept).remove_columns(self._column), {}
+
+
+_PARTS = ("prompt", *SIDES)
+_CALL_ID = re.compile(rb'"(?:tool_call_id|id)"\s*:\s*"[^"\\]*"')
+
+
+@OPERATORS.register_module("pair_exact_deduplicator")
+class PairExactDeduplicator(PairDeduplicator):
+    """Keeps the first of pairs with the same prompt, chosen and rejected.
+
+    The prompt is compared exactly, but for call ids: two states that differ in a digit are two
+    states. `lowercase` and `ignore_non_character` apply to both sides.
+    """
+
+    def __init__(
+        self,
+        lowercase: bool = False,  # noqa: FBT001, FBT002
+        ignore_non_character: bool = False,  # noqa: FBT001, FBT002
+        keys: list = list(_PARTS),  # noqa: B006
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Initialization method.
+
+        :param lowercase: whether the case of the sides is ignored.
+        :param ignore_non_character: whether white space, digits and punctuation of the sides are.
+        :param keys: the parts that make two pairs the same, of prompt, chosen and rejected.
+        """
+        super().__init__(*args, **kwargs)
+        if not keys or set(keys) - set(_PARTS):
+            raise ValueError(f"keys is {keys}, but takes some of {', '.join(_PARTS)}")
+        self.lowercase, self.ignore_non_character = lowercase, ignore_non_character
+        self.key_parts = tuple(keys)
+
+    def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
+        """A 128-bit digest of the compared parts."""
+        parts = [self._part(batch, part) for part in self.key_parts]
+        return [
+            xxhash.xxh3_128_digest(b"".join(row)) if is_alive else b""
+            for is_alive, row in zip(alive.tolist(), zip(*parts, strict=True), strict=True)
+        ]
+
+    def _part(self, batch: PairBatch, part: str) -> list[bytes]:
+        if part == "prompt":
+            return prompt_digests(batch)
+        return text_digests(
+            batch.view(part, self.view),
+            lowercase=self.lowercase,
+            ignore_non_character=self.ignore_non_character,
+        )
+
+    def remember(self, earlier: Sequence[bytes] = ()) -> SeenKeys:
+        """Remembers every digest."""
+        return SeenKeys(earlier)
+
+
+def prompt_digests(batch: PairBatch) -> list[bytes]:
+    """A digest per prompt, call ids left out."""
+    prompts = batch.column(PROMPT).cast(pa.large_binary())
+    return [xxhash.xxh3_128_digest(_CALL_ID.sub(b"", prompt.as_py() or b"")) for prompt in prompts]
+
+
+@OPERATORS.register_module("pair_near_deduplicator")
+class PairNearDeduplicator(PairDeduplicator):
+    """Keeps the first of pairs that say nearly the same at nearly the same point.
+
+    Compared are the word shingles of the end of the prompt, of chosen and of rejected, by MinHash;
+    so the same consensus at another point of a session is not a duplicate.
+    """
+
+    def __init__(
+        self,
+        jaccard_threshold: float = 0.8,
+        window_size: int = 5,
+        num_permutations: int = 128,
+        max_prompt_words: int = 200,
+        *args: Any,
+        view: str = "action",
+        **kwargs: Any,
+    ) -> None:
+        """Initialization method.
+
+        :param jaccard_threshold: similarity from which a pair is a duplicate.
+        :param window_size: words of a shingle.
+        :param num_permutations: values of a MinHash signature, a multiple of 16.
+        :param max_prompt_words: words of the end of the prompt that are compared.
+        :param view: the part of each side that is compared.
+        """
+        super().__init__(*args, view=view, **kwargs)
+        if not 0 < jaccard_threshold <= 1:
+            raise ValueError(f"jaccard_threshold is {jaccard_threshold}, but lies in (0, 1]")
+        if window_size < 1 or num_permutations < N_BANDS or num_permutations % N_BANDS:
+            raise ValueError(
+                f"window_size is {window_size} and num_permutations {num_permutations}, but takes "
+                f"at least 1, and a multiple of {N_BANDS}"
+            )
+        self.jaccard_threshold, self.window_size = jaccard_threshold, window_size
+        self.num_permutations, self.max_prompt_words = num_permutations, max_prompt_words
+
+    def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
+        """The MinHash signature of each row."""
+        sides = [batch.view(side, self.view).to_pylist() for side in SIDES]
+        prompts = batch.values(PROMPT)
+        return [
+            self._signature(prompt, chosen, rejected) if is_alive else b""
+            for is_alive, prompt, chosen, rejected in zip(
+                alive.tolist(), prompts, *sides, strict=True
+            )
+        ]
+
+    def _signature(self, prompt: str | None, chosen: str, rejected: str) -> bytes:
+        sketch = RMinHash(num_perm=self.num_permutations, seed=1)
+        end = last_message_text(prompt).split()[-self.max_prompt_words :]
+        for mark, words in (("p", end), ("c", chosen.split()), ("r", rejected.split())):
+            sketch.update(self._shingles(mark, words))
+        return np.array(sketch.digest(), np.uint32).tobytes()
+
+    def _shingles(self, mark: str, words: list[str]) -> list[str]:
+        n_shingles = max(len(words) - self.window_size + 1, 1)
+        return [
+            mark + " ".join(words[start : start + self.window_size]).lower()
+            for start in range(n_shingles)
+        ]
+
+    def remember(self, earlier: Sequence[bytes] = ()) -> SeenSketches:
+        """Remembers every signature."""
+        return SeenSketches(earlier, self.jaccard_threshold)
+
+
+@OPERATORS.register_module("pair_session_cap_filter")
+class PairSessionCapFilter(PairDeduplicator):
+    """Keeps a session, and one action within a session, from filling the dataset."""
+
+    def __init__(
+        self,
+        max_pairs: int = 1000,
+        max_repeats: int = 20,
+        *args: Any,
+        view: str = "canonical",
+        **kwargs: Any,
+    ) -> None:
+        """Initialization method.
+
+        :param max_pairs: most pairs of one session.
+        :param max_repeats: most pairs of one session with the same chosen action.
+        :param view: the part of the chosen side that is compared.
+        """
+        super().__init__(*args, view=view, **kwargs)
+        if min(max_pairs, max_repeats) < 1:
+            raise ValueError("max_pairs and max_repeats are at least 1")
+        self.max_pairs, self.max_repeats = max_pairs, max_repeats
+
+    def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
+        """Digests of the session and of its chosen action."""
+        chosen = batch.view("chosen", self.view).to_pylist()
+        return [
+            xxhash.xxh3_128_digest(session.encode()) + xxhash.xxh3_128_digest(action.encode())
+            if is_alive
+            else b""
+            for is_alive, session, action in zip(
+                alive.tolist(), _sessions(batch), chosen, strict=True
+            )
+        ]
+
+    def remember(self, earlier: Sequence[bytes] = ()) -> CountedKeys:
+        """Counts sessions and their actions."""
+        return CountedKeys(earlier, self.max_pairs, self.max_repeats)
+
+
+def _sessions(batch: PairBatch) -> list[str]:
+    """The session of each row; rows without one are sessions of their own."""
+    states = batch.values("state_id")
+    return [
+        session or f"\0{state}"
+        for session, state in zip(batch.values("session_id"), states, strict=True)
+    ]
+
+
+@OPERATORS.register_module("pair_length_bias_filter")
+class PairLengthBiasFilter(PairFilter):
+    """Keeps pairs of which neither side is many times as long as the other."""
+
+    def __init__(self, max_ratio: float = 20.0, *args: Any, **kwargs: Any) -> None:
+        """Initialization method.
+
+        :param max_ratio: how many times as long one side may be.
+        """
+        super().__init__(*args, **kwargs)
+        if max_ratio < 1:
+            raise ValueError(f"max_ratio is {max_ratio}, but is at least 1")
+        self.max_ratio = max_ratio
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
+        """Length of chosen over length of rejected, each plus one."""
+        chosen, rejected = (batch.stats(side, self.view).n_chars + 1 for side in SIDES)
+        return [
+            Measure(
+                field="pair",
+                metric=self.metric("length_ratio"),
+                values=chosen / rejected,
+                minimum=1 / self.max_ratio,
+                maximum=self.max_ratio,
+            )
+        ]
+
+
+@OPERATORS.register_module("pair_prompt_leak_filter")
+class PairPromptLeakFilter(PairFilter):
+    """Keeps pairs whose sides are not copied out of their own prompt."""
+
+    def __init__(
+        self, min_len: int = 80, max_ratio: float = 0.9, *args: Any, **kwargs: Any
+    ) -> None:
+        """Initialization method.
+
+        :param min_len: characters from which a text of an action can be a copy.
+        :param max_ratio: largest share of such texts that stands word by word in the prompt.
+        """
+        super().__init__(*args, **kwargs)
+        self.min_len, self.max_ratio = min_len, max_ratio
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
+        """Share of long texts per side that the prompt already holds."""
+        prompts = [
+            prompt_text(prompt) if is_alive else ""
+            for prompt, is_alive in zip(batch.values(PROMPT), alive.tolist(), strict=True)
+        ]
+        return [
+            Measure(
+                field=side,
+                metric="copied_ratio",
+                values=np.array(
+                    [
+                        self._copied(action, prompt)
+                        for action, prompt in zip(batch.actions[side], prompts, strict=True)
+                    ]
+                ),
+                maximum=self.max_ratio,
+            )
+            for side in SIDES
+        ]
+
+    def _copied(self, action: ParsedAction, prompt: str) -> float:
+        texts = [text for text in action.texts() if len(text) >= self.min_len]
+        n_copied = sum(len(text) for text in texts if text in prompt)
+        return n_copied / max(sum(map(len, texts)), 1)
+
+
+@OPERATORS.register_module("pair_degenerate_filter")
+class PairDegenerateFilter(PairFilter):
+    """Keeps pairs whose sides differ in more than case, white space and punctuation."""
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
+        """1 where only case, white space or punctuation differ."""
+        sides = [
+            [
+                _NOT_A_WORD.sub("", action.view("action")).casefold()
+                for action in batch.actions[side]
+            ]
+            for side in SIDES
+        ]
+        same = np.array([a == b for a, b in zip(*sides, strict=True)], float)
+        return [Measure(field="pair", metric="is_degenerate", values=same, maximum=0)]
+
+
+_NOT_A_WORD = re.compile(r"[\W_]+")
+
+
+@OPERATORS.register_module("pair_secret_filter")
+class PairSecretFilter(PairFilter):
+    """Keeps pairs in which no secret is found: not in the prompt, not in a side, not in a hint."""
+
+    _FIELDS = (
+        ("prompt", PROMPT),
+        ("chosen", "chosen_action_json"),
+        ("rejected", "rejected_action_json"),
+        ("chosen", "chosen"),
+        ("rejected", "rejected"),
+        ("hint", "hint"),
+    )
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
+        """Kinds of secrets per field. States of one session share messages: each is read once."""
+        notes: dict[str, list[list[str]]] = {
+            field: [[] for _ in range(len(batch))] for field, _ in self._FIELDS
+        }
+        for field, column in self._FIELDS:
+            for row, value in enumerate(batch.values(column)):
+                if value and alive[row]:
+                    for text in string_leaves(value):
+                        notes[field][row] += _secret_kinds(text)
+        return [
+            Measure(
+                field=field,
+                metric="n_secrets",
+                values=np.array([len(kinds) for kinds in found], float),
+                maximum=0,
+                notes=[", ".join(sorted(set(kinds))) for kinds in found],
+            )
+            for field, found in notes.items()
+        ]
+
+
+def _secret_kinds(text: str) -> tuple[str, ...]:
+    digest = xxhash.xxh3_128_digest(text.encode("utf-8", "replace"))
+    if digest not in _KNOWN_TEXTS:
+        if len(_KNOWN_TEXTS) >= _MAX_KNOWN_TEXTS:
+            _KNOWN_TEXTS.clear()
+        _KNOWN_TEXTS[digest] = tuple(hit.kind for hit in find_secrets(text))
+    return _KNOWN_TEXTS[digest]
+
+
+_KNOWN_TEXTS: dict[bytes, tuple[str, ...]] = {}
+_MAX_KNOWN_TEXTS = 1 << 18

@@ -1,0 +1,161 @@
+"""What an operator finds out about rows, and which of them it refuses and why."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One statistic of every row, and the closed range in which a row stays."""
+
+    field: str
+    """`chosen`, `rejected` or `pair`."""
+    metric: str
+    values: np.ndarray
+    minimum: float | None = None
+    maximum: float | None = None
+    notes: Sequence[str] = ()
+    """Per row what was found, in words; empty: the value speaks for itself."""
+
+    @property
+    def key(self) -> str:
+        """Name of the statistic at rest."""
+        return f"{self.field}.{self.metric}"
+
+    @property
+    def limit(self) -> str:
+        """The range in words."""
+        low = "" if self.minimum is None else f"{_number(self.minimum)} <= "
+        high = "" if self.maximum is None else f" <= {_number(self.maximum)}"
+        return f"{low}{self.metric}{high}"
+
+    def value(self, row: int) -> str:
+        """What is reported for a row."""
+        return self.notes[row] if self.notes else _number(self.values[row].item())
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:.6g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Which rows fail, and by which field, value and limit."""
+
+    fails: np.ndarray
+    fields: np.ndarray
+    values: np.ndarray
+    limits: np.ndarray
+    measures: Sequence[Measure] = ()
+
+    @classmethod
+    def of(cls, n_rows: int, measures: Sequence[Measure] = ()) -> "Verdict":
+        """A verdict under which every row passes, so far."""
+        texts = [np.full(n_rows, "", object) for _ in range(3)]
+        return cls(
+            fails=np.zeros(n_rows, bool),
+            fields=texts[0],
+            values=texts[1],
+            limits=texts[2],
+            measures=measures,
+        )
+
+    def fail(self, rows: Iterable[Any], field: str, value: str, limit: str) -> None:
+        """Let rows fail for one reason."""
+        for row in rows:
+            self.fails[row] = True
+            self.fields[row], self.values[row], self.limits[row] = field, value, limit
+
+
+class Memory(Protocol):
+    """What an operator remembers of the rows that passed it."""
+
+    added: list[bytes]
+    """Keys that passed in this run, in order."""
+
+    def refuse(self, key: bytes) -> tuple[str, str] | None:
+        """Value and limit that a row breaks, or `None`: it passes and is remembered."""
+        ...
+
+
+class SeenKeys:
+    """Refuses a key that passed before."""
+
+    def __init__(self, earlier: Sequence[bytes]) -> None:
+        self._earlier = frozenset(earlier)
+        self._seen = set(earlier)
+        self.added: list[bytes] = []
+
+    def refuse(self, key: bytes) -> tuple[str, str] | None:
+        """Refuse a key of this or an earlier batch."""
+        if key in self._seen:
+            where = "an earlier batch" if key in self._earlier else "this batch"
+            return f"same as a pair of {where}", "first of its kind"
+        self._seen.add(key)
+        self.added.append(key)
+        return None
+
+
+class CountedKeys:
+    """Refuses a session, or an action of a session, that came often enough."""
+
+    def __init__(self, earlier: Sequence[bytes], max_pairs: int, max_repeats: int) -> None:
+        self._counts = Counter(part for key in earlier for part in (key[:16], key))
+        self._max_pairs, self._max_repeats = max_pairs, max_repeats
+        self.added: list[bytes] = []
+
+    def refuse(self, key: bytes) -> tuple[str, str] | None:
+        """Refuse a pair beyond one of the caps."""
+        caps = ((key, self._max_repeats, "same action"), (key[:16], self._max_pairs, "pairs"))
+        for part, cap, what in caps:
+            if self._counts[part] >= cap:
+                return str(self._counts[part] + 1), f"{what} of a session <= {cap}"
+        self._counts.update((key[:16], key))
+        self.added.append(key)
+        return None
+
+
+N_BANDS = 16
+"""Bands of a signature: two rows are compared when one band is equal."""
+
+
+class SeenSketches:
+    """Refuses a MinHash signature that agrees with an earlier one in enough places."""
+
+    def __init__(self, earlier: Sequence[bytes], threshold: float) -> None:
+        self._threshold = threshold
+        self._bands: list[dict[bytes, list[bytes]]] = [{} for _ in range(N_BANDS)]
+        self.added: list[bytes] = []
+        for key in earlier:
+            self._remember(key)
+
+    def refuse(self, key: bytes) -> tuple[str, str] | None:
+        """Refuse a signature by its estimated similarity to the most similar one."""
+        candidates = {
+            other
+            for band, part in zip(self._bands, _bands_of(key), strict=True)
+            for other in band.get(part, ())
+        }
+        similarity = max((_agreement(key, other) for other in candidates), default=0.0)
+        if similarity >= self._threshold:
+            return f"{similarity:.3f}", f"similarity < {self._threshold}"
+        self._remember(key)
+        self.added.append(key)
+        return None
+
+    def _remember(self, key: bytes) -> None:
+        for band, part in zip(self._bands, _bands_of(key), strict=True):
+            band.setdefault(part, []).append(key)
+
+
+def _bands_of(key: bytes) -> list[bytes]:
+    width = len(key) // N_BANDS
+    return [key[start : start + width] for start in range(0, len(key), width)]
+
+
+def _agreement(one: bytes, other: bytes) -> float:
+    return float((np.frombuffer(one, np.uint32) == np.frombuffer(other, np.uint32)).mean())

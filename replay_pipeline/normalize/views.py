@@ -1,0 +1,262 @@
+"""What an operator looks at: the text of an action, its prose, or its canonical form.
+
+An action at rest is text (`chosen`) and a JSON message (`chosen_action_json`). Judging the JSON
+text punishes a tool call for its quotes and braces, so operators choose a view:
+
+- `text`: the column as it is;
+- `action`: prose, then tool names and argument values, without keys, quotes and escapes;
+- `prose`: only what the assistant says;
+- `canonical`: the action as JSON with sorted keys and without call ids, for equality.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from replay_pipeline.normalize.kernels import TextStats, text_stats
+
+View = Literal["text", "action", "prose", "canonical"]
+SIDES = ("chosen", "rejected")
+PROMPT = "state_messages_json"
+_READ_COLUMNS = (
+    *SIDES,
+    "chosen_action_json",
+    "rejected_action_json",
+    PROMPT,
+    "tools_json",
+    "state_id",
+    "session_id",
+    "hint",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call. `arguments` is a mapping, or the text that could not be parsed as one."""
+
+    name: str
+    arguments: dict[str, Any] | str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAction:
+    """An assistant message, read from whichever form it was serialized in."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+
+    def view(self, view: View) -> str:
+        """The action as the text of a view (any but `text`, which is the column itself)."""
+        if view == "prose":
+            return self.text
+        if view == "canonical":
+            calls = [[call.name, call.arguments] for call in self.calls]
+            return json.dumps([self.text.strip(), calls], sort_keys=True, ensure_ascii=False)
+        parts = [self.text] if self.text else []
+        for call in self.calls:
+            parts.append(call.name)
+            parts += _leaves(call.arguments)
+        return "\n".join(parts)
+
+    def texts(self) -> list[str]:
+        """The prose and the text values of the calls, one by one."""
+        return [self.text, *(leaf for call in self.calls for leaf in _leaves(call.arguments))]
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    elif value is not None:
+        yield json.dumps(value)
+
+
+def parse_action(action_json: str | None, text: str = "") -> ParsedAction:
+    """Read an action from its message, or from its text when there is no message.
+
+    Understood are OpenAI messages, lists of content blocks, single calls (`name` with `arguments`
+    or `input`), each compact or indented; anything else is prose.
+    """
+    source = action_json if action_json is not None else text
+    if source[:1] in ("{", "[") or source[:1].isspace():
+        try:
+            return _action_of(msgspec.json.decode(source)) or ParsedAction(source, ())
+        except (msgspec.DecodeError, RecursionError):
+            pass
+    return ParsedAction(source, ())
+
+
+def _action_of(value: Any) -> ParsedAction | None:
+    if isinstance(value, list):
+        return _from_blocks(value)
+    if not isinstance(value, dict):
+        return None
+    if "tool_calls" in value or "content" in value:
+        content = value.get("content")
+        action = _from_blocks(content) if isinstance(content, list) else None
+        action = action or ParsedAction(content if isinstance(content, str) else "", ())
+        calls = tuple(_call(call) for call in value.get("tool_calls") or ())
+        return ParsedAction(action.text, action.calls + calls)
+    if isinstance(value.get("name"), str) and ("arguments" in value or "input" in value):
+        return ParsedAction("", (_call(value),))
+    return None
+
+
+def _from_blocks(blocks: list[Any]) -> ParsedAction | None:
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    for block in blocks:
+        if not isinstance(block, dict):
+            return None
+        if block.get("type") == "text" and isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif "name" in block or "function" in block:
+            calls.append(_call(block))
+        elif "type" not in block:
+            return None
+    return ParsedAction("\n".join(texts), tuple(calls))
+
+
+def _call(call: Any) -> ToolCall:
+    function = call.get("function", call) if isinstance(call, dict) else {}
+    arguments = function.get("arguments", function.get("input"))
+    if isinstance(arguments, str):
+        try:
+            parsed = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            parsed = arguments
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    if arguments is None:
+        arguments = {}
+    name = function.get("name")
+    return ToolCall(
+        name if isinstance(name, str) else "",
+        arguments if isinstance(arguments, dict) else json.dumps(arguments),
+    )
+
+
+def string_leaves(value: str) -> list[str]:
+    """Every text in a JSON value; a text that is no JSON is itself the only one."""
+    if value[:1] not in ("{", "["):
+        return [value]
+    try:
+        return list(_leaves(msgspec.json.decode(value)))
+    except (msgspec.DecodeError, RecursionError):
+        return [value]
+
+
+def prompt_text(messages_json: str | None) -> str:
+    """What a prompt says, message by message, calls as their values."""
+    return "\n".join(_message_texts(messages_json))
+
+
+def last_message_text(messages_json: str | None) -> str:
+    """What the last message of a prompt says."""
+    texts = _message_texts(messages_json)
+    return texts[-1] if texts else ""
+
+
+def _message_texts(messages_json: str | None) -> list[str]:
+    try:
+        messages = msgspec.json.decode(messages_json or "[]")
+    except (msgspec.DecodeError, RecursionError):
+        return [messages_json or ""]
+    actions = (_action_of(message) or ParsedAction("", ()) for message in messages)
+    return [action.view("action") for action in actions]
+
+
+class PairBatch:
+    """Rows of the pair table, with each view of each side made once."""
+
+    def __init__(self, columns: Mapping[str, pa.Array], classes: np.ndarray) -> None:
+        self._columns = columns
+        self._classes = classes
+        self._views: dict[tuple[str, str], pa.Array] = {}
+        self._stats: dict[tuple[str, str], TextStats] = {}
+
+    @classmethod
+    def from_table(cls, table: pa.Table | pa.RecordBatch, classes: np.ndarray) -> "PairBatch":
+        """A batch over the columns of an Arrow table, without copying one-chunk columns."""
+        columns = {}
+        for name in table.column_names:
+            column = table.column(name)
+            columns[name] = (
+                column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+            )
+        return cls(columns, classes)
+
+    @classmethod
+    def from_samples(cls, samples: Mapping[str, Sequence[Any]], classes: np.ndarray) -> "PairBatch":
+        """A batch over lists of values, as data-juicer hands them to an operator."""
+        columns = {
+            name: pa.array(samples[name], pa.large_string())
+            for name in _READ_COLUMNS
+            if name in samples
+        }
+        return cls(columns, classes)
+
+    def __len__(self) -> int:
+        return len(self._columns[SIDES[0]])
+
+    def column(self, name: str) -> pa.Array:
+        """A column as it is; nulls where the table has no such column."""
+        if name in self._columns:
+            return self._columns[name]
+        return pa.nulls(len(self), pa.large_string())
+
+    def values(self, name: str) -> list[Any]:
+        """A column as Python values."""
+        return self.column(name).to_pylist()
+
+    def view(self, side: str, view: View) -> pa.Array:
+        """The texts of one side under a view."""
+        if view == "text":
+            return self.column(side)
+        key = side, view
+        if key not in self._views:
+            texts = [action.view(view) for action in self.actions[side]]
+            self._views[key] = pa.array(texts, pa.large_string())
+        return self._views[key]
+
+    def stats(self, side: str, view: View) -> TextStats:
+        """Length, words and special characters of one side under a view."""
+        key = side, view
+        if key not in self._stats:
+            self._stats[key] = text_stats(self.view(side, view), self._classes)
+        return self._stats[key]
+
+    @cached_property
+    def actions(self) -> dict[str, list[ParsedAction]]:
+        """The parsed actions of both sides."""
+        return {
+            side: [
+                parse_action(action, text or "")
+                for action, text in zip(
+                    self.values(f"{side}_action_json"), self.values(side), strict=True
+                )
+            ]
+            for side in SIDES
+        }
+
+
+def check_view(view: str) -> View:
+    """The view of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for known in get_args(View):
+        if view == known:
+            return known
+    raise ValueError(f"view {view!r} is not one of {', '.join(get_args(View))}")

@@ -1,0 +1,32 @@
+"""Preference pairs: where teachers agree on an action that the student did not take.
+
+Start with `extract.py`; `votes.py` says what a consensus is, `natural.py` where pairs come from
+without any teacher, `report.py` what is counted.
+"""
+
+from replay_pipeline.pairs.extract import extract_dpo_pairs, extract_pairs
+from replay_pipeline.pairs.families import family_of_model
+from replay_pipeline.pairs.report import PairReport
+from replay_pipeline.pairs.rows import (
+    outcomes_table,
+    pair_of_row,
+    pairs_from_table,
+    pairs_table,
+    positives_table,
+    row_of_pair,
+)
+from replay_pipeline.pairs.weights import PairWeights
+
+__all__ = [
+    "PairReport",
+    "PairWeights",
+    "extract_dpo_pairs",
+    "extract_pairs",
+    "family_of_model",
+    "outcomes_table",
+    "pair_of_row",
+    "pairs_from_table",
+    "pairs_table",
+    "positives_table",
+    "row_of_pair",
+]

@@ -1,0 +1,242 @@
+"""What an extraction found, in numbers: nothing goes in that is not counted out."""
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappush, heappushpop
+from typing import Any
+
+from replay_pipeline.actions import LEVELS, Action, agreement_level
+from replay_pipeline.actions.agreement import strictness
+from replay_pipeline.pairs.votes import Vote
+from replay_pipeline.types import AgreementLevel, DPOPair
+
+_N_CHANCE_STATES = 1_000
+_N_CHANCE_PAIRS = 2_000
+
+
+@dataclass(kw_only=True)
+class TeacherTally:
+    """What came of one teacher's answers."""
+
+    n_asked: int = 0
+    n_failed: int = 0
+    """Calls that ended with an error."""
+    n_invalid: int = 0
+    """Answers that are no action that could run."""
+    n_valid: int = 0
+    n_in_consensus: int = 0
+    """Answers that belong to a winning group."""
+    n_with_student: int = 0
+    """Valid answers that agree with the student's action."""
+    cost_usd: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelAgreement:
+    """How often two answers agree at a level or stricter, and how often by chance."""
+
+    raw: float
+    """Share of teacher pairs at the same state."""
+    chance: float
+    """Share of answers paired at random over different states."""
+
+    @property
+    def corrected(self) -> float:
+        """Agreement beyond chance: 0 at chance, 1 when all agree."""
+        return (self.raw - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
+
+
+@dataclass(kw_only=True)
+class PairReport:
+    """Pairs, positives, one outcome per state, and the statistics of the votes."""
+
+    level: AgreementLevel
+    agreement_threshold: int
+    pairs: list[DPOPair] = field(default_factory=list)
+    positives: list[dict[str, Any]] = field(default_factory=list)
+    """States at which teachers and student agree: rows of the table `positives`."""
+    outcomes: list[dict[str, Any]] = field(default_factory=list)
+    """One row per state, of the table `outcomes`."""
+    teachers: dict[str, TeacherTally] = field(default_factory=dict)
+    n_duplicate_states: int = 0
+    n_duplicate_answers: int = 0
+    """Further answers of a teacher at the same state; the first one counts."""
+    n_unmatched_answers: int = 0
+    """Answers to states that were not among `states`."""
+    n_control: int = 0
+    """States at which the student's own model was asked again."""
+    n_control_mismatch: int = 0
+    """Those at which it left its recorded action."""
+    matrix: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    """Teacher by teacher: (states at which both were valid, at which they agree)."""
+    agreement: dict[str, LevelAgreement] = field(default_factory=dict)
+    """Raw and chance agreement by level."""
+
+    @property
+    def n_states(self) -> int:
+        """States that were judged."""
+        return len(self.outcomes)
+
+    @property
+    def outcome_counts(self) -> dict[str, int]:
+        """States by outcome."""
+        return _counts(row["outcome"] for row in self.outcomes)
+
+    @property
+    def consensus_levels(self) -> dict[str, int]:
+        """States with a consensus by its level, the weakest agreement inside the group."""
+        return _counts(row["level"] for row in self.outcomes if row["level"])
+
+    @property
+    def pairs_by_source(self) -> dict[str, int]:
+        """Pairs by where they come from."""
+        return _counts(pair.get("source", "consensus") for pair in self.pairs)
+
+    @property
+    def n_ties(self) -> int:
+        """States at which two separate groups were equally large and large enough."""
+        return sum(bool(row["is_tie"]) for row in self.outcomes)
+
+    @property
+    def near_misses(self) -> dict[str, int]:
+        """States without consensus that would have one at a looser level, by that level."""
+        return _counts(row["near_level"] for row in self.outcomes if row["near_level"])
+
+    @property
+    def control_mismatch_rate(self) -> float | None:
+        """Share of control answers that leave the recorded action; `None` without a control.
+
+        High means that a replayed state is not what the student saw, so a disagreement of
+        teachers says less about the student.
+        """
+        return self.n_control_mismatch / self.n_control if self.n_control else None
+
+    @property
+    def n_circular_pairs(self) -> int:
+        """Pairs in which an agreeing teacher comes from the student's own vendor."""
+        return sum(bool(pair.get("shares_vendor")) for pair in self.pairs)
+
+    def to_json(self) -> dict[str, Any]:
+        """All statistics as plain numbers and names, without the pairs themselves."""
+        return {
+            "level": self.level,
+            "agreement_threshold": self.agreement_threshold,
+            "n_states": self.n_states,
+            "n_pairs": len(self.pairs),
+            "n_positives": len(self.positives),
+            "outcomes": self.outcome_counts,
+            "pairs_by_source": self.pairs_by_source,
+            "consensus_levels": self.consensus_levels,
+            "n_ties": self.n_ties,
+            "near_misses": self.near_misses,
+            "n_circular_pairs": self.n_circular_pairs,
+            "n_duplicate_states": self.n_duplicate_states,
+            "n_duplicate_answers": self.n_duplicate_answers,
+            "n_unmatched_answers": self.n_unmatched_answers,
+            "control": {
+                "n": self.n_control,
+                "n_mismatch": self.n_control_mismatch,
+                "mismatch_rate": self.control_mismatch_rate,
+            },
+            "teachers": {
+                name: {**vars(tally), "cost_usd": round(tally.cost_usd, 9)}
+                for name, tally in sorted(self.teachers.items())
+            },
+            "matrix": {
+                name: {
+                    other: {"n": n, "n_agree": agree, "rate": agree / n}
+                    for other, (n, agree) in sorted(row.items())
+                }
+                for name, row in sorted(self.matrix.items())
+            },
+            "agreement": {
+                level: {
+                    "raw": round(found.raw, 6),
+                    "chance": round(found.chance, 6),
+                    "corrected": round(found.corrected, 6),
+                }
+                for level, found in self.agreement.items()
+            },
+        }
+
+
+class AgreementStatistics:
+    """Collects which teachers agree with which, and a sample for agreement by chance."""
+
+    def __init__(self, level: AgreementLevel) -> None:
+        self._rank = strictness(level)
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        self._agreeing: Counter[tuple[str, str]] = Counter()
+        self._by_strictness: Counter[int] = Counter()
+        self._sample: list[tuple[int, str, list[tuple[str, Action]]]] = []
+
+    def add(
+        self, state_id: str, votes: list[Vote], levels: Iterable[tuple[Vote, Vote, int]]
+    ) -> None:
+        """Count one state."""
+        for one, other, found in levels:
+            a, b = one.row.teacher, other.row.teacher
+            names = (a, b) if a <= b else (b, a)
+            self._pairs[names] += 1
+            self._agreeing[names] += found >= self._rank
+            self._by_strictness[found] += 1
+        if votes:
+            self._keep(state_id, votes)
+
+    def _keep(self, state_id: str, votes: list[Vote]) -> None:
+        """Keep a sample of states by their hash, so that it does not depend on their order."""
+        entry = (
+            -zlib.crc32(state_id.encode("utf-8", "replace")),
+            state_id,
+            sorted(((v.row.teacher, v.action) for v in votes), key=lambda one: one[0]),
+        )
+        push = heappush if len(self._sample) < _N_CHANCE_STATES else heappushpop
+        push(self._sample, entry)
+
+    def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Teacher by teacher, both ways: (states with both, states at which they agree)."""
+        found: dict[str, dict[str, tuple[int, int]]] = {}
+        for (one, other), n in self._pairs.items():
+            counts = (n, self._agreeing[one, other])
+            found.setdefault(one, {})[other] = counts
+            found.setdefault(other, {})[one] = counts
+        return found
+
+    def by_level(self) -> dict[str, LevelAgreement]:
+        """Raw and chance agreement; empty when no two answers could be compared."""
+        n = sum(self._by_strictness.values())
+        chance = self._chance()
+        if not n or not chance:
+            return {}
+        n_chance = sum(chance.values())
+        return {
+            level: LevelAgreement(
+                raw=_at_least(self._by_strictness, level) / n,
+                chance=_at_least(chance, level) / n_chance,
+            )
+            for level in LEVELS
+        }
+
+    def _chance(self) -> Counter[int]:
+        """Strictness of the agreement between answers of different states, drawn at random."""
+        sample = sorted(self._sample, key=lambda entry: entry[:2])
+        found: Counter[int] = Counter()
+        if len(sample) < 2:
+            return found
+        draw = random.Random(0)
+        for _ in range(min(_N_CHANCE_PAIRS, 4 * len(sample) * (len(sample) - 1))):
+            one, other = draw.sample(sample, 2)
+            level = agreement_level(draw.choice(one[2])[1], draw.choice(other[2])[1])
+            found[strictness(level)] += 1
+        return found
+
+
+def _at_least(counts: Mapping[int, int], level: AgreementLevel) -> int:
+    return sum(n for found, n in counts.items() if found >= strictness(level))
+
+
+def _counts(values: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(values).items()))

@@ -1,0 +1,149 @@
+"""A dataset folder that changes from one version to the next at once, or not at all.
+
+The next version is built beside the folder, with hard links to what stays, and then both change
+names in one step. A publisher that is killed at any moment leaves the old version or the new one.
+"""
+
+import ctypes
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+from replay_pipeline.errors import StorageError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderChange:
+    """What a new version changed, as paths inside the folder."""
+
+    written: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+
+def replace_files(
+    folder: Path, files: Mapping[str, bytes | Path], removed: set[str]
+) -> FolderChange:
+    """Bring a folder to its next version: `files` are in it, `removed` are not, the rest stays.
+
+    Nothing is touched when nothing would change.
+
+    Raises:
+        StorageError: the folder cannot be written or the disk is full; it is as before.
+    """
+    folder = folder.resolve()
+    recover(folder)
+    change = FolderChange(
+        written=sorted(path for path, data in files.items() if not _is_same(folder / path, data)),
+        removed=sorted(path for path in removed - files.keys() if (folder / path).exists()),
+        unchanged=sorted(path for path, data in files.items() if _is_same(folder / path, data)),
+    )
+    if not change.written and not change.removed:
+        return change
+    next_version = folder.with_name(f".{folder.name}.next-{uuid4().hex[:8]}")
+    try:
+        next_version.mkdir(parents=True)
+        _link(folder, next_version, leave_out={*change.written, *change.removed})
+        for path in change.written:
+            _write(next_version / path, files[path])
+        _drop_empty(next_version)
+        _swap(folder, next_version)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: cannot be written ({error.strerror or error}); the dataset is as before. "
+            "Check the folder's permissions and free space."
+        ) from error
+    finally:
+        shutil.rmtree(next_version, ignore_errors=True)
+    return change
+
+
+def recover(folder: Path) -> None:
+    """Remove what a killed publisher left beside the folder, and put back what it took away."""
+    for left in sorted(folder.parent.glob(f".{folder.name}.old-*")):
+        if folder.exists():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.rename(folder)
+    for left in folder.parent.glob(f".{folder.name}.next-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def read_files(folder: Path, under: str) -> dict[str, bytes]:
+    """The files below a path of the folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted((folder / under).rglob("*"))
+        if path.is_file()
+    }
+
+
+def list_files(folder: Path) -> set[str]:
+    """Paths of every file in the folder."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def _is_same(path: Path, data: bytes | Path) -> bool:
+    if not path.is_file():
+        return False
+    size = data.stat().st_size if isinstance(data, Path) else len(data)
+    if path.stat().st_size != size:
+        return False
+    return path.read_bytes() == (data.read_bytes() if isinstance(data, Path) else data)
+
+
+def _link(source: Path, target: Path, *, leave_out: set[str]) -> None:
+    for path in sorted(source.rglob("*")):
+        relative = path.relative_to(source).as_posix()
+        if path.is_dir() and not path.is_symlink():
+            (target / relative).mkdir(parents=True, exist_ok=True)
+        elif relative not in leave_out:
+            try:
+                os.link(path, target / relative, follow_symlinks=False)
+            except OSError:  # another file system, or one without hard links
+                shutil.copy2(path, target / relative, follow_symlinks=False)
+
+
+def _write(path: Path, data: bytes | Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(data, Path):
+        shutil.copyfile(data, path)
+    else:
+        path.write_bytes(data)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _drop_empty(folder: Path) -> None:
+    """Remove folders that hold nothing any more, deepest first."""
+    for path in sorted(folder.rglob("trace_batch=*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _swap(folder: Path, next_version: Path) -> None:
+    if not folder.exists():
+        next_version.rename(folder)
+    elif not _exchange(folder, next_version):
+        old = folder.with_name(f".{folder.name}.old-{uuid4().hex[:8]}")
+        folder.rename(old)
+        next_version.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(folder: Path, next_version: Path) -> bool:
+    """Swap two folders in one step, where the system can."""
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    paths = os.fsencode(folder), os.fsencode(next_version)
+    return rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0

@@ -1,0 +1,269 @@
+"""The door to the Hugging Face Hub: one dataset repository, read and changed in whole commits."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TypeVar
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay
+from tenacity.wait import wait_random_exponential
+
+from replay_pipeline.errors import ConfigError, PublishError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Data = bytes | Path
+
+_CONFLICTS = (409, 412)
+_TRANSIENT = (408, 429, 500, 502, 503, 504)
+_NETWORK_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file as a listing of the repository shows it."""
+
+    git_oid: str
+    sha256: str | None
+    """Of files in the large-file store."""
+
+    def is_same(self, data: Data) -> bool:
+        """Whether the file holds these bytes."""
+        content = data.read_bytes() if isinstance(data, Path) else data
+        if self.sha256:
+            return hashlib.sha256(content).hexdigest() == self.sha256
+        header = b"blob %d\0" % len(content)
+        return hashlib.sha1(header + content, usedforsecurity=False).hexdigest() == self.git_oid
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest version of the repository."""
+
+    sha: str
+    files: Mapping[str, RemoteFile]
+
+
+class ConflictError(PublishError):
+    """Another commit came in between."""
+
+
+class HubDataset:
+    """One dataset repository on the Hub. Faults that pass are waited out.
+
+    Args:
+        repo_id: `owner/name`.
+        token: by default `HF_TOKEN`, or what `hf auth login` has stored.
+        endpoint: by default the Hub, or `HF_ENDPOINT`.
+        patience_s: how long faults are waited out, in seconds.
+        max_wait_s: longest pause between two tries, in seconds.
+    """
+
+    def __init__(
+        self,
+        repo_id: str,
+        *,
+        token: str | None = None,
+        endpoint: str | None = None,
+        patience_s: float = 300.0,
+        max_wait_s: float = 20.0,
+    ) -> None:
+        self.repo_id = repo_id
+        self._api = HfApi(endpoint=endpoint, token=token)
+        self._patience_s, self._max_wait_s = patience_s, max_wait_s
+
+    def ensure(self, *, private: bool) -> None:
+        """Create the repository if it is not there.
+
+        Raises:
+            PublishError: the Hub refused.
+        """
+        self.retry(
+            lambda: self._api.create_repo(
+                self.repo_id, repo_type="dataset", private=private, exist_ok=True
+            )
+        )
+
+    def head(self) -> Head:
+        """The newest version of the main branch."""
+
+        def read() -> Head:
+            sha = self._api.dataset_info(self.repo_id, revision="main").sha or ""
+            entries = self._api.list_repo_tree(
+                self.repo_id, recursive=True, revision=sha, repo_type="dataset"
+            )
+            files = {
+                entry.path: RemoteFile(entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
+                for entry in entries
+                if isinstance(entry, RepoFile)
+            }
+            return Head(sha, files)
+
+        return self.retry(read)
+
+    def read(self, path: str, *, revision: str) -> bytes:
+        """The bytes of a file at a version."""
+
+        def download() -> bytes:
+            name = self._api.hf_hub_download(
+                self.repo_id, path, repo_type="dataset", revision=revision
+            )
+            return Path(name).read_bytes()
+
+        return self.retry(download)
+
+    def commit(
+        self,
+        added: Mapping[str, Data],
+        removed: set[str],
+        *,
+        message: str,
+        parent: str | None,
+    ) -> str:
+        """Make one commit; either all of it is there afterwards or nothing.
+
+        Raises:
+            ConflictError: another commit came in between; look at the head again.
+            PublishError: the Hub refused.
+        """
+        operations = [CommitOperationDelete(path) for path in sorted(removed)]
+        operations += [CommitOperationAdd(path, data) for path, data in sorted(added.items())]
+
+        def create() -> str:
+            return self._api.create_commit(
+                self.repo_id,
+                operations,
+                commit_message=message,
+                repo_type="dataset",
+                parent_commit=parent,
+            ).oid
+
+        return self._call(create)
+
+    def find_commits(self, message: str, *, since: str) -> list[str]:
+        """Commits with that title after a version, oldest first."""
+        history = self.retry(
+            lambda: self._api.list_repo_commits(self.repo_id, repo_type="dataset", revision="main")
+        )
+        newer = takewhile(lambda commit: commit.commit_id != since, history)
+        return [commit.commit_id for commit in newer if commit.title == message][::-1]
+
+    def tag(self, name: str, *, revision: str, message: str) -> None:
+        """Name a version; a name that is there already stays where it is."""
+        self.retry(
+            lambda: self._api.create_tag(
+                self.repo_id,
+                tag=name,
+                revision=revision,
+                tag_message=message,
+                repo_type="dataset",
+                exist_ok=True,
+            )
+        )
+
+    def erase(self, is_erased: Callable[[str], bool]) -> None:
+        """Forget all earlier versions, and delete large files for good.
+
+        Args:
+            is_erased: which files of the store, by path.
+        """
+        self.retry(lambda: self._api.super_squash_history(self.repo_id, repo_type="dataset"))
+        kept = {file.sha256 for file in self.head().files.values()}
+
+        def delete() -> None:
+            files = [
+                file
+                for file in self._api.list_lfs_files(self.repo_id, repo_type="dataset")
+                if is_erased(file.filename) and file.file_oid not in kept
+            ]
+            self._api.permanently_delete_lfs_files(self.repo_id, files, repo_type="dataset")
+
+        self.retry(delete)
+
+    def retry(self, call: Callable[[], T], *, conflicts: bool = False) -> T:
+        """Call until it works, as long as what is in the way passes.
+
+        Args:
+            call: what is to be done; it may be done several times.
+            conflicts: whether a `ConflictError` passes, too.
+
+        Raises:
+            PublishError: the Hub refused, or the patience is over.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception(
+                lambda error: (
+                    isinstance(error, _PassingError)
+                    or (conflicts and isinstance(error, ConflictError))
+                )
+            ),
+            stop=stop_after_delay(self._patience_s),
+            wait=self._wait,
+            reraise=True,
+        )
+        return retrying(self._call, call)
+
+    def _wait(self, state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, _PassingError) and error.retry_after_s is not None:
+            return min(error.retry_after_s, self._patience_s)
+        return wait_random_exponential(0.1, max=self._max_wait_s)(state)
+
+    def _call(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except PublishError:
+            raise
+        except HFValidationError as error:
+            raise ConfigError(f"repo_id {self.repo_id!r}: {error}") from error
+        except Exception as error:
+            if (known := self._translated(error)) is None:
+                raise
+            raise known from error
+
+    def _translated(self, error: BaseException) -> PublishError | None:
+        """The fault in our words; the client wraps what went wrong in an upload once more."""
+        if isinstance(error, HfHubHTTPError) and not isinstance(error, LocalEntryNotFoundError):
+            return self._of_answer(error)
+        package = type(error).__module__.split(".")[0]
+        if isinstance(error, LocalEntryNotFoundError) or package in _NETWORK_PACKAGES:
+            return _PassingError(f"{self.repo_id}: the Hub was not reached ({error})")
+        cause = error.__cause__
+        return None if cause is None else self._translated(cause)
+
+    def _of_answer(self, error: HfHubHTTPError) -> PublishError:
+        status = error.response.status_code
+        if status in _CONFLICTS:
+            return ConflictError(f"{self.repo_id}: another commit came in between ({status})")
+        if status in _TRANSIENT:
+            after = error.response.headers.get("Retry-After", "")
+            message = f"{self.repo_id}: the Hub answers {status}; nothing was published. Try later"
+            return _PassingError(message, float(after) if after.isdigit() else None)
+        if status in (401, 403):
+            return PublishError(
+                f"{self.repo_id}: the Hub refuses ({status}); set HF_TOKEN to a token that may "
+                "write to this dataset"
+            )
+        if isinstance(error, EntryNotFoundError):
+            return ConflictError(f"{self.repo_id}: a file is gone that was there ({error})")
+        return PublishError(f"{self.repo_id}: {error}")
+
+
+class _PassingError(PublishError):
+    """A fault that passes by itself."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

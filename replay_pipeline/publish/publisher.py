@@ -1,0 +1,411 @@
+"""Publish pairs as a dataset folder in the layout of the Hub, and on the Hub itself."""
+
+import importlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from replay_pipeline.errors import (
+    ConfigError,
+    MissingDependencyError,
+    PublishError,
+    SecretFoundError,
+)
+from replay_pipeline.publish import card, layout
+from replay_pipeline.publish.folder import list_files, read_files, replace_files
+from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
+from replay_pipeline.redact import find_secrets
+from replay_pipeline.schemas import NORMALIZED_PAIRS, POSITIVES
+
+logger = logging.getLogger(__name__)
+
+MAX_SHARD_BYTES = 256_000_000
+"""Arrow bytes of one shard, before compression."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishReport:
+    """What one publication did."""
+
+    dataset: str
+    """The folder."""
+    repo_id: str | None = None
+    rows_by_split: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Rows of the whole dataset by config and split."""
+    batches: list[str] = field(default_factory=list)
+    """Batches that this publication brought."""
+    files_written: list[str] = field(default_factory=list)
+    files_unchanged: list[str] = field(default_factory=list)
+    files_removed: list[str] = field(default_factory=list)
+    commits: list[str] = field(default_factory=list)
+    """Ids of the commits that were made on the Hub, oldest first; empty: it had all of it."""
+    tag: str | None = None
+    """Name of this content: equal content has an equal tag."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """How the Hub is reached."""
+
+    repo_id: str | None = None
+    private: bool = True
+    token: str | None = None
+    endpoint: str | None = None
+    patience_s: float = 300.0
+
+    def open(self) -> Any:
+        """The repository, created if it is not there; `None` without a `repo_id`."""
+        if self.repo_id is None:
+            return None
+        hub = _hub_room().hub.HubDataset(
+            self.repo_id, token=self.token, endpoint=self.endpoint, patience_s=self.patience_s
+        )
+        hub.ensure(private=self.private)
+        return hub
+
+
+def publish(
+    batches: Iterable[tuple[str, pa.Table]],
+    *,
+    folder: Path,
+    repo_id: str | None = None,
+    positives: Iterable[tuple[str, pa.Table]] = (),
+    private: bool = True,
+    test_fraction: float = 0.25,
+    card_facts: Mapping[str, Any] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    token: str | None = None,
+    endpoint: str | None = None,
+    patience_s: float = 300.0,
+) -> PublishReport:
+    """Bring batches into the dataset: new ones are added, known ones replaced, others stay.
+
+    The folder goes from its old version to the new one at once, and so does the Hub. Publishing
+    the same rows again changes nothing.
+
+    Args:
+        batches: batch key and table `normalized_pairs`.
+        folder: the dataset folder; made when it is missing.
+        repo_id: Hub dataset `owner/name` to bring to the same content.
+        positives: batch key and table `positives` of the same or other batches.
+        private: visibility of a repository that is created.
+        test_fraction: share of sessions, by hash, in the test split.
+        card_facts: what the card should say beyond what the rows say, as in `CardFacts`.
+        max_shard_bytes: size at which a batch is written as several files.
+        token: token for the Hub; by default `HF_TOKEN`, or what `hf auth login` has stored.
+        endpoint: address of the Hub, where it is not the public one.
+        patience_s: how long faults of the Hub are waited out, in seconds.
+
+    Raises:
+        ConfigError: a batch key cannot be a folder name or comes twice, the repository name is
+            none, or the test fraction differs from that of batches that stay.
+        SecretFoundError: a secret is in the rows or in the card; nothing was published.
+        StorageError: the folder cannot be written; it is as before.
+        PublishError: the Hub refused; the folder has the new version, the Hub the old one.
+        MissingDependencyError: the Hub is asked for, but its client is not installed.
+    """
+    given, agreed = _by_key(batches), _by_key(positives)
+    options = HubOptions(
+        repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
+    )
+    hub = options.open()
+    keys = {*given, *agreed}
+    there, facts = _state_of(folder, hub, keys)
+    facts = card.merge_facts(facts, card.general_facts(card_facts or {}))
+    gone = card.Retracted.of(facts)
+    keys -= gone.batches
+    given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
+    agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
+    split = _session_split([*given.values(), *agreed.values()], there, test_fraction)
+    files: dict[str, bytes] = {}
+    manifests: dict[str, dict[str, Any]] = {}
+    for key in sorted(keys):
+        made, manifests[key] = _batch_files(
+            key,
+            layout.pair_rows(given[key], key),
+            layout.positive_rows(agreed[key], key),
+            split,
+            max_shard_bytes,
+            card.stage_facts(card_facts or {}, key),
+        )
+        files |= made
+    return _bring(folder, hub, options, manifests, files, facts, keys)
+
+
+def retract(
+    *,
+    folder: Path,
+    session_ids: Iterable[str] = (),
+    batches: Iterable[str] = (),
+    repo_id: str | None = None,
+    erase: bool = False,
+    token: str | None = None,
+    endpoint: str | None = None,
+    patience_s: float = 300.0,
+) -> PublishReport:
+    """Take sessions or batches out of the dataset, for good: later publications leave them out.
+
+    Args:
+        folder: the dataset folder.
+        session_ids: sessions, of any batch.
+        batches: whole batches.
+        repo_id: Hub dataset to take them out of as well.
+        erase: also forget the history of the Hub dataset and delete its old files there. Tags and
+            revisions that somebody pinned are gone then.
+        token: token for the Hub.
+        endpoint: address of the Hub, where it is not the public one.
+        patience_s: how long faults of the Hub are waited out, in seconds.
+
+    Raises:
+        StorageError: the folder cannot be written; it is as before.
+        PublishError: the Hub refused; the folder has the new version, the Hub the old one.
+    """
+    options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
+    hub = options.open()
+    there, facts = _state_of(folder, hub, set())
+    new = card.Retracted(frozenset(map(session_sha, session_ids)), frozenset(batches))
+    facts = card.merge_facts(facts, new.facts())
+    touched = {
+        key
+        for key, manifest in there.items()
+        if key in new.batches or new.sessions & set(card.sessions_of(manifest))
+    }
+    files: dict[str, bytes] = {}
+    manifests: dict[str, dict[str, Any]] = {}
+    for key in sorted(touched - new.batches):
+        pairs, agreed = (
+            new.without(_published_rows(folder, hub, there[key], config))
+            for config in ("pairs", "positives")
+        )
+        split = SessionSplit(there[key]["test_fraction"], there[key]["pins"])
+        made, manifests[key] = _batch_files(
+            key, pairs, agreed, split, MAX_SHARD_BYTES, there[key]["stages"]
+        )
+        files |= made
+    report = _bring(folder, hub, options, manifests, files, facts, touched)
+    if erase and hub is not None:
+        hub.erase(lambda path: layout.batch_of(path) is not None)
+    return report
+
+
+def _bring(
+    folder: Path,
+    hub: Any,
+    options: HubOptions,
+    manifests: Mapping[str, Mapping[str, Any]],
+    files: dict[str, bytes],
+    facts: Mapping[str, Any],
+    owned: set[str],
+) -> PublishReport:
+    """Write the new version of the folder, then bring the Hub to it."""
+    stay = {key: m for key, m in read_manifests(folder).items() if key not in owned}
+    here = {**stay, **manifests}
+    files |= {layout.manifest_path(key): card.encode(m) for key, m in manifests.items()}
+    shared = {layout.FACTS: card.encode(facts), layout.CARD: card.render(here, facts)}
+    for path, data in shared.items():
+        _refuse_secrets(data.decode(), path)
+    stale = {path for path in list_files(folder) if layout.batch_of(path) in owned}
+    change = replace_files(folder, {**files, **shared}, stale - files.keys())
+    report = PublishReport(
+        dataset=str(folder),
+        repo_id=options.repo_id,
+        rows_by_split=card.rows_by_split(here),
+        batches=sorted(manifests),
+        files_written=change.written,
+        files_unchanged=change.unchanged,
+        files_removed=change.removed,
+        tag=f"data-{card.digest_of(here)}",
+    )
+    if hub is None:
+        return report
+    room = _hub_room().sync
+    contribution = room.Contribution(
+        batches=frozenset(owned),
+        files=room.local_files(folder, frozenset(owned)),
+        manifests=manifests,
+        facts=facts,
+        known=read_files(folder, layout.MANIFESTS),
+    )
+    done = room.Sync(hub, contribution).run()
+    logger.info("%s: %d commits, tag %s", options.repo_id, len(done.commits), done.tag)
+    rows = card.rows_by_split(done.manifests)
+    return replace(report, rows_by_split=rows, commits=done.commits, tag=done.tag)
+
+
+def _hub_room() -> Any:
+    """The modules that need the Hub's client, which a folder does not need."""
+    try:
+        importlib.import_module("replay_pipeline.publish.sync")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the Hub's client is missing ({error}): pip install 'replay-pipeline[publish]'"
+        ) from error
+    return importlib.import_module("replay_pipeline.publish")
+
+
+def _state_of(
+    folder: Path, hub: Any, owned: set[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Manifests of the batches that are not `owned`, and the facts, of folder and Hub together."""
+    manifests = {key: m for key, m in read_manifests(folder).items() if key not in owned}
+    path = folder / layout.FACTS
+    facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if hub is not None:
+        room = _hub_room().sync
+        head = hub.head()
+        known = room.Contribution(
+            batches=frozenset(owned),
+            files={},
+            manifests={},
+            facts={},
+            known=read_files(folder, layout.MANIFESTS),
+        )
+        manifests = {**room.remote_manifests(hub, head, known, {}), **manifests}
+        facts = card.merge_facts(room.remote_facts(hub, head), facts)
+    return manifests, facts
+
+
+def _published_rows(folder: Path, hub: Any, manifest: Mapping[str, Any], config: str) -> pa.Table:
+    """The rows of a batch in a config, from the folder, or from the Hub if it is not there."""
+    tables = [layout.CONFIGS[config].empty_table()]
+    for side in SPLITS:
+        for name in manifest["files"].get(config, {}).get(side, {}):
+            path = f"{layout.batch_dir(config, side, manifest['trace_batch'])}/{name}"
+            local = folder / path
+            data = local.read_bytes() if local.exists() else hub.read(path, revision="main")
+            tables.append(layout.read_shard(data, config))
+    return pa.concat_tables(tables)
+
+
+def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
+    """The manifests of a dataset folder, by batch."""
+    return {
+        batch: json.loads(data)
+        for path, data in read_files(folder, layout.MANIFESTS).items()
+        if (batch := layout.batch_of(path)) is not None
+    }
+
+
+def _by_key(batches: Iterable[tuple[str, pa.Table]]) -> dict[str, pa.Table]:
+    tables: dict[str, pa.Table] = {}
+    for key, table in batches:
+        if not layout.is_batch_key(key):
+            raise ConfigError(
+                f"trace batch {key!r}: a key is up to 100 letters, digits, '.', '_' and '-', "
+                "and begins with a letter or digit, since it names folders of the dataset"
+            )
+        if key in tables:
+            raise ConfigError(f"trace batch {key!r} is given twice")
+        tables[key] = table
+    return tables
+
+
+def _session_split(
+    tables: list[pa.Table], stay: Mapping[str, Mapping[str, Any]], test_fraction: float
+) -> SessionSplit:
+    pins: dict[str, Split] = {}
+    filled: set[Split] = set()
+    for key, manifest in stay.items():
+        if manifest["test_fraction"] != test_fraction:
+            raise ConfigError(
+                f"test_fraction is {test_fraction}, but batch {key} was published with "
+                f"{manifest['test_fraction']}: a session could end up in both splits. Keep the "
+                "fraction, or publish all batches again"
+            )
+        pins |= manifest["pins"]
+        filled |= {split for split in SPLITS if manifest["sessions"][split]}
+    sessions = {session for table in tables for session in _sessions(table)}
+    return SessionSplit.over(sessions, test_fraction=test_fraction, pins=pins, published=filled)
+
+
+def _sessions(table: pa.Table) -> list[str]:
+    """The session of each row; a row without one is a session of its own."""
+    return [
+        session or state
+        for session, state in zip(
+            table["session_id"].to_pylist(), table["state_id"].to_pylist(), strict=True
+        )
+    ]
+
+
+def _batch_files(
+    key: str,
+    pairs: pa.Table,
+    positives: pa.Table,
+    split: SessionSplit,
+    max_shard_bytes: int,
+    stages: Mapping[str, Any],
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    tables = {
+        "pairs": pairs,
+        "positives": positives,
+        "prompts": layout.prompt_rows(pairs, positives),
+        "pairs_distillable": pairs.filter(pairs["is_distillable"]),
+    }
+    _refuse_secret_rows(tables["pairs"], key, "pairs")
+    _refuse_secret_rows(tables["positives"], key, "positives")
+    files: dict[str, bytes] = {}
+    counts: dict[str, dict[str, dict[str, int]]] = {}
+    for config, table in tables.items():
+        sides = [split.of(session) for session in _sessions(table)]
+        for side in SPLITS:
+            rows = table.filter(pa.array([s == side for s in sides], pa.bool_()))
+            for name, data, n_rows in layout.shards(rows, max_shard_bytes=max_shard_bytes):
+                path = f"{layout.batch_dir(config, side, key)}/{name}"
+                files[path] = data
+                counts.setdefault(config, {}).setdefault(side, {})[name] = n_rows
+    sessions: dict[str, list[str]] = {side: [] for side in SPLITS}
+    for session in sorted({*_sessions(pairs), *_sessions(positives)}):
+        sessions[split.of(session)].append(session_sha(session))
+    shas = {sha for side in sessions.values() for sha in side}
+    manifest = card.manifest_of(
+        key,
+        files=counts,
+        pairs=pairs,
+        n_positives=len(positives),
+        sessions=sessions,
+        test_fraction=split.test_fraction,
+        pins={sha: side for sha, side in split.pins.items() if sha in shas},
+        stages=stages,
+    )
+    return files, manifest
+
+
+def _refuse_secret_rows(table: pa.Table, batch: str, config: str) -> None:
+    """Scan every text once: states of one session share most of their messages."""
+    seen: set[int] = set()
+    names = [
+        field.name
+        for field in table.schema
+        if pa.types.is_string(field.type) or pa.types.is_list(field.type)
+    ]
+    for row in table.select(names).to_pylist():
+        for name, value in row.items():
+            for text in value if isinstance(value, list) else [value]:
+                if text is None or (sha := xxhash.xxh3_64_intdigest(text.encode())) in seen:
+                    continue
+                seen.add(sha)
+                _refuse_secrets(text, f"batch {batch}, {config}, state {row['state_id']}, {name}")
+
+
+def _refuse_secrets(text: str, where: str) -> None:
+    try:
+        hits = find_secrets(text)
+    except Exception as error:  # whatever stops the scanner stops the publication
+        raise PublishError(f"{where}: could not be scanned for secrets ({error})") from error
+    if hits:
+        kinds = ", ".join(sorted({hit.kind for hit in hits}))
+        raise SecretFoundError(
+            f"{where}: holds a secret ({kinds}); nothing was published. Remove it at its source, "
+            "ingest again, and revoke it if it is real"
+        )

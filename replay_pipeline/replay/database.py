@@ -1,0 +1,302 @@
+"""The ledger's database: SQLite by path, PostgreSQL by URL, behind the few verbs it needs.
+
+An owner is one open ledger. It is alive for as long as it holds a lock that the operating system
+(SQLite) or the database server (PostgreSQL) drops by itself when the process dies, however it
+dies.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover (Windows has no advisory locks of this kind)
+    fcntl = None
+
+SCHEMA = """
+create table if not exists ledger(key text primary key, value text not null);
+create table if not exists owners(id {serial}, opened_at text not null, host text not null);
+create table if not exists scopes(
+  name text primary key,
+  limit_nano bigint,
+  ceiling_nano bigint,
+  carried_nano bigint not null default 0,
+  spent bigint not null default 0,
+  held bigint not null default 0,
+  unknown bigint not null default 0,
+  overrun bigint not null default 0,
+  constraint never_passed check (ceiling_nano is null or spent + held + unknown - overrun <= ceiling_nano),
+  constraint never_negative check (spent >= 0 and held >= 0 and unknown >= 0 and overrun >= 0)
+);
+create table if not exists calls(
+  id bigint primary key,
+  request_sha text not null,
+  state_id text not null,
+  teacher text not null,
+  model text not null,
+  run_id text not null,
+  trace_batch text,
+  scopes text not null,
+  owner bigint not null,
+  state text not null check (state in ('open', 'answered', 'failed', 'unknown', 'recovered')),
+  reserved bigint not null,
+  cost bigint not null default 0,
+  n_attempts integer not null default 0,
+  is_lasting integer not null default 0,
+  is_overrun integer not null default 0,
+  intent_at text not null,
+  settled_at text,
+  error_code text,
+  row {bytes},
+  response {bytes}
+);
+create index if not exists calls_by_request on calls(request_sha);
+create index if not exists calls_by_owner on calls(owner) where state = 'open';
+create index if not exists calls_by_state on calls(state_id, teacher);
+"""
+"""`spent`, `held` (open calls), `unknown` (lost calls at their reservation) and `overrun` (cost
+above a reservation, booked in `spent`) in nano-dollars. The check makes the database itself refuse
+a reservation above a limit, whichever process asks."""
+
+SCHEMA_VERSION = "1"
+
+Row = tuple[Any, ...]
+
+
+class Database(Protocol):
+    """One connection. SQL is written with `?` for parameters."""
+
+    name: str
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run one statement and give back its rows."""
+        ...
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        """Run one statement once per row of parameters."""
+        ...
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Hold the right to write; commit at the end, roll back on an error."""
+        yield
+
+    def claim(self, owner: int) -> None:
+        """Hold the lock that shows that `owner` lives."""
+        ...
+
+    def is_alive(self, owner: int) -> bool:
+        """Whether another process holds the lock of `owner`."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection and let go of the lock."""
+        ...
+
+
+def connect(url: str | Path, *, is_durable: bool = True) -> Database:
+    """Open the database at a path, `sqlite:///path` or `postgresql://...`, creating its tables.
+
+    Args:
+        url: a path or a database URL.
+        is_durable: wait for the disk at each commit, which also survives a power failure.
+
+    Raises:
+        ConfigError: the URL has an unknown scheme.
+        LedgerError: the database cannot be opened or is no ledger of this version.
+        MissingDependencyError: PostgreSQL without its driver.
+    """
+    text = str(url)
+    if text.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
+        return _Postgres(text.replace("+psycopg", "", 1))
+    if text.startswith("sqlite:///"):
+        text = text.removeprefix("sqlite:///")
+    elif "://" in text:
+        raise ConfigError(
+            f"ledger {_without_password(text)}: a path, sqlite:///path or postgresql://... is needed"
+        )
+    return _Sqlite(Path(text), is_durable=is_durable)
+
+
+def exists(url: str | Path) -> bool:
+    """Whether there is a ledger to read at `url`; a database server is taken to have one."""
+    text = str(url).removeprefix("sqlite:///")
+    return "://" in text or Path(text).exists()
+
+
+class _Sqlite:
+    def __init__(self, path: Path, *, is_durable: bool) -> None:
+        self.name = str(path)
+        self._path = path
+        self._lock: tuple[int, Path] | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, timeout=60, check_same_thread=False
+            )
+            self._connection.execute("pragma journal_mode=wal")
+            self._connection.execute(f"pragma synchronous={'full' if is_durable else 'normal'}")
+            _create(self, serial="integer primary key autoincrement", bytes_type="blob")
+        except (sqlite3.Error, OSError) as error:
+            raise LedgerError(
+                f"{path}: not a ledger that can be opened ({error}); check the path, its "
+                "permissions and the free space"
+            ) from error
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        with self._translated():
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        with self._translated():
+            self._connection.executemany(sql, rows)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._translated():
+            self._connection.execute("begin immediate")
+        try:
+            yield
+            with self._translated():
+                self._connection.execute("commit")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._connection.execute("rollback")
+            raise
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError as error:
+            raise LedgerError(f"{self.name}: the ledger refused a booking ({error})") from error
+        except sqlite3.Error as error:
+            raise LedgerError(
+                f"{self.name}: cannot be read or written ({error}); check free space and permissions"
+            ) from error
+
+    def claim(self, owner: int) -> None:
+        path = self._lock_path(owner)
+        if fcntl is None:
+            return
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        self._lock = (handle, path)
+
+    def is_alive(self, owner: int) -> bool:
+        path = self._lock_path(owner)
+        if fcntl is None:
+            return False
+        try:
+            handle = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(handle)
+        path.unlink(missing_ok=True)
+        return False
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._lock:
+            handle, path = self._lock
+            path.unlink(missing_ok=True)
+            os.close(handle)
+            self._lock = None
+
+    def _lock_path(self, owner: int) -> Path:
+        return self._path.with_name(f"{self._path.name}-owner-{owner}")
+
+
+class _Postgres:
+    _LOCK_CLASS = 0x5E91A4
+
+    def __init__(self, url: str) -> None:
+        self.name = _without_password(url)
+        try:
+            import psycopg  # noqa: PLC0415 (an optional dependency)
+        except ImportError as error:
+            raise MissingDependencyError(
+                "a PostgreSQL ledger needs psycopg: pip install 'replay-pipeline[postgres]'"
+            ) from error
+        self._errors = psycopg.Error
+        try:
+            self._connection = psycopg.connect(url, autocommit=True)
+            self._connection.execute("set lock_timeout = '60s'")
+            with self.transaction():
+                self._connection.execute("select pg_advisory_xact_lock(%s)", [self._LOCK_CLASS])
+                _create(
+                    self,
+                    serial="bigint generated always as identity primary key",
+                    bytes_type="bytea",
+                )
+        except psycopg.Error as error:
+            raise LedgerError(f"{self.name}: cannot be opened ({error})") from error
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        with self._translated():
+            cursor = self._connection.execute(_percent(sql), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        with self._translated(), self._connection.cursor() as cursor:
+            cursor.executemany(_percent(sql), rows)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._translated(), self._connection.transaction():
+            yield
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise LedgerError(f"{self.name}: cannot be read or written ({error})") from error
+
+    def claim(self, owner: int) -> None:
+        self.query("select pg_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))
+
+    def is_alive(self, owner: int) -> bool:
+        [(is_free,)] = self.query("select pg_try_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))
+        if is_free:
+            self.query("select pg_advisory_unlock(?, ?)", (self._LOCK_CLASS, owner))
+        return not is_free
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _create(database: Database, *, serial: str, bytes_type: str) -> None:
+    for statement in SCHEMA.format(serial=serial, bytes=bytes_type).split(";"):
+        if statement.strip():
+            database.query(statement)
+    database.query(
+        "insert into ledger(key, value) values('schema_version', ?) on conflict(key) do nothing",
+        (SCHEMA_VERSION,),
+    )
+    [(version,)] = database.query("select value from ledger where key = 'schema_version'")
+    if version != SCHEMA_VERSION:
+        raise LedgerError(
+            f"{database.name}: a ledger of version {version}, this program keeps {SCHEMA_VERSION}"
+        )
+
+
+def _percent(sql: str) -> bytes:
+    return sql.replace("%", "%%").replace("?", "%s").encode()
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    secret, at, host = rest.rpartition("@")
+    return f"{scheme}://{secret.partition(':')[0]}{at}{host}"

@@ -1,0 +1,434 @@
+"""Value of information: which states to replay, and which teachers to still ask.
+
+A gate is a small rule with a name. Rules about states look only at the trace; rules about teachers
+look at the votes so far, cheapest teacher first. Every rule counts what it saves, and a call that
+was made by chance carries its propensity, so that later estimates can weigh it.
+
+    near_duplicates       a state like an earlier one (same last messages, same action) is not asked
+    error_sites_first     states whose recorded action went wrong are asked before all others
+    error_sites_only      only such states are asked
+    cheap_first           cheapest teacher first; stop once the outcome can no longer change
+    cheap_screen:E        stop when the cheapest teacher does what the student did, but for a share
+                          E of such states, which are asked on
+    max_usd_per_pair:X    stop when the next votes cost more than X dollars per pair they may bring
+    free_vote             the recorded action counts as a vote of the model that made it
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.types import (
+    AgreementLevel,
+    GateReport,
+    Message,
+    TeacherAction,
+    TeacherSpec,
+    TraceState,
+)
+
+DEFAULT_GATES = ("near_duplicates", "error_sites_first", "cheap_screen:0.1", "cheap_first")
+"""What most runs want: little lost, most of the money saved."""
+
+ERROR_OUTCOMES = frozenset({"tool_error", "user_rejected", "denied_by_policy", "hook_blocked",
+                            "interrupted", "retracted", "rewound"})  # fmt: skip
+"""Outcomes after which another action would likely have been better."""
+
+_LAST_MESSAGES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether to ask the next teacher. `gate` names the rule that decided; `None` if none did."""
+
+    gate: str | None = None
+    reason: str | None = None
+    """Why not to ask; `None` to ask."""
+    propensity: float = 1.0
+    """With which probability this call is made."""
+
+
+ASK = Verdict()
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A valid answer, in canonical form."""
+
+    family: str
+    action: Action
+
+
+@dataclass(slots=True)
+class Poll:
+    """The votes at one state so far."""
+
+    state: TraceState
+    level: AgreementLevel
+    threshold: int
+    votes: list[Vote] = field(default_factory=list)
+    n_asked: int = 0
+    n_valid: int = 0
+    explored: Verdict = ASK
+    """Why calls at this state are made although a gate would have saved them."""
+    student: Action = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.student = canonical_action(
+            _message(self.state["student_action"]), cwd=self.state.get("cwd")
+        )
+
+    def add(self, answer: TeacherAction) -> None:
+        """Count an answer; one without a usable action is asked but no vote."""
+        self.n_asked += 1
+        if answer.action is not None and answer.error_code is None:
+            action = canonical_action(answer.action, cwd=self.state.get("cwd"))
+            if action.is_valid:
+                self.n_valid += 1
+                self.votes.append(Vote(answer.family or answer.teacher, action))
+
+    def agrees_with_student(self, action: Action) -> bool:
+        """Whether `action` is what the student did."""
+        return agrees_at(self.level, agreement_level(action, self.student))
+
+    def groups(self) -> list[list[Vote]]:
+        """Votes that agree pairwise, largest group (by families) first."""
+        groups: list[list[Vote]] = []
+        for vote in self.votes:
+            for group in groups:
+                if all(self._agree(vote, other) for other in group):
+                    group.append(vote)
+                    break
+            else:
+                groups.append([vote])
+        return sorted(groups, key=n_families, reverse=True)
+
+    def consensus(self) -> list[Vote] | None:
+        """The largest group, if it has enough votes."""
+        groups = self.groups()
+        return groups[0] if groups and n_families(groups[0]) >= self.threshold else None
+
+    def makes_pair(self) -> bool:
+        """Whether enough teachers agree on an action that the student did not take."""
+        group = self.consensus()
+        return group is not None and not self.agrees_with_student(group[0].action)
+
+    def _agree(self, a: Vote, b: Vote) -> bool:
+        return agrees_at(self.level, agreement_level(a.action, b.action))
+
+
+def n_families(votes: Iterable[Vote]) -> int:
+    """Families among votes; one family is one vote."""
+    return len({vote.family for vote in votes})
+
+
+TeacherRule = Callable[[Poll, Sequence[TeacherSpec], float], Verdict | None]
+"""Given the votes, the teachers still to ask and the dollars they would take: a verdict or none."""
+
+
+@dataclass(slots=True)
+class Gates:
+    """The gates of one run, applied in order."""
+
+    names: tuple[str, ...] = ()
+    level: AgreementLevel = "effect"
+    threshold: int = 2
+    is_ordered_by_errors: bool = False
+    keeps_error_sites_only: bool = False
+    skips_near_duplicates: bool = False
+    has_free_vote: bool = False
+    rules: list[TeacherRule] = field(default_factory=list)
+    n_saved: Counter[str] = field(default_factory=Counter)
+    saved_usd: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    n_explored: Counter[str] = field(default_factory=Counter)
+    history: dict[int, list[int]] = field(default_factory=dict)
+    """By number of teachers asked: pairs, states."""
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether teachers are asked one after the other."""
+        return bool(self.rules)
+
+    def screen_states(self, states: Sequence[TraceState]) -> dict[int, str]:
+        """States that are not asked at all: index to reason."""
+        skipped: dict[int, str] = {}
+        seen: set[bytes] = set()
+        for index, state in enumerate(states):
+            if self.keeps_error_sites_only and not is_error_site(state):
+                skipped[index] = "error_sites_only"
+            elif self.skips_near_duplicates:
+                name = likeness(state)
+                if name in seen:
+                    skipped[index] = "near_duplicates"
+                seen.add(name)
+        return skipped
+
+    def poll(self, state: TraceState) -> Poll:
+        """A fresh poll at `state`, with the recorded action's free vote if there is one."""
+        poll = Poll(state, self.level, self.threshold)
+        if self.has_free_vote and poll.student.is_valid:
+            poll.votes.append(Vote(_vendor(state.get("student_model")), poll.student))
+        return poll
+
+    def judge(self, poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict:
+        """Whether to ask the first of the teachers that are `left`."""
+        for rule in self.rules:
+            verdict = rule(poll, left, left_usd)
+            if verdict is not None and verdict.reason:
+                return verdict
+            if verdict is not None:
+                poll.explored = verdict
+        if poll.explored.gate:
+            self.n_explored[poll.explored.gate] += 1
+        return poll.explored
+
+    def saved(self, gate: str, cost_usd: float) -> None:
+        """Count a call that was not made."""
+        self.n_saved[gate] += 1
+        self.saved_usd[gate] += cost_usd
+
+    def learn(self, poll: Poll) -> None:
+        """Remember how a state ended, for `max_usd_per_pair`."""
+        counts = self.history.setdefault(poll.n_asked, [0, 0])
+        counts[0] += poll.makes_pair()
+        counts[1] += 1
+
+    def reports(self) -> tuple[GateReport, ...]:
+        """What each gate saved."""
+        return tuple(
+            GateReport(
+                gate=name,
+                n_calls_saved=self.n_saved[name],
+                saved_usd=round(self.saved_usd.get(name, 0.0), 9),
+                n_explored=self.n_explored[name],
+            )
+            for name in self.names
+        )
+
+
+def parse_gates(
+    names: Iterable[str], *, level: AgreementLevel = "effect", threshold: int = 2
+) -> Gates:
+    """The gates of these names, in order.
+
+    Raises:
+        ConfigError: a name is unknown or its number is missing or out of range.
+    """
+    gates = Gates(tuple(names), level, threshold)
+    for name in gates.names:
+        kind, _, number = name.partition(":")
+        if kind not in _KNOWN:
+            raise ConfigError(f"gate {name!r} is not one of {', '.join(_KNOWN.values())}")
+        if (":" in _KNOWN[kind]) != bool(number):
+            raise ConfigError(f"gate {name!r}: write it as {_KNOWN[kind]}")
+        if kind == "near_duplicates":
+            gates.skips_near_duplicates = True
+        elif kind == "error_sites_first":
+            gates.is_ordered_by_errors = True
+        elif kind == "error_sites_only":
+            gates.keeps_error_sites_only = True
+        elif kind == "free_vote":
+            gates.has_free_vote = True
+        elif kind == "cheap_first":
+            gates.rules.append(_exact_stop(name))
+        elif kind == "cheap_screen":
+            gates.rules.append(_cheap_screen(name, _number(name, number, 1.0)))
+        else:
+            gates.rules.append(_marginal(name, _number(name, number, float("inf")), gates))
+    return gates
+
+
+_KNOWN = {
+    "near_duplicates": "near_duplicates",
+    "error_sites_first": "error_sites_first",
+    "error_sites_only": "error_sites_only",
+    "cheap_first": "cheap_first",
+    "cheap_screen": "cheap_screen:0.1",
+    "max_usd_per_pair": "max_usd_per_pair:0.5",
+    "free_vote": "free_vote",
+}
+
+
+def is_error_site(state: TraceState) -> bool:
+    """Whether the recorded action went wrong, was rejected or taken back."""
+    return bool(
+        state.get("outcome") in ERROR_OUTCOMES
+        or state.get("error_kind")
+        or state.get("hint")
+        or state.get("alternatives")
+    )
+
+
+def likeness(state: TraceState) -> bytes:
+    """Equal for states that show the same last messages and take the same action."""
+    tail = [
+        {"role": m.get("role"), "content": m.get("content"), "calls": _functions(m)}
+        for m in state["messages"][-_LAST_MESSAGES:]
+    ]
+    action = canonical_action(_message(state["student_action"]), cwd=state.get("cwd"))
+    data = msgspec.json.encode([tail, action.render()], order="deterministic")
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _exact_stop(name: str) -> TeacherRule:
+    def rule(poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict | None:  # noqa: ARG001
+        """Stop once no further vote can change whether there is a pair, and which."""
+        n_left = len({teacher.vendor for teacher in left} - {vote.family for vote in poll.votes})
+        sizes = [n_families(group) for group in poll.groups()] or [0]
+        second = sizes[1] if len(sizes) > 1 else 0
+        if sizes[0] >= poll.threshold and sizes[0] > second + n_left:
+            return Verdict(gate=name, reason="decided")
+        others = [
+            n_families(group)
+            for group in poll.groups()
+            if not poll.agrees_with_student(group[0].action)
+        ]
+        if max(others, default=0) + n_left < poll.threshold:
+            return Verdict(gate=name, reason="pair_impossible")
+        return None
+
+    return rule
+
+
+def _cheap_screen(name: str, share: float) -> TeacherRule:
+    def rule(poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict | None:  # noqa: ARG001
+        """Where the cheapest teacher does what the student did, a pair is unlikely."""
+        if poll.n_asked != 1 or poll.n_valid != 1:
+            return None
+        if not poll.agrees_with_student(poll.votes[-1].action):
+            return None
+        if _chance(poll.state["state_id"], name) < share:
+            return Verdict(gate=name, propensity=share)
+        return Verdict(gate=name, reason="screened")
+
+    return rule
+
+
+def _marginal(name: str, limit_usd: float, gates: Gates) -> TeacherRule:
+    def rule(poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict | None:  # noqa: ARG001
+        """Compare what the teachers left would take with the pairs that such states brought."""
+        if not poll.n_asked:
+            return None
+        pairs, states = 0, 0
+        for n_asked, (n_pairs, n_states) in gates.history.items():
+            if n_asked > poll.n_asked:
+                pairs, states = pairs + n_pairs, states + n_states
+        share = (pairs + 1) / (states + 2)
+        return Verdict(gate=name, reason="too_dear") if left_usd > limit_usd * share else None
+
+    return rule
+
+
+def measure_gates(
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec],
+    actions: Iterable[TeacherAction],
+    names: Iterable[str],
+    *,
+    level: AgreementLevel = "effect",
+    threshold: int = 2,
+) -> tuple[GateReport, ...]:
+    """What gates save and lose, measured on answers that are all there.
+
+    Walks the recorded answers as a run with these gates would have asked for them. The last
+    report, `all`, has the gates together: the calls and dollars that would have been saved, and
+    how many of the pairs of asking everyone would have been lost.
+
+    Args:
+        states: the states that were replayed.
+        teachers: the teachers that were asked, cheapest first.
+        actions: their answers.
+        names: gates by name.
+        level: how strictly actions must agree.
+        threshold: families that make a consensus.
+    """
+    names = tuple(names)
+    answers = {(action.state_id, action.teacher): action for action in actions}
+    reports = [
+        _measured(states, teachers, answers, parse_gates(each, level=level, threshold=threshold))
+        for each in [*((name,) for name in names), names]
+    ]
+    return tuple(
+        replace(report, gate=name) for report, name in zip(reports, [*names, "all"], strict=True)
+    )
+
+
+def _measured(
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec],
+    answers: Mapping[tuple[str, str], TeacherAction],
+    gates: Gates,
+) -> GateReport:
+    screened = gates.screen_states(states)
+    n_saved = n_lost = n_pairs = n_explored = 0
+    saved_usd = 0.0
+    for index, state in enumerate(states):
+        everyone = [answers.get((state["state_id"], teacher.name)) for teacher in teachers]
+        full = gates.poll(state)
+        for answer in everyone:
+            if answer is not None:
+                full.add(answer)
+        poll = gates.poll(state)
+        for place, answer in enumerate(everyone):
+            if answer is None:
+                continue
+            verdict = ASK
+            if gates.is_sequential:
+                left_usd = sum(each.cost_usd for each in everyone[place:] if each)
+                verdict = gates.judge(poll, teachers[place:], left_usd)
+            if index in screened or verdict.reason:
+                n_saved += 1
+                saved_usd += answer.cost_usd
+                continue
+            n_explored += verdict.propensity < 1
+            poll.add(answer)
+        gates.learn(poll)
+        n_pairs += full.makes_pair()
+        n_lost += full.makes_pair() and not poll.makes_pair()
+    return GateReport(
+        gate="",
+        n_calls_saved=n_saved,
+        saved_usd=round(saved_usd, 9),
+        n_explored=n_explored,
+        n_pairs=n_pairs,
+        n_pairs_lost=n_lost,
+    )
+
+
+def _chance(state_id: str, name: str) -> float:
+    """A number in [0, 1) that is the same on every run, so that exploration can be repeated."""
+    digest = hashlib.blake2b(f"{name}\0{state_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _number(name: str, number: str, most: float) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise ConfigError(f"gate {name!r}: {number} is no number from 0 to {most:g}")
+    return value
+
+
+def _message(action: Message | str) -> Message:
+    return {"role": "assistant", "content": action} if isinstance(action, str) else action
+
+
+def _functions(message: Message) -> list[Any]:
+    return [call.get("function") for call in message.get("tool_calls") or []]
+
+
+def _vendor(model: str | None) -> str:
+    """The family of a recorded model: Claude Code records bare names."""
+    if not model:
+        return "recorded"
+    if "/" in model:
+        return model.split("/")[0]
+    return "anthropic" if model.startswith("claude") else model

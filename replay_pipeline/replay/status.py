@@ -1,0 +1,95 @@
+"""What a ledger holds: money by scope, calls by state."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.errors import LedgerError
+from replay_pipeline.replay.database import connect, exists
+from replay_pipeline.replay.prices import usd
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScopeStatus:
+    """Money under one limit, in US dollars."""
+
+    scope: str
+    """`run:…`, `day:…`, `teacher:…`, `partition:…` or `tag:…`."""
+    spent_usd: float
+    held_usd: float
+    """Reserved for calls in flight."""
+    unknown_usd: float
+    """Reserved for calls whose process died before it knew their outcome."""
+    overrun_usd: float
+    """Part of the spend that was above its reservation."""
+    limit_usd: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerStatus:
+    """A ledger at one moment."""
+
+    ledger: str
+    spent_usd: float
+    held_usd: float
+    unknown_usd: float
+    calls: dict[str, int]
+    """Calls by state: `open`, `answered`, `failed`, `unknown`, `recovered`."""
+    errors: dict[str, int]
+    """Decided calls without a usable action, by error code."""
+    teachers: dict[str, dict[str, int]]
+    """Calls by teacher and state."""
+    scopes: tuple[ScopeStatus, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a report."""
+        return asdict(self)
+
+
+def ledger_status(url: str | Path) -> LedgerStatus:
+    """Read what a ledger holds, while others may be writing to it.
+
+    Raises:
+        LedgerError: there is no ledger, or it can't be read.
+    """
+    if not exists(url):
+        raise LedgerError(f"{url}: no ledger here yet; it is created by the first replay")
+    database = connect(url)
+    try:
+        states = database.query(
+            "select teacher, state, count(*), sum(cost), sum(reserved) from calls "
+            "group by teacher, state order by teacher, state"
+        )
+        errors = database.query(
+            "select error_code, count(*) from calls where error_code is not null "
+            "group by error_code order by error_code"
+        )
+        scopes = database.query(
+            "select name, spent, held, unknown, overrun, limit_nano from scopes order by name"
+        )
+    finally:
+        database.close()
+    calls: dict[str, int] = {}
+    teachers: dict[str, dict[str, int]] = {}
+    money = {"answered": 0, "open": 0, "unknown": 0}
+    for teacher, state, count, cost, reserved in states:
+        calls[state] = calls.get(state, 0) + count
+        teachers.setdefault(teacher, {})[state] = count
+        if state in money:
+            money[state] += int(cost if state == "answered" else reserved)
+    return LedgerStatus(
+        ledger=database.name,
+        spent_usd=usd(money["answered"]),
+        held_usd=usd(money["open"]),
+        unknown_usd=usd(money["unknown"]),
+        calls=calls,
+        errors={row[0]: row[1] for row in errors},
+        teachers=teachers,
+        scopes=tuple(
+            ScopeStatus(
+                scope=name, spent_usd=usd(spent), held_usd=usd(held), unknown_usd=usd(unknown),
+                overrun_usd=usd(overrun), limit_usd=None if limit is None else usd(limit),
+            )
+            for name, spent, held, unknown, overrun, limit in scopes
+        ),
+    )  # fmt: skip

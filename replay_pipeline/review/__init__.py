@@ -1,0 +1,11 @@
+"""Looking at pairs: as text in a terminal, or as one HTML file with marks that are read back.
+
+Session text is untrusted: it reaches the page as data only, and the page's content security
+policy lets nothing run but its own script.
+"""
+
+from replay_pipeline.review.marks import Mark, apply_marks, read_marks
+from replay_pipeline.review.page import write_review
+from replay_pipeline.review.text import show_state
+
+__all__ = ["Mark", "apply_marks", "read_marks", "show_state", "write_review"]

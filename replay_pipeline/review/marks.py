@@ -1,0 +1,46 @@
+"""What a person decided about pairs."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.types import DPOPair
+
+Mark = Literal["accept", "reject"]
+
+FORMAT = "replay-pipeline marks 1"
+
+
+def read_marks(path: Path) -> dict[str, Mark]:
+    """The marks that a review page exported, by state.
+
+    Raises:
+        StorageError: the file cannot be read.
+        ConfigError: it is no export of a review page.
+    """
+    try:
+        exported = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON; export the marks from the review page") from error
+    if not isinstance(exported, dict) or exported.get("format") != FORMAT:
+        raise ConfigError(f"{path}: not an export of a review page (format {FORMAT!r})")
+    marks = exported.get("marks")
+    if not isinstance(marks, dict):
+        raise ConfigError(f"{path}: 'marks' is no object")
+    for state_id, mark in marks.items():
+        if mark not in get_args(Mark):
+            raise ConfigError(f"{path}: {state_id}: {mark!r} is neither 'accept' nor 'reject'")
+    return marks
+
+
+def apply_marks(
+    pairs: Iterable[DPOPair], marks: Mapping[str, Mark], *, only_accepted: bool = False
+) -> list[DPOPair]:
+    """The pairs without the rejected ones, or only the accepted ones."""
+    if only_accepted:
+        return [pair for pair in pairs if marks.get(pair["state_id"]) == "accept"]
+    return [pair for pair in pairs if marks.get(pair["state_id"]) != "reject"]

@@ -1,0 +1,305 @@
+"use strict";
+// All session text goes into the page through textContent; nothing here builds HTML from data.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const items = data.items;
+  const storageKey = `replay-pipeline review ${data.key}`;
+  const $ = (id) => document.getElementById(id);
+  const filters = [...document.querySelectorAll("[data-filter]")];
+  let marks = storedMarks();
+  let shown = items;
+  let current = items[0] ?? null;
+
+  function storedMarks() {
+    try {
+      return JSON.parse(localStorage.getItem(storageKey)) ?? {};
+    } catch {
+      return {}; // Storage may be off for local files; marks then live as long as the page.
+    }
+  }
+
+  function storeMarks() {
+    try {
+      localStorage.setItem(storageKey, JSON.stringify(marks));
+    } catch {
+      // See storedMarks.
+    }
+  }
+
+  function element(tag, className, text) {
+    const made = document.createElement(tag);
+    if (className) made.className = className;
+    if (text !== undefined && text !== null) made.textContent = text;
+    return made;
+  }
+
+  const words = (text) => String(text).replaceAll("_", " ");
+  const markOf = (item) => marks[item.id] ?? "unmarked";
+  const textOf = (item) => {
+    item.text ??= [item.id, item.session, item.hint]
+      .concat((item.diff ?? []).flat().flatMap((side) => (side ?? []).map(([text]) => text)))
+      .join("\n")
+      .toLowerCase();
+    return item.text;
+  };
+
+  function valuesOf(item, name) {
+    if (name === "mark") return [markOf(item)];
+    const value = item[name];
+    return Array.isArray(value) ? value : value ? [value] : [];
+  }
+
+  function fillFilters() {
+    for (const select of filters) {
+      const name = select.dataset.filter;
+      const counts = new Map();
+      for (const item of items) {
+        for (const value of valuesOf(item, name)) counts.set(value, (counts.get(value) ?? 0) + 1);
+      }
+      const known = name === "mark" ? ["unmarked", "accept", "reject"] : [...counts.keys()].sort();
+      select.append(new Option("any", ""));
+      for (const value of known) {
+        const label = name === "mark" ? value : `${words(value)} (${counts.get(value)})`;
+        select.append(new Option(label, value));
+      }
+      select.disabled = known.length === 0;
+      if (name === "outcome" && counts.has("pair")) select.value = "pair";
+    }
+  }
+
+  function isShown(item) {
+    const needle = $("search").value.trim().toLowerCase();
+    return (
+      filters.every(
+        (select) => !select.value || valuesOf(item, select.dataset.filter).includes(select.value),
+      ) && (!needle || textOf(item).includes(needle))
+    );
+  }
+
+  function applyFilters() {
+    shown = items.filter(isShown);
+    if (!shown.includes(current)) current = shown[0] ?? null;
+    const used = filters.filter((select) => select.value).length + ($("search").value ? 1 : 0);
+    $("n-filters").textContent = used ? `(${used} in use)` : "";
+    drawList();
+    draw();
+  }
+
+  function drawList() {
+    $("n-shown").textContent = `${shown.length} of ${items.length} shown`;
+    $("list").replaceChildren(
+      ...shown.map((item) => {
+        const button = element("button");
+        button.type = "button";
+        button.append(
+          element("span", "dot"),
+          element("span", "head", item.headline || item.id),
+          element("span", "sub", [item.source ?? words(item.outcome), item.level, item.teachers.length ? `${item.n_agreeing} of ${item.n_asked} agree` : null, item.recorded ? words(item.recorded) : null].filter(Boolean).join(" · ")),
+        );
+        button.addEventListener("click", () => select(item));
+        item.button = button;
+        drawMark(item);
+        const entry = element("li");
+        entry.append(button);
+        return entry;
+      }),
+    );
+  }
+
+  function drawMark(item) {
+    if (!item.button) return;
+    const mark = markOf(item);
+    item.button.dataset.mark = mark;
+    item.button.querySelector(".dot").textContent = { accept: "✓", reject: "✗" }[mark] ?? "·";
+  }
+
+  function drawProgress() {
+    const pairs = new Set(items.filter((item) => item.diff).map((item) => item.id));
+    const marked = [...pairs].filter((id) => marks[id]).length;
+    $("progress").textContent = `${marked} of ${pairs.size} marked`;
+  }
+
+  function select(item) {
+    current = item;
+    draw();
+    item?.button?.scrollIntoView({ block: "nearest" });
+  }
+
+  function draw() {
+    for (const item of shown) {
+      item.button?.setAttribute("aria-current", item === current ? "true" : "false");
+    }
+    const canMark = Boolean(current?.diff);
+    for (const kind of ["accept", "reject"]) {
+      $(kind).disabled = !canMark;
+      $(kind).setAttribute("aria-pressed", canMark && markOf(current) === kind ? "true" : "false");
+    }
+    const place = shown.indexOf(current);
+    $("previous").disabled = place <= 0;
+    $("next").disabled = place < 0 || place >= shown.length - 1;
+    const detail = $("detail");
+    detail.replaceChildren(...(current ? detailOf(current) : [element("p", "empty", "No state fits these filters.")]));
+    detail.scrollTop = 0;
+    drawProgress();
+  }
+
+  const minor = new Set(["outcome", "student", "rejected side", "session", "teachers"]);
+
+  function chip(name, value) {
+    const made = element("span", minor.has(name) ? "chip minor" : "chip", `${name} `);
+    made.append(element("b", "", value));
+    return made;
+  }
+
+  function detailOf(item) {
+    const chips = element("div", "chips");
+    const facts = {
+      outcome: words(item.outcome),
+      source: item.source,
+      level: item.level,
+      agreeing: item.teachers.length ? `${item.n_agreeing} of ${item.n_asked}` : null,
+      teachers: item.teachers.join(", "),
+      weight: item.weight?.toFixed(2),
+      "the record says": item.recorded ? words(item.recorded) : null,
+      student: item.student,
+      "rejected side": item.rejected_source,
+      session: item.session,
+    };
+    for (const [name, value] of Object.entries(facts)) {
+      if (value !== null && value !== undefined && value !== "") chips.append(chip(name, value));
+    }
+    for (const [name, value] of Object.entries(item.facts ?? {})) {
+      if (name !== "level") chips.append(chip(words(name), words(value)));
+    }
+    const made = [element("h2", "", item.id), chips];
+    if (item.request) made.push(note("The user said last", item.request));
+    if (item.hint) made.push(note("What went wrong, in the record", item.hint));
+    if (item.reason) made.push(note("Why the student's action cannot run", item.reason));
+    if (item.diff) made.push(diffOf(item.diff));
+    if (item.prefix) made.push(prefixOf(item.prefix));
+    return made;
+  }
+
+  function note(title, text) {
+    const made = element("div", "hint");
+    made.append(element("strong", "", title), text);
+    return made;
+  }
+
+  function diffOf(rows) {
+    const made = element("div", "diff");
+    const titles = element("div", "row titles");
+    titles.append(element("div", "cell left", "Rejected"), element("div", "cell right", "Chosen"));
+    made.append(titles);
+    let block = null;
+    for (const [left, right] of rows) {
+      const isEqual = left && right && JSON.stringify(left) === JSON.stringify(right);
+      const kind = isEqual ? "equal" : "changed";
+      if (!block?.classList.contains(kind)) made.append((block = element("div", `block ${kind}`)));
+      const row = element("div", "row");
+      row.append(cell("left", left), cell("right", right));
+      block.append(row);
+    }
+    return made;
+  }
+
+  function cell(side, segments) {
+    const made = element("div", `cell ${side}${segments ? "" : " none"}`);
+    for (const [text, isChanged] of segments ?? []) {
+      made.append(isChanged ? element("mark", "", text) : text);
+    }
+    return made;
+  }
+
+  function prefixOf(messages) {
+    const made = element("details", "prefix");
+    made.append(element("summary", "", `What came before (${messages.length} messages shown)`));
+    for (const { role, text } of messages) {
+      if (role === "gap") {
+        made.append(element("p", "gap", text));
+        continue;
+      }
+      const message = element("div", "message");
+      message.append(element("div", "role", role), element("pre", "", text));
+      made.append(message);
+    }
+    return made;
+  }
+
+  function step(by) {
+    const next = shown[shown.indexOf(current) + by];
+    if (next) select(next);
+  }
+
+  function mark(kind) {
+    if (!current?.diff) return;
+    if (kind) marks[current.id] = kind;
+    else delete marks[current.id];
+    storeMarks();
+    for (const item of items) if (item.id === current.id) drawMark(item);
+    const place = shown.indexOf(current);
+    if (kind && place < shown.length - 1) step(1);
+    else draw();
+  }
+
+  function exportMarks() {
+    const ids = new Set(items.filter((item) => item.diff).map((item) => item.id));
+    const kept = Object.fromEntries(
+      Object.entries(marks).filter(([id]) => ids.has(id)).sort(([a], [b]) => (a < b ? -1 : 1)),
+    );
+    const text = JSON.stringify({ format: data.format, marks: kept }, null, 1);
+    const link = element("a");
+    link.href = URL.createObjectURL(new Blob([`${text}\n`], { type: "application/json" }));
+    link.download = "marks.json";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  }
+
+  const keys = {
+    j: () => step(1),
+    ArrowDown: () => step(1),
+    k: () => step(-1),
+    ArrowUp: () => step(-1),
+    a: () => mark("accept"),
+    r: () => mark("reject"),
+    u: () => mark(null),
+    e: exportMarks,
+    p: () => {
+      const prefix = document.querySelector("details.prefix");
+      if (prefix) prefix.open = !prefix.open;
+    },
+    "/": () => {
+      $("filters").open = true;
+      $("search").focus();
+    },
+    "?": () => $("help").showModal(),
+  };
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
+    if (event.key === "Escape") document.activeElement?.blur();
+    if (event.target.closest("input, select, textarea")) return;
+    const act = keys[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+  for (const select of filters) select.addEventListener("change", applyFilters);
+  $("search").addEventListener("input", applyFilters);
+  $("export").addEventListener("click", exportMarks);
+  $("help-open").addEventListener("click", () => $("help").showModal());
+  $("accept").addEventListener("click", () => mark("accept"));
+  $("reject").addEventListener("click", () => mark("reject"));
+  $("previous").addEventListener("click", () => step(-1));
+  $("next").addEventListener("click", () => step(1));
+
+  document.title = `${data.title} · review`;
+  $("title").textContent = data.title;
+  const outcomes = Object.entries(data.outcomes);
+  $("counts").textContent = outcomes.length
+    ? outcomes.map(([name, n]) => `${n} ${words(name)}`).join(" · ")
+    : `${items.length} pairs`;
+  if (matchMedia("(max-width: 760px)").matches) $("filters").open = false;
+  fillFilters();
+  applyFilters();
+})();

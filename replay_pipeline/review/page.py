@@ -1,0 +1,156 @@
+"""The review page: one HTML file that needs nothing else."""
+
+import base64
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.review.marks import FORMAT
+from replay_pipeline.review.sides import (
+    headline_of,
+    last_request,
+    readable,
+    shown_prefix,
+    side_by_side,
+    tools_of,
+)
+from replay_pipeline.tables import written_whole
+from replay_pipeline.types import DPOPair
+
+_HERE = Path(__file__).parent
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>Review of preference pairs</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def write_review(
+    pairs: Sequence[DPOPair],
+    *,
+    path: Path,
+    outcomes: Iterable[Mapping[str, Any]] = (),
+    title: str = "Preference pairs",
+    max_prefix_chars: int = 12_000,
+) -> Path:
+    """Write a page to look through pairs side by side and mark them; open it in any browser.
+
+    The marks are exported from the page as JSON, which `read_marks` reads.
+
+    Args:
+        pairs: Pairs to show.
+        path: The HTML file; it appears complete or not at all.
+        outcomes: Rows of the table `outcomes`: states without a pair are listed too.
+        title: Heading of the page.
+        max_prefix_chars: How much of each prefix is kept in the page.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    outcomes = list(outcomes)
+    with_pair = {pair["state_id"] for pair in pairs}
+    items = [_pair_item(pair, max_prefix_chars) for pair in pairs]
+    items += [_state_item(row) for row in outcomes if row["state_id"] not in with_pair]
+    data = {
+        "title": title,
+        "format": FORMAT,
+        "items": items,
+        "outcomes": dict(Counter(str(row["outcome"]) for row in outcomes)),
+        "key": _digest("".join(item["id"] for item in items)),
+    }
+    html = _page(data)
+    with written_whole(path) as file:
+        file.write(html.encode())
+    return path
+
+
+def _pair_item(pair: DPOPair, max_prefix_chars: int) -> dict[str, Any]:
+    chosen, rejected = pair.get("chosen_action"), pair.get("rejected_action")
+    rows = side_by_side(readable(rejected, pair["rejected"]), readable(chosen, pair["chosen"]))
+    return {
+        "id": pair["state_id"],
+        "session": pair.get("session_id"),
+        "outcome": "pair",
+        "source": pair.get("source", "consensus"),
+        "level": pair.get("agreement_level"),
+        "teachers": pair.get("teachers_agreeing", []),
+        "n_agreeing": pair["n_teachers_agreeing"],
+        "n_asked": pair.get("n_teachers_asked"),
+        "weight": pair.get("weight"),
+        "recorded": pair.get("outcome"),
+        "hint": pair.get("hint"),
+        "student": pair.get("student_model"),
+        "rejected_source": pair.get("rejected_source"),
+        "tools": sorted({*tools_of(chosen), *tools_of(rejected)}),
+        "headline": headline_of(chosen, pair["chosen"]),
+        "request": last_request(pair["state_messages"]),
+        "diff": rows,
+        "prefix": shown_prefix(pair["state_messages"], max_chars=max_prefix_chars),
+    }
+
+
+def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("level", "student_level", "near_level", "n_asked", "n_valid", "n_agreeing", "margin")
+    return {
+        "id": str(row["state_id"]),
+        "session": row.get("session_id"),
+        "outcome": str(row["outcome"]),
+        "level": row.get("level"),
+        "teachers": [],
+        "tools": [],
+        "facts": {key: row.get(key) for key in kept if row.get(key) is not None},
+        "reason": row.get("invalid_reason"),
+    }
+
+
+def _page(data: Mapping[str, Any]) -> str:
+    style = (_HERE / "page.css").read_text("utf-8")
+    script = (_HERE / "page.js").read_text("utf-8")
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src {_source(style)}",
+            f"script-src {_source(script)}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    return _PAGE.format(
+        policy=policy,
+        style=style,
+        body=(_HERE / "page.html").read_text("utf-8"),
+        data=_inert_json(data),
+        script=script,
+    )
+
+
+def _source(text: str) -> str:
+    """A content security policy source that allows exactly this inline text."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _inert_json(data: Mapping[str, Any]) -> str:
+    """JSON that cannot end its script element or start another one."""
+    text = json.dumps(data, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]

@@ -1,0 +1,184 @@
+"""Actions and prefixes in a form that people read, and the difference of two sides."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any, NamedTuple
+
+from replay_pipeline.types import Message
+
+_MAX_DIFF_LINES = 400
+_MAX_LINE_CHARS = 400
+_MIN_SIMILARITY = 0.4
+"""Lines less alike than this are shown as one replaced by the other, without marked words."""
+_MAIN_KEYS = ("command", "file_path", "pattern", "notebook_path", "url", "query", "prompt", "path")
+_PLACES = {key: n for n, key in enumerate((*_MAIN_KEYS, "old_string", "new_string", "content"))}
+"""Where an argument stands when people read it: first what is acted on, then how."""
+_TOKENS = re.compile(r"\w+|\s+|[^\w\s]")
+
+Segment = tuple[str, bool]
+"""Text, and whether it differs from the other side."""
+
+
+class DiffRow(NamedTuple):
+    """One line of a side-by-side view; `None` where a side has no such line."""
+
+    left: list[Segment] | None
+    right: list[Segment] | None
+
+
+def readable(action: Message | None, text: str = "") -> str:
+    """An action over several lines: each argument on its own, long texts as they would be typed.
+
+    Args:
+        action: The assistant message.
+        text: Canonical text, for when there is no message.
+    """
+    if action is None:
+        return text
+    calls = action.get("tool_calls") or []
+    if not calls:
+        return str(action.get("content") or "")
+    return "\n\n".join(_readable_call(call["function"]) for call in calls)
+
+
+def _readable_call(function: Mapping[str, Any]) -> str:
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return f"{function.get('name')}\n  {arguments}"
+    lines = [str(function.get("name"))]
+    if isinstance(arguments, dict):
+        for key in sorted(arguments, key=lambda key: (_PLACES.get(key, len(_PLACES)), key)):
+            lines += _readable_value(key, arguments[key])
+    return "\n".join(lines)
+
+
+def _readable_value(key: str, value: Any) -> list[str]:
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, indent=2)
+    if "\n" not in value:
+        return [f"  {key}: {value}"]
+    return [f"  {key}:", *(f"    {line}" for line in value.split("\n"))]
+
+
+def tools_of(action: Message | None) -> list[str]:
+    """Names of the tools that an action calls, each once; `text` for a final text."""
+    calls = (action or {}).get("tool_calls") or []
+    names = [str(call["function"].get("name")) for call in calls]
+    return list(dict.fromkeys(names)) or ["text"]
+
+
+def headline_of(action: Message | None, text: str = "") -> str:
+    """One line: the tools with what each of them acts on, or the beginning of the text."""
+    calls = (action or {}).get("tool_calls") or []
+    heads = [_head(call["function"]) for call in calls]
+    return (
+        " + ".join(heads)[:160]
+        or " ".join(str((action or {}).get("content") or text).split())[:160]
+    )
+
+
+def _head(function: Mapping[str, Any]) -> str:
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (ValueError, TypeError, RecursionError):
+        arguments = {}
+    if not isinstance(arguments, dict):
+        arguments = {}
+    named = [arguments[key] for key in _MAIN_KEYS if isinstance(arguments.get(key), str)]
+    return " ".join([str(function.get("name")), *" ".join(named[:1]).split()])
+
+
+def side_by_side(left: str, right: str) -> list[DiffRow]:
+    """Two texts line by line, equal lines next to each other, changed words marked."""
+    ours, theirs = left.split("\n"), right.split("\n")
+    if max(len(ours), len(theirs)) > _MAX_DIFF_LINES:
+        # Comparing this much would take long and help nobody.
+        return [
+            DiffRow(_plain(ours, n), _plain(theirs, n)) for n in range(max(len(ours), len(theirs)))
+        ]
+    rows: list[DiffRow] = []
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    for kind, i1, i2, j1, j2 in matcher.get_opcodes():
+        for n in range(max(i2 - i1, j2 - j1)):
+            one = ours[i1 + n] if i1 + n < i2 else None
+            other = theirs[j1 + n] if j1 + n < j2 else None
+            rows.append(_row(kind, one, other))
+    return rows
+
+
+def _plain(lines: Sequence[str], number: int) -> list[Segment] | None:
+    return [(lines[number], False)] if number < len(lines) else None
+
+
+def _row(kind: str, one: str | None, other: str | None) -> DiffRow:
+    if kind == "equal":
+        return DiffRow([(one or "", False)], [(other or "", False)])
+    if one is None or other is None or max(len(one), len(other)) > _MAX_LINE_CHARS:
+        return DiffRow(
+            None if one is None else [(one, False)], None if other is None else [(other, False)]
+        )
+    ours, theirs = _TOKENS.findall(one), _TOKENS.findall(other)
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    if matcher.ratio() < _MIN_SIMILARITY:
+        return DiffRow([(one, False)], [(other, False)])
+    left: list[Segment] = []
+    right: list[Segment] = []
+    for word_kind, i1, i2, j1, j2 in matcher.get_opcodes():
+        is_changed = word_kind != "equal"
+        if i1 < i2:
+            left.append(("".join(ours[i1:i2]), is_changed))
+        if j1 < j2:
+            right.append(("".join(theirs[j1:j2]), is_changed))
+    return DiffRow(left or [("", False)], right or [("", False)])
+
+
+def last_request(messages: Sequence[Message], *, max_chars: int = 300) -> str:
+    """What the user said last before the state."""
+    for message in reversed(messages):
+        if message.get("role") == "user" and (text := _message_text(message).strip()):
+            return text if len(text) <= max_chars else f"… {text[-max_chars:]}"
+    return ""
+
+
+def shown_prefix(
+    messages: Sequence[Message], *, max_chars: int, max_message_chars: int = 4_000
+) -> list[dict[str, str]]:
+    """The first message and as many of the last ones as fit, as role and text."""
+    texts = [_cut(_message_text(message), max_message_chars) for message in messages[:1]]
+    left = max_chars - sum(map(len, texts))
+    shown: list[dict[str, str]] = []
+    for number in range(len(messages) - 1, 0, -1):
+        text = _cut(_message_text(messages[number]), max_message_chars)
+        left -= len(text)
+        if left < 0 and shown:
+            shown.append({"role": "gap", "text": f"{number} messages are not shown"})
+            break
+        shown.append({"role": str(messages[number].get("role")), "text": text})
+    if messages:
+        shown.append({"role": str(messages[0].get("role")), "text": texts[0]})
+    return shown[::-1]
+
+
+def _cut(text: str, n: int) -> str:
+    if len(text) <= n:
+        return text
+    return f"{text[: n // 2]}\n… {len(text) - n:,} characters are not shown …\n{text[-n // 2 :]}"
+
+
+def _message_text(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(
+            str(block.get("text") or f"[{block.get('type')}]")
+            for block in content
+            if isinstance(block, dict)
+        )
+    parts = [str(content)] if content else []
+    if message.get("tool_calls"):
+        parts.append(readable({"tool_calls": message["tool_calls"]}))
+    return "\n".join(parts)

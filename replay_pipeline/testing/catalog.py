@@ -1,0 +1,90 @@
+"""The models that the loopback server serves, at plausible open-weight prices."""
+
+from dataclasses import dataclass
+from typing import Any
+
+_PICO = 10**12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model with its prices in pico-dollars per token."""
+
+    model: str
+    prompt: int
+    completion: int
+    cache_read: int
+    cache_write: int | None = None
+    """Set where writing the prompt cache costs extra and the request must ask for it."""
+    context_length: int = 262_144
+    is_distillable: bool = True
+
+    def cost_nano(self, n_prompt: int, n_cached: int, n_written: int, n_completion: int) -> int:
+        """Cost of one call in nano-dollars, rounded up."""
+        write = self.prompt if self.cache_write is None else self.cache_write
+        pico = (
+            (n_prompt - n_cached - n_written) * self.prompt
+            + n_cached * self.cache_read
+            + n_written * write
+            + n_completion * self.completion
+        )
+        return -(-pico // 1000)
+
+    def listing(self) -> dict[str, Any]:
+        """The model as `/models` lists it."""
+        pricing = {
+            "prompt": _per_token(self.prompt),
+            "completion": _per_token(self.completion),
+            "request": "0",
+            "input_cache_read": _per_token(self.cache_read),
+        }
+        if self.cache_write is not None:
+            pricing["input_cache_write"] = _per_token(self.cache_write)
+        return {
+            "id": self.model,
+            "canonical_slug": f"{self.model}-20261101",
+            "name": self.model,
+            "context_length": self.context_length,
+            "pricing": pricing,
+            "top_provider": {"context_length": self.context_length, "max_completion_tokens": 65_536},
+            "supported_parameters": ["tools", "tool_choice", "max_completion_tokens", "max_tokens",
+                                     "temperature", "seed", "reasoning", "parallel_tool_calls"],
+        }  # fmt: skip
+
+
+def _per_token(pico: int) -> str:
+    return f"{pico / _PICO:.12f}".rstrip("0").rstrip(".") or "0"
+
+
+def _usd_per_mtok(
+    model: str, prompt: float, completion: float, cached: float, **more: Any
+) -> ServedModel:
+    write = more.pop("write", None)
+    return ServedModel(
+        model=model,
+        prompt=round(prompt * 10**6),
+        completion=round(completion * 10**6),
+        cache_read=round(cached * 10**6),
+        cache_write=None if write is None else round(write * 10**6),
+        **more,
+    )
+
+
+CATALOG: dict[str, ServedModel] = {
+    served.model: served
+    for served in (
+        _usd_per_mtok("deepseek/deepseek-v4-pro", 0.44, 1.74, 0.044),
+        _usd_per_mtok("qwen/qwen3-coder", 0.30, 1.20, 0.03, write=0.375),
+        _usd_per_mtok("z-ai/glm-4.6", 0.50, 1.75, 0.11, context_length=202_752),
+        _usd_per_mtok(
+            "anthropic/claude-opus-4.7", 5.0, 25.0, 0.5, write=6.25, is_distillable=False
+        ),
+        _usd_per_mtok("openai/gpt-5", 1.25, 10.0, 0.125, is_distillable=False),
+    )
+}
+"""Dollars per million tokens: prompt, completion, cached prompt."""
+
+
+def served(model: str) -> ServedModel:
+    """`model` as it is served; one that is not in the catalog gets a middling price."""
+    return CATALOG.get(model) or _usd_per_mtok(model, 0.40, 1.60, 0.04)

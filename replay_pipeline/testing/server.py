@@ -1,0 +1,250 @@
+"""The loopback teacher server: a real process that speaks the OpenRouter protocol."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.settings import DEFAULT_TEACHERS
+from replay_pipeline.testing.http import Connection
+from replay_pipeline.testing.router import PREFIX, Bill, Router, Script
+from replay_pipeline.types import TeacherSpec
+
+_START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from replay_pipeline.testing.__main__ import main; main()"
+)
+
+
+class TeacherServer:
+    """Teachers on loopback, in a process of their own, for tests, benchmarks and the demo.
+
+    Args:
+        answers: recorded answers: a JSON-lines file with `state_id`, `model`, `message`,
+            `finish_reason` and `latency_s` per line, or the same as `{state_id: {model: message}}`.
+        script: the assistant message for every other state (or messages by model); without it
+            such a state gets a 404, "no recorded answer".
+        latency: seconds per call; or `{"median_s": ..., "p95_s": ...}` of a log-normal
+            distribution; or `{"scale": ...}` of the recorded latencies.
+        faults: rules as `replay_pipeline.testing.faults.Fault` describes them.
+        seed: makes faults and latencies reproducible.
+        port: 0 takes a free one.
+        key: the only API key that is accepted; by default none is needed.
+        credit_usd: calls are refused with 402 once this much was charged.
+
+    Raises:
+        ConfigError: on entering, when the server can't start: a bad file, a port in use.
+    """
+
+    def __init__(
+        self,
+        answers: Path | str | Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+        *,
+        script: Mapping[str, Any] | None = None,
+        latency: float | Mapping[str, float] = 0.0,
+        faults: Sequence[Mapping[str, Any]] = (),
+        seed: int = 0,
+        port: int = 0,
+        key: str | None = None,
+        credit_usd: float | None = None,
+        prompt_cache_ttl_s: float = 300.0,
+    ) -> None:
+        self._answers = answers
+        self._options = {
+            "script": script,
+            "latency": dict(latency) if isinstance(latency, Mapping) else latency,
+            "faults": [dict(fault) for fault in faults],
+            "seed": seed,
+            "key": key,
+            "credit_usd": credit_usd,
+            "prompt_cache_ttl_s": prompt_cache_ttl_s,
+        }
+        self._port = port
+        self._process: subprocess.Popen[str] | None = None
+        self._bill: Bill | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> "TeacherServer":
+        self._folder = tempfile.TemporaryDirectory(prefix="teachers-")
+        script = Path(self._folder.name) / "script.json"
+        options = {**self._options, "answers": self._answers_path()}
+        script.write_text(json.dumps(options), "utf-8")
+        root = str(Path(__file__).parents[2])
+        command = [sys.executable, "-c", _START, root, "--script", str(script), "--until-eof",
+                   "--port", str(self._port)]  # fmt: skip
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith("http"):
+            _, errors = self._process.communicate()
+            self._folder.cleanup()
+            words = errors.strip().splitlines()[-1:] or ["no reason given"]
+            raise ConfigError(f"the teacher server can't start: {words[0]}")
+        self._base_url = line.strip()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._bill = self.bill()
+        if self._process is not None:
+            self._process.communicate()  # its standard input ends, and so does it
+            self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    @property
+    def base_url(self) -> str:
+        """Address for `TeacherSpec.base_url`."""
+        return self._base_url
+
+    def teachers(self, models: Sequence[str] | None = None) -> tuple[TeacherSpec, ...]:
+        """The default teachers, or `models`, served here; they need no key."""
+        specs = (
+            DEFAULT_TEACHERS
+            if models is None
+            else tuple(TeacherSpec(name=model.split("/")[-1], model=model) for model in models)
+        )
+        return tuple(
+            spec.model_copy(
+                update={"base_url": self.base_url, "api_key_env": None, "dialect": "openrouter"}
+            )
+            for spec in specs
+        )
+
+    def bill(self) -> Bill:
+        """The server's own accounting; after the server has ended, its last."""
+        if self._process is None and self._bill is not None:
+            return self._bill
+        return Bill.from_json(self._control("_bill"))
+
+    def latencies(self) -> list[float]:
+        """Seconds that each call was made to wait, in order of arrival."""
+        return self._control("_latencies")
+
+    def set_faults(self, faults: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the fault rules of the running server."""
+        self._control("_faults", [dict(fault) for fault in faults])
+
+    def _control(self, name: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.base_url}/{name}", data=data)  # noqa: S310
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=30) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                message = json.load(error)["error"]["message"]
+            raise ConfigError(f"teacher server: {message}") from error
+
+    def _answers_path(self) -> str | None:
+        answers = self._answers
+        if answers is None:
+            return None
+        if not isinstance(answers, Mapping):
+            if not Path(answers).is_file():
+                raise ConfigError(f"{answers}: no such file of recorded answers")
+            return str(Path(answers).resolve())
+        assert self._folder is not None
+        path = Path(self._folder.name) / "answers.jsonl"
+        with path.open("w", encoding="utf-8") as file:
+            for state_id, by_model in answers.items():
+                for model, message in by_model.items():
+                    line = {"state_id": state_id, "model": model, "message": dict(message)}
+                    file.write(json.dumps(line) + "\n")
+        return str(path)
+
+
+def serve(
+    script: Script,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    until_eof: bool = False,
+    on_ready: Callable[[str], None] | None = None,
+) -> Bill:
+    """Serve teachers until the process is told to end; gives back the bill.
+
+    Args:
+        script: what to answer.
+        host: address to listen on.
+        port: 0 takes a free one.
+        until_eof: also end when standard input ends, so that no server outlives its parent.
+        on_ready: called with the base URL once connections are accepted.
+
+    Raises:
+        ConfigError: the answers or faults can't be read, or the port is in use.
+    """
+    try:
+        router = Router(script)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+    try:
+        asyncio.run(_serve(router, host, port, until_eof=until_eof, on_ready=on_ready))
+    except OSError as error:
+        raise ConfigError(f"{host}:{port}: can't listen there ({error.strerror})") from error
+    return router.bill
+
+
+async def _serve(
+    router: Router,
+    host: str,
+    port: int,
+    *,
+    until_eof: bool,
+    on_ready: Callable[[str], None] | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    tasks: set[asyncio.Task[None]] = set()
+    server = await loop.create_server(lambda: Connection(router, tasks), host, port, backlog=4096)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, RuntimeError):
+            loop.add_signal_handler(number, ended.set)
+    if until_eof:
+        loop.run_in_executor(None, _wait_for_eof).add_done_callback(lambda _: ended.set())
+    bound = server.sockets[0].getsockname()[1]
+    if on_ready:
+        on_ready(f"http://{host}:{bound}{PREFIX}")
+    await ended.wait()
+    server.close()
+
+
+def _wait_for_eof() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdin.read()
+
+
+def script_of(options: Mapping[str, Any] | Path) -> Script:
+    """Read a script from plain data; a path alone is a file of recorded answers.
+
+    Raises:
+        ConfigError: a field is unknown.
+    """
+    fields: dict[str, Any] = {"answers": options} if isinstance(options, Path) else dict(options)
+    if fields.get("answers"):
+        fields["answers"] = Path(fields["answers"])
+    try:
+        return Script(**fields)
+    except TypeError as error:
+        known = ", ".join(asdict(Script()))
+        raise ConfigError(f"teacher server: {error}; known fields: {known}") from error

@@ -1,0 +1,223 @@
+"""Bad input at every entrance ends with one clear line and a code, and loses nothing."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
+from replay_pipeline.settings import child_environment
+from replay_pipeline.testing import TeacherServer
+
+pytestmark = pytest.mark.slow
+
+
+def command(
+    *words: str | Path, cwd: Path, max_file_bytes: int | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    tool = Path(sys.executable).with_name("replay-pipeline")
+    start = [str(tool)] if tool.exists() else [sys.executable, "-m", "replay_pipeline.cli"]
+    return subprocess.run(
+        [*start, *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=child_environment(HOME=str(cwd), COLUMNS="200", **environment),
+        timeout=300,
+        preexec_fn=None if max_file_bytes is None else lambda: fill_disk_at(max_file_bytes),
+    )
+
+
+def fill_disk_at(n_bytes: int) -> None:
+    """Let no file of this process grow beyond `n_bytes`, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
+
+
+def assert_one_clear_line(
+    done: subprocess.CompletedProcess[str], *named: str, may_log: bool = False
+) -> None:
+    assert done.returncode not in (0, -9), done.stdout
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1 or may_log, done.stderr
+    assert sum("error: " in line for line in lines) <= 1
+    for name in named:
+        assert name in lines[-1], lines[-1]
+
+
+@pytest.fixture(scope="module")
+def paid_root(tmp_path_factory) -> Path:
+    """A data root with one batch that is ingested and paid for."""
+    folder = tmp_path_factory.mktemp("paid")
+    project = sorted(p for p in SESSIONS_DIR.iterdir() if p.is_dir())[0]
+    done = command(
+        "run", project, "--data", folder / "d", "--no-train", cwd=folder, REPLAY_TEACHERS="sample"
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "d"
+
+
+def contents(root: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(root)): path.stat().st_size
+        for path in root.rglob("*.parquet")
+        if path.is_file()
+    }
+
+
+def test_no_such_path(tmp_path):
+    done = command("ingest", "gone.jsonl", "--out", "o", cwd=tmp_path)
+    assert_one_clear_line(done, "gone.jsonl")
+    done = command("run", "gone", "--data", "d", cwd=tmp_path)
+    assert_one_clear_line(done, "gone")
+
+
+@pytest.mark.parametrize(
+    "text", ["hello\nthere\n", '{"some": "json"}\n[1, 2]\n', "\x00\x01\x02", ""]
+)
+def test_what_is_no_session(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(text)
+    done = command("ingest", "a.jsonl", "--out", "o", cwd=tmp_path)
+    assert_one_clear_line(done, "a.jsonl")
+
+
+def test_an_unknown_teacher_choice(tmp_path):
+    done = command("estimate", cwd=tmp_path, REPLAY_TEACHERS="nobody")
+    assert_one_clear_line(done, "nobody", "sample")
+
+
+def test_a_missing_key_is_found_before_anything_is_sent(paid_root, tmp_path):
+    before = contents(paid_root)
+    done = command("replay", "--data", paid_root, "--yes", cwd=tmp_path)
+    assert_one_clear_line(done, "OPENROUTER_API_KEY")
+    assert contents(paid_root) == before
+
+
+def test_a_rejected_key_is_said_and_paid_answers_stay(paid_root, tmp_path):
+    before = contents(paid_root)
+    with TeacherServer(ANSWERS_FILE, faults=[{"kind": "status", "status": 401}]) as server:
+        (tmp_path / "s.toml").write_text(
+            "[[replay.teachers]]\nname = 'other'\nmodel = 'z-ai/glm-4.6'\n"
+            f"base_url = '{server.base_url}'\ndialect = 'openrouter'\n"
+        )
+        done = command(
+            "replay", "--data", paid_root, "--settings", "s.toml", "--yes", cwd=tmp_path,
+            OPENROUTER_API_KEY="sk-or-v1-wrong",
+        )  # fmt: skip
+    assert_one_clear_line(done, "key was rejected", may_log=True)
+    assert "sk-or-v1-wrong" not in done.stderr + done.stdout
+    kept = contents(paid_root)
+    assert {path for path in before if "teacher_actions" not in path} <= set(kept)
+
+
+def test_an_unknown_model_names_what_is_served(paid_root, tmp_path):
+    with TeacherServer(ANSWERS_FILE) as server:
+        (tmp_path / "s.toml").write_text(
+            "[[replay.teachers]]\nname = 'other'\nmodel = 'z-ai/glm-9'\napi_key_env = ''\n"
+            f"base_url = '{server.base_url}'\ndialect = 'openrouter'\n"
+        )
+        done = command("replay", "--data", paid_root, "--settings", "s.toml", "--yes", cwd=tmp_path)
+    assert_one_clear_line(done, "z-ai/glm-9", "z-ai/glm-4.6")
+
+
+@pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
+def test_a_budget_that_buys_nothing_or_everything(paid_root, tmp_path, budget):
+    before = contents(paid_root)
+    done = command(
+        "replay", "--data", paid_root, f"--budget={budget}", cwd=tmp_path, REPLAY_TEACHERS="sample"
+    )
+    assert_one_clear_line(done)
+    assert contents(paid_root) == before
+
+
+@pytest.mark.parametrize("threshold", ["0", "-2"])
+def test_a_threshold_below_one(paid_root, tmp_path, threshold):
+    before = contents(paid_root)
+    done = command("pairs", "--data", paid_root, f"--threshold={threshold}", cwd=tmp_path)
+    assert_one_clear_line(done, "agreement_threshold")
+    assert contents(paid_root) == before
+
+
+def test_an_unknown_batch_lists_the_known_ones(paid_root, tmp_path):
+    (known,) = {path.stem for path in (paid_root / "batches").glob("*.json")}
+    for stage in ("pairs", "normalize", "replay"):
+        done = command(stage, "--data", paid_root, "--batch", "nope", cwd=tmp_path)
+        assert_one_clear_line(done, "nope", known)
+
+
+def test_an_unknown_recipe(paid_root, tmp_path):
+    done = command("normalize", "--data", paid_root, "--recipe", "nope", cwd=tmp_path)
+    assert_one_clear_line(done, "nope", "tool_calls")
+
+
+def test_a_stage_before_its_time_says_what_to_run(tmp_path):
+    for stage in ("replay", "pairs", "normalize", "estimate", "train"):
+        done = command(stage, "--data", "empty", cwd=tmp_path, REPLAY_TEACHERS="sample")
+        assert_one_clear_line(done, "replay-pipeline")
+
+
+@pytest.mark.parametrize("broken", ["[replay]\nnope = 1\n", "not toml", "[pairs]\nlevel = 3\n"])
+def test_broken_settings(tmp_path, broken):
+    (tmp_path / "s.toml").write_text(broken)
+    done = command("run", "--settings", "s.toml", cwd=tmp_path)
+    assert_one_clear_line(done, "s.toml")
+
+
+def test_an_output_that_cannot_be_written_loses_nothing(tmp_path):
+    (tmp_path / "taken").write_text("a file where a folder should be")
+    done = command("ingest", SESSIONS_DIR, "--out", "taken", cwd=tmp_path)
+    assert_one_clear_line(done, "taken", "cannot be written")
+    assert (tmp_path / "taken").read_text() == "a file where a folder should be"
+
+
+def test_a_read_only_output_is_one_clear_line(tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    if os.geteuid() == 0:  # root writes anywhere but where there is no room for files
+        target = Path("/proc/replay")
+    else:
+        locked.chmod(0o500)
+        target = locked / "out"
+    done = command("ingest", SESSIONS_DIR, "--out", target, cwd=tmp_path)
+    assert_one_clear_line(done, str(target), "cannot be written")
+
+
+def test_a_full_disk_while_ingesting_writes_nothing(tmp_path):
+    done = command("ingest", SESSIONS_DIR, "--out", "o", cwd=tmp_path, max_file_bytes=4_000)
+    assert_one_clear_line(done, "cannot be written")
+    assert not list((tmp_path / "o").glob("*turns*"))
+
+
+def test_a_full_disk_while_replaying_loses_no_paid_answer(tmp_path):
+    words = ("--data", "d", "--budget", "2")
+    assert command("ingest", SESSIONS_DIR, "--data", "d", cwd=tmp_path).returncode == 0
+    done = command("replay", *words, cwd=tmp_path, max_file_bytes=300_000, REPLAY_TEACHERS="sample")
+    assert_one_clear_line(done, "ledger.sqlite", may_log=True)
+    done = command("replay", *words, "--json", cwd=tmp_path, REPLAY_TEACHERS="sample")
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout).values()
+    assert report["is_complete"]
+    assert report["n_cached"] > 0
+    status = json.loads(command("status", "--data", "d", "--json", cwd=tmp_path).stdout)
+    assert status["ledger"]["spent_usd"] == pytest.approx(report["spent_usd"])
+
+
+def test_a_broken_answer_file_of_a_stage_is_named(paid_root, tmp_path):
+    (part,) = (paid_root / "teacher_actions").glob("*/part-0.parquet")
+    kept = part.read_bytes()
+    part.write_bytes(b"broken")
+    try:
+        done = command("pairs", "--data", paid_root, cwd=tmp_path, REPLAY_TEACHERS="sample")
+        assert_one_clear_line(done, str(part.name))
+    finally:
+        part.write_bytes(kept)
+
+
+def test_json_reports_are_json_and_nothing_else(paid_root, tmp_path):
+    done = command("status", "--data", paid_root, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["batches"]

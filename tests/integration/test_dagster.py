@@ -1,0 +1,311 @@
+"""The pipeline under a real Dagster: its definitions, a run, its web server."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from replay_pipeline.assets.automation import new_sessions, nightly_replay
+from replay_pipeline.definitions import define
+from replay_pipeline.instance import sync
+from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.resources import PipelineResource
+from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.settings import Settings, child_environment
+
+REPO = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+ASSETS = {
+    "claude_code_sessions",
+    "dpo_pairs",
+    "normalized_pairs",
+    "published_dataset",
+    "teacher_actions",
+    "trace_states",
+    "trained_model",
+}
+BY_BATCH = ["trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs"]
+RANGE = "dagster/asset_partition_range_"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data root whose settings name the sample."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "settings.toml").write_text(
+        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 4\n"
+        "[replay]\nsample_teachers = true\n"
+    )
+    return data
+
+
+def pipeline_at(root: Path) -> Pipeline:
+    return Pipeline(Settings.load(data_dir=root))
+
+
+def run_range(root: Path, instance: dg.DagsterInstance, job: str = "replay_batches"):
+    defs = define(PipelineResource(data_dir=str(root)))
+    keys = pipeline_at(root).batches()
+    instance.add_dynamic_partitions("trace_batch", keys)
+    tags = {f"{RANGE}start": keys[0], f"{RANGE}end": keys[-1]} if job == "replay_batches" else {}
+    return defs.resolve_job_def(job).execute_in_process(instance=instance, tags=tags)
+
+
+def test_definitions_load_with_every_asset_described():
+    defs = define(PipelineResource())
+    dg.Definitions.validate_loadable(defs)
+    graph = defs.resolve_asset_graph()
+    assert {key.to_user_string() for key in graph.get_all_asset_keys()} == ASSETS
+    for key in graph.get_all_asset_keys():
+        node = graph.get(key)
+        assert node.description
+        assert node.group_name == "replay_pipeline"
+        assert node.owners
+        assert node.kinds
+
+
+def test_the_workspace_file_alone_is_enough(tmp_path):
+    done = subprocess.run(
+        [BIN / "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        env=child_environment(DAGSTER_HOME=str(tmp_path), PYTHONPATH="", HOME=str(tmp_path)),
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_sensor_adds_each_batch_once(root):
+    resource = PipelineResource(data_dir=str(root))
+    with dg.instance_for_test() as instance:
+        first = new_sessions(dg.build_sensor_context(instance=instance), pipeline=resource)
+        assert isinstance(first, dg.SensorResult)
+        (request,) = first.dynamic_partitions_requests or []
+        assert list(request.partition_keys) == pipeline_at(root).batches()
+        assert not any("," in key for key in request.partition_keys)
+        instance.add_dynamic_partitions("trace_batch", list(request.partition_keys))
+        again = new_sessions(dg.build_sensor_context(instance=instance), pipeline=resource)
+        assert isinstance(again, dg.SkipReason)
+
+
+def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
+    work = pipeline_at(root)
+    work.find_batches()
+    keys = work.batches()
+    with dg.instance_for_test() as instance:
+        instance.add_dynamic_partitions("trace_batch", keys)
+        context = dg.build_schedule_context(
+            instance=instance, scheduled_execution_time=datetime(2026, 1, 2, 2, tzinfo=UTC)
+        )
+        (request,) = nightly_replay(context, pipeline=PipelineResource(data_dir=str(root)))
+        assert (request.tags[f"{RANGE}start"], request.tags[f"{RANGE}end"]) == (keys[0], keys[-1])
+        (config,) = request.run_config["ops"].values()
+        assert config["config"]["max_total_usd"] == work.settings.replay.max_nightly_usd
+
+
+def test_a_range_run_fills_every_batch_and_a_second_one_does_nothing(root):
+    work = pipeline_at(root)
+    work.find_batches()
+    with dg.instance_for_test() as instance:
+        first = run_range(root, instance)
+        assert first.success
+        for asset in BY_BATCH:
+            done = instance.get_materialized_partitions(dg.AssetKey(asset))
+            assert done == set(work.batches())
+        assert all(check.passed for check in first.get_asset_check_evaluations())
+        stamps = work.receipts.stamps()
+        assert run_range(root, instance).success
+        assert work.receipts.stamps() == stamps
+
+
+def test_the_same_stages_by_hand_write_the_same_bytes(root, tmp_path):
+    by_hand = tmp_path / "by-hand"
+    shutil.copytree(root, by_hand)
+    work = pipeline_at(by_hand)
+    for batch in work.ingest_new():
+        for stage in (work.replay, work.pairs, work.normalize):
+            stage(batch)
+    work.publish()
+    shutil.copy(by_hand / "ledger.sqlite", root / "ledger.sqlite")
+    pipeline_at(root).find_batches()
+    with dg.instance_for_test() as instance:
+        assert run_range(root, instance).success
+        assert run_range(root, instance, "publish").success
+    tables = {p.relative_to(by_hand) for p in by_hand.rglob("*.parquet")}
+    assert len(tables) > 9
+    assert tables == {p.relative_to(root) for p in root.rglob("*.parquet")}
+    different = [p for p in tables if (root / p).read_bytes() != (by_hand / p).read_bytes()]
+    assert not different
+
+
+def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
+    work = pipeline_at(root)
+    for batch in work.ingest_new():
+        for stage in (work.replay, work.pairs, work.normalize):
+            stage(batch)
+    work.publish()
+    n_done = len(work.receipts.all())
+    assert sync(work) == n_done
+    assert sync(work) == 0
+    shutil.rmtree(root / ".dagster")
+    assert sync(work) == n_done
+    with dg.DagsterInstance.from_config(str(root / ".dagster")) as instance:
+        for asset in BY_BATCH:
+            done = instance.get_materialized_partitions(dg.AssetKey(asset))
+            assert done == set(work.batches())
+        event = instance.get_latest_materialization_event(dg.AssetKey("published_dataset"))
+        assert event is not None
+        assert event.asset_materialization is not None
+        assert event.asset_materialization.metadata["dagster/row_count"].value > 0
+
+
+def test_no_key_is_left_behind_in_dagsters_own_files(root, monkeypatch):
+    key = "sk-or-v1-0123456789abcdef-planted"
+    monkeypatch.setenv("OPENROUTER_API_KEY", key)
+    pipeline_at(root).find_batches()
+    with dg.instance_for_test() as instance:
+        assert run_range(root, instance).success
+        left = [p for p in Path(instance.root_directory).rglob("*") if p.is_file()]
+        assert left
+        left += [p for p in root.rglob("*") if p.is_file()]
+        assert not [path for path in left if key.encode() in path.read_bytes()]
+
+
+# The web server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def web_server(root: Path, home: Path) -> Iterator[str]:
+    home.mkdir()
+    (home / "dagster.yaml").write_text(
+        "telemetry: {enabled: false}\n"
+        "run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}\n"
+    )
+    port = free_port()
+    log = (home / "web.log").open("wb")
+    process = subprocess.Popen(
+        [BIN / "dagster-webserver", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)],
+        cwd=REPO,
+        env=child_environment(DAGSTER_HOME=str(home), REPLAY_DATA=str(root)),
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/server_info", timeout=5).read()
+                break
+            except OSError:
+                assert process.poll() is None, (home / "web.log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+        log.close()
+
+
+def graphql(url: str, query: str, **variables: object) -> dict:
+    request = urllib.request.Request(
+        f"{url}/graphql",
+        data=json.dumps({"query": query, "variables": variables}).encode(),
+        headers={"content-type": "application/json"},
+    )
+    answer = json.loads(urllib.request.urlopen(request, timeout=60).read())
+    assert "errors" not in answer, answer
+    return answer["data"]
+
+
+LAUNCH = """
+mutation Launch($params: ExecutionParams!) {
+  launchRun(executionParams: $params) {
+    __typename
+    ... on LaunchRunSuccess { run { runId } }
+    ... on PythonError { message }
+    ... on RunConfigValidationInvalid { errors { message } }
+  }
+}
+"""
+STATUS = "query Run($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+METADATA = """
+query Asset($key: AssetKeyInput!) {
+  assetOrError(assetKey: $key) {
+    ... on Asset {
+      assetMaterializations(limit: 1) {
+        partition
+        metadataEntries {
+          label
+          ... on IntMetadataEntry { intValue }
+          ... on FloatMetadataEntry { floatValue }
+          ... on MarkdownMetadataEntry { mdStr }
+        }
+      }
+    }
+  }
+}
+"""
+
+
+def test_a_partition_is_materialized_through_the_web_server(root, tmp_path):
+    work = pipeline_at(root)
+    work.find_batches()
+    batch = work.batches()[0]
+    with web_server(root, tmp_path / "home") as url:
+        with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
+            instance.add_dynamic_partitions("trace_batch", work.batches())
+        launched = graphql(
+            url,
+            LAUNCH,
+            params={
+                "selector": {
+                    "repositoryLocationName": "replay_pipeline",
+                    "repositoryName": "__repository__",
+                    "pipelineName": "replay_batches",
+                },
+                "mode": "default",
+                "runConfigData": {},
+                "executionMetadata": {"tags": [{"key": "dagster/partition", "value": batch}]},
+            },
+        )["launchRun"]
+        assert launched["__typename"] == "LaunchRunSuccess", launched
+        run_id = launched["run"]["runId"]
+        deadline = time.monotonic() + 180
+        while (status := graphql(url, STATUS, id=run_id)["runOrError"]["status"]) not in (
+            "SUCCESS",
+            "FAILURE",
+            "CANCELED",
+        ):
+            assert time.monotonic() < deadline, status
+            time.sleep(0.3)
+        assert status == "SUCCESS"
+        asset = graphql(url, METADATA, key={"path": ["teacher_actions"]})["assetOrError"]
+        (event,) = asset["assetMaterializations"]
+    assert event["partition"] == batch
+    entries = {entry["label"]: entry for entry in event["metadataEntries"]}
+    assert entries["calls_sent"]["intValue"] > 0
+    assert entries["usd"]["floatValue"] > 0
+    assert re.match(r"!\[.*\]\(data:image/svg\+xml;base64,", entries["cost_by_teacher"]["mdStr"])

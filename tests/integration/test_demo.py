@@ -1,0 +1,67 @@
+"""`replay-pipeline demo`, as `make demo` runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import load_dataset
+
+from replay_pipeline.settings import child_environment
+
+pytestmark = pytest.mark.slow
+
+
+def demo(folder: Path) -> tuple[dict, str]:
+    tool = Path(sys.executable).with_name("replay-pipeline")
+    done = subprocess.run(
+        [tool, "demo"],
+        cwd=folder,
+        env=child_environment(COLUMNS="120"),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "demo" / "report.json").read_text()), done.stdout
+
+
+def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_path):
+    report, shown = demo(tmp_path)
+    assert report["sessions"] >= 6
+    assert report["states"] >= 60
+    assert report["turns"] > report["states"]
+    assert report["calls"] > 0
+    assert 0 < report["spent_usd"] <= report["budget_usd"]
+    assert report["pairs"] >= 10
+    assert report["agreements"] >= report["pairs"]
+    assert isinstance(report["dropped"], dict)
+    assert report["train"]["loss_last"] < report["train"]["loss_first"]
+    assert len(report["train"]["channels_live"]) == 3
+    assert report["train"]["steps"] > 0
+    assert set(report["seconds"]) >= {"ingest", "replay", "pairs", "normalize", "publish", "train"}
+    for word in (
+        "sessions",
+        "states",
+        "calls",
+        "dollars",
+        "pairs",
+        "dropped",
+        "dataset",
+        "loss",
+        "make ui",
+    ):
+        assert word in shown
+
+    dataset = load_dataset(str(tmp_path / report["dataset"]), cache_dir=str(tmp_path / "cache"))
+    assert {split: len(rows) for split, rows in dataset.items()} == report["rows_by_split"]["pairs"]
+    sessions = [set(dataset[split]["session_id"]) for split in ("train", "test")]
+    assert not sessions[0] & sessions[1]
+
+    again, _ = demo(tmp_path)
+    assert again["calls"] == 0
+    assert again["newly_spent_usd"] == 0
+    assert sum(again["seconds"].values()) == 0
+    for key in ("pairs", "spent_usd", "rows_by_split", "train", "outcomes"):
+        assert again[key] == report[key]

@@ -1,0 +1,33 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay_pipeline.assets.automation import missing_ranges
+
+KEYS = [f"k{i:02d}" for i in range(12)]
+
+
+def test_neighbours_become_one_range():
+    assert missing_ranges(KEYS[:6], {"k02"}, max_batches=10) == [("k00", "k01"), ("k03", "k05")]
+
+
+def test_a_range_is_never_longer_than_allowed():
+    assert missing_ranges(KEYS[:5], set(), max_batches=2) == [
+        ("k00", "k01"),
+        ("k02", "k03"),
+        ("k04", "k04"),
+    ]
+
+
+def test_nothing_missing_gives_no_range():
+    assert missing_ranges(KEYS, set(KEYS), max_batches=2) == []
+    assert missing_ranges([], set(), max_batches=2) == []
+
+
+@given(st.sets(st.sampled_from(KEYS)), st.integers(1, 5))
+def test_ranges_cover_the_missing_batches_once(done, most):
+    covered = [
+        key
+        for first, last in missing_ranges(KEYS, done, max_batches=most)
+        for key in KEYS[KEYS.index(first) : KEYS.index(last) + 1]
+    ]
+    assert covered == [key for key in KEYS if key not in done]

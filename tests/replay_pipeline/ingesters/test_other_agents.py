@@ -1,0 +1,282 @@
+"""Sessions of other agents, told by their content and read to the same states."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters import IngestResult, Traces, ingest
+from tests.replay_pipeline.ingesters.logs import Log, shape
+from tests.replay_pipeline.ingesters.test_properties import mutated
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> tuple[IngestResult, list[dict[str, Any]]]:
+    result = ingest(path, redact=False)
+    traces = Traces(
+        sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools
+    )
+    report = result.report
+    assert report.rows == report.rows_used + sum(report.skipped.values())
+    return result, list(traces.materialize())
+
+
+def codex_items() -> list[dict[str, Any]]:
+    return [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Fix it"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "I look"}]},
+        {
+            "type": "function_call",
+            "name": "shell",
+            "call_id": "c1",
+            "arguments": '{"command": ["bash", "-lc", "make"]}',
+        },
+        {"type": "function_call", "name": "shell", "call_id": "c2", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "c1",
+            "output": '{"output": "no rule", "metadata": {"exit_code": 2}}',
+        },
+        {"type": "function_call_output", "call_id": "c2", "output": "fine"},
+        {"type": "custom_tool_call", "name": "apply_patch", "call_id": "c3", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c3", "output": "Success"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Fixed."}],
+        },
+    ]
+
+
+def codex(folder: Path) -> Path:
+    usage = {"input_tokens": 900, "cached_input_tokens": 600, "output_tokens": 20}
+    count = {"type": "token_count", "info": {"last_token_usage": usage}}
+    rows = [
+        {
+            "type": "session_meta",
+            "payload": {"id": "s-codex", "cwd": "/w/shop", "cli_version": "0.58.0"},
+        },
+        {"type": "turn_context", "payload": {"cwd": "/w/shop", "model": "gpt-5-codex"}},
+        *({"type": "response_item", "payload": item} for item in codex_items()[:4]),
+        {"type": "event_msg", "payload": count},
+        {"type": "event_msg", "payload": {"type": "agent_message", "message": "x"}},
+        *({"type": "response_item", "payload": item} for item in codex_items()[4:]),
+        {"type": "compacted", "payload": {"message": "So far: fixed."}},
+        {
+            "type": "response_item",
+            "payload": {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "Anything else?"}],
+            },
+        },
+    ]
+    stamped = [{"timestamp": f"2026-03-01T10:00:{i:02d}.000Z"} | r for i, r in enumerate(rows)]
+    return lines(folder / "rollout-2026.jsonl", *stamped)
+
+
+def test_a_codex_rollout_is_read_to_states(tmp_path: Path):
+    result, states = read(codex(tmp_path))
+    assert [shape([s["student_action"]])[0] for s in states] == [
+        "(c1+c2)",
+        "(c3)",
+        "Fixed.",
+        "Anything else?",
+    ]
+    assert shape(states[1]["messages"]) == ["> Fix it", "(c1+c2)", "c1=no rule", "c2=fine"]
+    assert shape(states[3]["messages"]) == ["> So far: fixed."]
+    assert (states[0]["outcome"], states[0]["n_context_tokens"]) == ("tool_error", 900)
+    assert states[0]["student_model"] == "gpt-5-codex"
+    (session,) = result.sessions.to_pylist()
+    assert (session["session_id"], session["agent"]) == ("s-codex", "codex")
+    assert result.report.skipped == {"bookkeeping": 1}
+
+
+def test_a_rollout_of_the_first_versions_has_no_envelope(tmp_path: Path):
+    head = {"id": "old", "timestamp": "2025-05-01T00:00:00Z", "instructions": None, "git": {}}
+    result, states = read(lines(tmp_path / "rollout.jsonl", head, *codex_items()))
+    assert len(states) == 3
+    assert result.sessions["session_id"].to_pylist() == ["old"]
+
+
+def gemini() -> dict[str, Any]:
+    return {
+        "sessionId": "s-gemini",
+        "projectHash": "ab",
+        "messages": [
+            {"id": "1", "type": "user", "content": "Find it", "timestamp": "2026-03-01T10:00:00Z"},
+            {"id": "2", "type": "info", "content": "update available"},
+            {
+                "id": "3",
+                "type": "gemini",
+                "model": "gemini-3-pro",
+                "content": "",
+                "thoughts": [{"subject": "Search", "description": "grep first"}],
+                "tokens": {"input": 700, "cached": 200, "output": 9},
+                "toolCalls": [
+                    {
+                        "id": "g1",
+                        "name": "search",
+                        "args": {"pattern": "x"},
+                        "status": "error",
+                        "result": [
+                            {"functionResponse": {"id": "g1", "response": {"error": "no such dir"}}}
+                        ],
+                    }
+                ],
+            },
+            {"id": "4", "type": "gemini", "content": [{"text": "It is gone."}]},
+        ],
+    }
+
+
+def test_a_gemini_chat_is_read_to_states_though_it_is_one_document(tmp_path: Path):
+    path = tmp_path / "session-1.json"
+    path.write_text(json.dumps(gemini(), indent=2))
+    result, states = read(path)
+    assert shape(states[1]["messages"]) == ["> Find it", "(g1)", "g1=no such dir"]
+    assert (states[0]["outcome"], states[0]["n_context_tokens"]) == ("tool_error", 700)
+    assert states[1]["student_action"]["content"] == "It is gone."
+    assert result.sessions["agent"].to_pylist() == ["gemini_cli"]
+    assert result.turns["thinking"].to_pylist()[1] == "Search\ngrep first"
+
+
+def test_a_gemini_chat_with_one_row_per_line(tmp_path: Path):
+    chat = gemini()
+    messages = chat.pop("messages")
+    _, states = read(lines(tmp_path / "session-1.jsonl", chat, *messages))
+    assert shape(states[1]["messages"]) == ["> Find it", "(g1)", "g1=no such dir"]
+
+
+def opencode() -> dict[str, Any]:
+    return {
+        "info": {"id": "ses_1", "directory": "/w/shop", "version": "1.0.1", "projectID": "p"},
+        "messages": [
+            {
+                "info": {"id": "msg_1", "role": "user", "time": {"created": 1772000000000}},
+                "parts": [{"type": "text", "text": "Fix it"}],
+            },
+            {
+                "info": {"id": "msg_2", "role": "assistant", "modelID": "kimi-k2"},
+                "parts": [
+                    {"type": "step-start"},
+                    {"type": "reasoning", "text": "hm"},
+                    {
+                        "type": "tool",
+                        "tool": "read",
+                        "callID": "o1",
+                        "state": {"status": "completed", "input": {"filePath": "a"}, "output": "A"},
+                    },
+                    {
+                        "type": "step-finish",
+                        "tokens": {"input": 5, "output": 2, "cache": {"read": 8}},
+                    },
+                    {"type": "step-start"},
+                    {"type": "text", "text": "Fixed."},
+                    {"type": "step-finish", "tokens": {"input": 9, "output": 1}},
+                ],
+            },
+        ],
+    }
+
+
+def check_opencode(path: Path) -> None:
+    result, states = read(path)
+    assert [shape([s["student_action"]])[0] for s in states] == ["(o1)", "Fixed."]
+    assert shape(states[1]["messages"]) == ["> Fix it", "(o1)", "o1=A"]
+    assert [s["n_context_tokens"] for s in states] == [13, 9]
+    assert result.sessions["agent"].to_pylist() == ["opencode"]
+
+
+def test_an_opencode_export_has_one_state_per_step(tmp_path: Path):
+    path = tmp_path / "export.json"
+    path.write_text(json.dumps(opencode(), indent=1))
+    check_opencode(path)
+
+
+def test_opencode_storage_is_put_together_from_its_parts(tmp_path: Path):
+    session = opencode()
+    storage = tmp_path / "storage"
+    path = lines(storage / "session" / "p" / "ses_1.json", session["info"])
+    for message in session["messages"]:
+        message_id = message["info"]["id"]
+        lines(storage / "message" / "ses_1" / f"{message_id}.json", message["info"])
+        for i, part in enumerate(message["parts"]):
+            lines(storage / "part" / message_id / f"prt_{i}.json", part)
+    check_opencode(path)
+
+
+def agent_trace() -> dict[str, Any]:
+    call = {"id": "d1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    return {
+        "harness": "pi",
+        "session_id": "s-row",
+        "messages": [
+            {"role": "system", "content": "You are pi."},
+            {"role": "user", "content": [{"type": "text", "text": "List"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "a.py"},
+            {"role": "assistant", "content": "a.py"},
+        ],
+        "tools": [
+            {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
+        ],
+    }
+
+
+def test_agent_trace_rows_are_one_session_each_with_their_own_tools(tmp_path: Path):
+    other = agent_trace() | {"session_id": "s-2"}
+    result, states = read(lines(tmp_path / "rows.jsonl", agent_trace(), other))
+    assert len(states) == 4
+    assert shape(states[1]["messages"]) == ["> You are pi.\n\nList", "(d1)", "d1=a.py"]
+    assert result.sessions["agent"].to_pylist() == ["pi", "pi"]
+    (tool,) = result.tools.to_pylist()
+    assert tool["source"] == "recorded"
+
+
+def test_a_folder_of_all_agents_is_told_apart_by_content(tmp_path: Path):
+    codex(tmp_path / "a")
+    lines(tmp_path / "full.jsonl", agent_trace())
+    (tmp_path / "chat.json").write_text(json.dumps(gemini(), indent=2))
+    (tmp_path / "oc.json").write_text(json.dumps(opencode()))
+    log = Log()
+    log.user("go")
+    log.says("m1", "done")
+    log.write(tmp_path)
+    (tmp_path / "package.json").write_text('{"name": "shop", "messages": 3}')
+    result, _ = read(tmp_path)
+    agents = sorted(result.sessions["agent"].to_pylist())
+    assert agents == ["claude_code", "codex", "gemini_cli", "opencode", "pi"]
+    assert result.report.skipped_files == {"foreign": 1}
+
+
+@pytest.mark.parametrize("agent", ["codex", "gemini", "opencode", "agent_traces"])
+def test_damage_to_any_agent_is_no_exception(tmp_path: Path, agent: str):
+    codex_rows = codex(tmp_path / "a").read_bytes().splitlines(keepends=True)
+    source = {
+        "codex": codex_rows,
+        "gemini": [json.dumps(gemini()).encode() + b"\n"],
+        "opencode": [json.dumps(opencode()).encode() + b"\n"],
+        "agent_traces": [json.dumps(agent_trace()).encode() + b"\n"] * 2,
+    }[agent]
+    path = tmp_path / "x.json"
+    n_read = 0
+    for seed in range(60):
+        random = Random(seed)
+        path.write_bytes(
+            b"".join(mutated(r, random) if random.random() < 0.5 else r for r in source)
+        )
+        try:
+            read(path)
+            n_read += 1
+        except IngestError:
+            continue
+    assert n_read > 10

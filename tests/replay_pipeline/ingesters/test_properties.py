@@ -1,0 +1,232 @@
+"""What holds for every log, however it was written, cut or damaged."""
+
+import json
+from collections.abc import Iterable
+from copy import deepcopy
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters import (
+    IngestReport,
+    IngestResult,
+    SourceSlice,
+    Traces,
+    discover,
+    ingest,
+    state_id_of,
+    write_traces,
+)
+from replay_pipeline.ingesters.base import Turn
+from replay_pipeline.types import TraceState
+from tests.replay_pipeline.ingesters.random_log import RandomLog
+
+SEEDS = st.integers(0, 10**9)
+FEW = settings(max_examples=25, deadline=None)
+
+
+def state_id(message_id: str) -> str:
+    return state_id_of(Turn(None, "assistant", 0, "", message_id=message_id))
+
+
+def states_of(results: Iterable[IngestResult]) -> dict[str, TraceState]:
+    found: dict[str, TraceState] = {}
+    for r in results:
+        traces = Traces(sessions=r.sessions, turns=r.turns, states=r.states, tools=r.tools)
+        for state in traces.materialize():
+            assert state["state_id"] not in found
+            found[state["state_id"]] = state
+    return found
+
+
+def assert_every_row_is_accounted_for(report: IngestReport) -> None:
+    assert report.rows == report.rows_used + sum(report.skipped.values()), report
+
+
+def assert_results_follow_their_calls(messages: list[dict[str, Any]]) -> None:
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            assert message["tool_call_id"] == waiting.pop(0)
+        else:
+            assert not waiting
+            waiting = [call["id"] for call in message.get("tool_calls", ())]
+    assert not waiting
+
+
+@FEW
+@given(SEEDS)
+def test_prefix_and_action_of_every_state_are_the_true_ones(seed: int):
+    made = RandomLog(seed)
+    with TemporaryDirectory() as folder:
+        result = ingest(made.log.write(Path(folder)), redact=False)
+    found = states_of([result])
+    assert found.keys() == {state_id(m) for m in made.truth}
+    for message_id, turn in made.truth.items():
+        state = found[state_id(message_id)]
+        assert state["messages"][1:] == turn.prefix()
+        actual = state["student_action"]
+        for call in actual.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]))
+        assert actual == turn.messages[0]
+        assert_results_follow_their_calls(state["messages"])
+    assert_every_row_is_accounted_for(result.report)
+
+
+@FEW
+@given(SEEDS, st.lists(st.floats(0, 1), max_size=6))
+def test_slices_of_a_file_add_up_to_the_file(seed: int, cuts: list[float]):
+    made = RandomLog(seed)
+    size = len(made.log.bytes)
+    bounds = sorted({0, size, *(round(cut * size) for cut in cuts)})
+    with TemporaryDirectory() as folder:
+        path = made.log.write(Path(folder))
+        whole = ingest(path)
+        parts = [ingest(SourceSlice(path, a, b)) for a, b in pairwise(bounds)]
+    expected, found = states_of([whole]), states_of(parts)
+    for states in (expected, found):
+        for state in states.values():
+            # Natural alternatives are looked up in the tables at hand.
+            del state["alternatives"]
+    assert found == expected
+    assert sum(p.report.rows for p in parts) == whole.report.rows
+    assert sum(p.report.rows_used for p in parts) == whole.report.rows_used
+    for part in parts:
+        assert_every_row_is_accounted_for(part.report)
+
+
+@FEW
+@given(SEEDS, st.lists(st.floats(0, 1), max_size=4))
+def test_a_file_that_grows_is_read_to_the_same_decisions(seed: int, cuts: list[float]):
+    made = RandomLog(seed, n_turns=12)
+    data = made.log.bytes
+    bounds = sorted({len(data), *(round(cut * len(data)) for cut in cuts)})
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"{made.log.session_id}.jsonl"
+        batches, known, results = [], set(), []
+        for bound in bounds:
+            path.write_bytes(data[:bound])
+            new = discover([Path(folder)], known=batches, settle_s=0)
+            batches += new
+            for batch in new:
+                try:
+                    result = ingest(batch.slices, known_state_ids=known)
+                except IngestError:
+                    continue
+                known |= set(result.states["state_id"].to_pylist())
+                results.append(result)
+    assert states_of(results).keys() == {state_id(m) for m in made.truth}
+
+
+@FEW
+@given(SEEDS)
+def test_two_runs_write_equal_bytes(seed: int):
+    made = RandomLog(seed)
+    written = []
+    with TemporaryDirectory() as folder:
+        path = made.log.write(Path(folder))
+        for name in ("a", "b"):
+            write_traces(ingest(path), Path(folder) / name)
+            written.append([p.read_bytes() for p in sorted((Path(folder) / name).iterdir())])
+    assert written[0] == written[1]
+    assert len(written[0]) == 5
+
+
+@pytest.mark.slow
+def test_a_log_cut_at_any_byte_is_read_without_an_exception():
+    made = RandomLog(3, n_turns=6)
+    data = made.log.bytes
+    whole = {state_id(m) for m in made.truth}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "s.jsonl"
+        last = 0
+        for cut in range(0, len(data) + 1, 7):
+            path.write_bytes(data[:cut])
+            try:
+                result = ingest(path, redact=False)
+            except IngestError:
+                assert cut < 400
+                continue
+            assert_every_row_is_accounted_for(result.report)
+            found = states_of([result])
+            assert found.keys() <= whole
+            assert len(found) >= last
+            last = len(found)
+            for state in found.values():
+                assert_results_follow_their_calls(state["messages"])
+
+
+def mutated(line: bytes, random: Random) -> bytes:
+    """A row with some of its values swapped for others, or its bytes damaged."""
+    if random.random() < 0.3:
+        data = bytearray(line)
+        for _ in range(random.randint(1, 4)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        return bytes(data)
+    values: list[Any] = [
+        None,
+        True,
+        0,
+        -1.5,
+        "",
+        "x",
+        [],
+        {},
+        [None],
+        {"a": [1]},
+        "a" * 99,
+        1 << 70,
+    ]
+    row = json.loads(line)
+
+    def spoil(value: Any) -> None:
+        if isinstance(value, dict) and value:
+            key = random.choice(list(value))
+            if random.random() < 0.5:
+                spoil(value[key])
+            elif random.random() < 0.3:
+                del value[key]
+            else:
+                value[key] = deepcopy(random.choice(values))
+        elif isinstance(value, list) and value:
+            i = random.randrange(len(value))
+            if random.random() < 0.5:
+                spoil(value[i])
+            else:
+                value[i] = deepcopy(random.choice(values))
+
+    for _ in range(random.randint(1, 3)):
+        spoil(row)
+    return json.dumps(row).encode() + b"\n"
+
+
+@settings(max_examples=120, deadline=None)
+@given(SEEDS)
+def test_no_damage_to_rows_leaves_the_ingester_as_an_exception(seed: int):
+    random = Random(seed)
+    made = RandomLog(seed % 50, n_turns=10)
+    lines = [
+        mutated(line, random) if random.random() < 0.5 else line
+        for line in made.log.lines
+        if random.random() > 0.03
+    ]
+    random.shuffle(lines) if random.random() < 0.1 else None
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "s.jsonl"
+        path.write_bytes(b"".join(lines))
+        try:
+            result = ingest(path)
+        except IngestError:
+            return
+        write_traces(result, Path(folder) / "out")
+    assert_every_row_is_accounted_for(result.report)
+    for state in states_of([result]).values():
+        assert_results_follow_their_calls(state["messages"])
+        json.dumps(state).encode()

@@ -1,0 +1,110 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from replay_pipeline.ingesters import ClaudeCodeIngester, Traces, ingest
+from replay_pipeline.ingesters.tool_schemas import ToolLearner, merge_tools
+from tests.replay_pipeline.ingesters.logs import Log, tool_use
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.sampled_from(["path", "n", "deep"]), VALUES, max_size=3)
+
+
+def learnt(calls: list[dict], version: str = "2.1.1") -> dict:
+    learner = ToolLearner()
+    for arguments in calls:
+        learner.see("Tool", json.dumps(arguments), version)
+    (row,) = learner.rows()
+    return json.loads(row["tool_json"])
+
+
+def accepts(tool: dict, arguments: dict) -> bool:
+    return Draft202012Validator(tool["function"]["parameters"]).is_valid(arguments)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ARGUMENTS, min_size=1, max_size=8))
+def test_a_schema_accepts_every_call_it_was_learnt_from(calls: list[dict]):
+    tool = learnt(calls)
+    Draft202012Validator.check_schema(tool["function"]["parameters"])
+    assert all(accepts(tool, arguments) for arguments in calls)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ARGUMENTS, min_size=1, max_size=6), st.lists(ARGUMENTS, min_size=1, max_size=6))
+def test_merged_schemas_accept_what_either_accepts(left: list[dict], right: list[dict]):
+    merged = merge_tools([learnt(left), learnt(right)])
+    Draft202012Validator.check_schema(merged["function"]["parameters"])
+    assert all(accepts(merged, arguments) for arguments in left + right)
+
+
+def test_a_key_of_every_call_is_required_once_there_are_enough_calls():
+    parameters = learnt([{"path": "a", "n": 1}, {"path": "b"}, {"path": "c"}])["function"][
+        "parameters"
+    ]
+    assert parameters["required"] == ["path"]
+    assert not accepts({"function": {"parameters": parameters}}, {"n": 1})
+    assert "required" not in learnt([{"path": "a"}])["function"]["parameters"]
+
+
+def test_calls_that_were_refused_for_their_arguments_teach_nothing(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", "Grep", pattern="x")
+    log.answers("t1")
+    log.calls("m2", "t2", "Grep", patern="x")
+    log.answers("t2", "InputValidationError: Grep failed", is_error=True)
+    (row,) = ingest(log.write(tmp_path)).tools.to_pylist()
+    assert list(json.loads(row["tool_json"])["function"]["parameters"]["properties"]) == ["pattern"]
+    assert (row["n_calls"], row["agent_version"], row["source"]) == (1, "2.1", "inferred")
+
+
+def test_an_override_replaces_what_was_inferred(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.does("m1", "Read", file_path="a")
+    own = {"type": "function", "function": {"name": "Read", "parameters": {"type": "object"}}}
+    result = ingest(log.write(tmp_path), tool_overrides={"Read": own})
+    (row,) = result.tools.to_pylist()
+    assert row["source"] == "override"
+    traces = Traces(
+        sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools
+    )
+    assert next(traces.materialize())["tools"] == [own]
+
+
+def test_a_state_is_offered_the_built_in_tools_and_its_own_external_ones(tmp_path: Path):
+    for name, tool in (("one", "mcp__crm__find"), ("two", "mcp__db__query")):
+        log = Log(name)
+        log.user("go")
+        log.says(f"m-{name}", tool_use(f"t-{name}", tool, q="x"), tool_use(f"r-{name}", "Read"))
+        log.write(tmp_path)
+    offered = {
+        state["session_id"]: [tool["function"]["name"] for tool in state["tools"]]
+        for state in ClaudeCodeIngester().ingest(tmp_path)
+    }
+    assert offered == {"one": ["Read", "mcp__crm__find"], "two": ["Read", "mcp__db__query"]}
+
+
+@pytest.mark.parametrize("name", ["", "a b", 'Task" >', "x" * 200])
+def test_a_name_that_no_api_takes_is_no_tool(name: str):
+    learner = ToolLearner()
+    learner.see(name, "{}", None)
+    assert learner.rows() == []
+
+
+def test_an_object_with_ever_new_keys_is_a_map():
+    calls = [{"env": {f"k{i}": "v" for i in range(n)}} for n in (3, 60)]
+    tool = learnt(calls)
+    assert tool["function"]["parameters"]["properties"]["env"] == {"type": "object"}
+    assert accepts(tool, {"env": {"never seen": "v"}})

@@ -1,0 +1,681 @@
+"""One test per way in which a session log misleads its readers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay_pipeline.ingesters import ClaudeCodeIngester, IngestResult, Traces, ingest
+from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
+
+
+@pytest.fixture
+def states(tmp_path: Path):
+    """Trace states of one log, by message id."""
+
+    def read(log: Log, name: str | None = None) -> dict[str, Any]:
+        result = ingest(log.write(tmp_path, name), redact=False)
+        return by_message(result, log)
+
+    return read
+
+
+def by_message(result: IngestResult, *logs: Log) -> dict[str, Any]:
+    from replay_pipeline.ingesters import state_id_of
+    from replay_pipeline.ingesters.base import Turn
+
+    ids = {}
+    for log in logs:
+        for line in log.lines:
+            for text in _strings(line, '"id": "m'):
+                turn = Turn(None, "assistant", 0, "", message_id=text)
+                ids[state_id_of(turn)] = text
+    traces = Traces(
+        sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools
+    )
+    return {ids.get(s["state_id"], s["state_id"]): s for s in traces.materialize()}
+
+
+def _strings(line: bytes, start: str) -> list[str]:
+    parts = line.decode("utf-8", "replace").split(start)[1:]
+    return ["m" + part.split('"')[0] for part in parts]
+
+
+def test_01_rows_of_one_message_are_one_action(states):
+    log = Log()
+    log.user("go")
+    log.says("m1", {"type": "thinking", "thinking": "hm", "signature": "x"})
+    log.says("m1", "I look.")
+    log.calls("m1", "t1", file_path="a")
+    found = states(log)
+    assert list(found) == ["m1"]
+    assert shape([found["m1"]["student_action"]]) == ["I look.(t1)"]
+
+
+def test_02_usage_is_counted_once_per_message(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.says("m1", "a", message={"usage": {"input_tokens": 100, "output_tokens": 1}})
+    log.says("m1", "b", message={"usage": {"input_tokens": 100, "output_tokens": 9}})
+    usage = ingest(log.write(tmp_path)).report.usage
+    assert (usage["input_tokens"], usage["output_tokens"]) == (100, 9)
+
+
+def test_03_a_result_between_the_rows_of_a_message_does_not_split_it(states):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1")
+    log.answers("t1", "one")
+    log.calls("m1", "t2")
+    log.answers("t2", "two")
+    log.says("m2", "done")
+    assert shape(states(log)["m2"]["messages"]) == ["> go", "(t1+t2)", "t1=one", "t2=two"]
+
+
+def test_04_parallel_calls_make_no_fork(states):
+    log = Log()
+    log.user("go")
+    first = log.calls("m1", "t1")
+    second = log.calls("m1", "t2")
+    log.answers("t1", "one", parent=first)
+    log.answers("t2", "two", parent=second)
+    log.says("m2", "done")
+    found = states(log)
+    assert shape(found["m2"]["messages"]) == ["> go", "(t1+t2)", "t1=one", "t2=two"]
+    assert not found["m2"]["alternatives"]
+    assert found["m1"]["outcome"] == "ok"
+
+
+def test_05_results_off_the_chain_of_parents_are_kept(states):
+    log = Log()
+    log.user("go")
+    first = log.calls("m1", "t1")
+    second = log.calls("m1", "t2")
+    log.answers("t2", "two", parent=second)
+    log.answers("t1", "one", parent=first)
+    log.says("m2", "done", parent=second)
+    assert shape(states(log)["m2"]["messages"]) == ["> go", "(t1+t2)", "t1=one", "t2=two"]
+
+
+def test_06_the_chain_runs_through_rows_without_a_message(states):
+    log = Log()
+    log.user("go")
+    log.row("system", subtype="turn_duration", durationMs=3)
+    log.row("progress", data={"type": "hook_progress"})
+    log.row("attachment", attachment={"type": "auto_mode"})
+    log.says("m1", "done")
+    assert shape(states(log)["m1"]["messages"]) == ["> go"]
+
+
+def test_07_a_compaction_starts_a_new_root(states):
+    log = Log()
+    log.user("go")
+    last = log.says("m1", "old")
+    log.row("system", subtype="compact_boundary", parent=None, logicalParentUuid=last)
+    log.user("So far: old.", isCompactSummary=True, isVisibleInTranscriptOnly=True)
+    log.says("m2", "new")
+    assert shape(states(log)["m2"]["messages"]) == ["> So far: old."]
+
+
+@pytest.mark.parametrize("named", ["anchor", "tail"])
+@pytest.mark.parametrize("form", ["preservedSegment", "preservedMessages"])
+def test_07_messages_that_a_compaction_kept_follow_the_summary(states, form: str, named: str):
+    log = Log()
+    log.user("go")
+    log.does("m1", result="big")
+    head = log.user("next")
+    middle = log.calls("m2", "t2")
+    tail = log.answers("t2", "kept")
+    kept = {"headUuid": head, "anchorUuid": "sum", "tailUuid": tail}
+    if form == "preservedMessages":
+        kept = {"anchorUuid": "sum", "uuids": [head, middle, tail]}
+    log.row(
+        "system",
+        subtype="compact_boundary",
+        parent=None,
+        logicalParentUuid=tail,
+        compactMetadata={"trigger": "auto", form: kept},
+    )
+    log.user("Summary.", uuid="sum", isCompactSummary=True)
+    log.says("m3", "on", parent="sum" if named == "anchor" else tail)
+    found = states(log)
+    assert shape(found["m3"]["messages"]) == ["> Summary.\n\nnext", "(t2)", "t2=kept"]
+    assert len(found) == 3
+
+
+def test_08_the_hidden_part_of_the_prompt_is_fitted_per_segment(tmp_path: Path):
+    log = Log()
+    log.user("x" * 4000)
+    for i in range(4):
+        log.says(f"m{i}", "y" * 400, tokens=31_000 + 110 * i)
+        log.user("z")
+    log.row("system", subtype="compact_boundary", parent=None)
+    log.user("Summary.", isCompactSummary=True)
+    for i in range(4, 8):
+        log.says(f"m{i}", "y" * 400, tokens=52_000 + 110 * (i - 4))
+        log.user("z")
+    fidelity = ingest(log.write(tmp_path)).states["fidelity"].to_pylist()
+    assert all(abs(f - 1) < 0.02 for f in fidelity), fidelity
+
+
+def test_09_a_microcompaction_clears_old_results_for_later_steps_only(states):
+    log = Log()
+    log.user("go")
+    log.does("m1", result="long")
+    log.does("m2", result="short")
+    log.row(
+        "system",
+        subtype="microcompact_boundary",
+        microcompactMetadata={"trigger": "auto", "compactedToolIds": ["t-m1"]},
+    )
+    log.says("m3", "done")
+    found = states(log)
+    assert shape(found["m2"]["messages"])[2] == "t-m1=long"
+    assert shape(found["m3"]["messages"])[2:] == [
+        "t-m1=[Old tool result content cleared]",
+        "(t-m2)",
+        "t-m2=short",
+    ]
+
+
+def test_10_a_parent_that_was_never_written_does_not_lose_the_history(states):
+    log = Log()
+    log.user("go")
+    log.does("m1")
+    log.says("m2", "done", parent="never-written")
+    assert shape(states(log)["m2"]["messages"]) == ["> go", "(t-m1)", "t-m1=ok"]
+
+
+def test_10_a_parent_that_is_written_later_is_waited_for(states):
+    log = Log()
+    log.user("go", uuid="first")
+    log.user("more", uuid="late", parent="first")
+    log.says("m1", "done", parent="late")
+    log.lines[1], log.lines[2] = log.lines[2], log.lines[1]
+    assert shape(states(log)["m1"]["messages"]) == ["> go\n\nmore"]
+
+
+def test_10_glued_lines_give_both_rows(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.does("m1")
+    log.says("m2", "done")
+    log.lines[1] = log.lines[1].rstrip(b"\n")
+    report = ingest(log.write(tmp_path)).report
+    assert (report.rows, report.rows_used, report.n_states) == (4, 4, 2)
+    assert report.notes == {"glued_line": 1}
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (b'{"type":"user","uuid":"zz","pare', "truncated"),
+        (b"not json at all\n", "not_json"),
+        (b"[1, 2]\n", "not_an_object"),
+        (b'"text"\n', "not_an_object"),
+        (b"{}\n", "bookkeeping"),
+    ],
+)
+def test_10_damaged_rows_are_skipped_by_reason(tmp_path: Path, damage: bytes, reason: str):
+    log = Log()
+    log.user("go")
+    log.says("m1", "done")
+    log.raw(damage)
+    report = ingest(log.write(tmp_path)).report
+    assert report.skipped == {reason: 1}
+    assert (report.rows, report.rows_used, report.n_states) == (3, 2, 1)
+
+
+def test_10_byte_order_mark_nuls_and_blank_lines_are_no_harm(tmp_path: Path):
+    log = Log()
+    log.raw(b"\xef\xbb\xbf")
+    log.user("go")
+    log.raw(b"\x00\x00\x00\n\r\n\n")
+    log.says("m1", "done")
+    log.lines[-1] = b"\x00\x00" + log.lines[-1]
+    report = ingest(log.write(tmp_path)).report
+    assert (report.rows, report.rows_used, report.skipped) == (2, 2, {})
+
+
+def test_11_a_foreign_file_is_told_by_its_content(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.says("m1", "done")
+    log.write(tmp_path, "a/full.jsonl")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/full.jsonl").write_text('{"kind": "telemetry", "n": 1}\n')
+    report = ingest(tmp_path).report
+    assert (report.files, report.n_states) == (2, 1)
+    assert report.skipped_files == {"foreign": 1}
+
+
+def test_12_a_resumed_copy_adds_only_what_is_new(tmp_path: Path):
+    log = Log("one")
+    log.user("go")
+    log.does("m1")
+    copy = Log("two")
+    copy.lines = [line.replace(b'"one"', b'"two"') for line in log.lines]
+    copy.last = log.last
+    copy.says("m2", "new")
+    result = ingest([log.write(tmp_path), copy.write(tmp_path)])
+    assert (result.report.n_states, result.report.n_duplicate_states) == (2, 1)
+    assert shape(by_message(result, copy)["m2"]["messages"]) == ["> go", "(t-m1)", "t-m1=ok"]
+
+
+def test_12_a_snapshot_of_a_session_counts_once(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.does("m1")
+    log.write(tmp_path, "checkpoint-1/full.jsonl")
+    log.says("m2", "done")
+    log.write(tmp_path, "checkpoint-2/full.jsonl")
+    result = ingest(tmp_path)
+    assert result.report.n_states == 2
+    assert result.sessions.num_rows == 1
+
+
+def test_12_rows_copied_inside_a_file_count_once(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.does("m1")
+    for line in list(log.lines):
+        log.raw(line)
+    report = ingest(log.write(tmp_path)).report
+    assert (report.n_states, report.skipped) == (1, {"duplicate_row": 3})
+
+
+def subagent_rows(log: Log) -> None:
+    """What a subagent did, as progress rows of its parent."""
+    inner = [
+        {"type": "user", "message": {"content": "Find it."}},
+        {
+            "type": "assistant",
+            "message": {
+                "id": "ms1",
+                "model": "claude-haiku-4-5",
+                "content": [tool_use("ts1", "Grep", pattern="x")],
+                "usage": {"input_tokens": 40, "output_tokens": 2},
+            },
+        },
+        {
+            "type": "user",
+            "message": {
+                "content": [{"type": "tool_result", "tool_use_id": "ts1", "content": "a.py"}]
+            },
+        },
+        {"type": "assistant", "message": {"id": "ms2", "content": [{"type": "text", "text": "a"}]}},
+    ]
+    for i, message in enumerate(inner):
+        data = {"type": "agent_progress", "agentId": "a1", "message": message | {"uuid": f"p{i}"}}
+        log.row("progress", data=data, parentToolUseID="t1")
+
+
+def test_13_subagents_in_progress_rows_are_sessions_of_their_own(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", "Task", prompt="Find it.")
+    subagent_rows(log)
+    log.answers("t1", "It is a.py")
+    log.says("m2", "done")
+    result = ingest(log.write(tmp_path))
+    found = by_message(result, log)
+    assert shape(found["ms2"]["messages"]) == ["> Find it.", "(ts1)", "ts1=a.py"]
+    assert shape(found["m2"]["messages"]) == ["> go", "(t1)", "t1=It is a.py"]
+    assert result.sessions["agent_id"].to_pylist() == [None, "a1"]
+    assert result.sessions["parent_session_id"].to_pylist() == [None, "session-1"]
+
+
+def test_13_a_subagent_in_both_places_counts_once(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", "Task", prompt="Find it.")
+    subagent_rows(log)
+    log.answers("t1", "It is a.py")
+    agent = Log(agentId="a1", isSidechain=True)
+    agent.user("Find it.")
+    agent.says("ms1", tool_use("ts1", "Grep", pattern="x"))
+    agent.answers("ts1", "a.py")
+    agent.says("ms2", "a")
+    log.write(tmp_path)
+    agent.write(tmp_path, "session-1/subagents/agent-a1.jsonl")
+    result = ingest(tmp_path)
+    assert (result.report.n_states, result.report.n_duplicate_states) == (3, 2)
+    assert sorted(result.sessions["session_id"].to_pylist()) == ["session-1", "session-1.agent-a1"]
+
+
+def test_13_old_sidechains_in_the_same_file_are_apart(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    main = log.calls("m1", "t1", "Task", prompt="Find it.")
+    log.user("Find it.", parent=None, isSidechain=True, uuid="side-root")
+    log.says("ms1", "found", isSidechain=True)
+    log.answers("t1", "found", parent=main)
+    log.says("m2", "done")
+    result = ingest(log.write(tmp_path))
+    found = by_message(result, log)
+    assert shape(found["ms1"]["messages"]) == ["> Find it."]
+    assert shape(found["m2"]["messages"]) == ["> go", "(t1)", "t1=found"]
+    assert result.sessions["session_id"].to_pylist() == ["session-1", "session-1.agent-side-roo"]
+
+
+def test_13_agents_that_repeat_the_main_session_are_left_out(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.says("m1", "done")
+    log.write(tmp_path)
+    for name in ("acompact-1", "aprompt_suggestion-2", "aside_question-3"):
+        copy = Log()
+        copy.user("go")
+        copy.says(f"m-{name}", "other")
+        copy.write(tmp_path, f"session-1/subagents/agent-{name}.jsonl")
+    report = ingest(tmp_path).report
+    assert (report.n_states, report.skipped) == (1, {"housekeeping_agent": 6})
+
+
+def test_14_thinking_is_kept_apart_and_never_required(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.says("m1", {"type": "thinking", "thinking": "", "signature": "s" * 50}, "a")
+    log.says("m2", {"type": "thinking", "thinking": "hm", "signature": "s" * 50}, "b")
+    log.says("m3", {"type": "redacted_thinking", "data": "zz"}, "c")
+    result = ingest(log.write(tmp_path))
+    assert result.turns["thinking"].to_pylist() == [None, None, "hm", None]
+    assert "sss" not in json.dumps(result.turns.to_pylist(), default=str)
+    assert shape(by_message(result, log)["m3"]["messages"]) == ["> go", "a", "b"]
+
+
+def test_15_no_stop_reason_is_needed(states):
+    log = Log()
+    log.user("go")
+    log.says("m1", "done")
+    log.user("thanks")
+    log.says("m2", "bye")
+    assert states(log)["m1"]["outcome"] == "final_text"
+
+
+def test_16_synthetic_messages_are_no_actions(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.says("m1", "API Error", isApiErrorMessage=True)
+    log.says("m2", "No response requested.", message={"model": "<synthetic>"})
+    log.row("system", subtype="api_error")
+    log.says("m3", "done")
+    result = ingest(log.write(tmp_path))
+    assert result.report.skipped == {"synthetic": 2}
+    found = by_message(result, log)
+    assert list(found) == ["m3"]
+    assert shape(found["m3"]["messages"]) == ["> go"]
+
+
+def test_17_retracted_messages_are_no_history(states):
+    log = Log()
+    log.user("go")
+    bad = log.says("m1", "I refuse", message={"model": "model-a"})
+    log.row("system", subtype="model_refusal_fallback", retractedMessageUuids=[bad])
+    log.says("m2", "I do it", message={"model": "model-b"})
+    found = states(log)
+    assert found["m1"]["outcome"] == "retracted"
+    assert shape(found["m2"]["messages"]) == ["> go"]
+    assert found["m2"]["student_model"] == "model-b"
+
+
+def test_18_a_queued_message_beside_the_loop_is_seen_by_the_next_step(states):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1")
+    result = log.answers("t1")
+    log.user("and hurry", parent=result)
+    log.says("m2", "on it", parent=result)
+    found = states(log)
+    assert shape(found["m2"]["messages"]) == ["> go", "(t1)", "t1=ok", "> and hurry"]
+    assert found["m1"]["outcome"] == "ok"
+
+
+def test_18_a_message_queued_after_a_step_had_begun_is_seen_by_the_one_after(states):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1")
+    result = log.answers("t1")
+    log.calls("m2", "t2")
+    log.user("and hurry", parent=result)
+    log.answers("t2", parent="session-1-u4")
+    log.says("m3", "done")
+    assert shape(states(log)["m3"]["messages"]) == [
+        "> go",
+        "(t1)",
+        "t1=ok",
+        "(t2)",
+        "t2=ok",
+        "> and hurry",
+    ]
+
+
+def test_18_a_queued_command_attachment_is_a_user_message(states):
+    log = Log()
+    log.user("go")
+    log.does("m1")
+    log.row("attachment", attachment={"type": "queued_command", "prompt": "and hurry"})
+    log.row("queue-operation", uuid=None, operation="dequeue")
+    log.says("m2", "done")
+    assert shape(states(log)["m2"]["messages"])[-1] == "> and hurry"
+
+
+def test_19_a_local_command_at_a_dead_end_is_no_rewind(states):
+    log = Log()
+    log.user("go")
+    last = log.says("m1", "done")
+    log.user("<command-name>/exit</command-name>", parent=last)
+    log.user("<local-command-stdout>Bye!</local-command-stdout>")
+    log.user("again", parent=last)
+    log.says("m2", "done again")
+    found = states(log)
+    assert shape(found["m2"]["messages"]) == ["> go", "done", "> again"]
+    assert {s["outcome"] for s in found.values()} == {"final_text"}
+
+
+def test_19_a_rewind_gives_natural_alternatives(states):
+    log = Log()
+    ask = log.user("go")
+    log.does("m1", "Bash", command="rm -r build")
+    log.says("m3", tool_use("t3", "Read", file_path="a"), parent=ask)
+    log.answers("t3")
+    log.says("m4", "done")
+    found = states(log)
+    assert found["m1"]["outcome"] == "rewound"
+    assert found["m3"]["outcome"] == "ok"
+    assert shape(found["m1"]["alternatives"]) == ["(t3)"]
+    assert shape(found["m3"]["alternatives"]) == ["(t-m1)"]
+    assert shape(found["m4"]["messages"]) == ["> go", "(t3)", "t3=ok"]
+
+
+def test_19_a_prompt_that_was_sent_again_is_the_same_prefix(states):
+    log = Log()
+    log.user("hello")
+    first = log.says("m0", "hi")
+    log.user("go", parent=first)
+    log.says("m1", "left")
+    log.user("go", parent=first)
+    log.says("m2", "kept")
+    found = states(log)
+    assert (found["m1"]["outcome"], found["m2"]["outcome"]) == ("rewound", "final_text")
+    assert shape(found["m2"]["alternatives"]) == ["left"]
+
+
+def test_20_meta_rows_are_seen_by_the_model_and_transcript_rows_are_not(states):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", "Skill", skill="pdf")
+    log.answers("t1", "Launching skill")
+    log.user([{"type": "text", "text": "Base directory: /skills/pdf"}], isMeta=True)
+    log.user("only on the screen", isVisibleInTranscriptOnly=True)
+    log.says("m2", "done")
+    assert shape(states(log)["m2"]["messages"])[-1] == "> Base directory: /skills/pdf"
+
+
+def test_20_a_skill_loaded_by_one_of_parallel_calls_is_not_lost(states):
+    log = Log()
+    log.user("go")
+    first = log.calls("m1", "t1", "Skill", skill="pdf")
+    second = log.calls("m1", "t2")
+    first_result = log.answers("t1", "Launching skill", parent=first)
+    log.user("Skill body", isMeta=True, parent=first_result)
+    log.answers("t2", parent=second)
+    log.says("m2", "done")
+    assert shape(states(log)["m2"]["messages"])[-1] == "> Skill body"
+
+
+def test_21_a_persisted_output_stays_the_preview_that_the_model_saw(tmp_path: Path):
+    preview = "<persisted-output>\nOutput too large (80KB). Preview:\nabc\n</persisted-output>"
+    log = Log()
+    log.user("go")
+    log.does("m1", "Bash", preview, command="cat big")
+    log.says("m2", "done")
+    path = log.write(tmp_path)
+    full = tmp_path / "session-1" / "tool-results" / "t-m1.txt"
+    full.parent.mkdir(parents=True)
+    full.write_text("abc" * 30_000)
+    found = by_message(ingest(path), log)
+    assert shape(found["m2"]["messages"])[-1] == f"t-m1={preview}"
+
+
+def test_22_the_file_decides_the_order_and_not_the_clock(states):
+    log = Log()
+    log.user("go", timestamp="2026-03-01T12:00:00.000Z")
+    log.does("m1")
+    log.says("m2", "done", timestamp="2020-01-01T00:00:00.000Z")
+    log.user("bad clock", timestamp="yesterday")
+    log.says("m3", "bye", timestamp=None)
+    found = states(log)
+    assert list(found) == ["m1", "m2", "m3"]
+    assert shape(found["m3"]["messages"])[-1] == "> bad clock"
+
+
+def test_23_a_call_cancelled_for_its_sibling_is_neutral(states):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", "Bash", command="make")
+    log.calls("m1", "t2", "Bash", command="ls")
+    log.answers("t1", "Exit code 2\nno rule", is_error=True)
+    text = "<tool_use_error>Sibling tool call errored</tool_use_error>"
+    log.answers("t2", text, is_error=True)
+    log.calls("m2", "t3", "Bash", command="ls")
+    log.answers("t3", text, is_error=True)
+    found = states(log)
+    assert (found["m1"]["outcome"], found["m1"]["error_kind"]) == ("tool_error", "exit_code")
+    assert (found["m2"]["outcome"], found["m2"]["error_kind"]) == ("cancelled_sibling", None)
+
+
+def test_24_garbage_calls_stay_as_they_are_and_teach_no_tool(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    name = 'Task" >\n<parameter name="description'
+    log.says("m1", {"type": "tool_use", "id": "t1", "name": name, "input": "not an object"})
+    log.answers("t1", "No such tool", is_error=True)
+    log.says("m2", {"type": "tool_use", "id": "t2", "name": "Read", "input": [1]})
+    log.answers("t2", "InputValidationError: Read failed", is_error=True)
+    result = ingest(log.write(tmp_path))
+    found = by_message(result, log)
+    assert found["m1"]["student_action"]["tool_calls"][0]["function"]["name"] == name
+    assert found["m2"]["student_action"]["tool_calls"][0]["function"]["arguments"] == "[1]"
+    assert result.tools.num_rows == 0
+
+
+def test_25_lone_surrogates_and_bytes_that_are_no_text_are_replaced(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.does("m1", result="\ud83d cut emoji")
+    log.says("m2", tool_use("t2", "Bash", command="echo \udcff"))
+    log.answers("t2", "PLACE")
+    log.lines[-1] = log.lines[-1].replace(b"PLACE", b"\xff\xfe latin")
+    log.says("m3", "done")
+    result = ingest(log.write(tmp_path))
+    found = by_message(result, log)
+    texts = shape(found["m3"]["messages"])
+    assert texts[2] == "t-m1=\ufffd cut emoji"
+    assert texts[-1].endswith("latin")
+    json.dumps(found["m3"]).encode()
+    assert result.report.rows == result.report.rows_used == 6
+
+
+@pytest.mark.slow
+def test_25_a_line_of_64_megabytes_is_survived(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.does("m1", result="x" * 64_000_000)
+    log.says("m2", "done")
+    result = ingest(log.write(tmp_path), redact=False)
+    assert result.report.n_states == 2
+    assert len(result.turns["messages_json"][1].as_py()) > 64_000_000
+
+
+def test_26_several_session_ids_in_one_file(tmp_path: Path):
+    log = Log("real")
+    log.common["sessionId"] = "older"
+    log.user("go")
+    log.common["sessionId"] = "real"
+    log.says("m1", "done")
+    result = ingest(log.write(tmp_path))
+    assert result.sessions["session_id"].to_pylist() == ["real"]
+    assert ingest(log.write(tmp_path, "full.jsonl")).sessions["session_id"].to_pylist() == ["older"]
+
+
+def test_a_call_without_a_result_gets_a_placeholder(states):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1")
+    log.user("[Request interrupted by user for tool use]")
+    log.user("stop that")
+    log.says("m2", "ok")
+    found = states(log)
+    assert shape(found["m2"]["messages"]) == [
+        "> go",
+        "(t1)",
+        "t1=[no result]",
+        "> [Request interrupted by user for tool use]\n\nstop that",
+    ]
+    assert found["m1"]["outcome"] == "interrupted"
+
+
+def test_a_result_of_an_unknown_call_is_skipped_by_reason(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.answers("t-unknown")
+    log.says("m1", "done")
+    report = ingest(log.write(tmp_path)).report
+    assert report.skipped == {"orphan_result": 1}
+    assert report.rows == report.rows_used + 1
+
+
+def test_images_and_unknown_blocks_are_named(states):
+    log = Log()
+    image = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
+    log.user([{"type": "text", "text": "see"}, image])
+    log.calls("m1", "t1")
+    log.answers("t1", [{"type": "text", "text": "a"}, image])
+    log.says("m2", {"type": "hologram", "x": 1}, "done")
+    found = states(log)
+    assert shape(found["m2"]["messages"]) == ["> see\n\n[image]", "(t1)", "t1=a\n[image]"]
+    assert found["m2"]["student_action"]["content"] == "done"
+
+
+def test_fields_of_a_wrong_type_cost_only_themselves(tmp_path: Path):
+    log = Log()
+    log.user("go", isMeta="yes", version=2, thinkingMetadata=[])
+    log.says("m1", "done", message={"usage": {"input_tokens": "many"}, "stop_reason": 7})
+    result = ingest(log.write(tmp_path))
+    found = by_message(result, log)
+    assert shape(found["m1"]["messages"]) == ["> go"]
+    assert found["m1"]["student_action"]["content"] == "done"
+    assert result.report.notes == {"mistyped_field": 2}
+
+
+def test_the_action_is_never_in_its_own_prefix(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    for i in range(5):
+        log.does(f"m{i}", file_path=f"only-{i}")
+    for state in ClaudeCodeIngester(redact=False).ingest(log.write(tmp_path)):
+        (call,) = state["student_action"]["tool_calls"]
+        assert call["function"]["arguments"] not in json.dumps(state["messages"])
+        assert call["id"] not in json.dumps(state["messages"])

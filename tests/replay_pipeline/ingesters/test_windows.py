@@ -1,0 +1,90 @@
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.ingesters import ClaudeCodeIngester, parse_window
+from replay_pipeline.ingesters.base import CLEARED_RESULT
+from replay_pipeline.ingesters.windows import CHARS_PER_TOKEN, OMITTED
+from tests.replay_pipeline.ingesters.logs import Log
+
+POLICIES = ["full", "clear_tool_results:3", "token_budget:600"]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    log = Log()
+    log.user("FIRST REQUEST")
+    for i in range(40):
+        log.calls(f"m{i}", f"a{i}", file_path=f"f{i}")
+        log.calls(f"m{i}", f"b{i}", file_path=f"g{i}")
+        log.answers(f"b{i}", f"b-result {i} " + "x" * 40)
+        log.answers(f"a{i}", f"a-result {i} " + "y" * 40)
+        if i == 20:
+            log.row("system", subtype="compact_boundary", parent=None)
+            log.user("THE SUMMARY", isCompactSummary=True)
+    return log.write(tmp_path)
+
+
+def states(session: Path, window: str):
+    return list(ClaudeCodeIngester(redact=False, window=window).ingest(session))
+
+
+@pytest.mark.parametrize("window", POLICIES)
+def test_no_policy_cuts_between_a_call_and_its_result(session: Path, window: str):
+    for state in states(session, window):
+        waiting: list[str] = []
+        for message in state["messages"]:
+            if message["role"] == "tool":
+                assert message["tool_call_id"] == waiting.pop(0)
+            else:
+                assert not waiting
+                waiting = [call["id"] for call in message.get("tool_calls", ())]
+        assert not waiting
+
+
+@pytest.mark.parametrize("window", POLICIES)
+def test_the_first_request_and_the_last_summary_stay(session: Path, window: str):
+    found = states(session, window)
+    assert all("FIRST REQUEST" in s["messages"][1]["content"] for s in found[:21])
+    assert all("THE SUMMARY" in s["messages"][1]["content"] for s in found[21:])
+
+
+@pytest.mark.parametrize("window", POLICIES)
+def test_most_prefixes_begin_with_the_one_before(session: Path, window: str):
+    found = [s["messages"] for s in states(session, window)]
+    n_kept = sum(b[: len(a)] == a for a, b in pairwise(found))
+    assert n_kept >= {"full": 38, "clear_tool_results:3": 15, "token_budget:600": 25}[window]
+
+
+def test_old_results_are_cleared_and_at_least_the_last_n_stay(session: Path):
+    for i, state in enumerate(states(session, "clear_tool_results:3")):
+        results = [m["content"] for m in state["messages"] if m["role"] == "tool"]
+        n_before = 2 * (i if i < 21 else i - 21)
+        n_kept = sum(content != CLEARED_RESULT for content in results)
+        assert len(results) == n_before
+        assert min(3, n_before) <= n_kept < 6 or n_kept == n_before < 6
+        assert all(content != CLEARED_RESULT for content in results[-3:])
+
+
+def test_a_token_budget_holds_and_says_that_it_cut(session: Path):
+    full = states(session, "full")
+    n_cut = 0
+    for state, whole in zip(states(session, "token_budget:600"), full, strict=True):
+        n_chars = sum(len(str(m["content"])) for m in state["messages"][1:])
+        assert n_chars <= 600 * CHARS_PER_TOKEN
+        if len(state["messages"]) < len(whole["messages"]):
+            n_cut += 1
+            assert OMITTED in state["messages"][1]["content"]
+    assert n_cut > 10
+
+
+@pytest.mark.parametrize(
+    "text", ["", "half", "full:3", "clear_tool_results", "token_budget:0", "token_budget:-1"]
+)
+def test_an_unknown_window_is_refused_before_any_work(text: str):
+    with pytest.raises(ConfigError, match="window"):
+        parse_window(text)
+    with pytest.raises(ConfigError):
+        ClaudeCodeIngester(window=text)

@@ -1,0 +1,69 @@
+"""Pairs of agent actions, as the stage before writes them."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from replay_pipeline.tables import table_of
+
+READ = {
+    "type": "function",
+    "function": {
+        "name": "Read",
+        "description": "Read a file.",
+        "parameters": {"type": "object", "properties": {"file_path": {"type": "string"}}},
+    },
+}
+
+
+def call_message(tool: str, *, call_id: str = "call_1", text: str = "", **arguments: Any) -> dict:
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    call = {"id": call_id, "type": "function", "function": function}
+    return {"role": "assistant", "content": text, "tool_calls": [call]}
+
+
+def row(
+    state_id: str = "s1",
+    *,
+    chosen: str = "read the tests before the change",
+    rejected: str = "change the code right away",
+    chosen_action: dict | None = None,
+    rejected_action: dict | None = None,
+    prompt: str | None = None,
+    tools: list[dict] | None = None,
+    **others: Any,
+) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt or f"Please fix the bug in {state_id}."}]
+    return {
+        "state_id": state_id,
+        "session_id": "session-1",
+        "state_messages_json": json.dumps(messages),
+        "tools_json": None if tools is None else json.dumps(tools),
+        "chosen": chosen,
+        "rejected": rejected,
+        "chosen_action_json": None if chosen_action is None else json.dumps(chosen_action),
+        "rejected_action_json": None if rejected_action is None else json.dumps(rejected_action),
+        "n_teachers_agreeing": 2,
+        **others,
+    }
+
+
+@pytest.fixture(scope="session")
+def make_row() -> Callable[..., dict[str, Any]]:
+    return row
+
+
+@pytest.fixture(scope="session")
+def make_call() -> Callable[..., dict]:
+    return call_message
+
+
+@pytest.fixture(scope="session")
+def pair_table() -> Callable[..., pa.Table]:
+    def build(*rows: dict[str, Any]) -> pa.Table:
+        return table_of(list(rows), "dpo_pairs")
+
+    return build

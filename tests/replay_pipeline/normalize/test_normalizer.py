@@ -1,0 +1,250 @@
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from replay_pipeline.errors import ConfigError, NormalizeError, SchemaError
+from replay_pipeline.normalize import DJNormalizer, bundled_recipes
+from replay_pipeline.schemas import DROPPED_PAIRS, NORMALIZED_PAIRS
+
+GOOD = "read the tests before the change"
+OTHER = "change the code right away"
+
+
+def drops(result):
+    columns = ["state_id", "drop_operator", "drop_field", "drop_value", "drop_limit"]
+    return [tuple(row.values()) for row in result.dropped.select(columns).to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def default():
+    return DJNormalizer("default")
+
+
+BAD_TEXTS = {
+    "pair_text_length_filter": ("no", "2", "8 <= text_len <= 32000"),
+    "pair_words_num_filter": ("unbelievable", "1", "2 <= num_words <= 4096"),
+    "pair_special_characters_filter": (
+        "ok go --------",
+        "0.714286",
+        "0 <= special_char_ratio <= 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+@pytest.mark.parametrize("operator", BAD_TEXTS)
+def test_every_filter_of_the_default_recipe_acts_on_each_side(
+    default, make_row, pair_table, operator, side
+):
+    text, value, limit = BAD_TEXTS[operator]
+    result = default.run(pair_table(make_row("good"), make_row("bad", **{side: text})))
+    assert result.kept["state_id"].to_pylist() == ["good"]
+    assert drops(result) == [("bad", operator, side, value, limit)]
+    assert result.report.dropped_by_field == {f"{operator}:{side}": 1}
+
+
+def test_deduplication_needs_prompt_chosen_and_rejected_to_be_the_same(
+    default, make_row, pair_table
+):
+    first = make_row("a", prompt="one")
+    result = default.run(
+        pair_table(
+            first,
+            {**first, "state_id": "again", "chosen": GOOD.upper() + "!!"},
+            make_row("same-consensus-elsewhere", prompt="two"),
+            {**first, "state_id": "other-rejected", "rejected": OTHER + " please"},
+            make_row("other-number", prompt="one 2"),
+        )
+    )
+    assert result.dropped["state_id"].to_pylist() == ["again"]
+    assert drops(result)[0][1:4] == (
+        "pair_exact_deduplicator",
+        "pair",
+        "same as a pair of this batch",
+    )
+
+
+def test_what_comes_in_is_kept_or_dropped_in_order(default, make_row, pair_table):
+    rows = [make_row(f"s{n}", chosen=GOOD if n % 3 else "no") for n in range(5000)]
+    result = default.run(pair_table(*rows))
+    kept, dropped = (part["state_id"].to_pylist() for part in (result.kept, result.dropped))
+    assert kept == [f"s{n}" for n in range(5000) if n % 3]
+    assert dropped == [f"s{n}" for n in range(5000) if n % 3 == 0]
+    report = result.report
+    assert (report.n_in, report.n_kept, report.n_dropped) == (5000, len(kept), len(dropped))
+    assert sum(report.dropped.values()) == report.n_dropped
+    assert result.kept.schema == NORMALIZED_PAIRS
+    assert result.dropped.schema == DROPPED_PAIRS
+
+
+def test_an_empty_table_gives_empty_tables(default, pair_table):
+    result = default.run(pair_table())
+    assert (len(result.kept), len(result.dropped)) == (0, 0)
+    assert result.kept.schema == NORMALIZED_PAIRS
+
+
+@pytest.mark.parametrize("column", ["chosen", "rejected", "state_messages_json"])
+def test_a_row_with_something_missing_is_dropped_and_named(default, make_row, pair_table, column):
+    result = default.run(pair_table({**make_row("hole"), column: None}, make_row("whole")))
+    assert drops(result) == [("hole", "complete", column, "null", "present")]
+    assert result.kept["state_id"].to_pylist() == ["whole"]
+
+
+def test_pairs_come_back_in_chat_form_with_their_statistics(default, make_call):
+    pair = {
+        "state_id": "s1",
+        "state_messages": [{"role": "user", "content": "hello"}],
+        "chosen": GOOD,
+        "rejected": OTHER,
+        "n_teachers_agreeing": 3,
+        "chosen_action": make_call("Read", file_path="a.py"),
+    }
+    (normalized,) = default.normalize([pair, {**pair, "state_id": "s2", "rejected": "no"}])
+    assert normalized["chosen_messages"] == [pair["chosen_action"]]
+    assert normalized["rejected_messages"] == [{"role": "assistant", "content": OTHER}]
+    assert normalized["stats"]["chosen.text_len"] == len(GOOD)
+    assert normalized["stats"]["rejected.num_words"] == 5
+    assert {key: normalized[key] for key in pair} == pair
+
+
+def test_a_recipe_of_stock_operators_runs_on_the_column_it_names(tmp_path, make_row, pair_table):
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        """
+process:
+  - text_length_filter: {text_key: chosen, min_len: 10, max_len: 100}
+  - text_length_filter: {text_key: rejected, min_len: 10, max_len: 100}
+  - alphanumeric_filter: {text_key: rejected, tokenization: false, min_ratio: 0.5}
+  - document_deduplicator: {text_key: rejected, lowercase: true}
+"""
+    )
+    result = DJNormalizer(recipe).run(
+        pair_table(
+            make_row("good"),
+            make_row("short-chosen", chosen="no", rejected="this one is long enough"),
+            make_row("short-rejected", rejected="no"),
+            make_row("symbols", rejected="-------------- --"),
+            make_row("twin", rejected=OTHER.upper()),
+        )
+    )
+    assert result.kept["state_id"].to_pylist() == ["good"]
+    assert drops(result) == [
+        ("short-chosen", "text_length_filter", "chosen", "text_len=2", "min_len=10, max_len=100"),
+        (
+            "short-rejected",
+            "text_length_filter",
+            "rejected",
+            "text_len=2",
+            "min_len=10, max_len=100",
+        ),
+        (
+            "symbols",
+            "alphanumeric_filter",
+            "rejected",
+            "alnum_ratio=0.0",
+            "tokenization=False, min_ratio=0.5",
+        ),
+        ("twin", "document_deduplicator", "rejected", "not selected", "lowercase=True"),
+    ]
+    stats = json.loads(result.kept["stats_json"][0].as_py())
+    assert (stats["chosen.text_len"], stats["rejected.text_len"]) == (len(GOOD), len(OTHER))
+
+
+def test_a_mapper_edits_text_but_never_loses_a_tool_call(tmp_path, make_row, make_call, pair_table):
+    recipe = tmp_path / "mapper.yaml"
+    recipe.write_text("process:\n  - whitespace_normalization_mapper: {text_key: chosen}\n")
+    normalizer = DJNormalizer(recipe)
+    text = {"role": "assistant", "content": "read\u00a0it"}
+    result = normalizer.run(pair_table(make_row(chosen="read\u00a0it", chosen_action=text)))
+    assert json.loads(result.kept["chosen_messages_json"][0].as_py()) == [
+        {"role": "assistant", "content": "read it"}
+    ]
+    call = make_call("Read", file_path="a\u00a0b")
+    with pytest.raises(NormalizeError, match="text_key: chosen_action_json"):
+        normalizer.run(pair_table(make_row(chosen="Read a\u00a0b", chosen_action=call)))
+
+
+def test_an_unknown_recipe_names_the_known_ones():
+    with pytest.raises(ConfigError, match="default, lint, strict, tool_calls"):
+        DJNormalizer("defualt")
+    assert bundled_recipes() == ["default", "lint", "strict", "tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("pair_text_lenght_filter: {}", "pair_text_length_filter"),
+        ("pair_text_length_filter: {minlen: 3}", "it takes min_len, max_len, view, mark_only"),
+        ("pair_text_length_filter: {min_len: few}", "expects type 'int'"),
+        ("pair_text_length_filter: {view: envelope}", "text, action, prose, canonical"),
+        ("pair_exact_deduplicator: {keys: [answer]}", "some of prompt, chosen, rejected"),
+        ("naive_grouper: {}", "groups or aggregates rows"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_before_any_work(tmp_path, step, told):
+    recipe = tmp_path / "wrong.yaml"
+    recipe.write_text(f"process:\n  - {step}\n")
+    with pytest.raises(ConfigError, match=told):
+        DJNormalizer(recipe)
+
+
+@pytest.mark.parametrize("text", ["", "process: []", "- a\n- b", "process: [3]", "{", "\x00"])
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
+    recipe = tmp_path / "no.yaml"
+    recipe.write_text(text)
+    with pytest.raises(ConfigError, match=r"no\.yaml"):
+        DJNormalizer(recipe)
+
+
+def test_an_operator_that_fails_stops_the_run(tmp_path, make_row, pair_table, monkeypatch):
+    normalizer = DJNormalizer("default")
+
+    def broken(batch, alive):
+        raise RuntimeError("the disk is on fire")
+
+    monkeypatch.setattr(normalizer._operators[1], "measure", broken)
+    with pytest.raises(NormalizeError, match=r"pair_words_num_filter: RuntimeError: the disk"):
+        normalizer.run(pair_table(make_row()))
+
+
+def test_a_table_of_another_kind_is_refused(default, pair_table):
+    with pytest.raises(SchemaError, match="rejected"):
+        default.run(pair_table().drop_columns(["rejected"]))
+
+
+def test_nothing_is_installed_printed_or_left_behind(tmp_path):
+    program = """
+import logging, os, sys
+before = logging.getLogger().handlers[:], logging.getLogger().level, sys.stdout, sys.stderr
+from replay_pipeline.normalize import DJNormalizer
+from replay_pipeline.tables import table_of
+DJNormalizer("tool_calls").run(table_of([], "dpo_pairs"))
+assert (logging.getLogger().handlers, logging.getLogger().level, sys.stdout, sys.stderr) == before
+assert "ray" not in sys.modules and "torch" not in sys.modules
+from data_juicer.utils.lazy_loader import LazyLoader
+try:
+    LazyLoader("a_package_that_nobody_has").anything
+except ImportError as error:
+    assert "a_package_that_nobody_has" in str(error)
+assert os.listdir() == []
+"""
+    import replay_pipeline
+
+    root = replay_pipeline.__path__[0].removesuffix("replay_pipeline")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_log_says_how_many_pairs_stayed(default, make_row, pair_table, caplog):
+    with caplog.at_level(logging.INFO, logger="replay_pipeline"):
+        default.run(pair_table(make_row()))
+    assert "1 of 1 pairs kept" in caplog.text

@@ -1,0 +1,203 @@
+import json
+import random
+
+import pytest
+
+from replay_pipeline.normalize import DedupIndex, DJNormalizer, load_recipe
+
+SECRET = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
+
+
+@pytest.fixture
+def one_step(tmp_path):
+    def build(step):
+        recipe = tmp_path / f"{abs(hash(step))}.yaml"
+        recipe.write_text(f"process:\n  - {step}\n")
+        return DJNormalizer(recipe)
+
+    return build
+
+
+def dropped(result):
+    columns = ["state_id", "drop_field", "drop_value"]
+    return [tuple(row.values()) for row in result.dropped.select(columns).to_pylist()]
+
+
+SIDE_CASES = {
+    "pair_text_length_filter: {view: action, max_len: 20}": ("x" * 21, "action.text_len <= 20"),
+    "pair_words_num_filter: {min_num: 2}": ("one", "2 <= num_words <= "),
+    "pair_special_characters_filter: {view: prose}": (
+        "--- ok ---",
+        "prose.special_char_ratio <= 0.5",
+    ),
+    "pair_character_repetition_filter: {rep_len: 2}": ("a" * 80, "char_rep_ratio <= 0.6"),
+    "pair_prompt_leak_filter: {min_len: 10}": ("the very answer", "copied_ratio <= 0.9"),
+    "pair_secret_filter: {}": (f"use {SECRET}", "n_secrets <= 0"),
+    "pair_tool_call_filter: {}": (" ", "n_faults <= 0"),
+}
+
+
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+@pytest.mark.parametrize("step", SIDE_CASES)
+def test_every_filter_acts_on_each_side(one_step, make_row, pair_table, step, side):
+    text, limit = SIDE_CASES[step]
+    fine = {"chosen": "alpha beta gamma", "rejected": "delta epsilon"}
+    prompt = "Here is the very answer to it."
+    rows = [make_row("good", prompt=prompt, **fine)]
+    rows.append(make_row("bad", prompt=prompt, **{**fine, side: text}))
+    result = one_step(step).run(pair_table(*rows))
+    assert result.kept["state_id"].to_pylist() == ["good"]
+    assert [field for _, field, _ in dropped(result)] == [side]
+    assert limit in result.dropped["drop_limit"][0].as_py()
+
+
+def test_a_statistic_at_its_limit_stays(one_step, make_row, pair_table):
+    result = one_step("pair_text_length_filter: {min_len: 3, max_len: 5}").run(
+        pair_table(*(make_row(f"{n}", chosen="x" * n, rejected="four") for n in range(2, 7)))
+    )
+    assert result.kept["state_id"].to_pylist() == ["3", "4", "5"]
+
+
+def test_identical_sides_are_found_behind_ids_and_key_order(
+    one_step, make_row, make_call, pair_table
+):
+    read = make_call("Read", call_id="a", file_path="x", limit=3)
+    same = make_call("Read", call_id="b", limit=3, file_path="x")
+    other = make_call("Read", call_id="a", file_path="x", limit=4)
+    result = one_step("pair_identical_filter: {}").run(
+        pair_table(
+            make_row("same", chosen_action=read, rejected_action=same),
+            make_row("other", chosen_action=read, rejected_action=other),
+        )
+    )
+    assert result.kept["state_id"].to_pylist() == ["other"]
+
+
+def test_faults_of_tool_calls_are_named(one_step, make_row, make_call, pair_table):
+    tools = [{"type": "function", "function": {"name": "Read"}}]
+    broken = make_call("Read")
+    broken["tool_calls"][0]["function"]["arguments"] = '{"file_path": '
+    result = one_step("pair_tool_call_filter: {}").run(
+        pair_table(
+            make_row("fine", chosen_action=make_call("Read", file_path="x"), tools=tools),
+            make_row("no-tools", chosen_action=make_call("Other")),
+            make_row("unknown", chosen_action=make_call("Other"), tools=tools),
+            make_row("broken", rejected_action=broken, tools=tools),
+            make_row("nameless", chosen_action=make_call(""), tools=tools),
+        )
+    )
+    assert result.kept["state_id"].to_pylist() == ["fine", "no-tools"]
+    assert dropped(result) == [
+        ("unknown", "chosen", "Other is not offered"),
+        ("broken", "rejected", "arguments of Read are not a JSON object"),
+        ("nameless", "chosen", "call without a name"),
+    ]
+
+
+def test_a_secret_is_found_in_the_prompt_and_never_repeated(one_step, make_row, pair_table):
+    result = one_step("pair_secret_filter: {}").run(
+        pair_table(make_row("clean"), make_row("leaky", prompt=f"token {SECRET}"))
+    )
+    ((state, field, value),) = dropped(result)
+    assert (state, field) == ("leaky", "prompt")
+    assert value
+    assert SECRET not in value
+
+
+def test_near_duplicates_go_but_the_same_consensus_elsewhere_stays(one_step, make_row, pair_table):
+    rng = random.Random(1)
+    words = [f"word{rng.randrange(500)}" for _ in range(120)]
+    nearly = [*words[:60], "changed", *words[61:]]
+    result = one_step("pair_near_deduplicator: {}").run(
+        pair_table(
+            make_row("first", prompt="start", chosen=" ".join(words)),
+            make_row("nearly", prompt="start", chosen=" ".join(nearly)),
+            make_row("elsewhere", prompt="Now " + " ".join(words[::-1]), chosen=" ".join(words)),
+            make_row("unlike", prompt="start", chosen=" ".join(words[::-1])),
+        )
+    )
+    assert result.kept["state_id"].to_pylist() == ["first", "elsewhere", "unlike"]
+    ((_, _, similarity),) = dropped(result)
+    assert 0.8 <= float(similarity) < 1
+
+
+def test_caps_hold_per_session_and_per_action(one_step, make_row, pair_table):
+    rows = [make_row(f"a{n}", session_id="a", chosen=f"do {n}") for n in range(5)]
+    rows += [make_row(f"b{n}", session_id="b", chosen="again") for n in range(3)]
+    rows += [make_row(f"none{n}", session_id=None) for n in range(5)]
+    result = one_step("pair_session_cap_filter: {max_pairs: 4, max_repeats: 2}").run(
+        pair_table(*rows)
+    )
+    assert dropped(result) == [("a4", "pair", "5"), ("b2", "pair", "3")]
+
+
+def test_lint_marks_and_drops_nothing(make_row, make_call, pair_table):
+    long_text = "a long answer that is already in the prompt, word by word, as it was written " * 2
+    result = DJNormalizer("lint").run(
+        pair_table(
+            make_row("identical", chosen="the same", rejected=" the same "),
+            make_row("degenerate", chosen="Run the tests.", rejected="run the tests"),
+            make_row("leak", prompt=f"Say: {long_text}", chosen=long_text),
+            make_row("long", chosen="x" * 500),
+            make_row("fine"),
+        )
+    )
+    assert len(result.kept) == 5
+    findings = result.report.findings
+    assert findings["pair_identical_filter"] == 1
+    assert findings["pair_degenerate_filter"] == 2
+    assert findings["pair_prompt_leak_filter"] == 1
+    assert findings["pair_length_bias_filter"] == 1
+    assert result.report.length_bias is not None
+    stats = [json.loads(text) for text in result.kept["stats_json"].to_pylist()]
+    assert [row["pair.is_identical"] for row in stats] == [1, 0, 0, 0, 0]
+
+
+def test_strict_keeps_ordinary_pairs(make_row, make_call, pair_table):
+    rows = [
+        make_row(f"s{n}", chosen_action=make_call("Read", file_path=f"m{n}/file_{n}.py"))
+        for n in range(50)
+    ]
+    assert DJNormalizer("strict").run(pair_table(*rows)).report.n_kept == 50
+
+
+@pytest.mark.parametrize("recipe", ["default", "strict"])
+def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe, make_row, pair_table):
+    normalizer = DJNormalizer(recipe)
+    sha = load_recipe(recipe).sha
+
+    def row(text):
+        return make_row(f"state {text}", prompt=text, chosen=f"do the thing called {text}")
+
+    tables = {
+        "b1": pair_table(row("one"), row("two")),
+        "b2": pair_table(row("two"), row("three"), row("three")),
+        "b3": pair_table(row("one"), row("three"), row("four")),
+    }
+
+    def run(batch):
+        index = DedupIndex(tmp_path / "index", recipe_sha=sha, batch=batch)
+        kept = normalizer.run(tables[batch], index=index).kept["state_id"].to_pylist()
+        return kept, (tmp_path / "index" / sha / f"{batch}.parquet").read_bytes()
+
+    first = {batch: run(batch) for batch in ("b1", "b2", "b3")}
+    assert [kept for kept, _ in first.values()] == [
+        ["state one", "state two"],
+        ["state three"],
+        ["state four"],
+    ]
+    for batch in ("b2", "b1", "b3", "b2"):
+        assert run(batch) == first[batch]
+
+
+def test_streaming_batches_decides_as_one_table(make_row, pair_table):
+    rows = [
+        make_row(f"s{n}", prompt=f"p{n % 7}", chosen="no" if n % 5 == 0 else "go on with it")
+        for n in range(40)
+    ]
+    normalizer = DJNormalizer("default")
+    whole = normalizer.run(pair_table(*rows))
+    stream = normalizer.stream(pair_table(*rows).to_batches(max_chunksize=3))
+    kept = [state for part in stream for state in part.kept["state_id"].to_pylist()]
+    assert kept == whole.kept["state_id"].to_pylist()
+    assert stream.report.dropped == whole.report.dropped

@@ -1,0 +1,83 @@
+"""Our recipes under data-juicer's own executor, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import replay_pipeline
+from replay_pipeline.normalize import DJNormalizer, load_recipe
+from replay_pipeline.tables import write_table
+
+EXECUTE = """
+import sys
+from replay_pipeline.normalize import data_juicer
+data_juicer.known_operators()  # data-juicer without its installer, and with our operators
+from data_juicer.config import init_configs
+from data_juicer.core.executor import DefaultExecutor
+source, *recipes = sys.argv[1:]
+for recipe in recipes:
+    name = recipe.split("/")[-1].removesuffix(".yaml")
+    arguments = ["--config", recipe, "--dataset_path", source, "--work_dir", f"work/{name}"]
+    DefaultExecutor(init_configs([*arguments, "--export_path", f"{name}/out.parquet"])).run()
+"""
+
+
+@pytest.mark.slow
+def test_the_executor_of_data_juicer_keeps_the_same_rows(tmp_path, make_row, make_call, pair_table):
+    texts = ["no", "read the file again", "--------", "unbelievable", "Read the File again!"]
+    rows = [
+        make_row(
+            f"s{n}",
+            session_id=f"x{n % 3}",
+            prompt=f"p{n % 40}",
+            chosen=texts[n % 5],
+            rejected=["write it", "!!!!!! -- a", f"write it {n % 9}"][n // 5 % 3],
+            chosen_action=make_call("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
+        )
+        for n in range(300)
+    ]
+    table = pair_table(*rows)
+    write_table(table, tmp_path / "pairs.parquet", "dpo_pairs")
+    recipes = {name: load_recipe(name).path for name in ("default", "tool_calls", "strict")}
+    done = subprocess.run(
+        [sys.executable, "-c", EXECUTE, "pairs.parquet", *map(str, recipes.values())],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(replay_pipeline.__path__[0]).parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in recipes:
+        ours = DJNormalizer(name).run(table)
+        theirs = pq.read_table(tmp_path / name / "out.parquet", partitioning=None)
+        columns = ["state_id", "chosen", "rejected"]
+        assert theirs.select(columns).to_pylist() == ours.kept.select(columns).to_pylist()
+        assert 0 < len(ours.kept) < len(table)
+
+
+def test_data_juicer_finds_the_operators_by_the_entry_point():
+    """The distribution names the module; importing it registers every operator."""
+    import tomllib
+
+    project = Path(replay_pipeline.__path__[0]).parent / "pyproject.toml"
+    entry_points = tomllib.loads(project.read_text("utf-8"))["project"]["entry-points"]
+    assert entry_points["data_juicer.ops"] == {
+        "replay_pipeline": "replay_pipeline.normalize.operators"
+    }
+    program = """
+import importlib
+importlib.import_module("replay_pipeline.normalize.operators")
+from data_juicer.ops import OPERATORS
+names = sorted(name for name in OPERATORS.modules if name.startswith("pair_"))
+assert len(names) >= 13, names
+"""
+    subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        env={"PYTHONPATH": str(project.parent)},
+        capture_output=True,
+    )

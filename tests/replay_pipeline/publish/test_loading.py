@@ -1,0 +1,86 @@
+"""The dataset in the hands of its users: `datasets` and TRL."""
+
+import json
+
+import pytest
+
+from replay_pipeline.publish import publish
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, kept_table, positives_table):
+    folder = tmp_path_factory.mktemp("published") / "set"
+    batches = [("b1", kept_table(*range(8))), ("b2", kept_table(*range(8, 16)))]
+    publish(batches, folder=folder, positives=[("b2", positives_table(*range(40, 46)))])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def load(folder, tmp_path_factory):
+    import datasets
+
+    cache = tmp_path_factory.mktemp("cache")
+
+    def load(config, **options):
+        return datasets.load_dataset(str(folder), config, cache_dir=str(cache), **options)
+
+    return load
+
+
+def test_the_default_config_is_pairs_of_messages(load, make_kept):
+    rows = load(None)
+    assert set(rows) == {"train", "test"}
+    every = {row["state_id"]: row for split in rows.values() for row in split}
+    assert len(every) == 16
+    row, source = every["state-3"], make_kept(3)
+    assert row["prompt"][0] == json.loads(source["state_messages_json"])[0]
+    (chosen,) = row["chosen"]
+    assert chosen["content"] == ""
+    assert chosen["tool_calls"][0]["function"]["arguments"] == {"file_path": "src/module_3.py"}
+    assert row["rejected"] == json.loads(source["rejected_messages_json"])
+    assert row["tools"] == json.loads(source["tools_json"])
+    scalars = ["session_id", "agreement_level", "n_teachers_agreeing", "teachers_agreeing"]
+    scalars += ["hint", "weight", "source", "is_distillable", "student_model", "outcome"]
+    assert {name: row[name] for name in scalars} == {name: source[name] for name in scalars}
+
+
+def test_train_and_test_never_share_a_session(load):
+    for config in ("pairs", "positives", "prompts", "pairs_distillable"):
+        rows = load(config)
+        sessions = [set(split["session_id"]) for split in rows.values()]
+        assert not set.intersection(*sessions) or len(sessions) == 1
+
+
+def test_distillable_pairs_are_those_whose_teachers_allow_it(load):
+    states = {row["state_id"] for split in load("pairs_distillable").values() for row in split}
+    assert states == {f"state-{n}" for n in range(16) if n % 3}
+
+
+def test_prompts_hold_every_consensus(load):
+    rows = [row for split in load("prompts").values() for row in split]
+    assert {row["kind"] for row in rows} == {"pair", "agreement"}
+    assert len(rows) == 16 + 6
+    assert all(row["consensus"]["tool_calls"] for row in rows)
+
+
+def test_streaming_gives_the_same_rows(load):
+    for config in ("pairs", "positives", "prompts", "pairs_distillable"):
+        for split in load(config):
+            streamed = list(load(config, split=split, streaming=True))
+            assert streamed == list(load(config, split=split))
+
+
+def test_a_new_publication_is_never_hidden_by_the_cache_of_an_older_one(tmp_path, kept_table):
+    import datasets
+
+    def states(folder):
+        rows = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
+        return {row["state_id"] for split in rows.values() for row in split}
+
+    here, there = tmp_path / "here" / "set", tmp_path / "there" / "set"
+    publish([("b1", kept_table(1, 2, 3))], folder=here)
+    assert states(here) == {"state-1", "state-2", "state-3"}
+    publish([("b1", kept_table(4, 5, 6))], folder=here)
+    assert states(here) == {"state-4", "state-5", "state-6"}
+    publish([("b1", kept_table(7, 8, 9))], folder=there)
+    assert states(there) == {"state-7", "state-8", "state-9"}

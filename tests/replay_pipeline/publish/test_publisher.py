@@ -1,0 +1,98 @@
+import json
+
+import pytest
+
+from replay_pipeline.errors import ConfigError, SecretFoundError
+from replay_pipeline.publish import publish
+from replay_pipeline.publish.folder import list_files, read_files
+from replay_pipeline.publish.publisher import read_manifests
+
+
+def snapshot(folder):
+    return read_files(folder, "")
+
+
+def test_publishing_again_changes_nothing(tmp_path, kept_table, positives_table):
+    batches = [("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 20)))]
+    positives = [("b2", positives_table(50, 51))]
+    first = publish(batches, folder=tmp_path / "set", positives=positives)
+    before = snapshot(tmp_path / "set")
+    second = publish(batches, folder=tmp_path / "set", positives=positives)
+    assert first.files_written == sorted(before)
+    assert (second.files_written, second.files_removed) == ([], [])
+    assert snapshot(tmp_path / "set") == before
+    assert first.tag == second.tag
+    assert first.rows_by_split == second.rows_by_split
+    assert json.dumps(first.to_json())
+    assert list(tmp_path.iterdir()) == [tmp_path / "set"]
+
+
+def test_batches_can_come_one_by_one(tmp_path, kept_table):
+    batches = [(f"b{n}", kept_table(*range(n * 10, n * 10 + 10))) for n in range(3)]
+    publish(batches, folder=tmp_path / "at-once")
+    for batch in batches:
+        publish([batch], folder=tmp_path / "one-by-one")
+    assert snapshot(tmp_path / "at-once") == snapshot(tmp_path / "one-by-one")
+
+
+def test_a_changed_batch_replaces_its_own_files_only(tmp_path, kept_table):
+    folder = tmp_path / "set"
+    publish([("b1", kept_table(1, 2, 3)), ("b2", kept_table(4, 5, 6))], folder=folder)
+    (folder / "NOTES.txt").write_text("mine")
+    before = snapshot(folder)
+    report = publish([("b2", kept_table(4, 5))], folder=folder)
+    after = snapshot(folder)
+    assert sum(report.rows_by_split["pairs"].values()) == 5
+    assert report.files_removed
+    assert all("trace_batch=b2" in path for path in report.files_removed)
+    assert after["NOTES.txt"] == b"mine"
+    assert {path: data for path, data in after.items() if "b1" in path} == {
+        path: data for path, data in before.items() if "b1" in path
+    }
+
+
+def test_a_planted_secret_stops_everything(tmp_path, kept_table, make_kept):
+    folder = tmp_path / "set"
+    publish([("b1", kept_table(1, 2, 3))], folder=folder)
+    before = snapshot(folder)
+    secret = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
+    told = [{"role": "user", "content": f"use {secret} to log in"}]
+    bad = make_kept(9, state_messages_json=json.dumps(told))
+    with pytest.raises(SecretFoundError, match=r"batch b2, pairs, state state-9, prompt") as caught:
+        publish([("b2", kept_table(8, bad))], folder=folder)
+    assert secret not in str(caught.value)
+    assert snapshot(folder) == before
+    with pytest.raises(SecretFoundError, match=r"_card\.json"):
+        publish([("b2", kept_table(8))], folder=folder, card_facts={"notes": secret})
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("key", ["", "../up", "a/b", ".hidden", "a" * 101, "b 1"])
+def test_a_batch_key_that_is_no_folder_name_is_refused(tmp_path, kept_table, key):
+    with pytest.raises(ConfigError, match="trace batch"):
+        publish([(key, kept_table(1))], folder=tmp_path / "set")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_given_twice_is_refused(tmp_path, kept_table):
+    with pytest.raises(ConfigError, match="twice"):
+        publish([("b", kept_table(1)), ("b", kept_table(2))], folder=tmp_path / "set")
+
+
+def test_another_test_fraction_needs_every_batch(tmp_path, kept_table):
+    folder = tmp_path / "set"
+    batches = [("b1", kept_table(1, 2, 3)), ("b2", kept_table(4, 5, 6))]
+    publish(batches, folder=folder)
+    with pytest.raises(ConfigError, match=r"test_fraction is 0\.5, but batch b1"):
+        publish(batches[1:], folder=folder, test_fraction=0.5)
+    publish(batches, folder=folder, test_fraction=0.5)
+    assert {manifest["test_fraction"] for manifest in read_manifests(folder).values()} == {0.5}
+
+
+def test_large_batches_are_written_as_several_shards(tmp_path, kept_table):
+    folder = tmp_path / "set"
+    publish([("b", kept_table(*range(100)))], folder=folder, max_shard_bytes=20_000)
+    shards = [path for path in list_files(folder) if path.startswith("data/pairs/train")]
+    assert len(shards) > 1
+    rows = read_manifests(folder)["b"]["files"]["pairs"]
+    assert sum(sum(counts.values()) for counts in rows.values()) == 100

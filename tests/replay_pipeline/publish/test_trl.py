@@ -1,0 +1,140 @@
+"""TRL's trainers take the configs as they are: a tiny model, one step each."""
+
+import pytest
+
+from replay_pipeline.publish import publish
+
+TEMPLATE = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
+{% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}
+{%- for call in message.tool_calls or [] %}<call>{{ call.function.name }}
+{{ call.function.arguments | tojson }}</call>{% endfor %}</{{ message.role }}>
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<eos>", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+@pytest.fixture
+def model(tokenizer, tmp_path):
+    """Path of a tiny model."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tiny = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=2048,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    tiny.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory, kept_table, positives_table):
+    import datasets
+
+    root = tmp_path_factory.mktemp("trl")
+    publish(
+        [("b1", kept_table(*range(12)))],
+        folder=root / "set",
+        positives=[("b1", positives_table(*range(40, 46)))],
+    )
+    return lambda config: datasets.load_dataset(
+        str(root / "set"), config, split="train", cache_dir=str(root / "cache")
+    )
+
+
+def options(tmp_path):
+    return {
+        "output_dir": str(tmp_path),
+        "max_steps": 1,
+        "per_device_train_batch_size": 2,
+        "use_cpu": True,
+        "activation_checkpointing": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "bf16": False,
+        "disable_tqdm": True,
+    }
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of torch, transformers and TRL, not ours
+]
+
+
+@pytest.mark.parametrize("config", ["pairs", "pairs_distillable"])
+def test_dpo_trainer_trains_on_pairs(load, model, tokenizer, tmp_path, config):
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    trainer = DPOTrainer(
+        model,
+        args=DPOConfig(**options(tmp_path), max_length=None),
+        train_dataset=load(config),
+        processing_class=tokenizer,
+    )
+    prompt = tokenizer.decode(trainer.train_dataset[0]["prompt_ids"])
+    assert prompt.startswith("<tools>")
+    assert '{"pattern": "test_' in prompt
+    chosen = tokenizer.decode(trainer.train_dataset[0]["chosen_ids"])
+    assert "<call>Read" in chosen
+    assert trainer.train().training_loss > 0
+
+
+@pytest.mark.parametrize("config", ["pairs", "positives"])
+def test_kto_trainer_trains_on_pairs_and_positives(load, model, tokenizer, tmp_path, config):
+    from trl.trainer.kto_config import KTOConfig
+    from trl.trainer.kto_trainer import KTOTrainer
+
+    trainer = KTOTrainer(
+        model,
+        args=KTOConfig(**options(tmp_path), max_length=None),
+        train_dataset=load(config),
+        processing_class=tokenizer,
+    )
+    assert trainer.train().training_loss > 0
+
+
+def test_grpo_trainer_trains_on_prompts_and_sees_the_consensus(load, model, tokenizer, tmp_path):
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    seen = []
+
+    def reward(completions, consensus, hint, **_):
+        seen.extend(zip(completions, consensus, hint, strict=True))
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    trainer = GRPOTrainer(
+        model,
+        args=GRPOConfig(**options(tmp_path), num_generations=2, max_completion_length=4),
+        reward_funcs=reward,
+        train_dataset=load("prompts"),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    assert len(seen) == 2
+    assert seen[0][1]["tool_calls"][0]["function"]["name"] == "Read"

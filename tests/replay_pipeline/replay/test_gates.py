@@ -1,0 +1,198 @@
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.replay import (
+    DEFAULT_GATES,
+    estimate_sync,
+    measure_gates,
+    parse_gates,
+    replay_states,
+)
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.types import TeacherAction, TeacherSpec
+from tests.replay_pipeline.replay.conftest import QUICK
+
+MODELS = ("qwen/qwen3-coder", "deepseek/deepseek-v4-pro", "z-ai/glm-4.6")  # cheapest first
+TEACHERS = tuple(TeacherSpec(name=model, model=model, api_key_env=None) for model in MODELS)
+
+
+def bash(command):
+    arguments = json.dumps({"command": command})
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "Bash", "arguments": arguments}}
+        ],
+    }
+
+
+def make_state(i, *, student=0, outcome="ok", text=None):
+    return {
+        "state_id": f"s{i}",
+        "session_id": f"session-{i % 4}",
+        "messages": [{"role": "user", "content": text or f"task {i}"}],
+        "student_action": bash(f"run {student}"),
+        "outcome": outcome,
+    }
+
+
+def answers_of(states, votes):
+    return [
+        TeacherAction(
+            state_id=state["state_id"],
+            teacher=teacher.name,
+            family=teacher.vendor,
+            action=None if vote is None else bash(f"run {vote}"),
+            error_code="timeout" if vote is None else None,
+            cost_usd=1.0,
+        )
+        for state, row in zip(states, votes, strict=True)
+        for teacher, vote in zip(TEACHERS, row, strict=True)
+    ]
+
+
+votes_of_a_state = st.tuples(*[st.sampled_from([0, 1, 2, None])] * 3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(votes_of_a_state, min_size=1, max_size=12), st.integers(1, 3))
+def test_cheap_first_never_loses_a_pair(votes, threshold):
+    states = [make_state(i) for i in range(len(votes))]
+    [report, together] = measure_gates(
+        states, TEACHERS, answers_of(states, votes), ["cheap_first"], threshold=threshold
+    )
+    assert report.n_pairs_lost == together.n_pairs_lost == 0
+    assert 0 <= report.n_calls_saved <= 2 * len(votes) if threshold < 3 else True
+
+
+def test_what_each_gate_saves_and_loses_is_counted():
+    votes = [(1, 1, 2), (0, 1, 1), (0, 0, 0), (1, 2, 0), (2, 1, 1)]
+    states = [make_state(i) for i in range(5)]
+    cheap_first, screen, both = measure_gates(
+        states, TEACHERS, answers_of(states, votes), ["cheap_first", "cheap_screen:0"]
+    )
+    assert (cheap_first.n_pairs, cheap_first.n_pairs_lost) == (3, 0)
+    # State 0 is decided after two votes; state 2 too, on the student's own action.
+    assert cheap_first.n_calls_saved == 2
+    # The screen ends states 1 and 2 after the first vote; state 1 would have been a pair.
+    assert (screen.n_calls_saved, screen.n_pairs_lost) == (4, 1)
+    assert (both.gate, both.n_calls_saved, both.n_pairs_lost) == ("all", 5, 1)
+    assert both.saved_usd == 5.0
+
+
+def test_a_share_of_screened_states_is_asked_on_and_carries_its_propensity():
+    states = [make_state(i) for i in range(400)]
+    answers = answers_of(states, [(0, 1, 1)] * 400)
+    [report, _] = measure_gates(states, TEACHERS, answers, ["cheap_screen:0.1"])
+    assert 20 <= report.n_explored / 2 <= 60
+    assert report.n_pairs_lost == 400 - report.n_explored // 2
+
+
+def test_near_duplicates_are_asked_once_and_error_sites_can_be_the_only_ones():
+    twins = [make_state(0, text="same"), make_state(1, text="same"), make_state(2, student=5)]
+    assert parse_gates(["near_duplicates"]).screen_states(twins) == {1: "near_duplicates"}
+    sites = [make_state(0, outcome="tool_error"), make_state(1), {**make_state(2), "hint": "no"}]
+    assert parse_gates(["error_sites_only"]).screen_states(sites) == {1: "error_sites_only"}
+
+
+def test_a_free_vote_decides_sooner():
+    states = [make_state(0)]
+    answers = answers_of(states, [(0, 1, 2)])
+    [_, _, both] = measure_gates(states, TEACHERS, answers, ["free_vote", "cheap_first"])
+    assert both.n_calls_saved == 0  # two others could still outvote the recorded action
+    [_, _, lone] = measure_gates(states, TEACHERS[:2], answers[:2], ["free_vote", "cheap_first"])
+    assert lone.n_calls_saved == 1
+
+
+def test_dear_states_are_given_up():
+    states = [make_state(i) for i in range(50)]
+    answers = answers_of(states, [(1, 2, 3)] * 50)
+    [cheap, _] = measure_gates(states, TEACHERS, answers, ["max_usd_per_pair:100"])
+    [dear, _] = measure_gates(states, TEACHERS, answers, ["max_usd_per_pair:0.5"])
+    assert cheap.n_calls_saved < dear.n_calls_saved == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cheapest", "not one of near_duplicates, error_sites_first"),
+        ("cheap_screen", "write it as cheap_screen:0.1"),
+        ("cheap_screen:2", "no number from 0 to 1"),
+        ("max_usd_per_pair:x", "no number from 0"),
+        ("cheap_first:1", "write it as cheap_first"),
+    ],
+)
+def test_an_unknown_gate_is_refused_with_the_known_ones(name, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_gates([name])
+
+
+@pytest.fixture(scope="module")
+def lively_server():
+    """Answers that agree, disagree and follow the student, by state."""
+    by_state = {
+        f"s{i}": {m: bash(f"run {(i * (k + 1)) % 3}") for k, m in enumerate(MODELS)}
+        for i in range(60)
+    }
+    with TeacherServer(by_state, latency=0.001) as server:
+        yield server
+
+
+def run(server, ledger, gates, states, **options):
+    return asyncio.run(
+        replay_states(
+            states, server.teachers(MODELS), max_total_usd=5, ledger=ledger, gates=gates,
+            retry=QUICK, is_durable=False, **options,
+        )
+    )  # fmt: skip
+
+
+def test_a_run_saves_what_the_measurement_on_recorded_answers_says(lively_server, tmp_path):
+    states = [make_state(i) for i in range(60)]
+    everyone = run(lively_server, tmp_path / "all", (), states)
+    teachers = lively_server.teachers(MODELS)
+    gates = ("cheap_screen:0.2", "cheap_first")
+    *_, measured = measure_gates(states, teachers, everyone.actions, gates)
+    gated = run(lively_server, tmp_path / "gated", gates, states)
+    assert sum(gated.skipped.values()) == measured.n_calls_saved
+    assert len(gated.actions) + measured.n_calls_saved == 180
+    assert sum(report.n_calls_saved for report in gated.gates) == measured.n_calls_saved
+    explored = [action for action in gated.actions if action.propensity < 1]
+    assert len(explored) == measured.n_explored > 0
+    assert {action.gate for action in explored} == {"cheap_screen:0.2"}
+    again = run(lively_server, tmp_path / "gated", gates, states)
+    assert again.n_sent == 0
+    assert again.actions == gated.actions
+
+
+def test_the_default_gates_run_and_are_forecast(lively_server, tmp_path):
+    states = [make_state(i, outcome="tool_error" if i % 5 == 0 else "ok") for i in range(60)]
+    report = run(lively_server, tmp_path / "l", DEFAULT_GATES, states)
+    teachers = lively_server.teachers(MODELS)
+    plain = estimate_sync(states, teachers)
+    gated = estimate_sync(states, teachers, gates=DEFAULT_GATES)
+    assert report.forecast_usd == pytest.approx(gated.expected_usd)
+    assert report.spent_usd < gated.expected_usd * 1.5
+    assert gated.expected_usd < plain.expected_usd
+    assert {report.gate for report in report.gates} == set(DEFAULT_GATES)
+
+
+def test_error_sites_come_first_when_money_is_short(lively_server, tmp_path):
+    states = [make_state(i, outcome="tool_error" if i >= 40 else "ok") for i in range(60)]
+    report = asyncio.run(
+        replay_states(
+            states, lively_server.teachers(MODELS[:1]), max_total_usd=0.00545,
+            ledger=tmp_path / "l", gates=("error_sites_first",), max_concurrency=1,
+            is_durable=False,
+        )
+    )  # fmt: skip
+    answered = {action.state_id for action in report.actions}
+    assert answered
+    assert report.stop_reason == "budget"
+    assert answered <= {f"s{i}" for i in range(40, 60)}

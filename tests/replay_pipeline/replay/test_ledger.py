@@ -1,0 +1,288 @@
+"""The ledger under random interleavings, threads, processes and crashes."""
+
+import random
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import FIRST_COMPLETED, wait
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay_pipeline.errors import LedgerError
+from replay_pipeline.replay import ledger_status
+from replay_pipeline.replay.database import connect
+from replay_pipeline.replay.ledger import (
+    Known,
+    Ledger,
+    NewCall,
+    Refused,
+    Reserved,
+    Settlement,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+def call(sha, amount, *, scopes=("day:x",), run_id="r"):
+    return NewCall(
+        request_sha=str(sha), state_id=str(sha), teacher="t", model="m", run_id=run_id,
+        scopes=scopes, reserved_nano=amount,
+    )  # fmt: skip
+
+
+def answered(reserved, cost, **more):
+    return Settlement(
+        call_id=reserved.call_id, state="answered", cost_nano=cost, row=b"null", **more
+    )
+
+
+def scopes_of(path):
+    with sqlite3.connect(path) as database:
+        rows = database.execute("select name, spent, held, unknown, overrun from scopes").fetchall()
+    database.close()
+    return {name: numbers for name, *numbers in rows}
+
+
+class Watched(Ledger):
+    """Checks the limits inside every single transaction, before it is committed."""
+
+    limits: ClassVar[dict[str, int]] = {}
+
+    def _reserve_all(self, scopes, waiting, told):
+        super()._reserve_all(scopes, waiting, told)
+        for name, scope in scopes.known.items():
+            used = scope.spent + scope.held + scope.unknown - scope.overrun
+            assert used <= self.limits[name]
+
+
+def trial(ledger, seed):
+    """One random run: reservations, settlements and failures in any order."""
+    chance = random.Random(seed)
+    day, teacher = f"day:{seed}", f"teacher:{seed}"
+    limits = {day: chance.randrange(0, 3000), teacher: chance.randrange(0, 3000)}
+    ledger.limits.update(limits)
+    ledger.open_scopes(limits)
+    overrun_share = chance.choice([0.0, 0.0, 0.3])
+    open_calls, waiting, truth = [], [], 0
+    for n in range(chance.randrange(5, 60)):
+        if chance.random() < 0.6:
+            scopes = chance.choice([(day,), (day, teacher), (teacher,)])
+            amount = chance.randrange(1, 400)
+            waiting.append(ledger.reserve(call(f"{seed}-{n}", amount, scopes=scopes)))
+        ready = [future.result() for future in waiting if future.done()]
+        waiting = [future for future in waiting if not future.done()]
+        open_calls += [result for result in ready if isinstance(result, Reserved)]
+        if open_calls and chance.random() < 0.5:
+            reserved = open_calls.pop(chance.randrange(len(open_calls)))
+            most = reserved.reserved_nano * (2 if chance.random() < overrun_share else 1)
+            cost = chance.randrange(0, most + 1)
+            truth += cost
+            ledger.settle(answered(reserved, cost))
+    while open_calls or waiting:
+        for reserved in open_calls:
+            truth += reserved.reserved_nano // 2
+            ledger.settle(answered(reserved, reserved.reserved_nano // 2))
+        assert wait(waiting, timeout=5, return_when=FIRST_COMPLETED).done or not waiting
+        results = [future.result() for future in waiting if future.done()]
+        open_calls = [result for result in results if isinstance(result, Reserved)]
+        waiting = [future for future in waiting if not future.done()]
+    return truth
+
+
+def check_trials(path, seeds):
+    with Watched(path, is_durable=False) as ledger:
+        truths = {seed: trial(ledger, seed) for seed in seeds}
+        limits = ledger.limits
+    with sqlite3.connect(path) as database:
+        rows = database.execute(
+            "select substr(request_sha, 1, instr(request_sha, '-') - 1), sum(cost) from calls group by 1"
+        )
+        booked = {int(seed): cost for seed, cost in rows}
+    database.close()
+    assert {seed: booked.get(seed, 0) for seed in seeds} == truths
+    for name, (spent, held, unknown, overrun) in scopes_of(path).items():
+        assert (held, unknown) == (0, 0)
+        assert spent - overrun <= limits[name]
+
+
+@pytest.mark.slow
+def test_no_limit_is_passed_in_a_thousand_random_interleavings(tmp_path):
+    check_trials(tmp_path / "l", range(1000))
+
+
+def test_no_limit_is_passed_in_some_random_interleavings(tmp_path):
+    check_trials(tmp_path / "l", range(1000, 1030))
+
+
+@settings(max_examples=25, deadline=None)
+@given(amounts=st.lists(st.integers(1, 50), min_size=1, max_size=40), limit=st.integers(0, 600))
+def test_a_limit_is_used_up_while_work_remains(tmp_path_factory, amounts, limit):
+    path = tmp_path_factory.mktemp("ledger") / "l"
+    with Ledger(path, is_durable=False) as ledger:
+        ledger.open_scopes({"day:x": limit})
+        futures = [ledger.reserve(call(i, amount)) for i, amount in enumerate(amounts)]
+        refused = 0
+        for future in futures:
+            result = future.result(timeout=5)
+            if isinstance(result, Reserved):
+                ledger.settle(answered(result, result.reserved_nano)).result()
+            else:
+                refused += 1
+    spent = scopes_of(path)["day:x"][0]
+    assert spent <= limit
+    assert refused == 0 or spent > limit - 50
+
+
+def test_reservations_wait_in_order_and_are_refused_only_when_they_can_never_fit(tmp_path):
+    with Ledger(tmp_path / "l", is_durable=False) as ledger:
+        ledger.open_scopes({"day:x": 100})
+        first = ledger.reserve(call(1, 80)).result(timeout=5)
+        second = ledger.reserve(call(2, 60))
+        third = ledger.reserve(call(3, 10))
+        never = ledger.reserve(call(4, 101)).result(timeout=5)
+        assert never == Refused(scope="day:x")
+        assert not second.done()
+        assert not third.done()  # first come, first served: a small call does not overtake
+        ledger.settle(answered(first, 20)).result(timeout=5)
+        assert isinstance(second.result(timeout=5), Reserved)
+        assert isinstance(third.result(timeout=5), Reserved)
+        ledger.settle(answered(second.result(), 60))
+        ledger.settle(answered(third.result(), 10)).result(timeout=5)
+        assert ledger.reserve(call(5, 11)).result(timeout=5) == Refused(scope="day:x")
+
+
+def test_the_same_request_in_flight_is_waited_for_and_then_known(tmp_path):
+    with Ledger(tmp_path / "l", is_durable=False) as one, Ledger(tmp_path / "l") as other:
+        one.open_scopes({"day:x": 100})
+        first = one.reserve(call("same", 10)).result(timeout=5)
+        twin = one.reserve(call("same", 10))
+        elsewhere = other.reserve(call("same", 10))
+        assert not twin.done()
+        one.settle(answered(first, 7)).result(timeout=5)
+        for future in (twin, elsewhere):
+            known = future.result(timeout=5)
+            assert isinstance(known, Known)
+            assert known.cost_nano == 7
+    assert scopes_of(tmp_path / "l")["day:x"] == [7, 0, 0, 0]
+
+
+def test_the_database_itself_refuses_to_pass_a_limit(tmp_path):
+    with Ledger(tmp_path / "l", is_durable=False) as ledger:
+        ledger.open_scopes({"day:x": 100})
+    database = connect(tmp_path / "l")
+    with pytest.raises(LedgerError, match="refused a booking"):
+        database.query("update scopes set held = held + 101 where name = 'day:x'")
+    database.close()
+
+
+def test_a_closed_ledger_leaves_open_calls_unknown_and_their_money_held(tmp_path):
+    with Ledger(tmp_path / "l", is_durable=False) as ledger:
+        ledger.open_scopes({"day:x": 100})
+        ledger.reserve(call("a", 30)).result(timeout=5)
+        waiting = ledger.reserve(call("b", 90))
+    with pytest.raises(LedgerError, match="was closed"):
+        waiting.result(timeout=5)
+    assert scopes_of(tmp_path / "l")["day:x"] == [0, 0, 30, 0]
+    with Ledger(tmp_path / "l", is_durable=False) as again:
+        _, lost = again.lookup(["a"])
+        [orphan] = lost["a"]
+        again.open_scopes({"day:x": 100})
+        retried = again.reserve(call("a", 30)).result(timeout=5)
+        again.settle(answered(retried, 4, recovers=orphan.call_id)).result(timeout=5)
+    assert scopes_of(tmp_path / "l")["day:x"] == [4, 0, 0, 0]
+    assert ledger_status(tmp_path / "l").calls == {"answered": 1, "recovered": 1}
+
+
+def test_a_limit_can_be_lowered_below_what_is_spent_and_then_nothing_more_fits(tmp_path):
+    with Ledger(tmp_path / "l", is_durable=False) as ledger:
+        ledger.open_scopes({"day:x": 100})
+        reserved = ledger.reserve(call(1, 60)).result(timeout=5)
+        ledger.open_scopes({"day:x": 10})
+        ledger.settle(answered(reserved, 50)).result(timeout=5)
+        assert ledger.reserve(call(2, 1)).result(timeout=5) == Refused(scope="day:x")
+        ledger.open_scopes({"day:x": 52})
+        assert isinstance(ledger.reserve(call(3, 2)).result(timeout=5), Reserved)
+
+
+CHILD = """
+import os, random, sys
+from collections import deque
+from concurrent.futures import wait
+sys.path.insert(0, sys.argv[1])
+from replay_pipeline.replay.ledger import *
+path, seed, kill_at = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+chance = random.Random(seed)
+with Ledger(path, is_durable=False) as ledger:
+    ledger.open_scopes({"day:x": 200_000, "teacher:a": 150_000})
+    futures = deque()
+    for i in range(250):
+        futures.append(ledger.reserve(NewCall(
+            request_sha=f"{seed}-{i}", state_id="s", teacher="t", model="m", run_id="r",
+            scopes=("day:x", "teacher:a"), reserved_nano=chance.randrange(500, 1000))))
+        if i == kill_at:
+            wait(futures)
+            os._exit(9)
+        if len(futures) < 8:
+            continue
+        result = futures.popleft().result(timeout=30)
+        if isinstance(result, Reserved):
+            cost = chance.randrange(0, result.reserved_nano + 1)
+            ledger.settle(Settlement(call_id=result.call_id, state="answered", cost_nano=cost,
+                                     row=b"null"))
+    for future in futures:
+        result = future.result(timeout=30)
+        if isinstance(result, Reserved):
+            ledger.settle(Settlement(call_id=result.call_id, state="failed"))
+"""
+
+
+def test_several_processes_share_one_limit_and_use_it_up(database_url):
+    """Processes, one of which dies with money held; the limit of all is never passed."""
+
+    def start(seed, kill_at=-1):
+        return subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(ROOT), database_url, str(seed), str(kill_at)]
+        )
+
+    assert start(1, kill_at=20).wait(timeout=120) == 9
+    children = [start(seed) for seed in (2, 3, 4)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0, 0]
+    with Ledger(database_url, is_durable=False):
+        pass  # opening it adopts what the dead process left
+    database = connect(database_url)
+    scopes = {
+        row[0]: row[1:]
+        for row in database.query("select name, spent, held, unknown, overrun from scopes")
+    }
+    [(booked, n_open)] = database.query(
+        "select sum(case state when 'answered' then cost when 'unknown' then reserved else 0 end), "
+        "sum(case when state = 'open' then 1 else 0 end) from calls"
+    )
+    database.close()
+    spent, held, unknown, overrun = scopes["teacher:a"]
+    assert (held, overrun, n_open) == (0, 0, 0)
+    assert unknown > 0
+    assert spent + unknown == booked == sum(scopes["day:x"])
+    assert 150_000 >= spent + unknown > 0.99 * 150_000
+
+
+@pytest.mark.slow
+def test_the_ledger_speaks_postgresql_too(postgres_url):
+    with Ledger(postgres_url) as one, Ledger(postgres_url) as other:
+        one.open_scopes({"day:x": 100, "tag:50%": None})
+        first = one.reserve(call("same", 10, scopes=("day:x", "tag:50%"))).result(timeout=10)
+        twin = other.reserve(call("same", 10, scopes=("day:x",)))
+        assert not twin.done()
+        one.settle(answered(first, 12, response=b"\x00raw")).result(timeout=10)
+        assert isinstance(twin.result(timeout=10), Known)
+        held = other.reserve(call("open", 50, scopes=("day:x",))).result(timeout=10)
+        assert isinstance(held, Reserved)
+    status = ledger_status(postgres_url)
+    assert status.calls == {"answered": 1, "unknown": 1}
+    [day, _] = status.scopes
+    assert (day.spent_usd, day.overrun_usd, day.unknown_usd) == (12e-9, 2e-9, 50e-9)
+    assert "secret" not in status.ledger

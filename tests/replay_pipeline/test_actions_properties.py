@@ -1,0 +1,310 @@
+"""What holds for every input: symmetry, order, invariance, time."""
+
+import json
+import random
+import string
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from replay_pipeline.actions import LEVELS, agreement_level, agrees_at, canonical_action
+from replay_pipeline.actions.agreement import strictness
+from replay_pipeline.actions.assignment import has_perfect_matching
+from replay_pipeline.actions.shell import shell_plan
+
+CWD = "/home/ada/shop"
+settings.register_profile("room", deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("room")
+
+paths = st.sampled_from(["a.py", "./a.py", f"{CWD}/a.py", "src/../a.py", "b.py", "B.py", "/b.py"])
+lines = st.sampled_from(["x = 1", "x = 2", "y = 1", "x = 1\ny = 1", "x = 2\ny = 1", ""])
+words = st.sampled_from(
+    ["-l", "-a", "-la", "-n5", "-n", "5", "src", "./src", '"$x"', "$x", "'a b'", "*.py", "'*.py'"]
+    + ["~/a", "--x=1", "--no-x", "--", ">", "o.txt", "2>&1", "&&", "||", ";", "|", "\n", "&", "#c"]
+    + ["(", ")", "{", "}", "$(ls)", "`ls`", "<<E", "E", "cd", "A=1", "if", "then", "fi", "\\"]
+)
+programs = st.sampled_from(["ls", "grep", "git log", "git diff", "head", "pytest", "mytool", "cd"])
+commands = st.one_of(
+    st.builds(
+        lambda program, rest: " ".join([program, *rest]), programs, st.lists(words, max_size=5)
+    ),
+    st.lists(words, max_size=8).map(" ".join),
+    st.text(max_size=30),
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+def call(name, **arguments):
+    return name, {key: value for key, value in arguments.items() if value is not None}
+
+
+edits = st.builds(
+    lambda path, old, new: call("Edit", file_path=path, old_string=old, new_string=new),
+    paths,
+    lines,
+    lines,
+)
+multi_edits = st.builds(
+    lambda path, inner: call("MultiEdit", file_path=path, edits=[one for _, one in inner]),
+    paths,
+    st.lists(edits, min_size=1, max_size=3),
+)
+numbers = st.none() | st.integers(0, 60)
+reads = st.builds(
+    lambda path, offset, limit: call("Read", file_path=path, offset=offset, limit=limit),
+    paths,
+    numbers,
+    numbers,
+)
+greps = st.builds(
+    lambda path, pattern, flag: call("Grep", path=path, pattern=pattern, **{"-i": flag}),
+    st.none() | paths,
+    st.sampled_from(["x", "y"]),
+    st.none() | st.booleans(),
+)
+shells = st.builds(lambda command: call("Bash", command=command), commands)
+foreign = st.builds(
+    lambda name, arguments: (name, arguments),
+    st.sampled_from(["mcp__a__b", "LS", "TaskUpdate", "WebFetch", "Read", "Bash", "Edit"]),
+    st.dictionaries(st.sampled_from(["path", "url", "command", "taskId", "edits"]), values),
+)
+calls = st.one_of(edits, multi_edits, reads, greps, shells, foreign)
+texts = st.sampled_from(["Done.", " Done. ", "done", "", "Read {}"]) | st.text(max_size=9)
+
+
+def message(text, made, dump=json.dumps):
+    return {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [
+            {"id": f"id{n}", "function": {"name": name, "arguments": dump(arguments)}}
+            for n, (name, arguments) in enumerate(made)
+        ],
+    }
+
+
+messages = st.one_of(
+    st.builds(message, texts, st.lists(calls, min_size=1, max_size=1)),
+    st.builds(message, texts, st.lists(st.one_of(reads, edits, multi_edits), max_size=4)),
+    st.builds(message, texts, st.lists(calls, max_size=4)),
+)
+actions = messages.map(lambda one: canonical_action(one, cwd=CWD))
+
+
+@settings(max_examples=400)
+@given(actions, actions)
+def test_agreement_is_symmetric(a, b):
+    assert agreement_level(a, b) == agreement_level(b, a)
+
+
+@settings(max_examples=200)
+@given(actions)
+def test_a_valid_action_is_exactly_itself_and_an_invalid_one_nothing(a):
+    assert agreement_level(a, a) == ("exact" if a.is_valid else None)
+
+
+@settings(max_examples=300)
+@given(actions, actions, actions)
+def test_exact_is_transitive(a, b, c):
+    if agreement_level(a, b) == "exact" == agreement_level(b, c):
+        assert agreement_level(a, c) == "exact"
+
+
+@settings(max_examples=200)
+@given(actions, actions)
+def test_each_level_implies_the_looser_ones(a, b):
+    found = agreement_level(a, b)
+    held = [agrees_at(level, found) for level in LEVELS]
+    assert held == sorted(held)
+    assert held.count(True) == strictness(found)
+
+
+def shuffled(value, seed):
+    """The same JSON value with its keys in another order."""
+    if isinstance(value, dict):
+        items = [(key, shuffled(inner, seed)) for key, inner in value.items()]
+        random.Random(seed).shuffle(items)
+        return dict(items)
+    return [shuffled(inner, seed) for inner in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=200)
+@given(st.lists(calls, min_size=1, max_size=3), st.integers(0, 9), st.sampled_from([None, 2]))
+def test_key_order_and_json_spelling_mean_nothing(made, seed, indent):
+    one = canonical_action(message("", made), cwd=CWD)
+    respelled = [(name, shuffled(arguments, seed)) for name, arguments in made]
+    other = canonical_action(
+        message("", respelled, lambda a: json.dumps(a, indent=indent, ensure_ascii=indent is None)),
+        cwd=CWD,
+    )
+    assert one.invalid_reason == other.invalid_reason
+    assert one == other or not one.is_valid
+
+
+@settings(max_examples=200)
+@given(actions)
+def test_canonical_form_is_a_fixed_point(a):
+    if a.is_valid:
+        again = canonical_action(a.to_message(), cwd=CWD)
+        assert agreement_level(a, again) in ("exact", "effect")
+        assert again.render() == a.render()
+
+
+@settings(max_examples=200)
+@given(st.permutations(range(4)), st.lists(calls, min_size=4, max_size=4))
+def test_parallel_calls_are_a_set(order, made):
+    one = canonical_action(message("", made), cwd=CWD)
+    files = [
+        arguments.get("file_path") for name, arguments in made if name in ("Edit", "MultiEdit")
+    ]
+    if one.is_valid and len(files) < 2:
+        other = canonical_action(message("", [made[n] for n in order]), cwd=CWD)
+        assert agreement_level(one, other) == "exact"
+
+
+@given(st.lists(reads, min_size=2, max_size=5), st.lists(reads, min_size=2, max_size=5))
+def test_assignment_of_parallel_calls_is_the_best_one(ours, theirs):
+    from itertools import permutations
+
+    one, other = (canonical_action(message("", made), cwd=CWD) for made in (ours, theirs))
+    best = 0
+    if len(ours) == len(theirs):
+        singles = [
+            [
+                strictness(
+                    agreement_level(
+                        canonical_action(message("", [a]), cwd=CWD),
+                        canonical_action(message("", [b]), cwd=CWD),
+                    )
+                )
+                for b in theirs
+            ]
+            for a in ours
+        ]
+        n = range(len(ours))
+        best = max(min(singles[i][order[i]] for i in n) for order in permutations(n))
+    assert strictness(agreement_level(one, other)) == best
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), min_size=5, max_size=5))
+def test_perfect_matching_agrees_with_trying_all(edges):
+    from itertools import permutations
+
+    tried = any(all(order[i] in edges[i] for i in range(5)) for order in permutations(range(5)))
+    assert has_perfect_matching(edges, 5) == tried
+
+
+@settings(max_examples=300)
+@given(commands)
+def test_any_command_can_be_read(command):
+    plan = shell_plan.__wrapped__(command, CWD)
+    assert plan == shell_plan.__wrapped__(command, CWD)
+    assert hash(plan) == hash(plan)
+
+
+simple = st.lists(
+    st.text(string.ascii_letters + string.digits + "-_./", min_size=1, max_size=6), max_size=5
+)
+
+
+@settings(max_examples=200)
+@given(simple, st.sampled_from(["'{}'", '"{}"', "{}"]), st.sampled_from([" ", "   ", " \\\n "]))
+def test_quoting_plain_words_and_blanks_mean_nothing(rest, quotes, blank):
+    command = ["mytool", *rest]
+    respelled = blank.join(["mytool", *(quotes.format(word) for word in rest)])
+    assert shell_plan(" ".join(command), CWD) == shell_plan(respelled, CWD)
+
+
+@settings(max_examples=300)
+@given(st.text(string.printable, min_size=1, max_size=8), st.text(string.printable, max_size=8))
+def test_different_quoted_words_are_different_commands(one, other):
+    a, b = (shell_plan(f"mytool {_quoted(word)}", None).effect for word in (one, other))
+    assert (a == b) == (one == other)
+
+
+def _quoted(word):
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def bash(command):
+    return canonical_action(message("", [("Bash", {"command": command})]), cwd=CWD)
+
+
+def edit_action(*changes):
+    return canonical_action(
+        message(
+            "",
+            [
+                ("Edit", {"file_path": "a.py", "old_string": old, "new_string": new})
+                for old, new in changes
+            ],
+        ),
+        cwd=CWD,
+    )
+
+
+def many_reads(n, step):
+    made = [("Read", {"file_path": "a.py", "offset": i * step, "limit": 50}) for i in range(n)]
+    return canonical_action(message("", made), cwd=CWD)
+
+
+HARD = {
+    "open brackets": lambda x: bash("$(" * 6_000 + x),
+    "open quotes": lambda x: bash('"$(' * 4_000 + x),
+    "heredocs": lambda x: bash("cat " + "<<A " * 50 + x),
+    "too many heredocs": lambda x: bash("cat " + "<<A " * 3_000 + x),
+    "long pipe": lambda x: bash("cat a" + " | cat" * 600 + x),
+    "longer pipe": lambda x: bash("cat a" + " | cat" * 2_000 + x),
+    "long list": lambda x: bash("a && " * 600 + "a" + x),
+    "subshells": lambda x: bash("(" * 6_000 + "a" + ")" * 6_000 + x),
+    "many words": lambda x: bash("mytool " + "a/b/../c " * 1_300 + x),
+    "many flags": lambda x: bash("ls " + "-l " * 2_400 + x),
+    "flag clusters": lambda x: bash("ls -" + "la" * 6_000 + x),
+    "many redirects": lambda x: bash("a " + "2>&1 " * 500 + x),
+    "braces": lambda x: bash("echo " + "{a," * 4_000 + x),
+    "long command": lambda x: bash("echo " + "a" * 240_000 + x),
+    "if if if": lambda x: bash("if " * 4_000 + x),
+    "case": lambda x: bash("case a in " + "a) b;; " * 300 + "esac " + x),
+    "arithmetic": lambda x: bash("echo $((" + "(1+" * 4_000 + x),
+    "slashes": lambda x: canonical_action(
+        message("", [("Read", {"file_path": "/.." * 80_000 + x})]), cwd=CWD
+    ),
+    "deep arguments": lambda x: canonical_action(
+        {"tool_calls": [{"function": {"name": "mcp__x", "arguments": '{"a":' * 90_000 + x}}]}
+    ),
+    "wide arguments": lambda x: canonical_action(
+        message("", [("mcp__x", {f"k{n}{x}": n for n in range(12_000)})])
+    ),
+    "repeating edit": lambda x: edit_action(("a" * 40_000 + x, "b"), ("a" * 9_000, "c" + x)),
+    "many edits": lambda x: edit_action(*((f"line {n}{x}\n" * 200, f"{n}") for n in range(24))),
+    "many reads": lambda x: many_reads(400, len(x) + 1),
+    "overlapping reads": lambda x: many_reads(32, len(x) + 1),
+    "long text": lambda x: canonical_action("a \u0301" * 80_000 + x),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_no_comparison_takes_over_50_ms(name):
+    """The best of three runs, so that a busy machine does not decide; each on new input."""
+
+    def timed(run):
+        a, b = HARD[name]("x" * (run + 1)), HARD[name]("y" * (run + 5))
+        started = time.perf_counter()
+        agreement_level(a, b)
+        return time.perf_counter() - started
+
+    assert min(map(timed, range(3))) < 0.05
+
+
+def test_large_and_deep_arguments_are_refused_with_a_reason():
+    large = canonical_action(message("", [("Write", {"file_path": "a", "content": "x" * 10**6})]))
+    assert large.invalid_reason == "arguments_too_large: Write"
+    deep = '{"a":' + "[" * 100 + "]" * 100 + "}"
+    found = canonical_action({"tool_calls": [{"function": {"name": "T", "arguments": deep}}]})
+    assert found.invalid_reason == "malformed_arguments: T: nested too deep"

@@ -1,0 +1,101 @@
+"""The consensus as a verifiable reward, in the three shapes that trainers call."""
+
+import json
+
+import pytest
+
+from replay_pipeline.actions import (
+    LEVEL_CREDIT,
+    canonical_action,
+    consensus_reward,
+    consensus_rewards,
+    consensus_score,
+    parse_rendered,
+)
+
+
+def bash(command):
+    function = {"name": "Bash", "arguments": json.dumps({"command": command})}
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+
+
+CONSENSUS = bash("pytest -q -x")
+
+
+@pytest.mark.parametrize(
+    ("completion", "level"),
+    [
+        (bash("pytest -x -q"), "effect"),
+        ([bash("pytest -q -x")], "exact"),
+        ('Bash {"command": "pytest -q -x"}', "exact"),
+        (
+            '<tool_call>\n{"name": "Bash", "arguments": {"command": "pytest -q"}}\n</tool_call>',
+            "target",
+        ),
+        (bash("make"), "tool"),
+        ("I would run pytest -q -x.", None),
+        (bash(""), "tool"),
+        ([], None),
+        ("<tool_call>not json</tool_call>", None),
+        ('Bash {"command": "unclosed', None),
+    ],
+)
+def test_reward_falls_with_the_level_of_agreement(completion, level):
+    expected = LEVEL_CREDIT[level] if level else 0.0
+    for row in (
+        {"chosen_action": CONSENSUS},
+        {"chosen_action_json": json.dumps(CONSENSUS)},
+        {"chosen": [CONSENSUS]},
+        {"chosen": canonical_action(CONSENSUS).render()},
+    ):
+        assert consensus_reward(completion, row) == expected
+
+
+def test_batch_form_takes_columns_as_trl_passes_them():
+    rewards = consensus_rewards(
+        prompts=["a", "b"],
+        completions=[[bash("pytest -x -q")], [bash("ls")]],
+        chosen=[[CONSENSUS], [bash("git status")]],
+        rejected=[[bash("make")], [bash("make")]],
+        trainer_state=None,
+    )
+    assert rewards == [1.0, LEVEL_CREDIT["tool"]]
+
+
+def test_paths_are_read_against_the_working_directory_of_the_prompt():
+    def read(path):
+        function = {"name": "Read", "arguments": json.dumps({"file_path": path})}
+        return {"role": "assistant", "tool_calls": [{"function": function}]}
+
+    prompt = [
+        {"role": "system", "content": "You are an agent.\n\nWorking directory: /home/ada/shop\n"},
+        {"role": "user", "content": "Working directory: /tmp"},
+    ]
+    row = {"prompt": prompt, "chosen": [read("src/a.py")]}
+    assert consensus_reward([read("/home/ada/shop/src/a.py")], row) == 1.0
+    assert consensus_reward([read("/tmp/src/a.py")], row) == LEVEL_CREDIT["tool"]
+    assert consensus_rewards(
+        prompts=[prompt],
+        completions=[[read("/home/ada/shop/src/a.py")]],
+        consensus=[read("src/a.py")],
+    ) == [1.0]
+
+
+def test_scorer_form_reads_info_or_answer():
+    assert consensus_score([CONSENSUS], info={"chosen_action": CONSENSUS}, state={}) == 1.0
+    assert consensus_score([CONSENSUS], answer=canonical_action(CONSENSUS).render()) == 1.0
+
+
+def test_row_without_a_consensus_is_an_error():
+    with pytest.raises(KeyError):
+        consensus_reward("x", {})
+
+
+def test_rendered_actions_are_read_back():
+    parallel = {
+        "role": "assistant",
+        "tool_calls": [*CONSENSUS["tool_calls"], *bash("ls")["tool_calls"]],
+    }
+    for message in (CONSENSUS, parallel, {"role": "assistant", "content": "Done.\nAll pass."}):
+        action = canonical_action(message)
+        assert parse_rendered(action.render()) == action

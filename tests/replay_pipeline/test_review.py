@@ -1,0 +1,213 @@
+"""The review page as a file, the marks, and the text view; the page itself runs in browser_tests."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
+from replay_pipeline.review.sides import readable, shown_prefix, side_by_side
+from replay_pipeline.types import TeacherAction
+
+ATTACK = "</script><script>alert(1)</script><!-- \u2028 & <img src=x onerror=alert(1)>"
+
+
+def bash(command):
+    function = {"name": "Bash", "arguments": json.dumps({"command": command})}
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+
+
+def state(state_id="cc1_abc", action=None, **more):
+    return {
+        "state_id": state_id,
+        "session_id": "session",
+        "messages": [{"role": "user", "content": f"Fix it. {ATTACK}"}],
+        "student_action": action or bash("make"),
+        "student_model": "claude-opus-4-5",
+        **more,
+    }
+
+
+def answers(state_id="cc1_abc", **by_teacher):
+    return [
+        TeacherAction(state_id=state_id, teacher=name, family=name, action=action)
+        for name, action in by_teacher.items()
+    ]
+
+
+@pytest.fixture
+def judged():
+    states = [state(hint=ATTACK), state("cc1_xyz")]
+    rows = [
+        *answers(deepseek=bash(f"echo '{ATTACK}'"), qwen=bash(f"echo '{ATTACK}'"), glm=bash("ls")),
+        *answers("cc1_xyz", deepseek=bash("ls"), qwen=bash("tox")),
+    ]
+    rows.append(
+        TeacherAction(
+            state_id="cc1_xyz", teacher="glm", error_code="502", error_message="Bad gateway"
+        )
+    )
+    return states, rows, extract_pairs(states, rows)
+
+
+class Elements(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+        self.text = {}
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        if self.found:
+            self.text[len(self.found) - 1] = self.text.get(len(self.found) - 1, "") + data
+
+
+def test_page_is_one_file_in_which_session_text_is_only_data(tmp_path, judged):
+    _, _, report = judged
+    path = write_review(
+        report.pairs, path=tmp_path / "r.html", outcomes=report.outcomes, title=ATTACK
+    )
+    html = path.read_text("utf-8")
+    page = Elements()
+    page.feed(html)
+    scripts = [n for n, (tag, _) in enumerate(page.found) if tag == "script"]
+    assert len(scripts) == 2
+    assert not [attrs for _, attrs in page.found if "src" in attrs or "href" in attrs]
+    assert not [attrs for _, attrs in page.found if any(key.startswith("on") for key in attrs)]
+    assert "img" not in [tag for tag, _ in page.found]
+    data = json.loads(page.text[scripts[0]])
+    assert data["title"] == ATTACK
+    assert data["items"][0]["hint"] == ATTACK
+    assert {item["outcome"] for item in data["items"]} == {"pair", "no_consensus"}
+    [policy] = [a["content"] for t, a in page.found if a.get("http-equiv")]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+
+
+def test_page_of_the_same_pairs_has_the_same_bytes(tmp_path, judged):
+    _, _, report = judged
+    one, other = (
+        write_review(report.pairs, path=tmp_path / name).read_bytes() for name in ("a", "b")
+    )
+    assert one == other
+
+
+def test_page_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        write_review([], path=tmp_path / "file" / "r.html")
+
+
+def test_marks_are_read_and_applied(tmp_path, judged):
+    _, _, report = judged
+    path = tmp_path / "marks.json"
+    path.write_text(
+        json.dumps({"format": "replay-pipeline marks 1", "marks": {"cc1_abc": "reject"}})
+    )
+    marks = read_marks(path)
+    assert apply_marks(report.pairs, marks) == []
+    assert apply_marks(report.pairs, {}) == report.pairs
+    assert apply_marks(report.pairs, {}, only_accepted=True) == []
+    assert apply_marks(report.pairs, {"cc1_abc": "accept"}, only_accepted=True) == report.pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "what"),
+    [
+        (None, StorageError, "cannot be read"),
+        ("{", ConfigError, "not JSON"),
+        ("[]", ConfigError, "not an export"),
+        ('{"format": "replay-pipeline marks 1", "marks": []}', ConfigError, "no object"),
+        (
+            '{"format": "replay-pipeline marks 1", "marks": {"s": "maybe"}}',
+            ConfigError,
+            "s: 'maybe' is neither",
+        ),
+    ],
+)
+def test_other_files_are_no_marks(tmp_path, text, error, what):
+    path = tmp_path / "marks.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(error, match=what):
+        read_marks(path)
+
+
+def test_a_state_is_shown_with_its_answers_and_its_pair(judged):
+    states, rows, report = judged
+    known = {
+        "pairs": report.pairs,
+        "outcomes": report.outcomes,
+        "teacher_actions": rows,
+        "states": states,
+    }
+    text = show_state("cc1_a", **known)
+    assert text.startswith("state cc1_abc\npair · level exact · 2 agree of 3 valid, 3 asked\n")
+    for line in (
+        "[user]",
+        "student (claude-opus-4-5)",
+        "glm (unknown model, $0.0000): same as the student at level tool",
+        "pair from consensus · chosen by deepseek, qwen · weight 0.666667",
+        "-  command: make",
+    ):
+        assert line in text.split("\n")
+    without_pair = show_state("cc1_xyz", **known)
+    assert "no_consensus" in without_pair
+    assert "failed, 502: Bad gateway" in without_pair
+
+
+def test_unknown_and_ambiguous_states_are_named(judged):
+    _, _, report = judged
+    with pytest.raises(ConfigError, match="no state 'cc1_xyy' in this data; did you mean cc1_xyz"):
+        show_state("cc1_xyy", outcomes=report.outcomes)
+    with pytest.raises(ConfigError, match="one of cc1_abc, cc1_xyz: add characters"):
+        show_state("cc1", outcomes=report.outcomes)
+
+
+def test_readable_form_puts_the_object_first_and_text_on_lines():
+    arguments = {"new_string": "a\nb", "file_path": "x.py", "old_string": "a", "n": 1}
+    function = {"name": "Edit", "arguments": json.dumps(arguments)}
+    assert readable({"tool_calls": [{"function": function}]}).split("\n") == [
+        "Edit",
+        "  file_path: x.py",
+        "  old_string: a",
+        "  new_string:",
+        "    a",
+        "    b",
+        "  n: 1",
+    ]
+    assert readable({"content": "Done."}) == "Done."
+    assert readable(None, "as text") == "as text"
+    broken = {"tool_calls": [{"function": {"name": "T", "arguments": "{"}}]}
+    assert readable(broken) == "T\n  {"
+
+
+def test_side_by_side_keeps_every_line_of_both_sides():
+    left, right = "a\nb x\nc\nd", "a\nb y\nd\ne"
+    rows = side_by_side(left, right)
+    assert _joined(row.left for row in rows) == left
+    assert _joined(row.right for row in rows) == right
+    assert [s for row in rows for s in row.left or [] if s[1]] == [("x", True)]
+    long = "\n".join(map(str, range(1_000)))
+    assert _joined(row.left for row in side_by_side(long, "1")) == long
+
+
+def _joined(sides):
+    return "\n".join("".join(text for text, _ in side) for side in sides if side is not None)
+
+
+def test_prefix_keeps_its_first_and_last_messages():
+    messages = [{"role": "user", "content": "first"}]
+    messages += [{"role": "tool", "content": f"{n} " + "x" * 100} for n in range(20)]
+    shown = shown_prefix(messages, max_chars=350)
+    assert [one["text"][:6] for one in shown] == ["first", "17 mes", "17 xxx", "18 xxx", "19 xxx"]
+    assert shown_prefix(messages, max_chars=10**6)[0]["text"] == "first"
+    assert len(shown_prefix(messages, max_chars=10**6)) == 21
+    cut = shown_prefix([{"role": "user", "content": "y" * 9_000}], max_chars=100)
+    assert re.search(r"5,000 characters are not shown", cut[0]["text"])
+    assert shown_prefix([], max_chars=100) == []

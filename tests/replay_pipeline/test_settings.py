@@ -1,0 +1,96 @@
+import pytest
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, Settings, api_key
+from replay_pipeline.types import TeacherSpec
+
+
+def test_defaults_need_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.load()
+    assert settings.replay.teachers == DEFAULT_TEACHERS
+    assert settings.publish.is_private
+    assert settings.ingest.is_redacted
+
+
+def test_default_teachers_are_three_vendors_that_allow_training():
+    assert len({teacher.vendor for teacher in DEFAULT_TEACHERS}) == 3
+    assert all(teacher.is_distillable for teacher in DEFAULT_TEACHERS)
+    assert not all(teacher.is_distillable for teacher in FRONTIER_TEACHERS)
+
+
+def test_a_file_in_the_data_root_is_found(tmp_path):
+    (tmp_path / "settings.toml").write_text("[replay]\nmax_total_usd = 3.5\n")
+    settings = Settings.load(data_dir=tmp_path)
+    assert settings.replay.max_total_usd == 3.5
+    assert settings.data_dir == tmp_path
+
+
+def test_the_environment_and_changes_go_over_the_file(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text('data_dir = "x"\n[replay]\nmax_total_usd = 3.5\nmax_concurrency = 2\n')
+    env = {"REPLAY_SETTINGS": str(file), "REPLAY_DATA": "y", "REPLAY_TEACHERS": "sample"}
+    settings = Settings.load(env=env, changes={"replay": {"max_total_usd": 1.0}})
+    assert str(settings.data_dir) == "y"
+    assert settings.replay.max_total_usd == 1.0
+    assert settings.replay.max_concurrency == 2
+    assert settings.replay.sample_teachers
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[replay]\nmax_total_usd = -1\n", "replay.max_total_usd"),
+        ("[replay]\nmax_total_usd = inf\n", "replay.max_total_usd"),
+        ("[pairs]\nagreement_threshold = 0\n", "pairs.agreement_threshold"),
+        ("[pairs]\nlevel = 'same'\n", "pairs.level"),
+        ("[replay]\nbudget = 1\n", "replay.budget"),
+        ("[[replay.teachers]]\nname = 'x'\n", "replay.teachers.0.model"),
+        ("[publish]\ntest_fraction = 1.0\n", "publish.test_fraction"),
+        ("not toml", "s.toml"),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_line(tmp_path, text, named):
+    file = tmp_path / "s.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        Settings.load(file)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_settings_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.toml"):
+        Settings.load(tmp_path / "gone.toml")
+
+
+def test_an_unknown_choice_of_teachers_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="sample, openrouter, frontier"):
+        Settings.load(env={"REPLAY_TEACHERS": "nobody"})
+
+
+def test_a_key_is_a_secret_that_does_not_print(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "sk-or-v1-abc")
+    key = api_key("SOME_KEY")
+    assert key is not None
+    assert "sk-or" not in repr(key) + str(key)
+    assert key.get_secret_value() == "sk-or-v1-abc"
+    assert api_key(None) is None
+
+
+def test_a_missing_key_names_its_variable():
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+        api_key("NO_SUCH_KEY")
+
+
+def test_prices_may_be_numbers_or_strings_and_must_not_be_negative():
+    spec = TeacherSpec(name="a", model="v/m", price={"prompt": "0.0000005", "completion": 1e-6})
+    assert spec.price == {"prompt": 5e-7, "completion": 1e-6}
+    with pytest.raises(ValueError, match="at least 0"):
+        TeacherSpec(name="a", model="v/m", price={"prompt": -1})
+
+
+def test_the_vendor_is_one_vote():
+    assert TeacherSpec(name="a", model="qwen/qwen3-coder").vendor == "qwen"
+    assert TeacherSpec(name="a", model="local", family="qwen").vendor == "qwen"
+    assert TeacherSpec(name="a", model="local").vendor == "local"

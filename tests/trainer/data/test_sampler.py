@@ -1,0 +1,49 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.data.sampler import PairSampler
+from trainer.errors import DatasetError
+
+
+@given(
+    n_pairs=st.integers(1, 40),
+    batch_size=st.integers(1, 9),
+    seed=st.integers(0, 5),
+    n_groups=st.integers(1, 6),
+)
+def test_every_epoch_sees_every_pair_once(n_pairs, batch_size, seed, n_groups):
+    groups = [i % n_groups for i in range(n_pairs)]
+    sampler = PairSampler(n_pairs, batch_size=batch_size, seed=seed, groups=groups)
+    drawn = [i for step in range(2 * n_pairs) for i in sampler.step(step)]
+    for epoch in range(len(drawn) // n_pairs):
+        assert sorted(drawn[epoch * n_pairs : (epoch + 1) * n_pairs]) == list(range(n_pairs))
+
+
+@given(n_parts=st.integers(1, 8), batch_size=st.integers(1, 9), step=st.integers(0, 30))
+def test_the_parts_of_a_step_are_the_step(n_parts, batch_size, step):
+    sampler = PairSampler(17, batch_size=batch_size, seed=1)
+    parts = [sampler.part(step, part=p, n_parts=n_parts) for p in range(n_parts)]
+    assert [i for part in parts for i in part] == sampler.step(step)
+
+
+def test_a_step_depends_on_nothing_but_its_number():
+    used, fresh = PairSampler(10, batch_size=3, seed=2), PairSampler(10, batch_size=3, seed=2)
+    for step in range(20):
+        used.step(step)
+    assert fresh.step(13) == used.step(13)
+    assert PairSampler(10, batch_size=3, seed=3).step(13) != fresh.step(13)
+
+
+def test_pairs_of_a_session_stay_together():
+    groups = [i % 3 for i in range(12)]
+    sampler = PairSampler(12, batch_size=4, seed=0, groups=groups)
+    for step in range(3):
+        assert len({groups[i] for i in sampler.step(step)}) == 1
+
+
+def test_no_pairs_or_missing_groups_are_refused():
+    with pytest.raises(DatasetError, match="no pair to sample"):
+        PairSampler(0, batch_size=1)
+    with pytest.raises(DatasetError, match="2 groups for 3 pairs"):
+        PairSampler(3, batch_size=1, groups=[1, 2])

@@ -1,0 +1,78 @@
+import pytest
+
+from trainer.hints import (
+    Hint,
+    HintContext,
+    JudgeHints,
+    hint_for_row,
+    layered,
+    raw_error_hint,
+    template_hint,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("File has not been read yet. Read it first before writing to it.", "must be read"),
+        ("File has been modified since read, either by the user", "Read it again"),
+        ("String to replace not found in file.", "copy the exact text"),
+        ("Found 3 matches of the string to replace", "more than once"),
+        ("Error: No such tool available: Grep2", "Available: Read, Bash"),
+        ("cat: x.py: No such file or directory", "does not exist"),
+        ("InputValidationError: limit", "not valid for the tool"),
+        ("bash: pytset: command not found", "not installed"),
+        ("Command timed out after 2m", "out of time"),
+        ("Permission denied", "not permitted"),
+    ],
+)
+def test_a_known_error_gets_its_sentence(error, says):
+    hint = template_hint(HintContext(error_text=error, tool_names=("Read", "Bash")))
+    assert hint is not None
+    assert hint.source == "template"
+    assert says in hint.text
+
+
+def test_a_rejection_carries_the_users_words():
+    hint = template_hint(HintContext(error_text="use uv, not pip", outcome="user_rejected"))
+    assert hint is not None
+    assert hint.text.endswith("use uv, not pip")
+
+
+def test_an_unknown_error_is_told_as_it_is_and_shortened():
+    row = {"hint": "AssertionError: " + "x" * 5000}
+    hint = hint_for_row(row)
+    assert hint is not None
+    assert hint.source == "raw_error"
+    assert hint.text.startswith("The next attempt failed with: AssertionError")
+    assert len(hint.text) < 700
+
+
+@pytest.mark.parametrize("row", [{}, {"hint": None}, {"hint": "  "}])
+def test_no_recorded_error_is_no_hint(row):
+    assert hint_for_row(row) is None
+
+
+def test_a_judge_is_asked_only_where_it_is_put_and_once_a_context():
+    asked = []
+
+    def complete(prompt: str) -> str:
+        asked.append(prompt)
+        return " Run the one test alone. "
+
+    judge = JudgeHints(complete=complete)
+    generate = layered(template_hint, judge)
+    unknown = HintContext(error_text="AssertionError: 1 != 2", tool_name="Bash")
+    expected = Hint(text="Run the one test alone.", source="judge")
+    assert [generate(unknown), generate(unknown)] == [expected, expected]
+    assert len(asked) == 1
+    assert "Tool: Bash" in asked[0]
+    known = HintContext(error_text="file has not been read yet")
+    assert generate(known).source == "template"
+    assert len(asked) == 1
+
+
+def test_a_silent_judge_leaves_the_row_out():
+    generate = layered(JudgeHints(complete=lambda prompt: ""))
+    assert generate(HintContext(error_text="x")) is None
+    assert raw_error_hint(HintContext(error_text=" ")) is None

@@ -1,0 +1,281 @@
+"""Gradients by finite differences, and what each loss becomes at its limits."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.errors import AlignmentError, ShapeError, TrainerConfigError
+from trainer.losses import (
+    TAIDScheduler,
+    dpo_loss,
+    entropy_aware_opd_loss,
+    generalized_jsd_loss,
+    length_normalized_dpo_loss,
+    sdpo_loss,
+    sdpo_per_token,
+    simpo_loss,
+    taid_loss,
+)
+from trainer.losses.logps import align_responses, response_logps, token_logps
+
+INF = float("inf")
+
+
+def logits(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=dtype) * 2
+
+
+def gradient(loss, student):
+    student = student.clone().requires_grad_()
+    value = loss(student)
+    return value.detach(), torch.autograd.grad(value, student)[0]
+
+
+LABELS = torch.tensor([[1, 2, -100], [0, -100, 3]])
+MASK = (LABELS >= 0).double()
+
+DISTILLATION = {
+    "jsd forward": lambda s, t: generalized_jsd_loss(s, t, LABELS, beta=0.0),
+    "jsd 0.3": lambda s, t: generalized_jsd_loss(s, t, LABELS, beta=0.3, temperature=1.3),
+    "jsd reverse": lambda s, t: generalized_jsd_loss(s, t, LABELS, beta=1.0),
+    "jsd top-k": lambda s, t: generalized_jsd_loss(s, t, LABELS, top_k=3),
+    "sdpo full": lambda s, t: sdpo_loss(s, t, MASK, aggregation="seq-mean-token-mean"),
+    "sdpo top-k tail": lambda s, t: sdpo_loss(s, t, MASK, estimator="topk", top_k=2),
+    "eopd soft": lambda s, t: entropy_aware_opd_loss(s, t, labels=LABELS, h_max=1.0),
+}
+PREFERENCE = {
+    "simpo": lambda c, r, rc, rr: simpo_loss(c, r),
+    "simpo smooth": lambda c, r, rc, rr: simpo_loss(c, r, gamma=0.2, label_smoothing=0.1),
+    "dpo": lambda c, r, rc, rr: dpo_loss(c, r, rc, rr),
+    "dpo robust": lambda c, r, rc, rr: dpo_loss(c, r, rc, rr, kind="robust", label_smoothing=0.2),
+    "ipo": lambda c, r, rc, rr: dpo_loss(c, r, rc, rr, kind="ipo"),
+    "dpo norm": lambda c, r, rc, rr: length_normalized_dpo_loss(c, r, rc, rr),
+}
+
+
+@pytest.mark.parametrize("name", DISTILLATION)
+def test_gradcheck_of_distillation(name):
+    teacher = logits(2, 3, 5, seed=1)
+    student = logits(2, 3, 5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda s: DISTILLATION[name](s, teacher), (student,))
+
+
+@pytest.mark.parametrize("name", PREFERENCE)
+def test_gradcheck_of_preferences(name):
+    reference = (logits(4, seed=3), logits(4, seed=4))
+    sides = (logits(4).requires_grad_(), logits(4, seed=2).requires_grad_())
+    assert torch.autograd.gradcheck(lambda c, r: PREFERENCE[name](c, r, *reference), sides)
+
+
+@pytest.mark.parametrize("name", DISTILLATION)
+def test_equal_inputs_cost_nothing_and_pull_nowhere(name):
+    same = logits(2, 3, 5)
+    value, grad = gradient(lambda s: DISTILLATION[name](s, same), same)
+    assert float(value) == pytest.approx(0.0, abs=1e-12)
+    assert float(grad.abs().max()) < 1e-12
+
+
+def test_taid_at_zero_has_no_gradient_and_at_one_that_of_the_forward_kl():
+    student, teacher = logits(2, 3, 5), logits(2, 3, 5, seed=1)
+    _, at_zero = gradient(lambda s: taid_loss(s, teacher, MASK, t=0.0), student)
+    assert float(at_zero.abs().max()) < 1e-15
+    value, at_one = gradient(lambda s: taid_loss(s, teacher, MASK, t=1.0), student)
+    kl, forward = gradient(lambda s: generalized_jsd_loss(s, teacher, LABELS, beta=0.0), student)
+    torch.testing.assert_close(at_one, forward)
+    entropy = -(teacher.softmax(-1) * teacher.log_softmax(-1)).sum(-1)
+    assert float(value - kl) == pytest.approx(float(entropy[LABELS >= 0].mean()))
+
+
+def test_the_ends_of_the_jsd_are_the_two_kls_and_not_the_limits_of_its_middle():
+    student, teacher = logits(2, 3, 5), logits(2, 3, 5, seed=1)
+    p, q = teacher.log_softmax(-1), student.log_softmax(-1)
+    forward = (p.exp() * (p - q)).sum() / 2
+    reverse = (q.exp() * (q - p)).sum() / 2
+    assert float(generalized_jsd_loss(student, teacher, beta=0.0)) == pytest.approx(float(forward))
+    assert float(generalized_jsd_loss(student, teacher, beta=1.0)) == pytest.approx(float(reverse))
+    assert float(generalized_jsd_loss(student, teacher, beta=1e-6)) < 1e-3 * float(forward)
+
+
+def test_jsd_is_symmetric_at_one_half_and_bounded_by_log_two():
+    student, teacher = 20 * logits(2, 3, 5), 20 * logits(2, 3, 5, seed=1)
+    there = generalized_jsd_loss(student, teacher)
+    assert float(there) == pytest.approx(float(generalized_jsd_loss(teacher, student)))
+    per_token = sdpo_per_token(student, teacher)
+    assert bool((per_token <= math.log(2) + 1e-12).all())
+
+
+@pytest.mark.parametrize("name", [*DISTILLATION, "taid"])
+def test_an_empty_mask_gives_zero_with_a_graph(name):
+    student, teacher = logits(2, 3, 5), logits(2, 3, 5, seed=1)
+    empty = torch.full((2, 3), -100)
+    losses = {
+        "taid": lambda s: taid_loss(s, teacher, torch.zeros(2, 3), t=0.5),
+        "sdpo full": lambda s: sdpo_loss(s, teacher, torch.zeros(2, 3)),
+        "sdpo top-k tail": lambda s: sdpo_loss(s, teacher, torch.zeros(2, 3), estimator="topk"),
+        "eopd soft": lambda s: entropy_aware_opd_loss(s, teacher, labels=empty),
+    }
+    loss = losses.get(name, lambda s: generalized_jsd_loss(s, teacher, empty))
+    value, grad = gradient(loss, student)
+    assert float(value) == 0.0
+    assert float(grad.abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("name", [*DISTILLATION, "taid"])
+def test_a_token_that_both_forbid_changes_nothing(name):
+    """Minus infinity in both is an absent vocabulary entry: no NaN, no cost, no pull."""
+    student, teacher = logits(2, 3, 5), logits(2, 3, 5, seed=1)
+    loss = DISTILLATION.get(name, lambda s, t: taid_loss(s, t, MASK, t=0.5))
+    value, grad = gradient(lambda s: loss(s, teacher), student)
+    pad = torch.full((2, 3, 1), -INF, dtype=torch.float64)
+    wide_teacher = torch.cat([teacher, pad], -1)
+    wide_value, wide_grad = gradient(lambda s: loss(s, wide_teacher), torch.cat([student, pad], -1))
+    assert float(wide_value) == pytest.approx(float(value), abs=1e-12)
+    torch.testing.assert_close(wide_grad[..., :-1], grad)
+    assert float(wide_grad[..., -1].abs().max()) == 0.0
+
+
+def test_a_token_that_the_student_forbids_keeps_the_jsd_finite():
+    student, teacher = logits(1, 1, 4), logits(1, 1, 4, seed=1)
+    student[..., 0] = -INF
+    value, grad = gradient(lambda s: generalized_jsd_loss(s, teacher), student)
+    assert math.isfinite(float(value))
+    assert bool(torch.isfinite(grad).all())
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_bf16_logits_never_make_a_divergence_negative(beta):
+    """A log-softmax rounded to bf16 would: here the difference is far below its resolution."""
+    student = logits(4, 8, 512, dtype=torch.float32)
+    teacher = student + 1e-2 * logits(4, 8, 512, seed=1, dtype=torch.float32)
+    exact = generalized_jsd_loss(student, teacher, beta=beta)
+    rounded = generalized_jsd_loss(student.bfloat16(), teacher.bfloat16(), beta=beta)
+    assert rounded.dtype == torch.float32
+    assert float(rounded) > 0
+    assert float(rounded) == pytest.approx(float(exact), rel=0.5)
+    entries = sdpo_per_token(student.bfloat16(), teacher.bfloat16(), alpha=beta)
+    assert bool((entries > -1e-6).all())
+
+
+@given(seed=st.integers(0, 10_000), beta=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
+@settings(max_examples=25, deadline=None)
+def test_no_divergence_is_negative_and_shifts_of_logits_change_nothing(seed, beta):
+    student, teacher = logits(3, 2, 7, seed=seed), logits(3, 2, 7, seed=seed + 1)
+    entries = sdpo_per_token(student, teacher, alpha=beta)
+    assert bool((entries >= -1e-12).all())
+    shifted = sdpo_per_token(student + 5.0, teacher - 3.0, alpha=beta)
+    torch.testing.assert_close(entries, shifted)
+
+
+def test_dpo_at_the_reference_is_log_two():
+    sides = (logits(3), logits(3, seed=1))
+    for kind in ("sigmoid", "robust"):
+        assert float(dpo_loss(*sides, *sides, kind=kind)) == pytest.approx(math.log(2))
+
+
+def test_simpo_prefers_a_wider_margin_and_takes_weights():
+    near = simpo_loss(torch.tensor([-1.0]), torch.tensor([-1.1]))
+    far = simpo_loss(torch.tensor([-1.0]), torch.tensor([-3.0]))
+    assert far < near
+    both = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.1, -3.0]))
+    assert simpo_loss(*both, weight=torch.tensor([0.0, 2.0])) == pytest.approx(float(far))
+
+
+def test_two_spellings_of_one_margin_are_refused():
+    sides = (torch.tensor([-1.0]), torch.tensor([-2.0]))
+    with pytest.raises(TrainerConfigError, match="two spellings"):
+        simpo_loss(*sides, gamma=1.0, gamma_beta_ratio=0.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: generalized_jsd_loss(s, s, beta=1.5), "beta=1.5"),
+        (lambda s: generalized_jsd_loss(s, s, reduction="median"), "reduction='median'"),
+        (lambda s: taid_loss(s, s, t=-0.1), "taid t=-0.1"),
+        (lambda s: sdpo_per_token(s, s, estimator="sampled"), "needs ids"),
+        (lambda s: sdpo_loss(s, s, torch.ones(2, 3), is_clip=2.0), "is_clip needs"),
+        (lambda s: entropy_aware_opd_loss(s, s, mode="additive"), "needs labels"),
+        (lambda s: entropy_aware_opd_loss(s, s, mode="loud"), "mode='loud'"),
+        (lambda s: entropy_aware_opd_loss(s, s, h_max=0.0), "h_max=0.0"),
+        (lambda s: dpo_loss(s, s, s, s, kind="best"), "kind='best'"),
+        (lambda s: simpo_loss(s, s, kind="best"), "kind='best'"),
+        (lambda s: TAIDScheduler(0), "num_train_steps >= 1"),
+        (lambda s: TAIDScheduler(10, t_start=0.9, t_end=0.1), "t_start <= t_end"),
+    ],
+)
+def test_a_wrong_option_is_named(call, message):
+    with pytest.raises(TrainerConfigError, match=message):
+        call(logits(2, 3, 5))
+
+
+def test_shapes_that_do_not_line_up_are_refused():
+    with pytest.raises(ShapeError, match="one vocabulary"):
+        generalized_jsd_loss(logits(2, 3, 5), logits(2, 3, 6))
+    with pytest.raises(ShapeError, match="same pairs"):
+        simpo_loss(logits(2), logits(3))
+    with pytest.raises(ShapeError, match="do not fit"):
+        token_logps(logits(2, 3, 5), torch.zeros(2, 4, dtype=torch.long))
+
+
+def test_response_logps_counts_only_the_response():
+    values, ids = logits(2, 4, 5), torch.tensor([[0, 1, 2, 3], [4, 3, 2, 1]])
+    mask = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])
+    summed, n_tokens = response_logps(values, ids, mask)
+    logp = values.log_softmax(-1)
+    assert float(summed[0]) == pytest.approx(float(logp[0, 1, 2] + logp[0, 2, 3]))
+    assert (float(summed[1]), n_tokens.tolist()) == (0.0, [2.0, 0.0])
+
+
+def test_alignment_pairs_equal_tokens_behind_different_prompts():
+    student = torch.tensor([[9, 1, 2, 0], [9, 9, 3, 4]])
+    teacher = torch.tensor([[8, 8, 8, 1, 2], [8, 8, 3, 4, 0]])
+    alignment = align_responses(
+        student,
+        torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]]),
+        teacher,
+        torch.tensor([[0, 0, 0, 1, 1], [0, 0, 1, 1, 0]]),
+    )
+    assert alignment.ids.tolist() == [1, 2, 3, 4]
+    assert alignment.student_positions.tolist() == [1, 2, 2, 3]
+    assert alignment.teacher_positions.tolist() == [3, 4, 2, 3]
+    assert len(alignment) == 4
+
+
+@pytest.mark.parametrize(
+    ("teacher_ids", "teacher_mask", "message"),
+    [
+        ([[8, 1, 2]], [[0, 0, 1]], "2 response tokens for the student, 1 for the teacher"),
+        ([[8, 1, 7]], [[0, 1, 1]], "token 2 of the student at 2 meets token 7"),
+        ([[1, 2, 8]], [[1, 1, 0]], "position 0"),
+    ],
+)
+def test_shifted_or_different_responses_are_refused(teacher_ids, teacher_mask, message):
+    """A hint shifts every position: comparing shapes alone would distil garbage."""
+    with pytest.raises(AlignmentError, match=message):
+        align_responses(
+            torch.tensor([[9, 1, 2]]),
+            torch.tensor([[0, 1, 1]]),
+            torch.tensor(teacher_ids),
+            torch.tensor(teacher_mask),
+        )
+
+
+def test_rows_without_a_hint_are_not_aligned():
+    ids = torch.tensor([[9, 1], [9, 2]])
+    mask = torch.tensor([[0, 1], [0, 1]])
+    alignment = align_responses(ids, mask, ids, mask, row_mask_B=torch.tensor([0.0, 1.0]))
+    assert alignment.ids.tolist() == [2]
+
+
+def test_taid_state_survives_a_checkpoint():
+    first = TAIDScheduler(10, alpha=0.2)
+    for step, loss in enumerate((3.0, 2.5, 2.0)):
+        first.update_t(torch.tensor(loss), step)
+    second = TAIDScheduler(10, alpha=0.2)
+    second.load_state_dict(first.state_dict())
+    assert first.update_t(1.5, 3) == second.update_t(1.5, 3)
+    assert first.t == second.t

@@ -1,0 +1,81 @@
+"""`python -m trainer` on a published dataset, from configuration to report."""
+
+import json
+import math
+
+import pytest
+from safetensors import safe_open
+
+from trainer.__main__ import main, read_config
+from trainer.errors import TrainerConfigError
+
+
+@pytest.fixture(scope="module")
+def finished(dataset_folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("run") / "model"
+    settings = [
+        f"dataset={dataset_folder}",
+        f"output={output}",
+        "trl.max_steps=6",
+        "tiny.hidden_size=32",
+        "tiny.vocab_size=512",
+        "evaluation.max_prompts=2",
+        "evaluation.max_new_tokens=8",
+    ]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    assert main(arguments) == 0
+    return output
+
+
+def test_three_channels_are_live_and_the_objective_falls(finished):
+    report = json.loads((finished / "report.json").read_text())
+    assert report["channels_live"] == ["policy", "sdpo", "replay"]
+    assert report["loss_last"] < report["loss_first"]
+    assert report["steps"] == 6
+    assert report["seconds"] > 0
+
+
+def test_metrics_are_json_lines_with_group_and_name(finished):
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows[:6]] == [1, 2, 3, 4, 5, 6]
+    assert all("/" in key for row in rows for key in row if key != "step")
+    keys = {"loss/objective", "policy/loss", "replay/loss", "replay/accuracy", "train/reward"}
+    assert keys <= set(rows[0])
+    assert any("sdpo/loss" in row for row in rows)
+
+
+def test_the_run_leaves_plot_card_evaluation_and_a_safe_checkpoint(finished):
+    assert (finished / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "| held-out preference accuracy |" in (finished / "README.md").read_text()
+    evaluation = json.loads((finished / "evaluation.json").read_text())
+    for moment in ("before", "after"):
+        assert math.isfinite(evaluation[moment]["preference"]["margin"])
+        assert evaluation[moment]["format_only"]["n_pairs"] == 12
+        assert evaluation[moment]["consensus"]["n"] == 2
+    with safe_open(finished / "checkpoint" / "model.safetensors", framework="pt") as tensors:
+        assert any("embed_tokens" in name for name in tensors.keys())  # noqa: SIM118
+    assert (finished / "checkpoint" / "tokenizer.json").exists()
+    assert not list(finished.rglob("*.bin"))
+
+
+def test_an_unknown_setting_ends_with_one_line(dataset_folder, tmp_path, capsys):
+    code = main(["--set", f"dataset={dataset_folder}", "--set", "trl.lerning_rate=1"])
+    assert code == 2
+    assert capsys.readouterr().err == "error: unknown setting trl.lerning_rate\n"
+
+
+def test_a_missing_dataset_ends_with_one_line(tmp_path, capsys):
+    code = main(["--set", f"dataset={tmp_path}/none", "--set", f"output={tmp_path}/out"])
+    assert code == 2
+    error = capsys.readouterr().err
+    assert "no such dataset folder" in error
+    assert error.count("\n") == 1
+
+
+def test_overrides_reach_into_sections(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("trl: {max_steps: 3}\n")
+    values = read_config(path, ["trl.max_steps=5", "tiny.vocab_size=300", "model=null"])
+    assert values == {"trl": {"max_steps": 5}, "tiny": {"vocab_size": 300}, "model": None}
+    with pytest.raises(TrainerConfigError, match="expected key=value"):
+        read_config(path, ["oops"])

@@ -1,0 +1,80 @@
+"""`python -m trainer --config FILE.yaml [--set key=value ...]`: one training run."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import TrainerConfigError, TrainerError
+
+DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
+
+logger = logging.getLogger(__name__)
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A YAML file with `key=value` put over it; dots reach into sections (`trl.max_steps=5`).
+
+    Raises:
+        TrainerConfigError: not readable, not a mapping, or an override without `=`.
+    """
+    try:
+        values = yaml.safe_load(path.read_text("utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TrainerConfigError(f"{path}: {error}") from error
+    if not isinstance(values, dict):
+        raise TrainerConfigError(f"{path}: expected a mapping of settings")
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator:
+            raise TrainerConfigError(f"--set {override}: expected key=value")
+        section: Any = values
+        *outer, last = key.split(".")
+        for name in outer:
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise TrainerConfigError(f"--set {override}: {name} is not a section")
+        section[last] = yaml.safe_load(text)
+    return values
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 on success, 2 when a setting or the dataset is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer", description="Train on a published preference dataset."
+    )
+    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="YAML file")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="put over the file, e.g. --set dataset=demo/dataset --set trl.max_steps=5",
+    )
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        values = read_config(options.config, options.overrides)
+        report = _run(values)
+    except TrainerError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write(json.dumps(report) + "\n")
+    return 0
+
+
+def _run(values: dict[str, Any]) -> dict[str, Any]:
+    # Loading TRL takes seconds: a wrong flag should not have to wait for it.
+    from trainer.integrations.trl.run import RunConfig, run  # noqa: PLC0415
+
+    return run(RunConfig.from_mapping(values))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

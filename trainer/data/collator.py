@@ -1,0 +1,169 @@
+"""Dataset rows to one padded batch of all three channels.
+
+Dimensions in names: `B` rows, `T` tokens.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data.rendering import Renderer, Tokenizer
+from trainer.hints import Hint, hint_for_row
+from trainer.losses.compose import Batch, pair_logps
+from trainer.types import PairRow
+
+logger = logging.getLogger(__name__)
+
+HintFunction = Callable[[Mapping[str, Any]], Hint | None]
+"""What to tell the teacher at a row's state; `None` leaves the row out of channel 2."""
+
+
+def padded(
+    ids: Sequence[Sequence[int]], masks: Sequence[Sequence[int]], pad_id: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Right-padded ids, attention mask and response mask, each [B, T]."""
+    width = max((len(row) for row in ids), default=1)
+    shape = (len(ids), max(width, 1))
+    ids_BT = torch.full(shape, pad_id, dtype=torch.long)
+    attention_BT = torch.zeros(shape, dtype=torch.long)
+    response_BT = torch.zeros(shape, dtype=torch.long)
+    for i, (row, mask) in enumerate(zip(ids, masks, strict=True)):
+        ids_BT[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+        attention_BT[i, : len(row)] = 1
+        response_BT[i, : len(row)] = torch.tensor(mask, dtype=torch.long)
+    return ids_BT, attention_BT, response_BT
+
+
+class ComposerDataCollator:
+    """Rows of `pairs` to the batch that `compose_loss` takes.
+
+    Channel 1 reads the chosen action behind its prompt, channel 2 the same action behind the
+    hinted prompt, channel 3 chosen against rejected. Rows without a hint have `sdpo_mask` 0.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_prompt_tokens: int = 1024,
+        max_response_tokens: int = 256,
+        with_tools: bool = True,
+        hint: HintFunction = hint_for_row,
+    ) -> None:
+        """Set the token budgets; `hint` makes the text that only the teacher sees."""
+        self.renderer = Renderer(
+            tokenizer=tokenizer,
+            max_prompt_tokens=max_prompt_tokens,
+            max_response_tokens=max_response_tokens,
+            with_tools=with_tools,
+        )
+        self.hint = hint
+        self.pad_id = int(tokenizer.pad_token_id)
+
+    def __call__(self, rows: Sequence[PairRow | Mapping[str, Any]]) -> dict[str, Tensor]:
+        """The batch of these rows, on the CPU, without reference log-probs."""
+        chosen, rejected, hinted, has_hint = [], [], [], []
+        for row in rows:
+            prompt = self.renderer.prompt_ids(row["prompt"], row.get("tools"))
+            response = self.renderer.response_ids(row["chosen"])
+            hint = self.hint(row)
+            teacher_prompt = self.renderer.prompt_ids(
+                row["prompt"], row.get("tools"), hint=hint.text if hint else None
+            )
+            chosen.append((prompt, response))
+            rejected.append((prompt, self.renderer.response_ids(row["rejected"])))
+            hinted.append((teacher_prompt, response))
+            has_hint.append(1.0 if hint else 0.0)
+        batch = self._side(chosen, "")
+        batch |= {f"dpo_chosen_{key}": value for key, value in batch.items()}
+        batch |= self._side(rejected, "dpo_rejected_")
+        batch["dpo_weight"] = torch.tensor([float(row.get("weight") or 1.0) for row in rows])
+        if any(has_hint):
+            batch |= self._side(hinted, "ctx_teacher_")
+            batch["sdpo_mask"] = torch.tensor(has_hint)
+        return batch
+
+    def _side(self, rows: Sequence[tuple[list[int], list[int]]], prefix: str) -> dict[str, Tensor]:
+        ids, attention, response = padded(
+            [prompt + answer for prompt, answer in rows],
+            [[0] * len(prompt) + [1] * len(answer) for prompt, answer in rows],
+            self.pad_id,
+        )
+        return {
+            f"{prefix}input_ids": ids,
+            f"{prefix}attention_mask": attention,
+            f"{prefix}response_mask": response,
+        }
+
+
+def add_reference_logps(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """The batch with summed log-probs of both responses under `model`, without gradient."""
+    with torch.no_grad():
+        (chosen, _), (rejected, _) = pair_logps(model, batch)
+    return {
+        **batch,
+        "dpo_chosen_ref_logprobs": chosen,
+        "dpo_rejected_ref_logprobs": rejected,
+    }
+
+
+EXAMPLE_ROW: PairRow = {
+    "prompt": [
+        {"role": "user", "content": "The test test_total in tests/test_cart.py fails. Fix it."},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {
+                        "name": "Edit",
+                        "arguments": '{"file_path": "cart.py", "old_string": "sum(p)"}',
+                    },
+                }
+            ],
+        },
+        {
+            "role": "tool",
+            "tool_call_id": "call_1",
+            "content": "Error: file has not been read yet",
+        },
+    ],
+    "chosen": [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "id": "call_2",
+                    "type": "function",
+                    "function": {"name": "Read", "arguments": '{"file_path": "cart.py"}'},
+                }
+            ],
+        }
+    ],
+    "rejected": [{"role": "assistant", "content": "The test is flaky, nothing is wrong."}],
+    "hint": "Error: file has not been read yet",
+}
+"""A decision point of a coding agent, for a first batch."""
+
+
+def build_batch(
+    tokenizer: Tokenizer,
+    device: str | torch.device = "cpu",
+    *,
+    rows: Sequence[PairRow | Mapping[str, Any]] | None = None,
+    reference: nn.Module | None = None,
+) -> dict[str, Tensor]:
+    """A batch of all three channels, by default of one built-in example.
+
+    With `reference` the pair's log-probs under it are filled in, as `dpo_variant="dpo"` needs;
+    without it use `dpo_variant="simpo"` or call `add_reference_logps`.
+    """
+    batch = ComposerDataCollator(tokenizer)(rows if rows is not None else [EXAMPLE_ROW])
+    batch = {key: value.to(device) for key, value in batch.items()}
+    return add_reference_logps(reference, batch) if reference is not None else batch

@@ -1,0 +1,169 @@
+"""What a model learned, on sessions it never saw.
+
+Preference accuracy is the share of held-out pairs whose chosen side has the higher log-probability
+per token. The format-only control asks the same about the same pairs with all content replaced by
+filler: what a model gains there it gained from form (length, text or call), not from judgement.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.data.collator import ComposerDataCollator
+from trainer.data.rendering import Renderer
+from trainer.data.rewards import agreement, as_message, canonical_calls
+from trainer.losses.compose import pair_logps
+from trainer.types import Message, PairRow, PromptRow
+
+Agreement = Callable[[Message, Message], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceScore:
+    """How often, and by how much, a model prefers the chosen side."""
+
+    n_pairs: int
+    accuracy: float
+    """In [0, 1]; an exact tie counts half."""
+    margin: float
+    """Mean difference of log-probability per token, in nats."""
+
+
+@torch.no_grad()
+def preference_score(
+    model: nn.Module,
+    collator: ComposerDataCollator,
+    rows: Sequence[PairRow],
+    *,
+    batch_size: int = 4,
+) -> PreferenceScore:
+    """Score pairs; NaN without any."""
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    margins: list[float] = []
+    for start in range(0, len(rows), batch_size):
+        batch = collator(rows[start : start + batch_size])
+        batch = {key: value.to(device) for key, value in batch.items()}
+        (chosen, n_chosen), (rejected, n_rejected) = pair_logps(model, batch)
+        margins.extend((chosen / n_chosen - rejected / n_rejected).tolist())
+    model.train(was_training)
+    hits = sum(1.0 if margin > 0 else 0.5 if margin == 0 else 0.0 for margin in margins)
+    n_pairs = max(len(margins), 1)
+    nothing = float("nan")
+    return PreferenceScore(
+        n_pairs=len(margins),
+        accuracy=hits / n_pairs if margins else nothing,
+        margin=sum(margins) / n_pairs if margins else nothing,
+    )
+
+
+def format_only(rows: Sequence[PairRow]) -> list[PairRow]:
+    """The pairs with every word of both actions replaced by filler of the same length.
+
+    Form stays: text or calls, how many calls and arguments, how long each is. Prompts stay too.
+    A pair whose two sides become equal says nothing and is left out.
+    """
+    masked: list[PairRow] = []
+    for row in rows:
+        chosen, rejected = (
+            [_filler(message) for message in row[side]] for side in ("chosen", "rejected")
+        )
+        if chosen != rejected:
+            masked.append({**row, "chosen": chosen, "rejected": rejected})
+    return masked
+
+
+_WORD = re.compile(r"\w")
+
+
+def _filler(message: Message) -> Message:
+    filled: Message = {
+        "role": message["role"],
+        "content": _WORD.sub("x", str(message.get("content") or "")),
+    }
+    if message.get("tool_calls"):
+        calls = [
+            {"name": _WORD.sub("x", name), "arguments": _WORD.sub("x", arguments)}
+            for name, arguments in canonical_calls(message)
+        ]
+        filled["content"] += "".join(
+            f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}'
+            "\n</tool_call>"
+            for call in calls
+        )
+    return filled
+
+
+@torch.no_grad()
+def consensus_rate(
+    model: Any,
+    renderer: Renderer,
+    rows: Sequence[PromptRow],
+    *,
+    level: Agreement = agreement,
+    max_new_tokens: int = 64,
+) -> dict[str, float]:
+    """Share of held-out states at which the greedy action agrees with the consensus, by level.
+
+    `any` adds the levels up; `n` is the number of states.
+    """
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    levels: Counter[str] = Counter()
+    for row in rows:
+        prompt = torch.tensor([renderer.prompt_ids(row["prompt"], row.get("tools"))], device=device)
+        generated = model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=renderer.tokenizer.pad_token_id,
+            eos_token_id=renderer.tokenizer.eos_token_id,
+        )
+        text = renderer.tokenizer.decode(generated[0, prompt.size(1) :], skip_special_tokens=True)
+        if found := level(as_message(text), row["consensus"]):
+            levels[found] += 1
+    model.train(was_training)
+    n = max(len(rows), 1)
+    rates = {name: count / n for name, count in sorted(levels.items())}
+    return rates | {"any": sum(levels.values()) / n, "n": float(len(rows))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """How much of the held-out sessions is scored."""
+
+    max_pairs: int = 200
+    max_prompts: int = 12
+    max_new_tokens: int = 64
+
+
+def evaluate(
+    model: Any,
+    collator: ComposerDataCollator,
+    pairs: Sequence[PairRow],
+    prompts: Sequence[PromptRow],
+    *,
+    options: EvaluationOptions,
+    level: Agreement = agreement,
+) -> dict[str, Any]:
+    """Preference score, format-only control and consensus rate of one model."""
+    pairs = pairs[: options.max_pairs]
+    return {
+        "preference": asdict(preference_score(model, collator, pairs)),
+        "format_only": asdict(preference_score(model, collator, format_only(pairs))),
+        "consensus": consensus_rate(
+            model,
+            collator.renderer,
+            prompts[: options.max_prompts],
+            level=level,
+            max_new_tokens=options.max_new_tokens,
+        ),
+    }

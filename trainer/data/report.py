@@ -1,0 +1,78 @@
+"""What a run leaves behind for people: a plot and a model card."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("objective", ("loss/objective",)),
+    ("channels", ("policy/loss", "sdpo/loss", "replay/loss")),
+    ("reward and accuracy", ("train/reward", "replay/accuracy")),
+    ("gradient norm", ("train/grad_norm",)),
+)
+
+
+def plot_metrics(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Losses, reward and gradient norm over the steps, as one PNG."""
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots(2, 2).flat
+    for axis, (title, keys) in zip(axes, PANELS, strict=True):
+        for key in keys:
+            points = [(row["step"], row[key]) for row in metrics if row.get(key) is not None]
+            if points:
+                axis.plot(*zip(*points, strict=True), marker=".", label=key)
+                axis.legend(fontsize=8)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        axis.grid(visible=True, alpha=0.3)
+    FigureCanvasAgg(figure).print_png(str(path))
+
+
+def model_card(
+    *,
+    base: str,
+    dataset: str,
+    settings: Mapping[str, Any],
+    report: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+) -> str:
+    """The README.md of a trained model."""
+    before, after = evaluation["before"], evaluation["after"]
+    rows = [
+        ("held-out preference accuracy", "preference", "accuracy"),
+        ("held-out margin (nats per token)", "preference", "margin"),
+        ("format-only control accuracy", "format_only", "accuracy"),
+        ("consensus rate of greedy actions", "consensus", "any"),
+    ]
+    table = "\n".join(
+        f"| {label} | {before[group][key]:.3f} | {after[group][key]:.3f} |"
+        for label, group, key in rows
+    )
+    channels = ", ".join(report["channels_live"]) or "none"
+    return f"""---
+library_name: transformers
+tags: [trl, composer-replication]
+---
+# Three-channel model
+
+Trained from {base} on the preference dataset `{dataset}`: {report["steps"]} steps in
+{report["seconds"]:.0f} s. Live channels: {channels}. Objective on a fixed batch:
+{report["loss_first"]:.4f} before, {report["loss_last"]:.4f} after.
+
+| on held-out sessions | before | after |
+|---|---|---|
+{table}
+
+The format-only control scores the same pairs with all content replaced by filler; a gain there
+comes from form, not from judgement. {before["preference"]["n_pairs"]} held-out pairs.
+
+## Settings
+
+```json
+{json.dumps(settings, indent=2, sort_keys=True, default=str)}
+```
+"""

@@ -1,0 +1,153 @@
+"""Recorded actions as rollouts: policy optimization without generating anything.
+
+A rollout is one decision on record with its reward: how well it agrees with the consensus. A group,
+over which rewards become advantages, is several decisions. By default these are the student's own,
+of one session where possible, so the baseline is how well that session went: the policy channel
+sees no teacher's action. In "contrast" groups it does: a group is the student's and the teachers'
+action at one state.
+
+The provider never told us the probability of a recorded action, so the behaviour policy is the
+model as it was when the run began: its log-probs are taken once, and the importance ratio
+`p / p_old` is against them for the whole run.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.data.dataset import PreferenceData
+from trainer.data.rendering import Renderer
+from trainer.errors import DatasetError
+from trainer.losses.compose import model_logits
+from trainer.losses.logps import token_logps
+from trainer.types import Message
+
+Decision = dict[str, Any]
+"""A state with an action on record: `prompt`, `tools`, `hint`, `state_id`, `session_id`,
+`consensus`, `action`, their ids `prompt_ids` and `action_ids`, and `old_logps` (per token)."""
+
+
+@dataclass(frozen=True)
+class RecordedRollouts:
+    """Groups of decisions that a trainer replays instead of generating."""
+
+    groups: list[list[Decision]]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per group, for a dataset."""
+        return [
+            {"group": index, "prompt": [{"role": "user", "content": str(group[0]["state_id"])}]}
+            for index, group in enumerate(self.groups)
+        ]
+
+    def expand(self, rows: Sequence[Mapping[str, Any]], *, first: int, n: int) -> list[Decision]:
+        """The decision behind each row, when every row stands n times in a row.
+
+        `first` is the position of `rows[0]` in the batch of all processes.
+        """
+        expanded = []
+        for i, row in enumerate(rows):
+            group = self.groups[row["group"]]
+            expanded.append(dict(group[(first + i) % n % len(group)]))
+        return expanded
+
+    @torch.no_grad()
+    def add_behaviour_logps(self, model: nn.Module, *, temperature: float = 1.0) -> None:
+        """Fill `old_logps` of every decision from `model` as it is now."""
+        was_training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        for group in self.groups:
+            for decision in group:
+                n = len(decision["action_ids"])
+                ids = torch.tensor([decision["prompt_ids"] + decision["action_ids"]], device=device)
+                logps = token_logps(model_logits(model, ids, None), ids, temperature)
+                decision["old_logps"] = logps[0, -n:].tolist()
+        model.train(was_training)
+
+
+def student_rollouts(
+    data: PreferenceData, renderer: Renderer, *, group_size: int, seed: int = 0
+) -> RecordedRollouts:
+    """The student's own decisions wherever there is a consensus, `group_size` a group.
+
+    Raises:
+        DatasetError: there is no such decision.
+    """
+    consensus = {row.get("state_id"): row["consensus"] for row in data.prompts}
+    decisions: dict[Any, Decision] = {}
+    for i, pair in enumerate(data.pairs):
+        key = pair.get("state_id") or i
+        decisions.setdefault(
+            key, _decision(pair, pair["rejected"][-1], pair["chosen"][-1], renderer)
+        )
+    for i, positive in enumerate(data.positives):
+        key = positive.get("state_id") or -1 - i
+        action = positive["completion"][-1]
+        agreed = consensus.get(positive.get("state_id"), action)
+        decisions.setdefault(key, _decision(positive, action, agreed, renderer))
+    if not decisions:
+        raise DatasetError("there is no decision on record: use rollouts=generate")
+    ordered = _by_session(list(decisions.values()), seed)
+    n_groups = -(-len(ordered) // group_size)
+    return RecordedRollouts(
+        [
+            [ordered[(g * group_size + k) % len(ordered)] for k in range(group_size)]
+            for g in range(n_groups)
+        ]
+    )
+
+
+def contrast_rollouts(pairs: Sequence[Mapping[str, Any]], renderer: Renderer) -> RecordedRollouts:
+    """Groups of two: the student's and the teachers' action at one state."""
+    return RecordedRollouts(
+        [
+            [
+                _decision(row, row[side][-1], row["chosen"][-1], renderer)
+                for side in ("rejected", "chosen")
+            ]
+            for row in pairs
+        ]
+    )
+
+
+def _decision(
+    row: Mapping[str, Any], action: Message, consensus: Message, renderer: Renderer
+) -> Decision:
+    return {
+        "prompt": row["prompt"],
+        "tools": row.get("tools"),
+        "hint": row.get("hint"),
+        "outcome": row.get("outcome"),
+        "state_id": row.get("state_id"),
+        "session_id": row.get("session_id"),
+        "consensus": consensus,
+        "action": action,
+        "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools")),
+        "action_ids": renderer.response_ids(action),
+    }
+
+
+def _by_session(decisions: list[Decision], seed: int) -> list[Decision]:
+    """Sessions one after the other, the decisions of each in random order."""
+    sessions: dict[Any, list[Decision]] = {}
+    for decision in decisions:
+        sessions.setdefault(decision["session_id"], []).append(decision)
+    rng = random.Random(seed)
+    for members in sessions.values():
+        rng.shuffle(members)
+    return [decision for members in sessions.values() for decision in members]
+
+
+def replay_rollouts(_prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
+    """TRL's `rollout_func`: what is on record for each row of the batch."""
+    rows = trainer.rollout_rows
+    return {
+        "prompt_ids": [row["prompt_ids"] for row in rows],
+        "completion_ids": [row["action_ids"] for row in rows],
+        "logprobs": [row["old_logps"] for row in rows],
+    }

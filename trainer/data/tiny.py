@@ -1,0 +1,114 @@
+"""A tiny model and tokenizer made on the spot, for runs that need no download and no GPU."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from trainer.data.rendering import template_message
+
+CHAT_TEMPLATE = r"""
+{%- if tools -%}
+  {{- '<|im_start|>system\nTools:' -}}
+  {%- for tool in tools -%}
+    {%- set names = (tool.function.parameters.properties or {}) | list | join(', ') -%}
+    {{- ' ' + tool.function.name + '(' + names + ')' -}}
+  {%- endfor -%}
+  {{- '<|im_end|>\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- if message.role == 'tool' -%}
+    {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response>' -}}
+  {%- else -%}
+    {{- '<|im_start|>' + message.role + '\n' + message.content -}}
+    {%- for call in message.tool_calls or [] -%}
+      {{- '\n' if message.content or not loop.first else '' -}}
+      {{- '<tool_call>\n{"name": ' + (call.function.name | tojson) -}}
+      {{- ', "arguments": ' + (call.function.arguments | tojson) + '}\n</tool_call>' -}}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- '<|im_start|>assistant\n' -}}
+{%- endif -%}
+""".strip()
+"""Chat template with tools (names and parameter names), tool calls in the Hermes form and tool
+results. It preserves prefixes: earlier messages are rendered the same whatever follows."""
+
+END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 1024) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of at most `vocab_size` entries, with the chat template above."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=END_OF_TEXT,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_model(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    hidden_size: int = 64,
+    n_layers: int = 2,
+    n_heads: int = 4,
+    max_positions: int = 4096,
+    seed: int = 0,
+) -> Qwen2ForCausalLM:
+    """A Qwen2 model of random weights in float32 for this tokenizer."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=n_layers,
+        num_attention_heads=n_heads,
+        num_key_value_heads=max(n_heads // 2, 1),
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)
+
+
+def corpus(rows: Sequence[Any], *, max_chars: int = 4000) -> list[str]:
+    """Texts of dataset rows to train a tokenizer on: messages, calls, hints."""
+    texts = []
+    for row in rows:
+        for key in ("prompt", "chosen", "rejected"):
+            texts.extend(
+                piece[:max_chars] for message in row.get(key) or () for piece in _pieces(message)
+            )
+        texts.append(row.get("hint") or "")
+    return texts
+
+
+def _pieces(message: dict[str, Any]) -> list[str]:
+    rendered = template_message(message)
+    calls = [
+        f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>"
+        for call in rendered.get("tool_calls", ())
+    ]
+    return [rendered["content"], *calls]

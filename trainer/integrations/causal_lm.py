@@ -1,0 +1,178 @@
+"""What the exact speed-ups need to know of a Hugging Face causal LM."""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from trainer.errors import TrainerConfigError
+from trainer.losses.head import HeadOutput, head_outputs
+
+__all__ = [
+    "CompletionOutput",
+    "causal_lm_of",
+    "completion_outputs",
+    "lm_head_of",
+    "logit_rule",
+    "model_head_outputs",
+]
+
+
+class CompletionOutput(NamedTuple):
+    """Per-token outputs of a padded batch of completions, each of them differentiable."""
+
+    logps_B_C: Tensor
+    entropy_B_C: Tensor
+    divergence_N: Tensor
+    """Divergence from the teacher at the hinted tokens, in row order."""
+
+
+def causal_lm_of(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside `model`: itself, or what PEFT wraps.
+
+    Raises:
+        TrainerConfigError: there is none.
+    """
+    unwrap = getattr(model, "get_base_model", None)
+    bare = unwrap() if callable(unwrap) else model
+    if not isinstance(bare, PreTrainedModel):
+        raise TrainerConfigError(
+            f"{type(model).__name__} is no transformers causal LM; unwrap it first "
+            "(accelerator.unwrap_model) and call inside the wrapper's forward"
+        )
+    return bare
+
+
+def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a model's language-model head.
+
+    Raises:
+        TrainerConfigError: the model has none, or an adapter sits on it.
+    """
+    causal_lm = causal_lm_of(model)
+    head = causal_lm.get_output_embeddings()
+    if head is None:
+        raise TrainerConfigError(
+            f"{type(causal_lm).__name__} has no language-model head: load it as a causal LM"
+        )
+    if hasattr(head, "base_layer"):
+        raise TrainerConfigError(
+            "an adapter (LoRA) sits on the language-model head, which the fused head would leave "
+            "out: remove it from target_modules"
+        )
+    return head.weight, getattr(head, "bias", None)
+
+
+def logit_rule(model: nn.Module) -> tuple[float, float | None]:
+    """Factor and soft cap between a model's head and its logits, from its configuration."""
+    config = causal_lm_of(model).config.get_text_config()
+    softcap = getattr(config, "final_logit_softcapping", None)
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if (factor := getattr(config, name, None)) is not None:
+            return float(factor), softcap
+    divisor = getattr(config, "logits_scaling", None)
+    if divisor is None:
+        return 1.0, softcap
+    # Granite and MiniCPM divide by this entry; HyperCLOVA X multiplies.
+    return float(divisor if config.model_type == "hyperclovax" else 1 / divisor), softcap
+
+
+def model_head_outputs(
+    model: nn.Module,
+    hidden_N_H: Tensor,
+    target_ids_N: Tensor,
+    *,
+    teacher: nn.Module | None = None,
+    teacher_hidden_N_H: Tensor | None = None,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+) -> HeadOutput:
+    """`trainer.losses.head.head_outputs` with the model's own head and logit rule.
+
+    `teacher` gives the teacher's head; without it the model's own head is used for both.
+
+    Raises:
+        ShapeError: two inputs do not line up.
+        TrainerConfigError: the model has no plain head, or an option is out of range.
+    """
+    weight_V_H, bias_V = lm_head_of(model)
+    teacher_weight_V_H, teacher_bias_V = (None, None) if teacher is None else lm_head_of(teacher)
+    logit_scale, softcap = logit_rule(model)
+    return head_outputs(
+        hidden_N_H,
+        weight_V_H,
+        bias_V,
+        target_ids_N=target_ids_N,
+        teacher_hidden_N_H=teacher_hidden_N_H,
+        teacher_weight_V_H=teacher_weight_V_H,
+        teacher_bias_V=teacher_bias_V,
+        beta=beta,
+        temperature=temperature,
+        logit_scale=logit_scale,
+        softcap=softcap,
+        chunk=chunk,
+    )
+
+
+def completion_outputs(
+    model: nn.Module,
+    hidden_B_C_H: Tensor,
+    ids_B_C: Tensor,
+    *,
+    hinted_B_C: Tensor | None = None,
+    teacher: nn.Module | None = None,
+    teacher_hidden_N_H: Tensor | None = None,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+) -> CompletionOutput:
+    """Log-probabilities and entropies of completions, and the divergence where there is a hint.
+
+    What a trainer that computes its policy loss from per-token log-probabilities needs, in one
+    pass per chunk and without logits `[B, C, V]`. The teacher is projected at hinted tokens only.
+
+    Args:
+        model: gives the head and the logit rule.
+        hidden_B_C_H: the states that predict `ids_B_C`.
+        ids_B_C: the completions.
+        hinted_B_C: true at the tokens that `teacher_hidden_N_H` belongs to, in row order.
+        teacher: gives the teacher's head; by default the model's own.
+        teacher_hidden_N_H: the teacher's states at the hinted tokens.
+        beta: as in `fused_policy_distillation`.
+        temperature: both models' logits are divided by it.
+        chunk: tokens whose logits exist at once; by default the device's own choice.
+
+    Raises:
+        ShapeError: two inputs do not line up.
+        TrainerConfigError: the model has no plain head, or an option is out of range.
+    """
+    options = {"temperature": temperature, "chunk": chunk}
+    hidden_M_H, ids_M = hidden_B_C_H.flatten(0, 1), ids_B_C.flatten()
+    if hinted_B_C is None or teacher_hidden_N_H is None:
+        plain = model_head_outputs(model, hidden_M_H, ids_M, **options)
+        logps_B_C, entropy_B_C = (x.view_as(ids_B_C) for x in (plain.logps_N, plain.entropy_N))
+        return CompletionOutput(logps_B_C, entropy_B_C, plain.divergence_N[:0])
+    hinted_M = hinted_B_C.flatten().bool()
+    hinted = model_head_outputs(
+        model,
+        hidden_M_H[hinted_M],
+        ids_M[hinted_M],
+        teacher=teacher,
+        teacher_hidden_N_H=teacher_hidden_N_H,
+        beta=beta,
+        **options,
+    )
+    plain = model_head_outputs(model, hidden_M_H[~hinted_M], ids_M[~hinted_M], **options)
+    logps_M, entropy_M = (
+        with_hint.new_zeros(len(ids_M))
+        .masked_scatter(hinted_M, with_hint)
+        .masked_scatter(~hinted_M, without)
+        for with_hint, without in (
+            (hinted.logps_N, plain.logps_N),
+            (hinted.entropy_N, plain.entropy_N),
+        )
+    )
+    return CompletionOutput(
+        logps_M.view_as(ids_B_C), entropy_M.view_as(ids_B_C), hinted.divergence_N
+    )

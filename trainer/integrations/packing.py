@@ -1,0 +1,249 @@
+"""Hugging Face causal LMs on packed preference pairs.
+
+`packed_logps` runs a model once over a `PackedTree` and gives each completion's log-probability,
+equal to running one pair at a time. The tree reaches the model's attention layers as a keyword
+argument, through the model's own attention interface; calls without a tree run as before.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from trainer.errors import ShapeError, TrainerConfigError
+from trainer.integrations.causal_lm import causal_lm_of, model_head_outputs
+from trainer.losses.tree_attention import TreeAttention, attention_for
+from trainer.losses.tree_layout import PackedTree, TokenPair, pack_pairs, pack_pairs_within
+
+__all__ = ["enable_tree_attention", "packed_hidden", "packed_logps", "packed_pair_logps"]
+
+_PREFIX = "prefix_tree_"
+_BASES = {"sdpa", "eager", "flex_attention"}
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def packed_logps(
+    model: nn.Module, tree: PackedTree, *, temperature: float = 1.0, chunk: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Summed log-probabilities of every chosen and every rejected completion, both `[B]`.
+
+    Divide by `tree.chosen_lengths` and `tree.rejected_lengths` for per-token averages. The logits
+    exist for one chunk of tokens at a time, in the forward and in the backward pass.
+
+    Args:
+        model: a causal LM, bare or under PEFT. Under DDP or FSDP call this inside the wrapper's
+            forward, or gradients are not synchronized.
+        tree: moved to the model's device when it is elsewhere.
+        temperature: the logits are divided by it.
+        chunk: tokens whose logits exist at once; by default the device's own choice.
+
+    Raises:
+        TrainerConfigError: the model's attention cannot follow a tree exactly.
+    """
+    causal_lm = causal_lm_of(model)
+    tree = tree.to(causal_lm.device)
+    hidden_N_H = packed_hidden(causal_lm, tree)
+    outputs = model_head_outputs(
+        causal_lm,
+        hidden_N_H[tree.predictors_E],
+        tree.target_ids_E,
+        temperature=temperature,
+        chunk=chunk,
+    )
+    return tree.sum_logps(outputs.logps_N)
+
+
+def packed_pair_logps(
+    model: nn.Module, batch: Mapping[str, Tensor], *, max_tokens: int | None = None
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """((chosen log-probs, tokens), (rejected log-probs, tokens)), each `[B]`, of a padded batch.
+
+    Takes the place of one padded forward pass per side: `batch` holds
+    `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` (without an attention mask no
+    token is padding). Responses must end their sequence.
+
+    Args:
+        model: as for `packed_logps`.
+        batch: the padded pairs, on the model's device.
+        max_tokens: packed tokens of one pass; pairs beyond it go into further passes.
+
+    Raises:
+        ShapeError: a prompt or response is empty, or the sides have different prompts.
+        TrainerConfigError: the model's attention cannot follow a tree exactly.
+    """
+    pairs = _token_pairs(batch)
+    trees = (
+        [pack_pairs(pairs)]
+        if max_tokens is None
+        else pack_pairs_within(pairs, max_tokens=max_tokens)
+    )
+    # Trees keep the order of the pairs, so that their results only follow each other.
+    logps = [packed_logps(model, tree) for tree in trees]
+    device = batch["dpo_chosen_input_ids"].device
+    n_chosen_B = torch.cat([tree.chosen_lengths for tree in trees]).to(device)
+    n_rejected_B = torch.cat([tree.rejected_lengths for tree in trees]).to(device)
+    chosen_B, rejected_B = (torch.cat(side) for side in zip(*logps, strict=True))
+    return (chosen_B, n_chosen_B), (rejected_B, n_rejected_B)
+
+
+def _token_pairs(batch: Mapping[str, Tensor]) -> list[TokenPair]:
+    chosen = _prompts_and_responses(batch, "chosen")
+    rejected = _prompts_and_responses(batch, "rejected")
+    for row, ((prompt, _), (other_prompt, _)) in enumerate(zip(chosen, rejected, strict=True)):
+        if prompt != other_prompt:
+            raise ShapeError(f"pair {row}: chosen and rejected have different prompts")
+    return [
+        (prompt, response, other)
+        for (prompt, response), (_, other) in zip(chosen, rejected, strict=True)
+    ]
+
+
+def _prompts_and_responses(
+    batch: Mapping[str, Tensor], side: str
+) -> list[tuple[list[int], list[int]]]:
+    input_ids = batch[f"dpo_{side}_input_ids"]
+    attention_mask = batch.get(f"dpo_{side}_attention_mask", torch.ones_like(input_ids))
+    columns = (input_ids, attention_mask, batch[f"dpo_{side}_response_mask"])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    split = []
+    for row, (ids, is_real, is_response) in enumerate(rows):
+        real = [
+            (token, bool(r))
+            for token, keep, r in zip(ids, is_real, is_response, strict=True)
+            if keep
+        ]
+        n_prompt = next((n for n, (_, r) in enumerate(real) if r), len(real))
+        if not all(r for _, r in real[n_prompt:]):
+            raise ShapeError(
+                f"pair {row}, {side}: the response mask has a gap; only a response that ends its "
+                "sequence can be packed"
+            )
+        tokens = [token for token, _ in real]
+        split.append((tokens[:n_prompt], tokens[n_prompt:]))
+    return split
+
+
+def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
+    """The last hidden state of every packed token, `[N, H]`; `tree` is on the model's device.
+
+    Raises:
+        TrainerConfigError: the model's attention cannot follow a tree exactly.
+    """
+    causal_lm = causal_lm_of(model)
+    enable_tree_attention(causal_lm)
+    attention = attention_for(tree)
+    # A mask with four dimensions is handed to the layers as it is, so that none is built.
+    no_mask_1_1_1_1 = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=causal_lm.device)
+    outputs = causal_lm.base_model(
+        input_ids=tree.input_ids_N[None],
+        position_ids=tree.position_ids_N[None],
+        attention_mask=no_mask_1_1_1_1,
+        use_cache=False,
+        prefix_tree=attention,
+    )
+    n_layers = causal_lm.config.get_text_config().num_hidden_layers
+    if attention.n_calls < n_layers:
+        raise TrainerConfigError(
+            f"{type(causal_lm).__name__}: {attention.n_calls} of {n_layers} layers attended through "
+            "the tree; the others mix tokens in another way (recurrent or linear attention, or a "
+            "forward that drops keyword arguments), so packed pairs would not be exact. Train "
+            "this model one pair at a time."
+        )
+    return outputs.last_hidden_state[0]
+
+
+def enable_tree_attention(model: nn.Module) -> None:
+    """Let `model` follow a tree where it is given one; all other calls stay as they are.
+
+    The change lasts, because activation checkpointing attends again in the backward pass.
+
+    Raises:
+        TrainerConfigError: the model does not take its attention from the attention interface.
+    """
+    causal_lm = causal_lm_of(model)
+    base = str(causal_lm.config._attn_implementation)
+    if base.startswith(_PREFIX):
+        return
+    _check_exchangeable(causal_lm, base)
+    name = _PREFIX + base
+    AttentionInterface.register(name, _tree_or(base))
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
+    causal_lm.set_attn_implementation(name)
+
+
+def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
+    if base not in _BASES:
+        raise TrainerConfigError(
+            f"attention {base!r} cannot be shared with packed trees: load the model with "
+            'attn_implementation="sdpa"'
+        )
+    config = causal_lm.config.get_text_config()
+    mixers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if mixers or not getattr(causal_lm, "_supports_attention_backend", False):
+        reason = (
+            f"has layers of type {', '.join(sorted(mixers))}"
+            if mixers
+            else ("does not take its attention from transformers' AttentionInterface")
+        )
+        raise TrainerConfigError(
+            f"{type(causal_lm).__name__} {reason}, so it cannot follow a packed tree. Train this "
+            "model one pair at a time."
+        )
+
+
+def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """An attention function: the tree's where a tree is given, else that of `base`."""
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        prefix_tree: TreeAttention | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if prefix_tree is None:
+            return _base_attention(base, module)(
+                module, query, key, value, attention_mask, **kwargs
+            )
+        _check_exact(module, prefix_tree.tree, kwargs)
+        scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        if torch.is_autocast_enabled(query.device.type):
+            # Autocast knows torch's own attention, not ours.
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        output_1_A_N_D = prefix_tree(query, key, value, scale=scale)
+        return output_1_A_N_D.transpose(1, 2).contiguous(), None
+
+    return attend
+
+
+def _base_attention(base: str, module: nn.Module) -> Callable[..., Any]:
+    if base == "eager":
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[base]
+
+
+def _check_exact(module: nn.Module, tree: PackedTree, kwargs: dict[str, Any]) -> None:
+    """Refuse what the tree backends would silently leave out."""
+    window = kwargs.get("sliding_window")
+    reasons = {
+        "attention dropout (set attention_dropout to 0)": bool(kwargs.get("dropout")),
+        "a soft cap on attention scores": kwargs.get("softcap") is not None,
+        "attention sinks": kwargs.get("s_aux") is not None,
+        f"a sliding window of {window}, shorter than the trace": window is not None
+        and int(tree.position_ids_N.max()) >= window,
+    }
+    found = [reason for reason, is_found in reasons.items() if is_found]
+    if found:
+        raise TrainerConfigError(
+            f"{type(module).__name__} uses {' and '.join(found)}, which packed pairs would not "
+            "reproduce exactly. Train this model one pair at a time."
+        )

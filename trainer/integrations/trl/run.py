@@ -1,0 +1,405 @@
+"""One training run from a configuration: dataset in, model, metrics, plot and report out."""
+
+import contextlib
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, Features, Json, List, Value
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers.utils import logging as transformers_logging
+
+from trainer.data.collator import ComposerDataCollator, add_reference_logps
+from trainer.data.dataset import PreferenceData, load_preference_data
+from trainer.data.evaluation import EvaluationOptions, evaluate
+from trainer.data.rendering import Renderer
+from trainer.data.report import model_card, plot_metrics
+from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
+from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
+from trainer.data.tiny import corpus, make_model, train_tokenizer
+from trainer.errors import TrainerConfigError
+from trainer.integrations.trl.config import ComposerConfig
+from trainer.integrations.trl.trainer import ComposerReplicationTrainer
+from trainer.losses.compose import compose_loss, model_logits
+from trainer.losses.logps import token_logps
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyOptions:
+    """The model that is built when none is named."""
+
+    vocab_size: int = 1024
+    hidden_size: int = 64
+    n_layers: int = 2
+    n_heads: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole run, as its YAML file says it."""
+
+    dataset: str
+    """Published dataset: a folder or a Hub id."""
+    output: str
+    """Folder for metrics, plot, checkpoint, evaluation and report."""
+    revision: str | None = None
+    """Revision of a Hub dataset."""
+    model: str | None = None
+    """Folder or Hub id of a causal LM with a chat template; none: a tiny one made on the spot."""
+    tiny: TinyOptions = field(default_factory=TinyOptions)
+    rollouts: str = "student"
+    """`student`: the student's recorded decisions. `contrast`: at each state the student's and the
+    teachers' action. `generate`: TRL samples from the policy."""
+    reward: str = "consensus"
+    """The built-in reward, or `package.module:function(message, row) -> float`."""
+    agreement: str | None = None
+    """`package.module:function(a, b) -> level` for the consensus rate; none: the built-in one."""
+    resume_from: str | None = None
+    """Checkpoint folder of an earlier run to go on from."""
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    trl: dict[str, Any] = field(default_factory=dict)
+    """Fields of `ComposerConfig`, which has every field of TRL's `GRPOConfig`."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """Check names and build.
+
+        Raises:
+            TrainerConfigError: an unknown or missing field.
+        """
+        values = dict(values)
+        _check_names("", cls, values)
+        for name, section in (("tiny", TinyOptions), ("evaluation", EvaluationOptions)):
+            if name in values:
+                _check_names(f"{name}.", section, values[name])
+                values[name] = section(**values[name])
+        _check_names("trl.", ComposerConfig, values.get("trl") or {})
+        missing = [name for name in ("dataset", "output") if not values.get(name)]
+        if missing:
+            raise TrainerConfigError(f"{' and '.join(missing)} must be set")
+        if values.get("rollouts", "student") not in ("student", "contrast", "generate"):
+            raise TrainerConfigError(
+                f"rollouts={values['rollouts']!r} is not student, contrast or generate"
+            )
+        return cls(**values)
+
+
+def _check_names(prefix: str, section: type, values: Mapping[str, Any]) -> None:
+    known = {entry.name for entry in fields(section)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise TrainerConfigError(f"unknown setting {prefix}{unknown[0]}")
+
+
+class MetricsFile(TrainerCallback):
+    """Every log of the trainer as one JSON line with `group/name` keys."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: ComposerConfig,
+        on_metrics: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        """Start an empty file; `on_metrics` gets each line as well."""
+        self.path, self.config, self.on_metrics = path, config, on_metrics
+        self.rows: list[dict[str, Any]] = []
+        path.write_text("", "utf-8")
+
+    def on_log(
+        self,
+        args: Any,  # noqa: ARG002 - the callback's interface
+        state: Any,
+        control: Any,  # noqa: ARG002
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Write one line."""
+        if not state.is_world_process_zero or not logs:
+            return
+        row: dict[str, Any] = {"step": state.global_step}
+        row |= {key if "/" in key else f"train/{key}": value for key, value in logs.items()}
+        if "policy/loss" in row:
+            row["loss/objective"] = (
+                self.config.policy_weight * row["policy/loss"]
+                + self.config.alpha_sdpo * row.get("sdpo/loss", 0.0)
+                + self.config.beta_replay * row.get("replay/loss", 0.0)
+            )
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        if self.on_metrics is not None:
+            self.on_metrics(row)
+
+
+def run(
+    config: RunConfig, *, on_metrics: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Train, evaluate before and after, and write everything into `config.output`.
+
+    Raises:
+        TrainerConfigError: a setting is wrong.
+        DatasetError: the dataset lacks what a channel needs.
+    """
+    started = time.perf_counter()
+    transformers_logging.disable_progress_bar()
+    output = Path(config.output)
+    output.mkdir(parents=True, exist_ok=True)
+    args = trl_config(config, output)
+    data = load_preference_data(config.dataset, revision=config.revision)
+    model, tokenizer = load_model(config, data, seed=args.seed)
+    collator = ComposerDataCollator(
+        tokenizer,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_response_tokens=args.max_response_tokens,
+        with_tools=args.render_tools,
+    )
+    recorded = recorded_rollouts(config, args, data, collator.renderer)
+    level = load_function(config.agreement) if config.agreement else agreement
+
+    def evaluated() -> dict[str, Any]:
+        return evaluate(
+            model,
+            collator,
+            data.test_pairs,
+            data.test_prompts,
+            options=config.evaluation,
+            level=level,
+        )
+
+    if recorded is not None:
+        recorded.add_behaviour_logps(model, temperature=args.temperature)
+    objective = FixedBatchObjective(model, collator, data, args)
+    before, loss_first = evaluated(), objective()
+    metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
+    trainer = build_trainer(
+        config, args, model, tokenizer, data, recorded, collator.renderer, metrics
+    )
+    with without_upstream_warnings():
+        trainer.train(resume_from_checkpoint=config.resume_from)
+    after, loss_last = evaluated(), objective()
+
+    save_checkpoint(trainer, tokenizer, output / "checkpoint")
+    live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
+    report = {
+        "loss_first": loss_first,
+        "loss_last": loss_last,
+        "channels_live": live,
+        "steps": trainer.state.global_step,
+        "seconds": round(time.perf_counter() - started, 2),
+        "pairs": len(data.pairs),
+        "held_out_pairs": len(data.test_pairs),
+        "cut_prompts": collator.renderer.n_cut_prompts,
+        "preference_accuracy_before": before["preference"]["accuracy"],
+        "preference_accuracy_after": after["preference"]["accuracy"],
+    }
+    evaluation = {"before": before, "after": after}
+    _write_json(output / "evaluation.json", evaluation)
+    _write_json(output / "report.json", report)
+    plot_metrics(metrics.rows, output / "loss.png")
+    card = model_card(
+        base=config.model or "random weights",
+        dataset=config.dataset,
+        settings=asdict(config),
+        report=report,
+        evaluation=evaluation,
+    )
+    (output / "README.md").write_text(card, "utf-8")
+    return report
+
+
+def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
+    """TRL's arguments: the run's own, on CPU in float32 where there is no GPU."""
+    has_gpu = torch.cuda.is_available()
+    defaults: dict[str, Any] = {
+        "output_dir": str(output / "steps"),
+        "report_to": [],
+        "use_cpu": not has_gpu,
+        "bf16": has_gpu,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "num_generations": 2,
+    }
+    try:
+        return ComposerConfig(**(defaults | config.trl))
+    except TrainerConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise TrainerConfigError(f"trl: {error}") from error
+
+
+def load_model(config: RunConfig, data: PreferenceData, *, seed: int) -> tuple[Any, Any]:
+    """The named model and its tokenizer, or a tiny pair made from the dataset's own text."""
+    if config.model is not None:
+        tokenizer = AutoTokenizer.from_pretrained(config.model, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
+        return model, tokenizer
+    tiny = config.tiny
+    tokenizer = train_tokenizer(corpus(data.pairs), vocab_size=tiny.vocab_size)
+    model = make_model(
+        tokenizer,
+        hidden_size=tiny.hidden_size,
+        n_layers=tiny.n_layers,
+        n_heads=tiny.n_heads,
+        seed=seed,
+    )
+    return model, tokenizer
+
+
+def recorded_rollouts(
+    config: RunConfig, args: ComposerConfig, data: PreferenceData, renderer: Renderer
+) -> RecordedRollouts | None:
+    """The decisions on record as `config.rollouts` wants them; `None` when TRL generates."""
+    if config.rollouts == "generate":
+        return None
+    if config.rollouts == "contrast":
+        return contrast_rollouts(data.pairs, renderer)
+    return student_rollouts(data, renderer, group_size=args.num_generations or 1, seed=args.seed)
+
+
+def build_trainer(
+    config: RunConfig,
+    args: ComposerConfig,
+    model: Any,
+    tokenizer: Any,
+    data: PreferenceData,
+    recorded: RecordedRollouts | None,
+    renderer: Renderer,
+    metrics: MetricsFile,
+) -> ComposerReplicationTrainer:
+    """The trainer of this run, on recorded or generated rollouts."""
+    with without_upstream_warnings():
+        trainer = ComposerReplicationTrainer(
+            model,
+            as_trl_reward(load_reward(config.reward)),
+            args,
+            pairs=data.pairs,
+            recorded=recorded,
+            train_dataset=None if recorded is not None else prompts_dataset(data, renderer),
+            processing_class=tokenizer,
+            callbacks=[metrics],
+        )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def save_checkpoint(trainer: ComposerReplicationTrainer, tokenizer: Any, folder: Path) -> None:
+    """Weights as safetensors and the tokenizer; without TRL's pickled arguments."""
+    weights = trainer.accelerator.get_state_dict(trainer.model)
+    if trainer.is_world_process_zero():
+        model: Any = trainer.accelerator.unwrap_model(trainer.model)
+        model.save_pretrained(str(folder), state_dict=weights)
+        tokenizer.save_pretrained(str(folder))
+
+
+@contextlib.contextmanager
+def without_upstream_warnings() -> Iterator[None]:
+    """Hide what TRL 1.16 says about its own use of deprecated names, and nothing else."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+        warnings.filterwarnings("ignore", ".*rollout_func", UserWarning)
+        yield
+
+
+def prompts_dataset(data: PreferenceData, renderer: Renderer) -> Dataset:
+    """Prompts to generate from, within the token budget, with what rewards and hints need.
+
+    Tools are left out: TRL renders those that it can call, not those of a dataset.
+    """
+    rows = data.prompts or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
+    kinds: dict[str, Any] = {
+        "prompt": List(Json()),
+        "consensus": Json(),
+        "hint": Value("string"),
+        "outcome": Value("string"),
+        "state_id": Value("string"),
+    }
+    table = [{name: row.get(name) for name in kinds} for row in rows]
+    for row in table:
+        row["prompt"] = renderer.within_budget(row["prompt"])
+    return Dataset.from_list(table, features=Features(kinds))
+
+
+class FixedBatchObjective:
+    """The run's own objective on one batch that never changes: does it fall?
+
+    Policy: the clipped surrogate of the actions of its pairs, against their log-probs when the run
+    began, with advantage +1 for a chosen and -1 for a rejected one (near 0 at the start). To it
+    come alpha times the self-distillation and beta times the preference loss of `compose_loss`,
+    with the model itself as teacher.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        collator: ComposerDataCollator,
+        data: PreferenceData,
+        args: ComposerConfig,
+        *,
+        n_rows: int = 8,
+    ) -> None:
+        """Fix the batch: up to `n_rows` pairs, those with a hint first."""
+        order = sorted(range(len(data.pairs)), key=lambda i: not data.pairs[i].get("hint"))
+        self.model, self.args = model, args
+        device = next(model.parameters()).device
+        batch = collator([data.pairs[i] for i in order[:n_rows]])
+        batch = {key: value.to(device) for key, value in batch.items()}
+        self.batch = add_reference_logps(model, batch)
+        self._old: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self) -> float:
+        """The objective now."""
+        args, was_training = self.args, self.model.training
+        self.model.eval()
+        parts = compose_loss(
+            self.model,
+            self.batch,
+            alpha_sdpo=args.alpha_sdpo,
+            beta_replay=args.beta_replay,
+            dpo_variant=args.replay_options().variant,
+            dpo_beta=args.dpo_beta,
+            simpo_beta=args.simpo_beta,
+            simpo_gamma=args.simpo_gamma,
+            sdpo_wrapper=args.sdpo_options().wrapper,
+            taid_t=args.taid_t_end if args.sdpo_wrapper == "taid" else None,
+            entropy_opd_h_max=args.entropy_opd_h_max,
+            jsd_beta=args.jsd_beta,
+            temperature=args.temperature,
+        )
+        self.model.train(was_training)
+        return (
+            args.policy_weight * self._policy_surrogate()
+            + args.alpha_sdpo * float(parts.sdpo_jsd)
+            + args.beta_replay * float(parts.trace_replay_dpo)
+        )
+
+    def _policy_surrogate(self) -> float:
+        """Advantage +1 for every chosen action, -1 for every rejected one."""
+        total, n_tokens = 0.0, 0.0
+        for side, advantage in (("chosen", 1.0), ("rejected", -1.0)):
+            ids = self.batch[f"dpo_{side}_input_ids"]
+            mask = self.batch[f"dpo_{side}_response_mask"][:, 1:] != 0
+            logits = model_logits(self.model, ids, self.batch[f"dpo_{side}_attention_mask"])
+            logps = token_logps(logits, ids, self.args.temperature)
+            if side not in self._old:
+                self._old[side] = logps
+            ratio = (logps - self._old[side]).exp()
+            clipped = ratio.clamp(1 - self.args.epsilon, 1 + (self.args.epsilon_high or 0.2))
+            gain = torch.min(ratio * advantage, clipped * advantage)
+            total -= float(gain[mask].sum())
+            n_tokens += float(mask.sum())
+        return total / max(n_tokens, 1.0)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")

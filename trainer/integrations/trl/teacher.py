@@ -1,0 +1,105 @@
+"""Whose logits channel 2 follows: a moving average of the student, its first weights, or itself."""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trainer.errors import TrainerConfigError
+
+FILE_NAME = "teacher.safetensors"
+
+
+class Teacher(TrainerCallback):
+    """The model that sees the hint.
+
+    `ema` and `base` keep a frozen copy of the student made at the start (`base` under PEFT is the
+    student with its adapter off); `live` is the student itself, without gradient.
+    """
+
+    def __init__(self, kind: str, student: nn.Module, *, ema_rate: float) -> None:
+        """Make the copy if this kind needs one.
+
+        Raises:
+            TrainerConfigError: an EMA of a PEFT model, whose copy would hold the base twice.
+        """
+        self.kind, self.ema_rate = kind, ema_rate
+        self._is_peft = hasattr(student, "peft_config")
+        if kind == "ema" and self._is_peft:
+            raise TrainerConfigError("teacher='ema' does not support PEFT: use 'base' or 'live'")
+        self.copy: nn.Module | None = None
+        if kind == "ema" or (kind == "base" and not self._is_peft):
+            self.copy = _frozen_copy(student)
+
+    @contextlib.contextmanager
+    def weights(self, student: nn.Module) -> Iterator[nn.Module]:
+        """The teacher as a module in eval mode, for use without gradient."""
+        if self.copy is not None:
+            yield self.copy
+            return
+        was_training = student.training
+        student.eval()
+        try:
+            if self.kind == "base":
+                with student.disable_adapter():  # type: ignore[operator]
+                    yield student
+            else:
+                yield student
+        finally:
+            student.train(was_training)
+
+    @torch.no_grad()
+    def follow(self, student: nn.Module) -> None:
+        """Move the moving average by one step."""
+        if self.kind != "ema" or self.copy is None:
+            return
+        for kept, current in zip(self.copy.parameters(), student.parameters(), strict=True):
+            kept.lerp_(current.to(kept.device, kept.dtype), self.ema_rate)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
+        state: TrainerState,  # noqa: ARG002
+        control: TrainerControl,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> None:
+        """Follow the student after each optimizer step."""
+        model = kwargs["model"]
+        self.follow(model.module if hasattr(model, "module") else model)
+
+    def save(self, folder: Path) -> None:
+        """Write the moving average next to the student's checkpoint."""
+        if self.kind == "ema" and self.copy is not None:
+            tensors = {name: value.contiguous() for name, value in self._parameters().items()}
+            save_file(tensors, folder / FILE_NAME)
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote; a checkpoint without it leaves the copy as it is."""
+        path = folder / FILE_NAME
+        if self.kind != "ema" or self.copy is None or not path.exists():
+            return
+        kept = load_file(path)
+        with torch.no_grad():
+            for name, value in self._parameters().items():
+                value.copy_(kept[name])
+
+    def _parameters(self) -> dict[str, Tensor]:
+        assert self.copy is not None
+        return {name: value.detach() for name, value in self.copy.named_parameters()}
+
+
+def _frozen_copy(model: nn.Module) -> nn.Module:
+    # TRL binds a patched forward to the instance; a copy must not call back into the original.
+    patched = model.__dict__.pop("forward", None)
+    try:
+        copied = copy.deepcopy(model)
+    finally:
+        if patched is not None:
+            model.__dict__["forward"] = patched
+    return copied.eval().requires_grad_(requires_grad=False)

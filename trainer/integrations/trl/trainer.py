@@ -1,0 +1,456 @@
+"""policy + alpha * SDPO + beta * replay as one `GRPOTrainer`.
+
+The policy objective, rewards, advantages, tools, environments and generation are TRL's own code.
+Two channels are added inside the *one* forward call that DDP sees, so its gradient hooks fire once
+however many channels a rank has.
+
+Dimensions in names: `B` sequences, `C` completion tokens, `H` hidden, `V` vocabulary, `N` tokens.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from trl.models.utils import _ForwardRedirection
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import pad
+
+from trainer.data.collator import ComposerDataCollator, HintFunction, add_reference_logps
+from trainer.data.rollouts import RecordedRollouts, replay_rollouts
+from trainer.data.sampler import PairSampler
+from trainer.errors import TrainerConfigError
+from trainer.hints import hint_for_row
+from trainer.integrations.trl.config import ComposerConfig
+from trainer.integrations.trl.teacher import Teacher
+from trainer.losses.channels import distillation_per_token, replay_per_pair
+from trainer.losses.compose import pair_logps
+from trainer.losses.divergence import log_probs
+from trainer.losses.taid import TAIDScheduler
+from trainer.types import PairRow
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "composer_state.json"
+
+
+class ComposerReplicationTrainer(GRPOTrainer):
+    """`GRPOTrainer` with hint-conditioned self-distillation and trace-replay preference pairs.
+
+    `train_dataset` is TRL's (column `prompt`); rows with a `hint` feed channel 2. With `recorded`
+    nothing is generated: the rollouts are decisions on record, with true importance ratios.
+    `pairs` are the rows of channel 3: `prompt`, `chosen`, `rejected`.
+    """
+
+    _tag_names = ["trl", "grpo", "composer-replication"]  # noqa: RUF012 - TRL's own attribute
+    _name = "Composer replication"
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: ComposerConfig | None = None,
+        *,
+        pairs: Sequence[PairRow | Mapping[str, Any]] | None = None,
+        recorded: RecordedRollouts | None = None,
+        hint: HintFunction = hint_for_row,
+        **options: Any,
+    ) -> None:
+        """Build TRL's trainer, then the teacher, the pair sampler and the TAID schedule.
+
+        Raises:
+            TrainerConfigError: channel 2 with a model that it cannot serve.
+        """
+        args = args or ComposerConfig()
+        self.recorded = recorded
+        if recorded is not None:
+            options |= {
+                "train_dataset": Dataset.from_list(recorded.rows()),
+                "rollout_func": replay_rollouts,
+            }
+        super().__init__(model, reward_funcs, args, **options)
+        self.composer: ComposerConfig = args
+        self._sdpo_options, self._replay_options = args.sdpo_options(), args.replay_options()
+        self.hint = hint
+        self.collator = ComposerDataCollator(
+            self._tokenizer,
+            max_prompt_tokens=args.max_prompt_tokens,
+            max_response_tokens=args.max_response_tokens,
+            with_tools=args.render_tools,
+            hint=hint,
+        )
+        self.pairs = list(pairs or ())
+        self._pair_sampler = self._make_sampler() if self.has_replay else None
+        self._reference_logps = self._precompute_reference() if self.has_replay else None
+        self.teacher = self._make_teacher() if args.alpha_sdpo > 0 else None
+        self.taid: TAIDScheduler | None = None
+        self._taid_window: list[Tensor] = []
+        self._payload: dict[str, Tensor] | None = None
+        self._sdpo_sum: Tensor | None = None
+        self.n_live_steps = {"policy": 0, "sdpo": 0, "replay": 0}
+        """Micro-batches in which a channel contributed something."""
+        self._explain_off_channels()
+
+    @property
+    def has_replay(self) -> bool:
+        """Whether channel 3 has a weight and pairs."""
+        return self.composer.beta_replay > 0 and bool(self.pairs)
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model is not None and self.model.training else "eval"
+
+    # -- set-up ---------------------------------------------------------------------------------
+
+    def _explain_off_channels(self) -> None:
+        if self.composer.alpha_sdpo == 0:
+            logger.info("channel sdpo is off: alpha_sdpo is 0")
+        if self.composer.beta_replay == 0:
+            logger.info("channel replay is off: beta_replay is 0")
+        elif not self.pairs:
+            logger.warning("channel replay is off: no pairs were given")
+
+    def _make_sampler(self) -> PairSampler:
+        return PairSampler(
+            len(self.pairs),
+            batch_size=self.composer.pairs_per_step,
+            seed=self.args.seed,
+            groups=[row.get("session_id") or i for i, row in enumerate(self.pairs)],
+        )
+
+    def _make_teacher(self) -> Teacher:
+        if self.aux_loss_enabled:
+            raise TrainerConfigError(
+                "channel 2 does not serve models with a router loss: set alpha_sdpo=0 or "
+                "router_aux_loss_coef=0"
+            )
+        student = self.accelerator.unwrap_model(self.model)
+        kind = self.composer.teacher
+        if kind == "auto":
+            kind = "base" if hasattr(student, "peft_config") else "ema"
+        teacher = Teacher(kind, student, ema_rate=self.composer.teacher_ema_rate)
+        self.add_callback(teacher)
+        return teacher
+
+    def _precompute_reference(self) -> list[tuple[float, float]] | None:
+        """Summed log-probs of both sides under the initial weights, once."""
+        if not self._replay_options.needs_reference:
+            return None
+        model = self.accelerator.unwrap_model(self.model)
+        was_training = model.training
+        model.eval()
+        logps: list[tuple[float, float]] = []
+        for row in self.pairs:
+            batch = add_reference_logps(model, self._on_device(self.collator([row])))
+            chosen, rejected = (
+                float(batch[f"dpo_{side}_ref_logprobs"][0]) for side in ("chosen", "rejected")
+            )
+            logps.append((chosen, rejected))
+        model.train(was_training)
+        return logps
+
+    def _on_device(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {key: value.to(self.accelerator.device) for key, value in batch.items()}
+
+    # -- what TRL calls --------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.recorded is not None:
+            first = self.accelerator.process_index * len(inputs)
+            inputs = self.recorded.expand(inputs, first=first, n=self.num_generations or 1)
+        self.rollout_rows = inputs  # a rollout_func sees only prompts
+        output = super()._generate_and_score_completions(inputs)
+        if all(row.get("old_logps") is not None for row in inputs):
+            output["old_per_token_logps"] = self._recorded_logps(inputs, output["completion_ids"])
+        if self.composer.alpha_sdpo > 0:
+            output |= self._hinted(inputs, output)
+        return output
+
+    def _recorded_logps(self, inputs: list[dict[str, Any]], ids_BC: Tensor) -> Tensor:
+        rows = [torch.tensor(row["old_logps"], dtype=torch.float32) for row in inputs]
+        logps_BC = pad(rows, padding_value=0, padding_side="right").to(ids_BC.device)
+        if logps_BC.shape != ids_BC.shape:
+            raise TrainerConfigError(
+                f"recorded log-probs {tuple(logps_BC.shape)} do not fit the completions "
+                f"{tuple(ids_BC.shape)}: raise max_completion_length"
+            )
+        return logps_BC
+
+    def _hinted(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Tensor]:
+        """Hinted prompts, which rows have one, and the token count of the whole batch."""
+        hints = [self.hint(row) for row in inputs]
+        device = output["completion_ids"].device
+        prompts = [
+            torch.tensor(
+                self.collator.renderer.prompt_ids(
+                    row["prompt"], row.get("tools"), hint=hint.text if hint else None
+                )
+            )
+            for row, hint in zip(inputs, hints, strict=True)
+        ]
+        has_hint_B = torch.tensor([1.0 if hint else 0.0 for hint in hints], device=device)
+        mask_BC = _response_mask(output) * has_hint_B.unsqueeze(-1)
+        pad_id = self._tokenizer.pad_token_id
+        ones = [torch.ones_like(ids) for ids in prompts]
+        return {
+            "teacher_prompt_ids": pad(prompts, pad_id, "left").to(device),
+            "teacher_prompt_mask": pad(ones, 0, "left").to(device),
+            "sdpo_mask": has_hint_B,
+            "n_sdpo_tokens": self.accelerator.reduce(mask_BC.sum(), reduction="sum"),
+        }
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._mode == "train" and self._pair_sampler is not None:
+            inputs = {**inputs, "pairs": self._next_pairs()}
+        return inputs
+
+    def _next_pairs(self) -> dict[str, Any]:
+        assert self._pair_sampler is not None
+        n_micro = self.args.gradient_accumulation_steps
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        step = self.state.global_step
+        everything = self._pair_sampler.step(step)
+        part = self._step % n_micro * world + rank
+        mine = self._pair_sampler.part(step, part=part, n_parts=n_micro * world)
+        pairs: dict[str, Any] = {
+            "total_weight": sum(float(self.pairs[i].get("weight") or 1.0) for i in everything)
+        }
+        if mine:
+            pairs["batch"] = self._on_device(self.collator([self.pairs[i] for i in mine]))
+            if self._reference_logps is not None:
+                for k, side in enumerate(("chosen", "rejected")):
+                    pairs["batch"][f"dpo_{side}_ref_logprobs"] = torch.tensor(
+                        [self._reference_logps[i][k] for i in mine],
+                        device=self.accelerator.device,
+                    )
+        return pairs
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        unwrapped = self.accelerator.unwrap_model(model)
+        if True:
+            return self._three_channels(unwrapped, inputs)
+        return _ForwardRedirection()(model, unwrapped, self._three_channels, unwrapped, inputs)
+
+    def _three_channels(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        has_sdpo = self.teacher is not None and float(inputs.get("n_sdpo_tokens", 0)) > 0
+        self._payload = self._teacher_inputs(inputs) if has_sdpo else None
+        self._sdpo_sum = None
+        try:
+            policy = super()._compute_loss(model, inputs)
+        finally:
+            payload, self._payload = self._payload, None
+        loss = self.composer.policy_weight * policy
+        self._note_policy(policy, inputs)
+        if payload is not None:
+            loss = loss + self.composer.alpha_sdpo * self._sdpo_term(inputs)
+        if "pairs" in inputs:
+            loss = loss + self.composer.beta_replay * self._replay_term(model, inputs["pairs"])
+        return loss
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """TRL's numbers; with a hinted batch, channel 2 from the same forward as well."""
+        if self._payload is None:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        payload = self._payload
+        n = logits_to_keep
+        with self.accelerator.autocast():
+            student_BCV = project(model, hidden_states(model, input_ids, attention_mask, n))
+            with torch.no_grad(), self._teacher_weights(model) as teacher:
+                teacher_NV = project(
+                    teacher,
+                    hidden_states(teacher, payload["ids"], payload["attention_mask"], n)[
+                        payload["mask"]
+                    ],
+                )
+        ids_BC = input_ids[:, -n:]
+        per_token_N = distillation_per_token(
+            student_BCV[payload["mask"]], teacher_NV, ids_BC[payload["mask"]], self._options_now()
+        )
+        self._sdpo_sum = per_token_N.sum()
+        logp_BCV = log_probs(student_BCV, self.temperature)
+        logps_BC = logp_BCV.gather(-1, ids_BC.unsqueeze(-1)).squeeze(-1)
+        with torch.set_grad_enabled(self._entropy_bonus_enabled and torch.is_grad_enabled()):
+            entropy_BC = -(logp_BCV.exp() * logp_BCV).sum(-1)
+        return logps_BC, entropy_BC, None
+
+    # -- channel 2 -------------------------------------------------------------------------------
+
+    def _teacher_weights(self, student: nn.Module) -> Any:
+        assert self.teacher is not None
+        return self.teacher.weights(student)
+
+    def _teacher_inputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        return {
+            "ids": torch.cat([inputs["teacher_prompt_ids"], inputs["completion_ids"]], dim=1),
+            "attention_mask": torch.cat(
+                [inputs["teacher_prompt_mask"], inputs["completion_mask"]], dim=1
+            ),
+            "mask": (_response_mask(inputs) * inputs["sdpo_mask"].unsqueeze(-1)) > 0,
+        }
+
+    def _options_now(self) -> Any:
+        if self._sdpo_options.wrapper != "taid":
+            return self._sdpo_options
+        return self._sdpo_options.at(self._taid_scheduler().t)
+
+    def _taid_scheduler(self) -> TAIDScheduler:
+        if self.taid is None:
+            self.taid = TAIDScheduler(
+                max(self.state.max_steps, 1),
+                t_start=self.composer.taid_t_start,
+                t_end=self.composer.taid_t_end,
+                alpha=self.composer.taid_alpha,
+            )
+        return self.taid
+
+    def _sdpo_term(self, inputs: dict[str, Any]) -> Tensor:
+        """Sum over this micro-batch's tokens, divided by those of one accumulation window."""
+        assert self._sdpo_sum is not None
+        mode = self._mode
+        normalizer = inputs["n_sdpo_tokens"] / self.accelerator.num_processes
+        if mode == "train":
+            normalizer = (
+                normalizer * self.current_gradient_accumulation_steps
+            ) / self.composer.steps_per_generation
+        n_mine = (_response_mask(inputs) * inputs["sdpo_mask"].unsqueeze(-1)).sum()
+        totals = self.accelerator.reduce(
+            torch.stack([self._sdpo_sum.detach().float(), n_mine.float()]), reduction="sum"
+        )
+        self._metrics[mode]["sdpo/loss"].append(float(totals[0] / totals[1].clamp_min(1.0)))
+        self._metrics[mode]["sdpo/n_tokens"].append(float(totals[1]))
+        if mode == "train":
+            self.n_live_steps["sdpo"] += int(bool(totals[1] > 0))
+            self._advance_taid(totals)
+        return self._sdpo_sum / normalizer
+
+    def _advance_taid(self, totals: Tensor) -> None:
+        if self._sdpo_options.wrapper != "taid":
+            return
+        self._metrics["train"]["sdpo/taid_t"].append(self._taid_scheduler().t)
+        self._taid_window.append(totals)
+        if self.accelerator.sync_gradients:
+            summed, n_tokens = torch.stack(self._taid_window).sum(0)
+            self._taid_window = []
+            self._taid_scheduler().update_t(
+                summed / n_tokens.clamp_min(1.0), self.state.global_step + 1
+            )
+
+    # -- channel 1, channel 3 --------------------------------------------------------------------
+
+    def _note_policy(self, policy: Tensor, inputs: dict[str, Any]) -> None:
+        mode = self._mode
+        scale = self.current_gradient_accumulation_steps if mode == "train" else 1
+        self._metrics[mode]["policy/loss"].append(float(policy.detach()) * scale)
+        if mode == "train":
+            is_live = self.composer.policy_weight > 0 and bool((inputs["advantages"] != 0).any())
+            self.n_live_steps["policy"] += int(is_live)
+
+    def _replay_term(self, model: nn.Module, pairs: dict[str, Any]) -> Tensor:
+        """This rank's pairs, scaled so that DDP's mean over ranks is the weighted mean of all."""
+        device = self.accelerator.device
+        sums = torch.zeros(4, device=device)
+        term = sums.new_zeros(())
+        if "batch" in pairs:
+            batch = pairs["batch"]
+            with self.accelerator.autocast():
+                (chosen, n_chosen), (rejected, n_rejected) = pair_logps(model, batch)
+            losses = replay_per_pair(
+                chosen,
+                rejected,
+                n_chosen,
+                n_rejected,
+                batch.get("dpo_chosen_ref_logprobs"),
+                batch.get("dpo_rejected_ref_logprobs"),
+                self._replay_options,
+            )
+            term = (losses * batch["dpo_weight"]).sum()
+            margin = (chosen / n_chosen.clamp_min(1) - rejected / n_rejected.clamp_min(1)).detach()
+            sums = torch.stack(
+                [
+                    losses.detach().sum(),
+                    (margin > 0).float().sum(),
+                    margin.sum(),
+                    torch.tensor(float(len(margin)), device=device),
+                ]
+            )
+        self._note_replay(sums)
+        return term * self.accelerator.num_processes / max(pairs["total_weight"], 1e-12)
+
+    def _note_replay(self, sums: Tensor) -> None:
+        loss, hits, margin, n_pairs = self.accelerator.reduce(sums, reduction="sum").tolist()
+        if n_pairs == 0:
+            return
+        self.n_live_steps["replay"] += 1
+        metrics = self._metrics["train"]
+        metrics["replay/loss"].append(loss / n_pairs)
+        metrics["replay/accuracy"].append(hits / n_pairs)
+        metrics["replay/margin"].append(margin / n_pairs)
+        metrics["replay/n_pairs"].append(n_pairs)
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if not self.args.should_save:
+            return
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        state = {"taid": self.taid.state_dict() if self.taid else None}
+        (folder / STATE_FILE).write_text(json.dumps(state), "utf-8")
+        if self.teacher is not None:
+            self.teacher.save(folder)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not (Path(checkpoint) / STATE_FILE).exists():
+            return
+        state = json.loads((Path(checkpoint) / STATE_FILE).read_text("utf-8"))
+        if state["taid"] is not None:
+            self._taid_scheduler().load_state_dict(state["taid"])
+        if self.teacher is not None:
+            self.teacher.load(Path(checkpoint))
+
+
+def _response_mask(inputs: Mapping[str, Any]) -> Tensor:
+    """1 at every token that the model wrote: completions without tool results and padding."""
+    mask_BC = inputs["completion_mask"]
+    return mask_BC * inputs["tool_mask"] if "tool_mask" in inputs else mask_BC
+
+
+def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last: int) -> Tensor:
+    """Last hidden states that predict the last `n_last` tokens, [B, n_last, H]."""
+    causal = model.get_base_model() if hasattr(model, "peft_config") else model
+    output = causal.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+    return output.last_hidden_state[:, -n_last - 1 : -1]
+
+
+def project(model: Any, hidden: Tensor) -> Tensor:
+    """Logits of hidden states, with the model's own scaling and soft cap."""
+    logits = model.get_output_embeddings()(hidden)
+    config = model.config.get_text_config()
+    logits = logits * _logit_scale(config)
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+def _logit_scale(config: Any) -> float:
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(config, name, None) is not None:
+            return float(getattr(config, name))
+    scaling = getattr(config, "logits_scaling", None)
+    return 1.0 if scaling is None else 1.0 / float(scaling)

@@ -1,0 +1,170 @@
+"""The two extra channels as numbers per token and per pair: one core for every framework.
+
+Dimensions in names: `B` pairs, `N` response tokens, `V` vocabulary.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from trainer.errors import TrainerConfigError
+from trainer.losses.divergence import generalized_jsd_loss
+from trainer.losses.entropy_opd import soft_gated_kl_per_token
+from trainer.losses.preference import dpo_per_pair, simpo_per_pair
+from trainer.losses.sdpo import Estimator, sdpo_per_token
+from trainer.losses.taid import taid_per_token
+
+Wrapper = Literal["none", "taid", "entropy_opd"]
+DPOVariant = Literal["dpo", "dpo_norm", "simpo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SDPOOptions:
+    """How the student is drawn to its hinted self."""
+
+    jsd_beta: float = 0.5
+    """Mixture weight: 0 is KL(teacher || student), 1 is KL(student || teacher)."""
+    temperature: float = 1.0
+    wrapper: Wrapper = "none"
+    """What stands in for the plain divergence: a TAID target, or the entropy-gated KLs."""
+    taid_t: float | None = None
+    """Weight of the teacher in the TAID target, in [0, 1]."""
+    entropy_opd_h_max: float | None = None
+    """Entropy (nats) at which the soft gate is fully forward KL; `None`: log V."""
+    estimator: Estimator = "full"
+    top_k: int | None = None
+    """With estimator "full": teacher's top-k, renormalized. With "topk": the student's, with tail."""
+    token_clip: float | None = None
+    """Cap on every vocabulary entry of the divergence; `None`: no cap."""
+
+    def __post_init__(self) -> None:
+        """Check what a step would only find out later.
+
+        Raises:
+            TrainerConfigError: a value out of range, or TAID without its `taid_t`.
+        """
+        if self.wrapper not in ("none", "taid", "entropy_opd"):
+            raise TrainerConfigError(
+                f"sdpo_wrapper={self.wrapper!r} is not none, taid or entropy_opd"
+            )
+        if self.taid_t is not None and not 0.0 <= self.taid_t <= 1.0:
+            raise TrainerConfigError(f"taid_t={self.taid_t} is not in [0, 1]")
+        if not 0.0 <= self.jsd_beta <= 1.0:
+            raise TrainerConfigError(f"jsd_beta={self.jsd_beta} is not in [0, 1]")
+        if self.temperature <= 0.0:
+            raise TrainerConfigError(f"temperature={self.temperature} must be positive")
+
+    def at(self, taid_t: float) -> "SDPOOptions":
+        """The same with another `taid_t`."""
+        return replace(self, taid_t=taid_t)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """How a pair becomes a loss."""
+
+    variant: DPOVariant = "dpo"
+    dpo_beta: float = 0.1
+    """Scale of "dpo" (summed log-probs) and of "dpo_norm" (averaged ones, wants about 2)."""
+    simpo_beta: float = 2.0
+    simpo_gamma: float = 1.0
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the name of the variant.
+
+        Raises:
+            TrainerConfigError: unknown variant.
+        """
+        if self.variant not in ("dpo", "dpo_norm", "simpo"):
+            raise TrainerConfigError(f"dpo_variant={self.variant!r} is not dpo, dpo_norm or simpo")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probabilities of a reference model enter."""
+        return self.variant != "simpo"
+
+
+def distillation_per_token(
+    student_logits_NV: Tensor,
+    teacher_logits_NV: Tensor,
+    ids_N: Tensor,
+    options: SDPOOptions,
+) -> Tensor:
+    """What channel 2 charges for each response token, [N].
+
+    Raises:
+        TrainerConfigError: the TAID wrapper without a `taid_t`.
+    """
+    teacher_logits_NV = teacher_logits_NV.detach()
+    if options.wrapper == "taid":
+        if options.taid_t is None:
+            raise TrainerConfigError("sdpo_wrapper='taid' needs taid_t, e.g. TAIDScheduler(...).t")
+        scale = 1.0 / options.temperature
+        return taid_per_token(
+            student_logits_NV * scale, teacher_logits_NV * scale, t=options.taid_t
+        )
+    if options.wrapper == "entropy_opd":
+        return soft_gated_kl_per_token(
+            student_logits_NV,
+            teacher_logits_NV,
+            h_max=options.entropy_opd_h_max,
+            temperature=options.temperature,
+        )
+    if options.estimator != "full":
+        return sdpo_per_token(
+            student_logits_NV,
+            teacher_logits_NV,
+            ids_BT=ids_N,
+            estimator=options.estimator,
+            alpha=1.0 if options.estimator == "sampled" else options.jsd_beta,
+            temperature=options.temperature,
+            top_k=options.top_k or 100,
+        )
+    return generalized_jsd_loss(
+        student_logits_NV,
+        teacher_logits_NV,
+        beta=options.jsd_beta,
+        temperature=options.temperature,
+        reduction="none",
+        top_k=options.top_k,
+        token_clip=options.token_clip,
+    ).sum(-1)
+
+
+def replay_per_pair(
+    chosen_logps_B: Tensor,
+    rejected_logps_B: Tensor,
+    n_chosen_B: Tensor,
+    n_rejected_B: Tensor,
+    ref_chosen_logps_B: Tensor | None,
+    ref_rejected_logps_B: Tensor | None,
+    options: ReplayOptions,
+) -> Tensor:
+    """What channel 3 charges for each pair, [B]; log-probs are summed, `n_*` count their tokens.
+
+    Raises:
+        TrainerConfigError: a variant with a reference got no reference log-probs.
+    """
+    chosen_avg_B = chosen_logps_B / n_chosen_B.clamp_min(1)
+    rejected_avg_B = rejected_logps_B / n_rejected_B.clamp_min(1)
+    if options.variant == "simpo":
+        return simpo_per_pair(
+            chosen_avg_B,
+            rejected_avg_B,
+            beta=options.simpo_beta,
+            gamma=options.simpo_gamma,
+            label_smoothing=options.label_smoothing,
+        )
+    if ref_chosen_logps_B is None or ref_rejected_logps_B is None:
+        raise TrainerConfigError(f"dpo_variant={options.variant!r} needs reference log-probs")
+    sides = (chosen_logps_B, rejected_logps_B, ref_chosen_logps_B, ref_rejected_logps_B)
+    if options.variant == "dpo_norm":
+        sides = (
+            chosen_avg_B,
+            rejected_avg_B,
+            ref_chosen_logps_B / n_chosen_B.clamp_min(1),
+            ref_rejected_logps_B / n_rejected_B.clamp_min(1),
+        )
+    return dpo_per_pair(*sides, beta=options.dpo_beta, label_smoothing=options.label_smoothing)

@@ -1,0 +1,145 @@
+"""Entropy-aware on-policy distillation: which KL counts where the teacher is unsure.
+
+Dimensions in names: `B` sequences, `T` tokens, `V` vocabulary, `N` counted tokens.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from trainer.errors import TrainerConfigError
+from trainer.losses.divergence import IGNORED_LABEL, check_same_shape, kl_entries, log_probs
+
+
+def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropy in nats of each distribution: [..., V] to [...]."""
+    logp = log_probs(logits, temperature)
+    return -(logp.exp() * logp).sum(-1)
+
+
+def soft_gated_kl_per_token(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    h_max: float | None = None,
+    temperature: float = 1.0,
+) -> Tensor:
+    """`w KL(t || s) + (1 - w) KL(s || t)` with `w = clamp(H(t) / h_max, 0, 1)`, per token.
+
+    `h_max` defaults to `log V`, which for a large vocabulary makes `w` small nearly everywhere:
+    almost pure reverse KL. Set it to about the largest entropy the teacher really shows.
+    """
+    check_same_shape(student_logits, teacher_logits)
+    if h_max is not None and h_max <= 0:
+        raise TrainerConfigError(f"h_max={h_max} must be positive (nats)")
+    student_logp = log_probs(student_logits, temperature)
+    teacher_logp = log_probs(teacher_logits, temperature).detach()
+    ceiling = math.log(student_logits.size(-1)) if h_max is None else h_max
+    gate = (-(teacher_logp.exp() * teacher_logp).sum(-1) / ceiling).clamp(0.0, 1.0)
+    forward = kl_entries(teacher_logp, student_logp).sum(-1)
+    reverse = kl_entries(student_logp, teacher_logp).sum(-1)
+    return gate * forward + (1.0 - gate) * reverse
+
+
+def gated_forward_kl_per_token(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    entropy_threshold: float = 0.8,
+    top_k: int = 16,
+    temperature: float = 1.0,
+) -> Tensor:
+    """KL(t || s) on the teacher's top-k where the teacher's entropy exceeds the threshold, else 0.
+
+    The top-k sum is neither renormalized nor clamped; the entropy (nats) is that of the teacher's
+    full distribution.
+    """
+    student_logp = log_probs(student_logits, temperature)
+    teacher_logp = log_probs(teacher_logits, temperature).detach()
+    gate = -(teacher_logp.exp() * teacher_logp).sum(-1) > entropy_threshold
+    support = teacher_logp.topk(min(top_k, teacher_logp.size(-1)), dim=-1).indices
+    forward = kl_entries(teacher_logp.gather(-1, support), student_logp.gather(-1, support))
+    return forward.sum(-1) * gate
+
+
+def reverse_kl_surrogate_per_token(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    ids: Tensor,
+    *,
+    old_logps: Tensor | None = None,
+    clip: float = 0.2,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Clipped policy-gradient surrogate whose advantage is the sampled token's reverse KL."""
+    student_logps, teacher_logps = (
+        log_probs(logits, temperature).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        for logits in (student_logits, teacher_logits)
+    )
+    old = student_logps.detach() if old_logps is None else old_logps
+    advantage = (teacher_logps - old).detach()
+    ratio = (student_logps - old).exp()
+    return -torch.min(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+
+
+def entropy_aware_opd_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    labels: Tensor | None = None,
+    h_max: float | None = None,
+    temperature: float = 1.0,
+    reduction: str = "batchmean",
+    mode: str = "soft",
+    entropy_threshold: float = 0.8,
+    alpha: float = 1.0,
+    top_k: int = 16,
+    old_logps: Tensor | None = None,
+    clip: float = 0.2,
+) -> Tensor:
+    """Entropy-aware on-policy distillation of logits [B, T, V].
+
+    mode="additive" is the paper's: a clipped policy-gradient surrogate on the sampled token's
+    reverse KL over all tokens, plus `alpha` times the top-k forward KL where the teacher's entropy
+    exceeds `entropy_threshold` (nats). It needs `labels` with the sampled ids (-100: not counted).
+    mode="soft" blends both full KLs by the teacher's relative entropy, see
+    `soft_gated_kl_per_token`. "batchmean" divides by the counted tokens; also "sum" and "none".
+
+    Source: Entropy-Aware On-Policy Distillation, arXiv:2603.07079, eq. 6 (additive form).
+
+    Raises:
+        TrainerConfigError: unknown mode or reduction, or additive mode without labels.
+    """
+    check_same_shape(student_logits, teacher_logits)
+    if mode == "soft":
+        per_token = soft_gated_kl_per_token(
+            student_logits, teacher_logits, h_max=h_max, temperature=temperature
+        )
+    elif mode == "additive":
+        if labels is None:
+            raise TrainerConfigError("mode='additive' needs labels: the ids that were sampled")
+        shared = {"temperature": temperature}
+        per_token = reverse_kl_surrogate_per_token(
+            student_logits,
+            teacher_logits,
+            labels.clamp_min(0),
+            old_logps=old_logps,
+            clip=clip,
+            **shared,
+        ) + alpha * gated_forward_kl_per_token(
+            student_logits,
+            teacher_logits,
+            entropy_threshold=entropy_threshold,
+            top_k=top_k,
+            **shared,
+        )
+    else:
+        raise TrainerConfigError(f"mode={mode!r} is neither 'soft' nor 'additive'")
+    if labels is not None:
+        per_token = per_token[labels != IGNORED_LABEL]
+    if reduction == "none":
+        return per_token
+    if reduction not in ("batchmean", "sum"):
+        raise TrainerConfigError(f"reduction={reduction!r} is not batchmean, sum or none")
+    return per_token.sum() / (max(per_token.numel(), 1) if reduction == "batchmean" else 1)

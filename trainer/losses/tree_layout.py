@@ -1,0 +1,355 @@
+"""The preference pairs of a trace as one prefix tree: each shared token once.
+
+The states of a session are prefixes of each other, and the rejected action of a state is where the
+session itself went on. A trace of T states is therefore one trunk with T short branches, while one
+pair at a time runs the whole prefix 2 T times.
+
+Tokens are laid out in pre-order, the longest continuation of a node first. Two things follow. A
+root-to-leaf path is mostly one contiguous *chain*. And token `k` is visible from token `q` exactly
+when `k <= q < subtree_end_N[k]`, which is the whole attention mask.
+
+The tree is built on runs of tokens (a radix tree), so that comparing prefixes costs list
+comparisons and not a step of the interpreter per token. Everything here is exact: a token sees what
+it would see in its own sequence, at the same position.
+
+Shapes: `N` packed tokens, `E` predicted tokens (each once, however many sequences share it), `S`
+completion tokens of all sequences, `B` pairs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from trainer.errors import ShapeError, TrainerConfigError
+
+__all__ = [
+    "Chain",
+    "PackedTree",
+    "TokenPair",
+    "common_prefix",
+    "pack_pairs",
+    "pack_pairs_within",
+]
+
+TokenPair = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""Token ids of prompt, chosen completion and rejected completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A contiguous run of packed tokens that continue each other, and what comes before it."""
+
+    start: int
+    stop: int
+    prefix: tuple[tuple[int, int], ...]
+    """Packed ranges of the ancestors, root first; empty for a chain that starts a tree."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedTree:
+    """Preference pairs, packed. Made by `pack_pairs`."""
+
+    input_ids_N: Tensor
+    position_ids_N: Tensor
+    """Position of each token in its own sequence."""
+    subtree_end_N: Tensor
+    """Packed index after the last descendant of each token."""
+    chains: tuple[Chain, ...]
+    predictors_E: Tensor
+    """Packed index of the token whose state predicts `target_ids_E`."""
+    target_ids_E: Tensor
+    edges_S: Tensor
+    """Row of `target_ids_E` of each completion token."""
+    sequences_S: Tensor
+    """Sequence of each completion token: pair b's chosen is b, its rejected is B + b."""
+    lengths_2B: Tensor
+    """Completion tokens of each sequence."""
+    pair_idx: tuple[int, ...]
+    """Which of the given pairs these are, in order."""
+    n_unpacked_tokens: int
+    """Tokens that one pair at a time would run."""
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of pairs, `B`."""
+        return len(self.pair_idx)
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of packed tokens, `N`."""
+        return len(self.input_ids_N)
+
+    @property
+    def chosen_lengths(self) -> Tensor:
+        """Completion tokens of each chosen side."""
+        return self.lengths_2B[: self.n_pairs]
+
+    @property
+    def rejected_lengths(self) -> Tensor:
+        """Completion tokens of each rejected side."""
+        return self.lengths_2B[self.n_pairs :]
+
+    def to(self, device: torch.device | str) -> "PackedTree":
+        """The same tree with its tensors on `device`."""
+        names = [name for name in self.__slots__ if isinstance(getattr(self, name), Tensor)]
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def sum_logps(self, logps_E: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of each chosen and each rejected completion, from those of its tokens."""
+        sums_2B = logps_E.new_zeros(2 * self.n_pairs)
+        sums_2B = sums_2B.index_add(0, self.sequences_S, logps_E[self.edges_S])
+        return sums_2B[: self.n_pairs], sums_2B[self.n_pairs :]
+
+    def visible(self) -> Tensor:
+        """The attention mask, dense: `[q, k]` is true where token q sees token k."""
+        index_N = torch.arange(self.n_tokens, device=self.input_ids_N.device)
+        is_before_N_N = index_N[None, :] <= index_N[:, None]
+        return is_before_N_N & (index_N[:, None] < self.subtree_end_N[None, :])
+
+
+def pack_pairs(pairs: Sequence[TokenPair]) -> PackedTree:
+    """One tree that holds every prompt, chosen and rejected completion of `pairs`.
+
+    Sequences that share no first token share nothing: the tree is then a forest, still exact.
+
+    Raises:
+        ShapeError: there is no pair, or a prompt or completion is empty.
+    """
+    tree = _RadixTree()
+    for pair in _checked(pairs):
+        tree.add_pair(pair)
+    return _lay_out(tree, pairs, range(len(pairs)))
+
+
+def pack_pairs_within(pairs: Sequence[TokenPair], *, max_tokens: int) -> list[PackedTree]:
+    """Trees of at most `max_tokens` packed tokens, which together hold every pair once.
+
+    Pairs are taken in order, and a new tree starts where the next pair would pass the budget. The
+    prefix is then paid once per tree. A pair that alone passes the budget gets a tree of its own:
+    check `n_tokens` where that must not happen.
+
+    Raises:
+        ShapeError: there is no pair, or a prompt or completion is empty.
+        TrainerConfigError: `max_tokens` is not positive.
+    """
+    if max_tokens < 1:
+        raise TrainerConfigError(f"max_tokens={max_tokens}: must be at least 1")
+    groups: list[list[int]] = []
+    tree = _RadixTree()
+    for idx, pair in enumerate(_checked(pairs)):
+        if not groups or tree.n_tokens + tree.n_new_tokens(pair) > max_tokens:
+            groups.append([])
+            tree = _RadixTree()
+        tree.add_pair(pair)
+        groups[-1].append(idx)
+    return [
+        replace(pack_pairs([pairs[idx] for idx in group]), pair_idx=tuple(group))
+        for group in groups
+    ]
+
+
+def _checked(pairs: Sequence[TokenPair]) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    if not pairs:
+        raise ShapeError("no preference pair to pack")
+    for idx, (prompt, chosen, rejected) in enumerate(pairs):
+        lengths = {"prompt": len(prompt), "chosen": len(chosen), "rejected": len(rejected)}
+        empty = [side for side, length in lengths.items() if length == 0]
+        if empty:
+            raise ShapeError(
+                f"pair {idx}: {' and '.join(empty)} without a token; the first token of a "
+                "completion is predicted from the prompt, so every side needs one"
+            )
+        yield list(prompt), list(chosen), list(rejected)
+
+
+# --- the radix tree ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A node: tokens without a fork between them, and what follows by first token."""
+
+    tokens: list[int]
+    children: dict[int, "_Run"] = field(default_factory=dict)
+    depth: int = 0
+    height: int = 0
+    start: int = 0
+    end: int = 0
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
+
+    def split(self, n_kept: int) -> None:
+        lower = _Run(self.tokens[n_kept:], self.children)
+        self.tokens, self.children = self.tokens[:n_kept], {lower.tokens[0]: lower}
+
+    def by_height(self) -> list["_Run"]:
+        return sorted(self.children.values(), key=lambda child: -child.height)
+
+
+class _RadixTree:
+    def __init__(self) -> None:
+        self.root = _Run([])
+        self.n_tokens = 0
+
+    def add_pair(self, pair: tuple[list[int], list[int], list[int]]) -> None:
+        prompt, chosen, rejected = pair
+        for completion in (chosen, rejected):
+            self._add(prompt + completion)
+
+    def n_new_tokens(self, pair: tuple[list[int], list[int], list[int]]) -> int:
+        """Tokens that `add_pair` would add."""
+        prompt, chosen, rejected = pair
+        n_new = sum(
+            len(prompt + side) - self._n_known(prompt + side) for side in (chosen, rejected)
+        )
+        # What the two sides share is new only once.
+        n_shared = len(prompt) + common_prefix(chosen, rejected)
+        return n_new - max(0, n_shared - self._n_known(prompt + chosen))
+
+    def _n_known(self, ids: list[int]) -> int:
+        *_, (run, n_matched, depth) = self._descend(ids)
+        return depth if run is self.root else depth + n_matched
+
+    def _descend(self, ids: list[int]) -> Iterator[tuple[_Run, int, int]]:
+        """Runs along `ids`: the run, how many of its tokens match, and the depth it starts at."""
+        run, n_matched, depth = self.root, 0, 0
+        yield run, n_matched, depth
+        while n_matched == len(run.tokens) and depth + n_matched < len(ids):
+            depth += n_matched
+            child = run.children.get(ids[depth])
+            if child is None:
+                return
+            run = child
+            n_matched = common_prefix(run.tokens, ids[depth : depth + len(run.tokens)])
+            yield run, n_matched, depth
+
+    def _add(self, ids: list[int]) -> None:
+        *_, (run, n_matched, depth) = self._descend(ids)
+        depth += n_matched
+        if depth == len(ids):
+            return
+        if n_matched < len(run.tokens):
+            run.split(n_matched)
+        run.children[ids[depth]] = _Run(ids[depth:])
+        self.n_tokens += len(ids) - depth
+
+    def runs(self) -> list[_Run]:
+        """Every run, a parent before its children, siblings in no order that matters."""
+        runs, stack = [], list(self.root.children.values())
+        while stack:
+            runs.append(run := stack.pop())
+            stack.extend(run.children.values())
+        return runs
+
+
+def common_prefix(left: list[int], right: list[int]) -> int:
+    """Length of the common prefix, by halving: list comparisons are fast, loops are not."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# --- the layout ----------------------------------------------------------------------------------
+
+
+def _lay_out(tree: _RadixTree, pairs: Sequence[TokenPair], pair_idx: Sequence[int]) -> PackedTree:
+    for run in reversed(tree.runs()):
+        child_heights = (child.height for child in run.children.values())
+        run.height = len(run.tokens) + max(child_heights, default=0)
+    runs, chains = _pre_order(tree.root)
+    for run in reversed(runs):
+        run.end = max([run.stop, *(child.end for child in run.children.values())])
+    lengths = torch.tensor([len(run.tokens) for run in runs])
+    positions_S, sequences_S, lengths_2B = _completions(tree, pairs)
+    targets_E, edges_S = torch.unique(positions_S, return_inverse=True)
+    input_ids_N = torch.tensor([token for run in runs for token in run.tokens])
+    position_ids_N = torch.cat(
+        [torch.arange(run.depth, run.depth + len(run.tokens)) for run in runs]
+    )
+    return PackedTree(
+        input_ids_N=input_ids_N,
+        position_ids_N=position_ids_N,
+        subtree_end_N=torch.tensor([run.end for run in runs]).repeat_interleave(lengths),
+        chains=chains,
+        predictors_E=_parents(runs)[targets_E],
+        target_ids_E=input_ids_N[targets_E],
+        edges_S=edges_S,
+        sequences_S=sequences_S,
+        lengths_2B=lengths_2B,
+        pair_idx=tuple(pair_idx),
+        n_unpacked_tokens=sum(2 * len(p) + len(c) + len(r) for p, c, r in pairs),
+    )
+
+
+def _pre_order(root: _Run) -> tuple[list[_Run], tuple[Chain, ...]]:
+    """Runs in packed order, with `start` and `depth` set, and the chains they form."""
+    runs: list[_Run] = []
+    chains: list[Chain] = []
+    n_packed = 0
+    heads = [(tree, 0, ()) for tree in reversed(root.by_height())]
+    while heads:
+        run, depth, prefix = heads.pop()
+        start = n_packed
+        while True:
+            run.start, run.depth = n_packed, depth
+            runs.append(run)
+            n_packed, depth = run.stop, depth + len(run.tokens)
+            children = run.by_height()
+            # Deeper forks must be emitted first: the stack gives back the last one pushed.
+            branch_prefix = _join(prefix, (start, n_packed))
+            heads += [(child, depth, branch_prefix) for child in reversed(children[1:])]
+            if not children:
+                break
+            run = children[0]
+        chains.append(Chain(start, n_packed, prefix))
+    return runs, tuple(chains)
+
+
+def _join(
+    ranges: tuple[tuple[int, int], ...], last: tuple[int, int]
+) -> tuple[tuple[int, int], ...]:
+    if ranges and ranges[-1][1] == last[0]:
+        return (*ranges[:-1], (ranges[-1][0], last[1]))
+    return (*ranges, last)
+
+
+def _parents(runs: list[_Run]) -> Tensor:
+    """Packed index of each token's predecessor; -1 for the first token of a sequence."""
+    parents_N = torch.arange(-1, runs[-1].stop - 1)
+    for run in runs:
+        if run.depth == 0:
+            parents_N[run.start] = -1
+        for child in run.children.values():
+            parents_N[child.start] = run.stop - 1
+    return parents_N
+
+
+def _completions(tree: _RadixTree, pairs: Sequence[TokenPair]) -> tuple[Tensor, Tensor, Tensor]:
+    """Packed index and sequence of every completion token, all chosen sides first; and lengths."""
+    sides = [(prompt, chosen) for prompt, chosen, _ in pairs]
+    sides += [(prompt, rejected) for prompt, _, rejected in pairs]
+    pieces: list[Tensor] = []
+    for prompt, completion in sides:
+        ids = [*prompt, *completion]
+        run, depth = tree.root, 0
+        while depth < len(ids):
+            run = run.children[ids[depth]]
+            stop = min(depth + len(run.tokens), len(ids))
+            first = max(depth, len(prompt))
+            if first < stop:
+                pieces.append(torch.arange(run.start + first - depth, run.start + stop - depth))
+            depth = stop
+    lengths_2B = torch.tensor([len(completion) for _, completion in sides])
+    sequences_S = torch.arange(len(sides)).repeat_interleave(lengths_2B)
+    return torch.cat(pieces), sequences_S, lengths_2B
