@@ -16,6 +16,7 @@ from replay_pipeline.console import (
     out,
     print_report,
     progress_bars,
+    show_control,
     show_estimate,
     show_findings,
     show_ingest,
@@ -235,6 +236,29 @@ def replay(
                 left_usd = max(left_usd - receipt.report["newly_spent_usd"], 1e-9)
             reports[key] = receipt.report
     print_report(reports, as_json=as_json, show=show_replay)
+
+
+@app.command()
+def control(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    budget: Annotated[
+        float, typer.Option("--budget", min=0, help="Hard ceiling in US dollars.", metavar="USD")
+    ] = 1.0,
+    states: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the students' own models again: how often do they leave their recorded action?
+
+    The higher the share, the less a teacher's disagreement says. The figure goes into the card.
+    """
+    from replay_pipeline import pipeline
+
+    with progress_bars() as on_progress:
+        work = pipeline.Pipeline(_load(settings, data), on_progress=on_progress)
+        _chosen(work, None)
+        report = work.control(max_usd=budget, n_states=states).report
+    print_report(report, as_json=as_json, show=show_control)
 
 
 @pairs_app.callback()

@@ -101,7 +101,8 @@ def sync(pipeline: Pipeline) -> int:
     data_dir = pipeline.root.path.absolute()
     with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
-        missing = [r for r in pipeline.receipts.all() if not _is_shown(instance, r)]
+        shown = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
+        missing = [r for r in shown if not _is_shown(instance, r)]
         for receipt in missing:
             name, facts = _ASSETS[receipt.stage]
             instance.report_runless_asset_event(

@@ -68,6 +68,8 @@ class ReplaySettings(_Section):
     """Path or database URL of the ledger; by default `ledger.sqlite` under the data root."""
     gates: tuple[str, ...] = ()
     """Gating policies by name, in order; empty: every teacher is asked at every state."""
+    student: TeacherSpec | None = None
+    """How a control run reaches the students' own models (address, key); empty: OpenRouter."""
     accepted_terms: tuple[str, ...] = ()
     """Models whose vendor forbids distillation and that are used all the same. Recorded."""
     sample_teachers: bool = False
