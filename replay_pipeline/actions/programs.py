@@ -301,18 +301,20 @@ PROGRAMS: Mapping[str, Program] = MappingProxyType(
 )
 """Known programs and subcommands by name."""
 
-_PREFIXES: tuple[tuple[str, ...], ...] = (
-    ("uv", "run"),
-    ("poetry", "run"),
-    ("pdm", "run"),
-    ("hatch", "run"),
-    ("npx",),
-    ("bunx",),
-    ("python", "-m"),
-    ("python3", "-m"),
-    ("time",),
-    ("sudo",),
-    ("nohup",),
+_PREFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "uv": ("uv", "run"),
+        "poetry": ("poetry", "run"),
+        "pdm": ("pdm", "run"),
+        "hatch": ("hatch", "run"),
+        "npx": ("npx",),
+        "bunx": ("bunx",),
+        "python": ("python", "-m"),
+        "python3": ("python3", "-m"),
+        "time": ("time",),
+        "sudo": ("sudo",),
+        "nohup": ("nohup",),
+    }
 )
 """Words that run the command behind them, whose options are read on their own."""
 
@@ -394,7 +396,7 @@ def arguments_of(words: Sequence[str], path: PathReader) -> Arguments:
         words: The words of the command, quoting resolved, marks of `words` in place.
         path: Resolves a word that is a path.
     """
-    for prefix in _PREFIXES:
+    if prefix := _PREFIXES.get(words[0]):
         n = len(prefix)
         if tuple(words[:n]) == prefix and len(words) > n and not words[n].startswith("-"):
             inner = arguments_of(words[n:], path)

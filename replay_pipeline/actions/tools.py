@@ -66,6 +66,8 @@ class ToolSpec:
 
 
 def _has_type(value: Any, kind: type | tuple[type, ...]) -> bool:
+    if type(value) is kind:
+        return True
     kinds = kind if isinstance(kind, tuple) else (kind,)
     return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
 
