@@ -72,7 +72,7 @@ class HostileNetwork:
             def do_GET(self):
                 proxy.pass_on(self)
 
-            do_PUT = do_POST = do_HEAD = do_DELETE = do_GET  # noqa: N815
+            do_PUT = do_POST = do_HEAD = do_DELETE = do_GET
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
