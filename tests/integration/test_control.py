@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.replay.control import slug_of
 from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import child_environment
 from replay_pipeline.testing import TeacherServer
@@ -39,7 +41,9 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Complet
 
 
 def test_the_control_figure_goes_with_the_dataset(tmp_path):
-    with TeacherServer(script=LOOK) as server:
+    states = ClaudeCodeIngester().ingest(SESSIONS_DIR)
+    answers = {s["state_id"]: {slug_of(s["student_model"] or ""): LOOK} for s in states}
+    with TeacherServer(answers) as server:
         data = tmp_path / "d"
         data.mkdir()
         (data / "settings.toml").write_text(
