@@ -270,6 +270,8 @@ class Pipeline:
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
             given += self._digests(batch, ("normalized_pairs", "positives"))
+        if control_run := self.receipts.read("control", "all"):
+            given.append(json.dumps(control_run.report, sort_keys=True))
 
         def work() -> dict[str, Any]:
             report = publish(
