@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +20,6 @@ from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.base import (
     NO_RESULT,
-    Call,
     Ingester,
     ReadCounts,
     SessionLog,
@@ -233,6 +232,7 @@ class _Corpus:
         self.n_files = 0
         self.n_read = 0
         self.n_bytes = 0
+        self._encoded_calls: dict[Turn, bytes] = {}
         self.n_duplicates = 0
         self.n_without_prefix = 0
 
@@ -294,6 +294,7 @@ class _Corpus:
         session_id = self._unique_id(log, source, fresh)
         self._turns(session_id, needed, users)
         self._states(session_id, log, fresh, labels, users)
+        self._encoded_calls.clear()
         self.sessions.append(self._session(session_id, log, needed, fresh, origin, counts))
 
     def _fresh(self, log: SessionLog, source: SourceSlice, end: int) -> list[tuple[str, Turn]]:
@@ -367,8 +368,12 @@ class _Corpus:
             return {self._clean(k, users): self._cleaned(v, users) for k, v in value.items()}
         return value
 
-    def _tool_calls(self, calls: Sequence[Call], users: frozenset[str]) -> bytes:
-        encoded = [
+    def _tool_calls(self, turn: Turn, users: frozenset[str]) -> bytes:
+        """The calls of a turn as JSON; both tables hold them."""
+        known = self._encoded_calls.get(turn)
+        if known is not None:
+            return known
+        calls = [
             {
                 "id": call.id,
                 "type": "function",
@@ -377,9 +382,10 @@ class _Corpus:
                     "arguments": self._arguments(call.arguments, users),
                 },
             }
-            for call in calls
+            for call in turn.calls
         ]
-        return _encode(encoded)
+        encoded = self._encoded_calls[turn] = _encode(calls)
+        return encoded
 
     def _messages(self, turn: Turn, users: frozenset[str]) -> list[Message]:
         text = self._clean("\n\n".join(turn.texts), users)
@@ -390,7 +396,7 @@ class _Corpus:
         message: Message = {"role": "assistant", "content": text}
         if not turn.calls:
             return [message]
-        message["tool_calls"] = msgspec.Raw(self._tool_calls(turn.calls, users))
+        message["tool_calls"] = msgspec.Raw(self._tool_calls(turn, users))
         messages = [message]
         for call in turn.calls:
             result = turn.results.get(call.id)
@@ -445,7 +451,7 @@ class _Corpus:
             columns["cwd"].append(self._clean(turn.cwd, users) if turn.cwd else None)
             columns["action_text"].append(self._clean("\n\n".join(turn.texts), users))
             columns["action_tool_calls_json"].append(
-                self._tool_calls(turn.calls, users) if turn.calls else None
+                self._tool_calls(turn, users) if turn.calls else None
             )
             columns["outcome"].append(label.outcome)
             columns["error_kind"].append(label.error_kind)
