@@ -79,7 +79,7 @@ class _Tree:
         while self.waiting:
             uuid = next(iter(self.waiting))
             for offset, row, tip in self.waiting.pop(uuid):
-                self._place(offset, row, self._instead_of_phantom(tip))
+                self._place_late(offset, row, self._instead_of_phantom(tip))
                 self._wake(row.uuid or "")
         _thread_queued(self.turns)
 
@@ -87,7 +87,7 @@ class _Tree:
         ready = [uuid]
         while ready:
             for offset, row, _ in self.waiting.pop(ready.pop(), ()):
-                self._place(offset, row, self.by_row[row.parent_uuid or ""])
+                self._place_late(offset, row, self.by_row[row.parent_uuid or ""])
                 ready.append(row.uuid or "")
 
     def _comes_later(self, uuid: str) -> bool:
@@ -106,13 +106,15 @@ class _Tree:
         self.counts.notes["phantom_parent"] += 1
         return tip
 
-    def _place(self, offset: int, row: Row, parent: Turn | None) -> None:
+    def _place_late(self, offset: int, row: Row, parent: Turn | None) -> None:
         self.counts = self.spans.at(offset)
-        uuid = row.uuid or ""
-        if uuid in self.by_row:
+        if row.uuid in self.by_row:
             self.counts.skipped["duplicate_row"] += 1
-            return
-        self.by_row[uuid] = parent
+        else:
+            self._place(offset, row, parent)
+
+    def _place(self, offset: int, row: Row, parent: Turn | None) -> None:
+        self.by_row[row.uuid or ""] = parent
         kind = row.type
         if kind == "assistant" and row.message is not None:
             self._assistant(offset, row, parent)

@@ -44,6 +44,7 @@ INGESTERS: tuple[Ingester, ...] = (ClaudeCode(), Codex(), GeminiCli(), OpenCode(
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536
+_OPEN_ROWS = 300
 _TAIL_BYTES = 4_096
 _SUFFIXES = frozenset({".jsonl", ".json"})
 _encode = msgspec.json.encode
@@ -270,8 +271,9 @@ class _Corpus:
         }
         for position, log in enumerate(logs):
             self._log(log, source, end, origin, counts if position == 0 else ReadCounts())
-        self.turns.close()
-        self.states.close()
+        if len(self.turns.open["turn_idx"]) >= _OPEN_ROWS:
+            self.turns.close()
+            self.states.close()
 
     def _log(
         self,
@@ -281,7 +283,7 @@ class _Corpus:
         origin: dict[str, Any],
         counts: ReadCounts,
     ) -> None:
-        users = frozenset(filter(None, {user_of(turn.cwd) for turn in log.turns}))
+        users = frozenset(filter(None, map(user_of, {turn.cwd for turn in log.turns})))
         self.users |= users
         labels = label_turns(log.turns)
         self._learn_tools(log)
