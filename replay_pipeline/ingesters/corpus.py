@@ -305,15 +305,15 @@ class _Corpus:
         for turn in log.turns:
             if not turn.is_state or not source.start <= turn.offset < end:
                 continue
-            if turn.parent is None:
-                self.n_without_prefix += 1
-                continue
             state_id = state_id_of(turn)
             if state_id in self.known:
                 self.n_duplicates += 1
                 continue
             self.known.add(state_id)
-            fresh.append((state_id, turn))
+            if turn.parent is None:
+                self.n_without_prefix += 1
+            else:
+                fresh.append((state_id, turn))
             if turn.usage is not None:
                 usage = turn.usage
                 self.usage["input_tokens"] += usage.n_input
