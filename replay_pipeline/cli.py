@@ -16,6 +16,7 @@ from replay_pipeline.console import (
     out,
     print_report,
     progress_bars,
+    show_control,
     show_estimate,
     show_findings,
     show_ingest,
@@ -237,6 +238,29 @@ def replay(
     print_report(reports, as_json=as_json, show=show_replay)
 
 
+@app.command()
+def control(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    budget: Annotated[
+        float, typer.Option("--budget", min=0, help="Hard ceiling in US dollars.", metavar="USD")
+    ] = 1.0,
+    states: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the students' own models again: how often do they leave their recorded action?
+
+    The higher the share, the less a teacher's disagreement says. The figure goes into the card.
+    """
+    from replay_pipeline import pipeline
+
+    with progress_bars() as on_progress:
+        work = pipeline.Pipeline(_load(settings, data), on_progress=on_progress)
+        _chosen(work, None)
+        report = work.control(max_usd=budget, n_states=states).report
+    print_report(report, as_json=as_json, show=show_control)
+
+
 @pairs_app.callback()
 def pairs(
     context: typer.Context,
@@ -382,15 +406,26 @@ def ui(
     ] = False,
 ) -> None:
     """Open Dagster on the data root; it listens on this machine only."""
-    from replay_pipeline import instance
+    from replay_pipeline import instance, pipeline
 
     if sample:
         data = data or Path("demo")
         _prepare_demo(data)
-    root = _load(None, data).data_dir
+    work = pipeline.Pipeline(_load(None, data))
+    instance.sync(work)
+    root = work.root.path
     command, environment = instance.ui_command(root, port=port)
     out.print(f"Dagster on [bold]{root}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
     os.execve(command[0], command, environment)
+
+
+@app.command()
+def sync(data: DataOption = None, settings: SettingsOption = None) -> None:
+    """Bring Dagster's view up to date with the files, or back after its home was lost."""
+    from replay_pipeline import instance, pipeline
+
+    n_added = instance.sync(pipeline.Pipeline(_load(settings, data)))
+    out.print(f"{n_added} materializations added")
 
 
 @teachers_app.command("list")

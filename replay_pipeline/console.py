@@ -145,6 +145,11 @@ def show_replay(reports: Report) -> None:
     )
 
 
+def show_control(report: Report) -> None:
+    """How often the students left their own actions."""
+    _table("Control", list(report.items()))
+
+
 def show_pairs(reports: Report) -> None:
     """Outcomes by batch."""
     _draw_batches("Pairs", reports, ("n_pairs", "n_agreement", "outcomes"))

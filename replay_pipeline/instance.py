@@ -5,10 +5,12 @@ from pathlib import Path
 
 import dagster as dg
 
+from replay_pipeline.assets import pairs, publish, replay, traces, train
 from replay_pipeline.assets.automation import RANGE_END, RANGE_START
 from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.assets.reporting import Facts, effort
 from replay_pipeline.definitions import define
-from replay_pipeline.pipeline import OnProgress, Pipeline
+from replay_pipeline.pipeline import OnProgress, Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource, console_progress
 from replay_pipeline.settings import child_environment
 from replay_pipeline.tables import written_whole
@@ -74,6 +76,50 @@ def run_jobs(
                 )
     finally:
         console_progress.reset(token)
+
+
+_ASSETS: dict[str, tuple[str, Facts]] = {
+    "ingest": ("trace_states", traces.state_facts),
+    "replay": ("teacher_actions", replay.answer_facts),
+    "pairs": ("dpo_pairs", pairs.pair_facts),
+    "normalize": ("normalized_pairs", pairs.kept_facts),
+    "publish": ("published_dataset", publish.dataset_facts),
+    "train": ("trained_model", train.model_facts),
+}
+"""The asset that a stage's receipt belongs to, and how it is shown."""
+
+
+def sync(pipeline: Pipeline) -> int:
+    """Show in Dagster what the files say: batches, and stages that were done without Dagster.
+
+    The files are the truth and Dagster's database is a view of them: after its home was lost, this
+    brings it back. Returns how many materializations were added.
+
+    Raises:
+        StorageError: Dagster's home cannot be written.
+    """
+    data_dir = pipeline.root.path.absolute()
+    with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
+        instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
+        shown = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
+        missing = [r for r in shown if not _is_shown(instance, r)]
+        for receipt in missing:
+            name, facts = _ASSETS[receipt.stage]
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(
+                    name,
+                    partition=None if receipt.batch == "all" else receipt.batch,
+                    metadata={**facts(pipeline, receipt), **effort(receipt)},
+                )
+            )
+    return len(missing)
+
+
+def _is_shown(instance: dg.DagsterInstance, receipt: Receipt) -> bool:
+    key = dg.AssetKey(_ASSETS[receipt.stage][0])
+    if receipt.batch == "all":
+        return instance.get_latest_materialization_event(key) is not None
+    return receipt.batch in instance.get_materialized_partitions(key)
 
 
 def ui_command(data_dir: Path, *, port: int) -> tuple[list[str], dict[str, str]]:

@@ -43,6 +43,7 @@ from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.replay import (
     Estimate,
     check_teachers,
+    control,
     estimate_sync,
     ledger_status,
     replay_in_thread,
@@ -239,7 +240,10 @@ class Pipeline:
 
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
-        normalizer = DJNormalizer(self.settings.normalize.recipe)
+        options = self.settings.normalize
+        normalizer = DJNormalizer(
+            options.recipe, executor=options.executor, ray_address=options.ray_address
+        )
         index = DedupIndex(self.root.path / "dedup", recipe_sha=normalizer.recipe.sha, batch=batch)
         earlier = [key for key in self.root.batches("dpo_pairs") if key < batch]
         given = [
@@ -394,6 +398,40 @@ class Pipeline:
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
 
+    def control(self, *, max_usd: float, n_states: int = 50) -> Receipt:
+        """Ask the students' own models again: how often do they leave their recorded action?
+
+        A sample of states is enough. The figure goes into the dataset card.
+
+        Raises:
+            ConfigError: the teachers are the sample's, whose server does not play the students.
+        """
+        if self.settings.replay.sample_teachers:
+            raise ConfigError(
+                "the sample has no answers of its students: a control run needs real endpoints "
+                "(REPLAY_TEACHERS=openrouter)"
+            )
+        started = time.perf_counter()
+        report = control(
+            self._states(self.batches()),
+            max_total_usd=max_usd,
+            n_states=n_states,
+            level=self.settings.pairs.level,
+            teacher=self.settings.replay.student,
+            ledger=self.settings.ledger_url(),
+            price_folder=self._price_folder(),
+            tick=self._on_progress,
+        )
+        return self.receipts.write(
+            Receipt(
+                stage="control",
+                batch="all",
+                fingerprint="",
+                report=report.to_json(),
+                seconds=round(time.perf_counter() - started, 3),
+            )
+        )
+
     # What the stages share
 
     def _stage(
@@ -485,6 +523,8 @@ class Pipeline:
             "pairs": self._reports("pairs"),
             "normalize": self._reports("normalize"),
         }
+        if control_run := self.receipts.read("control", "all"):
+            facts["control_run"] = control_run.report
         if self.settings.replay.sample_teachers:
             facts["notes"] = (
                 "Made from the bundled sample: its sessions and answers were written for it, and "

@@ -19,7 +19,8 @@ from replay_pipeline.secret_rules import COMMON_PASSWORDS, SecretHit, own_hits, 
 logger = logging.getLogger(__name__)
 
 _MIN_CHARS = 6
-_MEMO_LIMIT = 400_000
+_MEMO_ENTRIES = 200_000
+_MEMO_CHARS = 6_000_000
 
 _PLACEHOLDER = re.compile(r"<(?:SECRET:[a-z0-9_-]+|EMAIL|HOST):[0-9a-f]{8}>")
 _EMAIL = re.compile(
@@ -169,6 +170,7 @@ class Redactor:
         """Replacements by kind; values are never kept."""
         self._key = hashlib.blake2b(salt.encode(), digest_size=16).digest()
         self._memo: dict[_Key, _Redacted | None] = {}
+        self._n_memo_chars = 0
         self._user_rules: dict[frozenset[str], re.Pattern[str] | None] = {}
 
     def text(self, text: str, *, users: frozenset[str] = frozenset()) -> str:
@@ -183,6 +185,7 @@ class Redactor:
         try:
             known = self._memo[key]
         except KeyError:
+            self._forget()
             known = self._remember(key, text, users, is_suspicious=True)
         if known is None:
             return text
@@ -191,6 +194,7 @@ class Redactor:
 
     def prepare(self, texts: Iterable[str], *, users: frozenset[str] = frozenset()) -> None:
         """Redact many texts at once, which is faster; `text` then answers from memory."""
+        self._forget()
         new: dict[_Key, str] = {}
         for text in texts:
             key = (users, hash(text), len(text))
@@ -204,10 +208,14 @@ class Redactor:
     ) -> _Redacted | None:
         counts: Counter[str] = Counter()
         redacted = self._replaced(text, users, counts, is_suspicious=is_suspicious)
-        if len(self._memo) >= _MEMO_LIMIT:
-            self._memo.clear()
         known = self._memo[key] = None if redacted == text else (redacted, counts)
+        self._n_memo_chars += len(redacted) if known else 0
         return known
+
+    def _forget(self) -> None:
+        if len(self._memo) > _MEMO_ENTRIES or self._n_memo_chars > _MEMO_CHARS:
+            self._memo.clear()
+            self._n_memo_chars = 0
 
     def _replaced(
         self, text: str, users: frozenset[str], counts: Counter[str], *, is_suspicious: bool

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-import pyarrow as pa
 import pyarrow.compute as pc
+
+from replay_pipeline.arrays import string_array
 
 MIN_CHARS = 8
 _MAX_DEPTH = 2
@@ -376,6 +377,6 @@ _SIGNAL = f"{_SIGNALS}|(?:{_ASCII_GROUP}){{6}}"
 
 def suspicious(texts: Sequence[str]) -> list[bool]:
     """For each text, whether `own_hits` might find something in it."""
-    array = pa.array(texts, pa.large_string())
+    array = string_array(texts)
     options = pc.MatchSubstringOptions(_SIGNAL)
     return pc.call_function("match_substring_regex", [array], options).to_pylist()

@@ -4,7 +4,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
@@ -68,6 +68,8 @@ class ReplaySettings(_Section):
     """Path or database URL of the ledger; by default `ledger.sqlite` under the data root."""
     gates: tuple[str, ...] = ()
     """Gating policies by name, in order; empty: every teacher is asked at every state."""
+    student: TeacherSpec | None = None
+    """How a control run reaches the students' own models (address, key); empty: OpenRouter."""
     accepted_terms: tuple[str, ...] = ()
     """Models whose vendor forbids distillation and that are used all the same. Recorded."""
     sample_teachers: bool = False
@@ -93,6 +95,10 @@ class NormalizeSettings(_Section):
 
     recipe: str = "tool_calls"
     """A bundled recipe (`default`, `tool_calls`, `strict`, `lint`) or a path to a YAML file."""
+    executor: Literal["in_process", "default", "ray"] = "in_process"
+    """Where row filters run: in this process, or in data-juicer's `ray` or `default` executor."""
+    ray_address: str = "local"
+    """Where Ray runs; `local` starts it on this machine. Used with `executor = "ray"`."""
 
 
 class PublishSettings(_Section):

@@ -2,15 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from replay_pipeline.actions.assignment import has_perfect_matching
 from replay_pipeline.actions.canonical import Action, Call, canonical_action
-from replay_pipeline.actions.edits import Edit, are_same_change, edits_of
-from replay_pipeline.actions.paths import absolute
-from replay_pipeline.actions.shell import shell_plan
-from replay_pipeline.actions.tools import family_of, spec_of
+from replay_pipeline.actions.edits import Edit, are_same_change
+from replay_pipeline.actions.keys import keys_of
+from replay_pipeline.actions.tools import family_of
 from replay_pipeline.types import AgreementLevel, Message
 
 LEVELS: tuple[AgreementLevel, ...] = ("exact", "effect", "target", "tool")
@@ -18,6 +16,9 @@ LEVELS: tuple[AgreementLevel, ...] = ("exact", "effect", "target", "tool")
 
 TextComparator = Callable[[str, str], bool]
 """Says whether two final texts mean the same."""
+
+Lines = tuple[float, float] | None
+Edits = tuple[Edit, ...] | None
 
 _STRICTNESS: dict[AgreementLevel | None, int] = {
     "exact": 4,
@@ -81,24 +82,32 @@ def _text_level(a: str, b: str, same_text: TextComparator | None) -> AgreementLe
     return "effect" if same_text(first, second) else None
 
 
-def _collapsed(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _call_level(a: Call, b: Call) -> AgreementLevel | None:
     family = family_of(a.name)
     if family != family_of(b.name):
         return None
     if a == b:
         return "exact"
+    ours, theirs = keys_of(a), keys_of(b)
+    is_on_same = ours.target is not None and ours.target == theirs.target
     if family == "Edit":
-        return _gathered_level((a,), (b,))
-    if _key(a, "effect") == _key(b, "effect") or (
-        a.name == b.name == "Read" and _reads_overlap(a, b)
-    ):
+        if not is_on_same:
+            return "tool"
+        return "effect" if _is_same_change(ours.edits, theirs.edits) else "target"
+    if ours.effect == theirs.effect and _share_lines(ours.lines, theirs.lines):
         return "effect"
-    target = _key(a, "target")
-    return "target" if target is not None and target == _key(b, "target") else "tool"
+    return "target" if is_on_same else "tool"
+
+
+def _share_lines(ours: Lines, theirs: Lines) -> bool:
+    """Whether two reads show a common line; true of what is no read."""
+    if ours is None or theirs is None:
+        return True
+    return ours[0] <= theirs[1] and theirs[0] <= ours[1]
+
+
+def _is_same_change(ours: Edits, theirs: Edits) -> bool:
+    return ours is not None and theirs is not None and are_same_change(ours, theirs)
 
 
 def _set_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel | None:
@@ -131,7 +140,7 @@ def _gathered(calls: tuple[Call, ...]) -> list[tuple[Call, ...]]:
     """Each call alone, but the edits of one file together, in order."""
     groups: dict[Any, list[Call]] = {}
     for number, call in enumerate(calls):
-        key = ("edit", _key(call, "target")) if _is_edit(call) else number
+        key = keys_of(call).target if _is_edit(call) else number
         groups.setdefault(key, []).append(call)
     return [tuple(group) for group in groups.values()]
 
@@ -143,91 +152,24 @@ def _is_edit(call: Call) -> bool:
 def _gathered_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel | None:
     if a == b:
         return "exact"
+    if len(a) == 1 == len(b):
+        return _call_level(a[0], b[0])
     if not (_is_edit(a[0]) and _is_edit(b[0])):
-        return _call_level(a[0], b[0]) if len(a) == len(b) == 1 else None
-    if _key(a[0], "target") != _key(b[0], "target"):
+        return None
+    if keys_of(a[0]).target != keys_of(b[0]).target:
         return "tool"
-    ours, theirs = _all_edits(a), _all_edits(b)
-    same = ours is not None and theirs is not None and are_same_change(ours, theirs)
-    return "effect" if same else "target"
+    return "effect" if _is_same_change(_all_edits(a), _all_edits(b)) else "target"
 
 
-def _all_edits(calls: tuple[Call, ...]) -> tuple[Edit, ...] | None:
+def _all_edits(calls: tuple[Call, ...]) -> Edits:
     found: list[Edit] = []
     for call in calls:
-        edits = _edits(call)
+        edits = keys_of(call).edits
         if edits is None:
             return None
         found += edits
     return tuple(found)
 
 
-@lru_cache(maxsize=4_096)
-def _edits(call: Call) -> tuple[Edit, ...] | None:
-    return edits_of(call.values())
-
-
-def _reads_overlap(a: Call, b: Call) -> bool:
-    """Whether two reads of one file show a common line."""
-    if _key(a, "target") != _key(b, "target"):
-        return False
-    first, last, how = _reading(a)
-    other_first, other_last, other_how = _reading(b)
-    return how == other_how and first <= other_last and other_first <= last
-
-
-@lru_cache(maxsize=16_384)
-def _reading(call: Call) -> tuple[float, float, Any]:
-    """First and last line, counted from 1, and what else the read asks for."""
-    arguments = call.values()
-    first = arguments.pop("offset", 1) or 1
-    last = first + arguments.pop("limit", 2_000) - 1
-    del arguments["file_path"]
-    return first, last, _hashable(arguments)
-
-
-@lru_cache(maxsize=16_384)
-def _key(call: Call, level: AgreementLevel) -> Any:
-    """What must be equal at `level`; `None` at `target` when the call has no object."""
-    arguments = call.values()
-    if call.name == "Bash":
-        return _shell_key(call, arguments, level)
-    spec = spec_of(call.name)
-    for path in spec.paths:
-        if isinstance(arguments.get(path), str):
-            arguments[path] = absolute(arguments[path], call.cwd)
-    arguments = spec.question(arguments)
-    if level == "effect":
-        return tuple(
-            (
-                key,
-                _collapsed(value)
-                if key in spec.prose and isinstance(value, str)
-                else _hashable(value),
-            )
-            for key, value in sorted(arguments.items())
-            if key not in spec.display
-        )
-    if call.name in ("Grep", "Glob"):
-        return _search_target(arguments)
-    found = tuple((key, _hashable(arguments[key])) for key in spec.target if key in arguments)
-    return found or None
-
-
-def _shell_key(call: Call, arguments: dict[str, Any], level: AgreementLevel) -> Any:
-    plan = shell_plan(arguments.pop("command"), call.cwd)
-    if level == "effect":
-        return plan.effect, tuple((k, _hashable(v)) for k, v in sorted(arguments.items()))
-    return plan.target
-
-
-def _search_target(arguments: dict[str, Any]) -> Any:
-    """The place searched, or for a search of the whole working directory what is looked for."""
-    if "path" in arguments:
-        return "path", arguments["path"]
-    return "pattern", arguments["pattern"]
-
-
-def _hashable(value: Any) -> Any:
-    """`value` as a key that keeps true, 1 and "True" apart."""
-    return ("json", repr(value)) if isinstance(value, dict | list | bool | float) else value
+def _collapsed(text: str) -> str:
+    return " ".join(text.split())

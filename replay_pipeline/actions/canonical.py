@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.actions.paths import relative, without_needless_cd
+from replay_pipeline.actions.paths import absolute, relative, without_needless_cd
 from replay_pipeline.actions.tools import spec_of
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.types import Message, Tool
@@ -129,6 +129,7 @@ def canonical_action(
             return Action(text=text, invalid_reason="text_too_large")
         text = _clean_text(text)
         return Action(text=text, invalid_reason=None if text else "empty")
+    cwd = absolute(cwd, None) if cwd else None
     toolbox = tools if isinstance(tools, ToolList) or tools is None else ToolList(tools)
     calls: list[Call] = []
     reason: str | None = None
@@ -244,24 +245,19 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
     spec = spec_of(name)
     if why := spec.complaint(present):
         raise MalformedCallError(f"schema_invalid: {name}: {why}")
-    kept = {k: v for k, v in present.items() if k not in spec.labels}
-    for key in spec.paths:
-        if isinstance(path := kept.get(key), str):
-            kept[key] = relative(path, cwd) if path else "."
-    kept = {
-        k: v
-        for k, v in kept.items()
-        if not (k in spec.defaults and _is_same(spec.defaults[k], v))
-        and not (k == spec.default_path and v == _here(cwd))
-    }
+    kept: dict[str, Any] = {}
+    for key, value in present.items():
+        if key in spec.paths and isinstance(value, str):
+            value = relative(value, cwd) if value else "."
+            if key == spec.default_path and value == relative(cwd or ".", cwd):
+                continue
+        if key in spec.labels or (key in spec.defaults and _is_same(spec.defaults[key], value)):
+            continue
+        kept[key] = value
     return Call(name, _as_text(spec.canonical(kept)), cwd)
 
 
 _cached_call = lru_cache(maxsize=16_384)(_build_call)
-
-
-def _here(cwd: str | None) -> str:
-    return relative(cwd or ".", cwd)
 
 
 def _is_same(default: Any, value: Any) -> bool:
@@ -272,6 +268,8 @@ def _is_same(default: Any, value: Any) -> bool:
 
 def _plain(value: Any, depth: int) -> Any:
     """`value` with whole floats as integers: 1.0, 1e0 and 1 are one number in JSON."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
     if depth > _MAX_DEPTH:

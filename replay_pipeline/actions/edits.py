@@ -20,6 +20,8 @@ def edits_of(arguments: dict[str, Any]) -> tuple[Edit, ...] | None:
     """The replacements of an Edit or MultiEdit call, in order; `None` if one is malformed."""
     found = []
     for edit in arguments.get("edits", [arguments]):
+        if not isinstance(edit, dict):
+            return None
         old, new = edit.get("old_string"), edit.get("new_string")
         if not isinstance(old, str) or not isinstance(new, str):
             return None

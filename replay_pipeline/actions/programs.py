@@ -301,18 +301,20 @@ PROGRAMS: Mapping[str, Program] = MappingProxyType(
 )
 """Known programs and subcommands by name."""
 
-_PREFIXES: tuple[tuple[str, ...], ...] = (
-    ("uv", "run"),
-    ("poetry", "run"),
-    ("pdm", "run"),
-    ("hatch", "run"),
-    ("npx",),
-    ("bunx",),
-    ("python", "-m"),
-    ("python3", "-m"),
-    ("time",),
-    ("sudo",),
-    ("nohup",),
+_PREFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "uv": ("uv", "run"),
+        "poetry": ("poetry", "run"),
+        "pdm": ("pdm", "run"),
+        "hatch": ("hatch", "run"),
+        "npx": ("npx",),
+        "bunx": ("bunx",),
+        "python": ("python", "-m"),
+        "python3": ("python3", "-m"),
+        "time": ("time",),
+        "sudo": ("sudo",),
+        "nohup": ("nohup",),
+    }
 )
 """Words that run the command behind them, whose options are read on their own."""
 
@@ -356,8 +358,35 @@ _LITERAL = frozenset(
 )
 """Programs that are not in `PROGRAMS` and to which `./x`, `x` and `/here/x` differ."""
 
-_PATH_LIKE = re.compile(r"(?:~|\.{0,2})/[\w./@+-]*|\.{1,2}|[\w.@+-]+/[\w./@+-]*")
+_PATH_LIKE = re.compile(r"(?:~|\.{0,2})/[\w./@+-]*|\.{1,2}")
+_FILE_LIKE = re.compile(r"[\w.@+-]+/[\w./@+-]*\.[A-Za-z]\w{0,5}")
 _NEGATION = re.compile(r"-+(?:no-?)?")
+_FILTER = re.compile(r"--?(?:in|ex)clude|--?i?glob|--?filter|--?(?:not|and|or)$")
+"""Options whose order among each other means something in most programs that have them."""
+_SORTABLE = re.compile(r"--[A-Za-z][\w-]*(?:=.*)?|-[A-Za-z0-9]", re.DOTALL)
+_ORDERED = frozenset(
+    [
+        "find",
+        "test",
+        "[",
+        "expr",
+        "rsync",
+        "ffmpeg",
+        "convert",
+        "magick",
+        "gcc",
+        "g++",
+        "cc",
+        "c++",
+        "clang",
+        "clang++",
+        "ld",
+        "git",
+        "curl",
+        "jq",
+    ]
+)
+"""Programs that read their options one after the other; of git only what is in `PROGRAMS`."""
 
 
 def arguments_of(words: Sequence[str], path: PathReader) -> Arguments:
@@ -367,7 +396,7 @@ def arguments_of(words: Sequence[str], path: PathReader) -> Arguments:
         words: The words of the command, quoting resolved, marks of `words` in place.
         path: Resolves a word that is a path.
     """
-    for prefix in _PREFIXES:
+    if prefix := _PREFIXES.get(words[0]):
         n = len(prefix)
         if tuple(words[:n]) == prefix and len(words) > n and not words[n].startswith("-"):
             inner = arguments_of(words[n:], path)
@@ -452,6 +481,8 @@ def _long(program: Program, word: str, rest: list[str]) -> list[Flag] | None:
 def _rank(program: Program, flag: Flag) -> str:
     """Sort key of a flag; flags that override each other share one, so they keep their order."""
     name = flag[0]
+    if name.startswith("--") and _FILTER.match(name):
+        return "filter"
     if len(name) == 2:
         for group in program.groups:
             if name[1] in group:
@@ -490,28 +521,32 @@ def _read_strictly(name: str, words: Sequence[str], path: PathReader) -> Argumen
         if is_open and word.startswith("-") and word not in ("-", "--") and ACTIVE not in word:
             following = words[number + 1] if number + 1 < len(words) else "-"
             if not following.startswith("-") and "=" not in word:
-                effect += [*_sorted(run), word]
+                effect += [*_sorted(name, run), word]
                 run = []
             else:
                 run.append(word)
             continue
-        effect += _sorted(run)
+        effect += _sorted(name, run)
         run = []
         is_open = is_open and word != "--"
         spelled = word if is_literal else _spelled_path(word, path)
         effect.append(spelled)
         operands.append(spelled)
-    return Arguments((*effect, *_sorted(run)), tuple(operands))
+    return Arguments((*effect, *_sorted(name, run)), tuple(operands))
 
 
-def _sorted(flags: list[str]) -> list[str]:
+def _sorted(name: str, flags: list[str]) -> list[str]:
     """Flags in one order; `--x` and `--no-x`, or one flag twice, keep theirs."""
+    if name in _ORDERED or not all(_SORTABLE.fullmatch(f) and not _FILTER.match(f) for f in flags):
+        return flags
     return sorted(flags, key=lambda flag: _NEGATION.sub("", flag.partition("=")[0]))
 
 
 def _spelled_path(word: str, path: PathReader) -> str:
     """A word that can only be a path, resolved; any other word as it is."""
-    if QUOTED in word or "//" in word or not _PATH_LIKE.fullmatch(word.replace(ACTIVE + "~", "~")):
+    if QUOTED in word or "//" in word:
+        return word
+    if not _PATH_LIKE.fullmatch(word.replace(ACTIVE + "~", "~")) and not _FILE_LIKE.fullmatch(word):
         return word
     inner = word.lstrip("./").split("/")
     if "." in inner or ".." in inner:

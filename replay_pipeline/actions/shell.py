@@ -64,6 +64,9 @@ _INTERPRETERS = frozenset(
         "awk",
     ]
 )
+_PLAIN_WORDS = frozenset(
+    ["word", "number", "variable_name", "special_variable_name", "test_operator", "file_descriptor"]
+)
 _NOTHING: Form = ("nothing",)
 
 
@@ -217,7 +220,9 @@ class _Reader:
         """Assignments; sorted when no one can see another."""
         found = [self.assignment(node, depth) for node in nodes]
         names = {one.partition("=")[0] for one in found}
-        is_independent = len(names) == len(found) and not any(ACTIVE in one for one in found)
+        is_independent = len(names) == len(found) and not any(
+            ACTIVE in one or QUOTED in one for one in found
+        )
         return tuple(sorted(found) if is_independent else found)
 
     def assignment(self, node: Node, depth: int) -> str:
@@ -267,6 +272,7 @@ class _Reader:
         """Read a here-document and what stands behind it on its line."""
         mark = body = ""
         strips_tabs = False
+        start = 0
         place = len(redirects)
         for child in node.children:
             kind = child.type
@@ -275,7 +281,12 @@ class _Reader:
             elif kind == "heredoc_start":
                 mark = self.text(child)
             elif kind == "heredoc_body":
-                body = self.text(child)
+                # The tree leaves out blanks at the start of the first line.
+                start = self.source.rfind(b"\n", 0, child.start_byte) + 1
+                body = self.source[start : child.end_byte].decode()
+            elif kind == "heredoc_end":
+                end = child.start_byte
+                body = self.source[start:end].decode() if start else body
             elif kind == "pipeline":
                 piped += [
                     self.scoped(c, depth + 1) for c in child.children if c.type not in ("|", "|&")
@@ -284,7 +295,7 @@ class _Reader:
                     raise _UnreadableError
             elif kind == "file_redirect":
                 redirects += self.redirect(child, words, depth)
-            elif kind not in ("<<", "heredoc_end", "file_descriptor"):
+            elif kind not in ("<<", "file_descriptor"):
                 raise _UnreadableError
         if strips_tabs:
             body = re.sub(r"(?m)^\t+", "", body)
@@ -329,18 +340,26 @@ class _Reader:
         environment: list[Node] = []
         own_words: list[str] = []
         own_redirects: list[Form] = []
+        word_end = -1
         for child in node.children:
             kind = child.type
             if kind == "variable_assignment":
                 environment.append(child)
-            elif kind == "command_name":
-                own_words.append(self.word(child.children[0], depth + 1))
             elif kind == "file_redirect":
                 own_redirects += self.redirect(child, own_words, depth)
             elif kind == "herestring_redirect":
                 own_redirects.append(self.herestring(child, depth))
+            elif not child.is_named:
+                raise _UnreadableError
             elif kind != "comment":
-                own_words.append(self.word(child, depth + 1))
+                inner = child.children[0] if kind == "command_name" else child
+                word = self.word(inner, depth + 1)
+                if child.start_byte == word_end:
+                    # The tree cuts some words in two, `"$a"\b` for one.
+                    own_words[-1] = _glued([own_words[-1], word])
+                else:
+                    own_words.append(word)
+                word_end = child.end_byte
         return self.simple(
             self.environment(environment, depth),
             [*own_words, *words],
@@ -409,9 +428,9 @@ class _Reader:
             return ACTIVE + self.substitution(node, depth)
         if kind in ("simple_expansion", "expansion"):
             return ACTIVE + self.expansion(node)
-        if kind == "ansi_c_string":
-            return ACTIVE + self.text(node)
-        return unquoted(self.text(node))
+        if kind in _PLAIN_WORDS or not node.is_named:
+            return unquoted(self.text(node))
+        return ACTIVE + self.text(node)
 
     def joined(self, node: Node, depth: int, *, is_quoted: bool) -> str:
         """The pieces of a composite word with the text between them."""
@@ -436,7 +455,7 @@ class _Reader:
                 at = child.end_byte
         rest = self.source[at:end].decode()
         parts.append(_double_quoted(rest) if is_quoted else unquoted(rest))
-        return "".join(parts)
+        return "".join(parts) if is_quoted else _glued(parts, n_pieces=len(node.children))
 
     def quoted(self, node: Node, depth: int) -> str:
         if node.type == "command_substitution":
@@ -462,6 +481,13 @@ class _Reader:
         self.folder = folder
         del self.commands[noted:]
         return f"{'$(' if opening == '`' else opening}{form!r})"
+
+
+def _glued(parts: list[str], *, n_pieces: int = 2) -> str:
+    """Pieces of one word. A bare `~` is a home folder only alone or before a slash."""
+    word = "".join(parts)
+    bare_tilde = next((part for part in parts if part), "") == f"{ACTIVE}~"
+    return f"{ACTIVE}~{QUOTED}{word[2:]}" if bare_tilde and n_pieces > 1 else word
 
 
 def _double_quoted(text: str) -> str:

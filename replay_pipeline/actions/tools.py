@@ -25,6 +25,8 @@ class ToolSpec:
     """Keys without which the tool cannot run, and their types."""
     optional: Mapping[str, type | tuple[type, ...]] = field(default_factory=dict)
     """Other keys whose type is known."""
+    parts: Mapping[str, Mapping[str, type]] = field(default_factory=dict)
+    """Keys that hold a list of objects, and what each of these must have."""
     labels: frozenset[str] = frozenset()
     """Keys without any effect."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -54,10 +56,18 @@ class ToolSpec:
         for key, kind in self.optional.items():
             if key in arguments and not _has_type(arguments[key], kind):
                 return f"{key} has the wrong type"
+        for key, needed in self.parts.items():
+            for part in arguments[key]:
+                if not isinstance(part, dict) or not all(
+                    isinstance(part.get(name), kind) for name, kind in needed.items()
+                ):
+                    return f"one of {key} lacks {' or '.join(needed)}"
         return None
 
 
 def _has_type(value: Any, kind: type | tuple[type, ...]) -> bool:
+    if type(value) is kind:
+        return True
     kinds = kind if isinstance(kind, tuple) else (kind,)
     return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
 
@@ -86,9 +96,8 @@ def _plain_edits(arguments: Arguments) -> Arguments:
     edits = [
         {k: v for k, v in edit.items() if v is not None and (k, v) != ("replace_all", False)}
         for edit in arguments["edits"]
-        if isinstance(edit, dict)
     ]
-    return {**arguments, "edits": edits} if len(edits) == len(arguments["edits"]) else arguments
+    return {**arguments, "edits": edits}
 
 
 _EDIT = ToolSpec(
@@ -128,6 +137,7 @@ SPECS: Mapping[str, ToolSpec] = MappingProxyType(
         "Edit": _EDIT,
         "MultiEdit": ToolSpec(
             required={"file_path": str, "edits": list},
+            parts={"edits": {"old_string": str, "new_string": str}},
             paths=("file_path",),
             target=("file_path",),
             canonical=_plain_edits,

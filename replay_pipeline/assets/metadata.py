@@ -9,14 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dagster as dg
-import pyarrow as pa
+
+from replay_pipeline.columns import describe
+from replay_pipeline.schemas import TABLES
 
 _SHOWN_CHARS = 400
 
 
-def column_schema(schema: pa.Schema) -> dg.TableSchema:
-    """The columns of a table for the asset's Columns tab."""
-    return dg.TableSchema(columns=[dg.TableColumn(f.name, str(f.type)) for f in schema])
+def column_schema(table: str) -> dg.TableSchema:
+    """The columns of a table, with what they mean, for the asset's Columns tab."""
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(field.name, str(field.type), description=describe(table, field.name))
+            for field in TABLES[table]
+        ]
+    )
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> dg.MarkdownMetadataValue:

@@ -1,5 +1,7 @@
 """Assets: preference pairs, raw and normalized."""
 
+from typing import Any
+
 import dagster as dg
 
 from replay_pipeline.assets.metadata import bars, column_schema, markdown_table
@@ -7,7 +9,6 @@ from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batc
 from replay_pipeline.assets.reporting import each_batch
 from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.schemas import DPO_PAIRS, NORMALIZED_PAIRS
 
 _N_SAMPLES = 3
 
@@ -20,18 +21,14 @@ _N_SAMPLES = 3
     owners=OWNERS,
     kinds={"python", "parquet"},
     tags={"stage": "pairs"},
-    metadata={"dagster/column_schema": column_schema(DPO_PAIRS)},
+    metadata={"dagster/column_schema": column_schema("dpo_pairs")},
 )
 def dpo_pairs(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
     """States at which enough teachers agreed on something that the student did not do."""
     work = pipeline.open()
-
-    def facts(receipt: Receipt) -> dict[str, object]:
-        return {**_pair_facts(receipt), "samples": _samples(work, receipt.batch)}
-
-    return each_batch(context, work, work.pairs, facts)
+    return each_batch(context, work, work.pairs, pair_facts)
 
 
 @dg.asset(
@@ -42,17 +39,18 @@ def dpo_pairs(
     owners=OWNERS,
     kinds={"python", "parquet"},
     tags={"stage": "normalize"},
-    metadata={"dagster/column_schema": column_schema(NORMALIZED_PAIRS)},
+    metadata={"dagster/column_schema": column_schema("normalized_pairs")},
 )
 def normalized_pairs(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
     """The pairs that pass the data-juicer recipe; the others are kept apart with the reason."""
     work = pipeline.open()
-    return each_batch(context, work, work.normalize, _normalize_facts)
+    return each_batch(context, work, work.normalize, kept_facts)
 
 
-def _pair_facts(receipt: Receipt) -> dict[str, object]:
+def pair_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
+    """Pairs, outcomes and a few samples of a batch."""
     report = receipt.report
     n_states = sum(report["outcomes"].values())
     return {
@@ -60,7 +58,24 @@ def _pair_facts(receipt: Receipt) -> dict[str, object]:
         "pair_yield": report["n_pairs"] / max(1, n_states),
         "agreements_with_student": report["n_agreement"],
         "outcomes": bars("States, by outcome", report["outcomes"]),
+        "agreement": _matrix(report["matrix"]),
+        "samples": _samples(pipeline, receipt.batch),
     }
+
+
+def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> dg.MarkdownMetadataValue:
+    """How often each two teachers agree."""
+    names = sorted(matrix)
+    return markdown_table(
+        [
+            {"teacher": name}
+            | {
+                other: f"{matrix[name][other]['rate']:.0%}" if other in matrix[name] else "—"
+                for other in names
+            }
+            for name in names
+        ]
+    )
 
 
 def _samples(pipeline: Pipeline, batch: str) -> dg.MarkdownMetadataValue:
@@ -69,7 +84,8 @@ def _samples(pipeline: Pipeline, batch: str) -> dg.MarkdownMetadataValue:
     return markdown_table(rows.to_pylist())
 
 
-def _normalize_facts(receipt: Receipt) -> dict[str, object]:
+def kept_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
+    """Pairs kept and dropped of a batch."""
     report = receipt.report
     return {
         "dagster/partition_row_count": report["n_kept"],

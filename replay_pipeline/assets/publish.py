@@ -1,9 +1,13 @@
 """Asset: the published dataset."""
 
+from typing import Any
+
 import dagster as dg
 
 from replay_pipeline.assets.metadata import bars
 from replay_pipeline.assets.partitions import GROUP, OWNERS
+from replay_pipeline.assets.reporting import effort
+from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
 
 
@@ -18,17 +22,17 @@ def published_dataset(pipeline: PipelineResource) -> dg.MaterializeResult:
     """All normalized pairs as one dataset that `datasets.load_dataset` opens."""
     work = pipeline.open()
     receipt = work.publish()
-    by_split = receipt.report["rows_by_split"]["pairs"]
-    folder = work.settings.dataset_dir().absolute()
-    return dg.MaterializeResult(
-        metadata={
-            "dagster/row_count": sum(by_split.values()),
-            "dagster/uri": str(folder),
-            "rows": bars("Pairs, by split", by_split),
-            "load": dg.MetadataValue.md(
-                f"```python\nfrom datasets import load_dataset\n\npairs = load_dataset({str(folder)!r})\n```"
-            ),
-            "seconds": receipt.seconds,
-            "reused": receipt.is_reused,
-        }
-    )
+    return dg.MaterializeResult(metadata={**dataset_facts(work, receipt), **effort(receipt)})
+
+
+def dataset_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
+    """Rows by split, where the dataset is, and how to load it."""
+    by_split = receipt.report["rows_by_split"].get("pairs", {})
+    folder = str(pipeline.settings.dataset_dir().absolute())
+    code = f"from datasets import load_dataset\n\npairs = load_dataset({folder!r})"
+    return {
+        "dagster/row_count": sum(by_split.values()),
+        "dagster/uri": folder,
+        "rows": bars("Pairs, by split", by_split),
+        "load": dg.MetadataValue.md(f"```python\n{code}\n```"),
+    }

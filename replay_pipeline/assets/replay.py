@@ -1,14 +1,15 @@
 """Asset: teacher actions. The one that spends money."""
 
+from typing import Any
+
 import dagster as dg
 from pydantic import Field
 
 from replay_pipeline.assets.metadata import bars, column_schema, markdown_table
 from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batch
 from replay_pipeline.assets.reporting import each_batch
-from replay_pipeline.pipeline import Receipt
+from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.schemas import TEACHER_ACTIONS
 from replay_pipeline.types import Progress
 
 _OBSERVE_EVERY = 50
@@ -32,7 +33,7 @@ class ReplayConfig(dg.Config):
     kinds={"python", "parquet"},
     tags={"stage": "replay", "costs": "money"},
     pool="teachers",
-    metadata={"dagster/column_schema": column_schema(TEACHER_ACTIONS)},
+    metadata={"dagster/column_schema": column_schema("teacher_actions")},
 )
 def teacher_actions(
     context: dg.AssetExecutionContext, config: ReplayConfig, pipeline: PipelineResource
@@ -65,10 +66,11 @@ def teacher_actions(
             left_usd = max(left_usd - receipt.report["newly_spent_usd"], 1e-9)
         return receipt
 
-    return each_batch(context, work, replay, _facts)
+    return each_batch(context, work, replay, answer_facts)
 
 
-def _facts(receipt: Receipt) -> dict[str, object]:
+def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
+    """Calls, dollars, latencies and failures of a batch."""
     report = receipt.report
     latencies = report["latency_s"] or [0.0]
     return {

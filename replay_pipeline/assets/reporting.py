@@ -7,7 +7,8 @@ import dagster as dg
 
 from replay_pipeline.pipeline import Pipeline, Receipt
 
-Facts = Callable[[Receipt], Mapping[str, Any]]
+Facts = Callable[[Pipeline, Receipt], Mapping[str, Any]]
+"""What a receipt shows in Dagster."""
 
 
 def each_batch(
@@ -25,14 +26,15 @@ def each_batch(
     batches = sorted(context.partition_keys, key=lambda key: (order.get(key, len(order)), key))
     for i, batch in enumerate(batches):
         receipt = work(batch)
-        metadata = {
-            **facts(receipt),
-            "seconds": receipt.seconds,
-            "reused": receipt.is_reused,
-        }
+        metadata = {**facts(pipeline, receipt), **effort(receipt)}
         if i < len(batches) - 1:
             context.log_event(
                 dg.AssetMaterialization(context.asset_key, partition=batch, metadata=metadata)
             )
         context.add_asset_metadata(metadata, partition_key=batch)
     return dg.MaterializeResult()
+
+
+def effort(receipt: Receipt) -> dict[str, Any]:
+    """How long the stage took, and whether there was anything to do."""
+    return {"seconds": receipt.seconds, "reused": receipt.is_reused}

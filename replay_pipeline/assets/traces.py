@@ -1,13 +1,14 @@
 """Asset: trace states."""
 
+from typing import Any
+
 import dagster as dg
 
 from replay_pipeline.assets.metadata import bars, column_schema
 from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batch
 from replay_pipeline.assets.reporting import each_batch
-from replay_pipeline.pipeline import Receipt
+from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.schemas import STATES
 
 claude_code_sessions = dg.AssetSpec(
     "claude_code_sessions",
@@ -28,17 +29,18 @@ claude_code_sessions = dg.AssetSpec(
     owners=OWNERS,
     kinds={"python", "parquet"},
     tags={"stage": "ingest"},
-    metadata={"dagster/column_schema": column_schema(STATES)},
+    metadata={"dagster/column_schema": column_schema("states")},
 )
 def trace_states(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
     """Every decision point of the batch: what the student saw, did, and what came of it."""
     work = pipeline.open()
-    return each_batch(context, work, work.ingest, _facts)
+    return each_batch(context, work, work.ingest, state_facts)
 
 
-def _facts(receipt: Receipt) -> dict[str, dg.MetadataValue | int | float]:
+def state_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
+    """Sessions, turns and states of a batch, and what was skipped or replaced."""
     report = receipt.report
     return {
         "dagster/partition_row_count": report["n_states"],

@@ -1,9 +1,13 @@
 """Asset: the trained model."""
 
+from typing import Any
+
 import dagster as dg
 
 from replay_pipeline.assets.metadata import curve
 from replay_pipeline.assets.partitions import GROUP, OWNERS
+from replay_pipeline.assets.reporting import effort
+from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.types import Progress
 
@@ -32,16 +36,19 @@ def trained_model(
 
     work = pipeline.open(observe)
     receipt = work.train()
+    return dg.MaterializeResult(metadata={**model_facts(work, receipt), **effort(receipt)})
+
+
+def model_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
+    """Losses, live channels and the evaluation on held-out sessions."""
     report = receipt.report
-    return dg.MaterializeResult(
-        metadata={
-            "dagster/uri": str(work.settings.model_dir().absolute()),
-            "loss_first": report["loss_first"],
-            "loss_last": report["loss_last"],
-            "steps": report["steps"],
-            "channels": ", ".join(report["channels_live"]),
-            "loss": curve("Loss by step", report.get("losses", [])),
-            "seconds": receipt.seconds,
-            "reused": receipt.is_reused,
-        }
-    )
+    evaluation = {key: report[key] for key in sorted(report) if key.startswith("preference_")}
+    return {
+        "dagster/uri": str(pipeline.settings.model_dir().absolute()),
+        "loss_first": report["loss_first"],
+        "loss_last": report["loss_last"],
+        "steps": report["steps"],
+        "channels": ", ".join(report["channels_live"]),
+        "loss": curve("Loss by step", report.get("losses", [])),
+        **evaluation,
+    }

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import IngestError, StorageError
-from replay_pipeline.ingesters.base import SourceSlice
+from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
 from replay_pipeline.ingesters.corpus import session_files
+from replay_pipeline.ingesters.json_lines import Spans
+from replay_pipeline.ingesters.rows import Block, read_rows
 from replay_pipeline.settings import environment
 from replay_pipeline.tables import written_whole
 
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 4_096
 _VERSION = 1
+_OPEN_CALL_S = 86_400.0
+"""For so long the last call of a session may still be answered: by a tool, or by its user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,9 @@ def discover(
     """Batches of everything in `sources` that no batch in `known` covers.
 
     Without `sources`, the folders of this user's Claude Code are searched. A session and its
-    subagents are never parted. A file that was written to less than `settle_s` seconds before
-    `now` is left for the next call, so that no message is taken half written.
+    subagents are never parted. With `settle_s`, a file that was written to less than that many
+    seconds before `now` is left for the next call, so that no message is taken half written; and
+    a last call that waits for its answer is left for up to a day.
 
     Raises:
         IngestError: a source does not exist.
@@ -149,7 +154,8 @@ def _new_bytes(
     try:
         stat = path.stat()
         last = cursors.get(path)
-        if now.timestamp() - stat.st_mtime < settle_s:
+        age_s = now.timestamp() - stat.st_mtime
+        if age_s < settle_s:
             return None
         is_same = last is not None and (stat.st_size, stat.st_mtime_ns) == (
             last.size_bytes,
@@ -164,6 +170,8 @@ def _new_bytes(
             else:
                 revision = _tail_sha(path, stat.st_size)[:6]
         end = _complete_end(path, stat.st_size)
+        if settle_s > 0 and age_s < _OPEN_CALL_S:
+            end = _before_open_call(path, start, end)
         if end <= start:
             return None
         cursor = Cursor(path, end, stat.st_size, stat.st_mtime_ns, _tail_sha(path, end), revision)
@@ -206,6 +214,32 @@ def _complete_end(path: Path, n_bytes: int) -> int:
     except (ValueError, RecursionError):
         return position
     return n_bytes
+
+
+def _before_open_call(path: Path, start: int, end: int) -> int:
+    """Where the last message begins if one of its calls has no answer yet, else `end`."""
+    first: int | None = None
+    message_id, open_calls = None, set[str]()
+    for offset, row in read_rows(path, Spans(ReadCounts())):
+        if not start <= offset < end or row.message is None:
+            continue
+        blocks = row.message.content
+        if row.type == "assistant":
+            if row.message.id != message_id:
+                message_id, first, open_calls = row.message.id, offset, set()
+            open_calls |= {block.id or "" for block in _of_type(blocks, "tool_use")}
+        elif row.type == "user":
+            answers = _of_type(blocks, "tool_result")
+            open_calls -= {block.tool_use_id or "" for block in answers}
+            if not answers and not row.is_meta:
+                open_calls = set()
+    return first if open_calls and first is not None else end
+
+
+def _of_type(blocks: object, kind: str) -> list[Block]:
+    if not isinstance(blocks, list):
+        return []
+    return [block for block in blocks if isinstance(block, Block) and block.type == kind]
 
 
 def _packed(

@@ -1,11 +1,13 @@
 """Ingestion of many files: dedup, labels, redaction, and the tables at rest."""
 
 import base64
+import gc
 import hashlib
 import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,13 +29,13 @@ from replay_pipeline.ingesters.base import (
 )
 from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.codex import Codex
+from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.fidelity import predict_context
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.redact import Redactor, user_of
-from replay_pipeline.schemas import TABLES
 from replay_pipeline.tables import write_table, written_whole
 from replay_pipeline.types import Message, Progress, Tool
 
@@ -59,6 +61,8 @@ class IngestReport:
     n_states: int = 0
     n_duplicate_states: int = 0
     """Decisions that were already known: resume copies, forks, snapshots."""
+    n_states_without_prefix: int = 0
+    """Decisions left out because the log holds nothing that came before them."""
     rows: int = 0
     rows_used: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
@@ -112,7 +116,8 @@ def ingest(
         known=set(known_state_ids),
     )
     for n_done, source in enumerate(_in_order(slices), 1):
-        corpus.take(source)
+        with _without_collector():
+            corpus.take(source)
         if on_progress is not None:
             on_progress(Progress(stage="ingest", n_done=n_done, n_total=len(slices)))
     if slices and not corpus.n_read:
@@ -120,9 +125,23 @@ def ingest(
     return corpus.result(tool_overrides)
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Many small objects and no cycles: the cyclic collector would take a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _nothing_read(slices: list[SourceSlice], corpus: "_Corpus") -> str:
     reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped_files.items()))
     where = slices[0].path if len(slices) == 1 else f"{len(slices)} files"
+    if corpus.skipped_files.keys() == {"unreadable"}:
+        return f"{where}: cannot be read; check its permissions"
     return f"{where}: not a session of an agent we know ({reasons}); give session .jsonl files"
 
 
@@ -194,34 +213,6 @@ def _milliseconds(timestamp: str | None) -> int | None:
         return None
 
 
-class _Columns:
-    """Rows of one table: the file at hand as lists, all before it as arrow batches."""
-
-    def __init__(self, name: str) -> None:
-        self.schema = TABLES[name]
-        self.open: dict[str, list[Any]] = {field.name: [] for field in self.schema}
-        self._closed: list[pa.RecordBatch] = []
-
-    def close(self) -> None:
-        """Turn what is open into a batch, which takes a fraction of the memory."""
-        if not self.open[self.schema.names[0]]:
-            return
-        arrays = []
-        for column in self.schema:
-            values = self.open[column.name]
-            if values and isinstance(values[0], bytes):
-                arrays.append(pa.array(values, pa.binary()).cast(column.type))
-            else:
-                arrays.append(pa.array(values, column.type))
-            values.clear()
-        self._closed.append(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
-
-    def table(self) -> pa.Table:
-        """Everything, as one table."""
-        self.close()
-        return pa.Table.from_batches(self._closed, self.schema)
-
-
 class _Corpus:
     """Columns of the tables while files come in."""
 
@@ -230,9 +221,10 @@ class _Corpus:
         self.hash_project = hash_project
         self.known = known
         self.session_ids: set[str] = set()
-        self.sessions: list[dict[str, Any]] = []
-        self.turns = _Columns("turns")
-        self.states = _Columns("states")
+        self.users: set[str] = set()
+        self.sessions = Columns("sessions")
+        self.turns = Columns("turns")
+        self.states = Columns("states")
         self.tools = ToolLearner()
         self.counts = ReadCounts()
         self.skipped_files: Counter[str] = Counter()
@@ -242,6 +234,7 @@ class _Corpus:
         self.n_read = 0
         self.n_bytes = 0
         self.n_duplicates = 0
+        self.n_without_prefix = 0
 
     def take(self, source: SourceSlice) -> None:
         """Read one file; what is wrong with it is counted, not raised."""
@@ -289,6 +282,7 @@ class _Corpus:
         counts: ReadCounts,
     ) -> None:
         users = frozenset(filter(None, {user_of(turn.cwd) for turn in log.turns}))
+        self.users |= users
         labels = label_turns(log.turns)
         self._learn_tools(log)
         fresh = self._fresh(log, source, end)
@@ -307,6 +301,9 @@ class _Corpus:
         fresh = []
         for turn in log.turns:
             if not turn.is_state or not source.start <= turn.offset < end:
+                continue
+            if turn.parent is None:
+                self.n_without_prefix += 1
                 continue
             state_id = state_id_of(turn)
             if state_id in self.known:
@@ -370,18 +367,19 @@ class _Corpus:
             return {self._clean(k, users): self._cleaned(v, users) for k, v in value.items()}
         return value
 
-    def _tool_calls(self, calls: Sequence[Call], users: frozenset[str]) -> list[dict[str, Any]]:
-        return [
+    def _tool_calls(self, calls: Sequence[Call], users: frozenset[str]) -> bytes:
+        encoded = [
             {
                 "id": call.id,
                 "type": "function",
                 "function": {
-                    "name": call.name,
+                    "name": self._clean(call.name, users),
                     "arguments": self._arguments(call.arguments, users),
                 },
             }
             for call in calls
         ]
+        return _encode(encoded)
 
     def _messages(self, turn: Turn, users: frozenset[str]) -> list[Message]:
         text = self._clean("\n\n".join(turn.texts), users)
@@ -392,7 +390,7 @@ class _Corpus:
         message: Message = {"role": "assistant", "content": text}
         if not turn.calls:
             return [message]
-        message["tool_calls"] = self._tool_calls(turn.calls, users)
+        message["tool_calls"] = msgspec.Raw(self._tool_calls(turn.calls, users))
         messages = [message]
         for call in turn.calls:
             result = turn.results.get(call.id)
@@ -436,7 +434,6 @@ class _Corpus:
         for state_id, turn in fresh:
             label = labels[turn]
             self.outcomes[label.outcome] += 1
-            calls = self._tool_calls(turn.calls, users)
             n_context = turn.usage.n_context if turn.usage else 0
             recovered_by = label.recovered_by
             columns["state_id"].append(state_id)
@@ -447,7 +444,9 @@ class _Corpus:
             columns["student_model"].append(turn.model)
             columns["cwd"].append(self._clean(turn.cwd, users) if turn.cwd else None)
             columns["action_text"].append(self._clean("\n\n".join(turn.texts), users))
-            columns["action_tool_calls_json"].append(_encode(calls).decode() if calls else None)
+            columns["action_tool_calls_json"].append(
+                self._tool_calls(turn.calls, users) if turn.calls else None
+            )
             columns["outcome"].append(label.outcome)
             columns["error_kind"].append(label.error_kind)
             columns["hint"].append(self._clean(label.hint, users) if label.hint else None)
@@ -496,13 +495,18 @@ class _Corpus:
     def result(self, tool_overrides: Mapping[str, Tool] | None) -> IngestResult:
         """The finished tables."""
         turns, states = self.turns.table(), self.states.table()
+        sessions, tools = self.sessions.table(), Columns("tools")
+        for row in self.tools.rows(tool_overrides):
+            definition = self._arguments(row["tool_json"], frozenset(self.users))
+            tools.append({**row, "tool_json": definition})
         report = IngestReport(
             files=self.n_files,
             bytes=self.n_bytes,
-            n_sessions=len(self.sessions),
+            n_sessions=sessions.num_rows,
             n_turns=turns.num_rows,
             n_states=states.num_rows,
             n_duplicate_states=self.n_duplicates,
+            n_states_without_prefix=self.n_without_prefix,
             rows=self.counts.rows,
             rows_used=self.counts.rows_used,
             skipped=dict(sorted(self.counts.skipped.items())),
@@ -513,10 +517,10 @@ class _Corpus:
             redactions=dict(sorted(self.redactor.counts.items())) if self.redactor else {},
         )
         return IngestResult(
-            sessions=_table("sessions", self.sessions),
+            sessions=sessions,
             turns=turns,
             states=states,
-            tools=_table("tools", self.tools.rows(tool_overrides)),
+            tools=tools.table(),
             report=report,
         )
 
@@ -550,10 +554,6 @@ def _strings_in(value: Any) -> Iterator[str]:
         for key, item in value.items():
             yield key
             yield from _strings_in(item)
-
-
-def _table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=TABLES[name])
 
 
 def _sha(value: str | bytes) -> str:

@@ -1,7 +1,7 @@
 """What became of each decision: outcome, error kind, hint, recovery and natural alternatives."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -42,13 +42,14 @@ _ERROR_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("no_change", r"^no changes to make"),
         ("modified_since_read", r"has been (?:modified|unexpectedly modified) since"),
         ("too_large", r"exceeds maximum allowed|is too large|output too large"),
-        ("timeout", r"timed? ?out|deadline exceeded"),
+        ("timeout", r"command timed out|^(?:error: )?.{0,60}(?:timed? ?out|deadline exceeded)"),
         ("exit_code", r"^(?:error: )?(?:exit code|command failed with exit code) ?-?\d+"),
         ("is_directory", r"^eisdir"),
         (
             "not_found",
             r"^(?:file|path|directory) does not exist|^enoent|no such file or directory"
-            r"|(?:agent type|task|skill|notebook|cell|shell) .{0,80}not found",
+            r"|(?:agent type|task|skill|notebook|cell|shell|entity) .{0,80}not found"
+            r"|^unknown skill",
         ),
         ("permission", r"^eacces|permission denied|operation not permitted"),
         ("network", r"status code \d{3}|econnre|enotfound|fetch failed|unable to connect"),
@@ -85,11 +86,10 @@ def judge_result(result: Result) -> tuple[Outcome, str | None]:
         return "user_rejected", None
     if result.denial is not None:
         return "denied_by_policy", None
-    text = _CLEANED.sub("", result.text[:600]).strip()
     if not result.is_error:
-        if text.startswith("[Request interrupted by user"):
-            return "interrupted", None
-        return "ok", None
+        is_interrupt = result.text.startswith("[Request interrupted by user")
+        return ("interrupted" if is_interrupt else "ok"), None
+    text = _CLEANED.sub("", result.text[:600]).strip()
     if text.startswith(_REJECTED):
         return "user_rejected", None
     for outcome, pattern in _REFUSALS:
@@ -130,17 +130,17 @@ def label_turns(turns: list[Turn]) -> dict[Turn, Label]:
     for turn in turns:
         if turn.parent is not None:
             children.setdefault(turn.parent, []).append(turn)
-    labels = {t: _label(t, children.get(t, ())) for t in turns if t.is_state}
+    labels = {t: _label(t, children) for t in turns if t.is_state}
     _find_recoveries(turns, labels)
     _find_siblings(turns, labels)
     return labels
 
 
-def _label(turn: Turn, children: Iterable[Turn]) -> Label:
+def _label(turn: Turn, children: Mapping[Turn, list[Turn]]) -> Label:
     if "retracted" in turn.flags:
         return Label("retracted")
-    children = list(children)
-    was_interrupted = "interrupted" in turn.flags or any(c.kind == "interrupt" for c in children)
+    below = children.get(turn, ())
+    was_interrupted = "interrupted" in turn.flags or any(c.kind == "interrupt" for c in below)
     if not turn.calls:
         return Label("interrupted" if was_interrupted else "final_text")
     worst: Outcome = "ok"
@@ -158,7 +158,7 @@ def _label(turn: Turn, children: Iterable[Turn]) -> Label:
     if worst in {"ok", "no_result"} and was_interrupted:
         worst = "interrupted"
     if worst in {"user_rejected", "interrupted"} and hint is None:
-        hint = _next_words(children)
+        hint = _next_words(turn, children)
     return Label(worst, kind, shortened(hint) if hint else None)
 
 
@@ -174,11 +174,14 @@ def _hint(outcome: Outcome, result: Result) -> str | None:
     return None
 
 
-def _next_words(children: list[Turn]) -> str | None:
+def _next_words(turn: Turn, children: Mapping[Turn, list[Turn]]) -> str | None:
     """What the user typed right after stopping the agent."""
-    for child in children:
-        if child.kind == "user":
-            return "\n".join(child.texts).strip() or None
+    below = children.get(turn, [])
+    while below:
+        for child in below:
+            if child.kind == "user":
+                return "\n".join(child.texts).strip() or None
+        below = next((children.get(c, []) for c in below if c.kind == "interrupt"), [])
     return None
 
 

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import polars as pl
 import pyarrow as pa
 
 from replay_pipeline.ingesters.base import CLEARED_RESULT
@@ -20,6 +20,9 @@ from replay_pipeline.ingesters.tool_schemas import merge_tools, series_of
 from replay_pipeline.ingesters.windows import WindowPolicy, WindowTurn, parse_window
 from replay_pipeline.tables import read_table
 from replay_pipeline.types import Message, Tool, TraceState
+
+if TYPE_CHECKING:
+    import polars as pl
 
 logger = logging.getLogger(__name__)
 
@@ -61,24 +64,24 @@ class Traces:
         self._open: dict[str, dict[int, _StoredTurn]] = {}
 
     @cached_property
-    def sessions(self) -> pl.DataFrame:
+    def sessions(self) -> "pl.DataFrame":
         """One row per conversation."""
-        return pl.DataFrame(pl.from_arrow(self._sessions))
+        return _frame(self._sessions)
 
     @cached_property
-    def turns(self) -> pl.DataFrame:
+    def turns(self) -> "pl.DataFrame":
         """One row per message group; `parent_turn_idx` makes them a tree."""
-        return pl.DataFrame(pl.from_arrow(self._turns))
+        return _frame(self._turns)
 
     @cached_property
-    def states(self) -> pl.DataFrame:
+    def states(self) -> "pl.DataFrame":
         """One row per decision of the student."""
-        return pl.DataFrame(pl.from_arrow(self._states))
+        return _frame(self._states)
 
     @cached_property
-    def tools(self) -> pl.DataFrame:
+    def tools(self) -> "pl.DataFrame":
         """One row per tool and release series."""
-        return pl.DataFrame(pl.from_arrow(self._tools))
+        return _frame(self._tools)
 
     def __len__(self) -> int:
         return self._states.num_rows
@@ -206,6 +209,11 @@ class Traces:
             for name, by_series in sorted(self._definitions.items())
             if not name.startswith("mcp__") or name in called
         ]
+
+
+def _frame(table: pa.Table) -> "pl.DataFrame":
+    # Loaded on first use: workers that only write tables do without its memory.
+    return import_module("polars").from_arrow(table)
 
 
 def _path(turns: dict[int, _StoredTurn], turn_idx: int) -> list[_StoredTurn]:

@@ -44,12 +44,25 @@ def _root_logger_untouched() -> Iterator[None]:
         root.setLevel(level)
 
 
-@functools.cache
 def _registry() -> Mapping[str, type]:
-    for name, attributes in _RAY_MODULES.items():
-        stand_in = types.ModuleType(name)
-        stand_in.__dict__.update(dict.fromkeys(attributes))
-        sys.modules.setdefault(name, stand_in)
+    return load()
+
+
+@functools.cache
+def load(*, with_ray: bool = False) -> Mapping[str, type]:
+    """Import data-juicer and our operators; all operators by name.
+
+    Args:
+        with_ray: whether its Ray executor is needed; Ray must be installed.
+
+    Raises:
+        MissingDependencyError: data-juicer or a package that it imports is missing.
+    """
+    if not with_ray:
+        for name, attributes in _RAY_MODULES.items():
+            stand_in = types.ModuleType(name)
+            stand_in.__dict__.update(dict.fromkeys(attributes))
+            sys.modules.setdefault(name, stand_in)
     try:
         with warnings.catch_warnings(), _root_logger_untouched():
             warnings.simplefilter("ignore")  # of its imports, not of our rows

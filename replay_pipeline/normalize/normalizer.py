@@ -18,7 +18,8 @@ from replay_pipeline.errors import (
     ReplayPipelineError,
     SchemaError,
 )
-from replay_pipeline.normalize import data_juicer, steps
+from replay_pipeline.normalize import data_juicer, executors, steps
+from replay_pipeline.normalize.executors import Executor
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
 from replay_pipeline.normalize.verdict import Measure, Verdict
 from replay_pipeline.normalize.views import SIDES
@@ -109,8 +110,20 @@ class DJNormalizer:
         [[{'role': 'assistant', 'content': "I can't."}]]
     """
 
-    def __init__(self, recipe: str | Path = "default") -> None:
+    def __init__(
+        self,
+        recipe: str | Path = "default",
+        *,
+        executor: Executor = "in_process",
+        ray_address: str = "local",
+    ) -> None:
         """Load a bundled recipe by name (`default`, `tool_calls`, `strict`, `lint`) or a file.
+
+        Args:
+            recipe: name or path.
+            executor: `in_process`, or an executor of data-juicer in a process of its own: `ray`
+                for large corpora, `default` to compare. All keep the same rows.
+            ray_address: where Ray runs; `local` starts it on this machine.
 
         Raises:
             ConfigError: no such recipe, or an operator or parameter in it is unknown or wrong.
@@ -122,7 +135,10 @@ class DJNormalizer:
         )
         for operator in operators:
             steps.start(operator, {}, ())  # refuses what cannot run, before any work
+        executors.check(executor, self.recipe.process, where=f"recipe {self.recipe.path}")
         self._operators = operators
+        self._executor: Executor = executor
+        self._ray_address = ray_address
 
     @property
     def fingerprint(self) -> str:
@@ -165,6 +181,8 @@ class DJNormalizer:
     ) -> tuple[NormalizeResult, np.ndarray]:
         _check_columns(table)
         run = Run(self.recipe, self._operators, index)
+        if self._executor != "in_process":
+            run.execute(table, self._executor, self._ray_address)
         size = max(len(table), 1) if run.is_whole else _BATCH_ROWS
         chunks = [run.judge(table.slice(at, size)) for at in range(0, len(table), size)]
         result = NormalizeResult(
@@ -184,10 +202,11 @@ class DJNormalizer:
             ConfigError: a step of the recipe must see all rows at once.
         """
         run = Run(self.recipe, self._operators, index)
-        if run.is_whole:
+        if run.is_whole or self._executor != "in_process":
             raise ConfigError(
-                f"recipe {self.recipe.path}: data-juicer's deduplicators and selectors see all "
-                "rows at once; use pair_exact_deduplicator, or run() on the whole table"
+                f"recipe {self.recipe.path}: data-juicer's deduplicators, selectors and executors "
+                "see all rows at once; use pair_exact_deduplicator in process, or run() on the "
+                "whole table"
             )
         return NormalizeStream(batches, run)
 
@@ -231,10 +250,35 @@ class Run:
             self._labels.append(label)
         self._length_difference = Moments()
         self._classes = data_juicer.character_table()
-        self.is_whole = any(step.is_whole for step in self._steps)
         self.report = NormalizeReport(
             recipe=recipe.name, recipe_sha=recipe.sha, thresholds=[*recipe.process]
         )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a step must see all rows at once."""
+        return any(step.is_whole for step in self._steps)
+
+    def execute(self, table: pa.Table, executor: Executor, ray_address: str) -> None:
+        """Let an executor of data-juicer judge by our filters; `judge` then takes its verdicts."""
+        started = time.perf_counter()
+        filters = {}
+        executed: list[executors.ExecutedStep] = []
+        for number, step in enumerate(self._steps):
+            if isinstance(step, steps.PairStep):
+                ((name, arguments),) = self.report.thresholds[number].items()
+                filters[number] = name, arguments
+                taken = executors.ExecutedStep(name, number, is_mark_only=step.is_mark_only)
+                self._steps[number] = taken
+                executed.append(taken)
+        is_complete = ~_incomplete(table).fails
+        rows = table.filter(pa.array(is_complete))
+        if not filters or not len(rows):
+            return
+        found = executors.execute(rows, filters, executor=executor, ray_address=ray_address)
+        for place, taken in enumerate(executed):
+            taken.take(found, is_complete, with_measures=place == 0)
+        _add(self.report.seconds_by_operator, executor, time.perf_counter() - started)
 
     def judge(self, table: pa.Table) -> Judged:
         """Run every step over a chunk."""
@@ -243,7 +287,7 @@ class Run:
         chunk = steps.Chunk(table.select(DPO_PAIRS.names), self._classes)
         reasons = [np.full(len(table), "", object) for _ in range(4)]
         measures: dict[str, Measure] = {}
-        self._drop(chunk, COMPLETE, _incomplete(chunk), reasons)
+        self._drop(chunk, COMPLETE, _incomplete(chunk.table), reasons)
         for step in self._steps:
             begun = time.perf_counter()
             verdict = self._judge_step(step, chunk)
@@ -352,11 +396,11 @@ def _check_columns(table: pa.Table) -> None:
         raise SchemaError(f"dpo_pairs: columns {sorted(missing)} are missing")
 
 
-def _incomplete(chunk: steps.Chunk) -> Verdict:
+def _incomplete(table: pa.Table) -> Verdict:
     """Rows without an id, a prompt or a side."""
-    verdict = Verdict.of(len(chunk.alive))
+    verdict = Verdict.of(len(table))
     for name in _REQUIRED:
-        missing = chunk.table[name].is_null().to_numpy()
+        missing = table[name].is_null().to_numpy()
         verdict.fail(np.flatnonzero(missing), name, "null", "present")
     return verdict
 

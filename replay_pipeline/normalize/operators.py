@@ -52,16 +52,23 @@ class PairFilter(Filter):
     _batched_op = True
 
     def __init__(
-        self, *args: Any, view: str = "text", mark_only: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        view: str = "text",
+        mark_only: bool = False,
+        explain: str = "",
+        **kwargs: Any,
     ) -> None:
         """View is what is judged (`text`, `action`, `prose`); with `mark_only` no row is dropped.
 
         :param view: the part of each side that is judged.
         :param mark_only: keep the rows and only report what was found.
+        :param explain: keep field, value and limit of a finding under this name, as JSON.
         """
         super().__init__(*args, **kwargs)
         self.view: View = check_view(view)
         self.mark_only = mark_only
+        self.explain = explain
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
         """The statistics of every row; rows that are not alive may be left at 0."""
@@ -96,6 +103,8 @@ class PairFilter(Filter):
         for row, stats in enumerate(samples[Fields.stats]):
             stats |= {measure.key: measure.values[row].item() for measure in verdict.measures}
             stats[self._flag] = bool(verdict.fails[row]) and not self.mark_only
+            if self.explain:
+                stats[f"why.{self.explain}"] = verdict.reason(row)
         return samples
 
     def process_batched(self, samples: dict[str, Any]) -> Any:

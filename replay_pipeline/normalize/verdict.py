@@ -1,5 +1,6 @@
 """What an operator finds out about rows, and which of them it refuses and why."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,11 @@ class Verdict:
             limits=texts[2],
             measures=measures,
         )
+
+    def reason(self, row: int) -> str:
+        """Field, value and limit of a row that fails, as JSON; empty for one that passes."""
+        parts = [self.fields[row], self.values[row], self.limits[row]]
+        return json.dumps(parts) if self.fails[row] else ""
 
     def fail(self, rows: Iterable[Any], field: str, value: str, limit: str) -> None:
         """Let rows fail for one reason."""

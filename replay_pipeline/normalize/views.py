@@ -24,7 +24,7 @@ from replay_pipeline.normalize.kernels import TextStats, text_stats
 View = Literal["text", "action", "prose", "canonical"]
 SIDES = ("chosen", "rejected")
 PROMPT = "state_messages_json"
-_READ_COLUMNS = (
+READ_COLUMNS = (
     *SIDES,
     "chosen_action_json",
     "rejected_action_json",
@@ -34,6 +34,7 @@ _READ_COLUMNS = (
     "session_id",
     "hint",
 )
+"""Columns that operators look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class PairBatch:
         """A batch over lists of values, as data-juicer hands them to an operator."""
         columns = {
             name: pa.array(samples[name], pa.large_string())
-            for name in _READ_COLUMNS
+            for name in READ_COLUMNS
             if name in samples
         }
         return cls(columns, classes)

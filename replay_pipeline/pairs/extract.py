@@ -30,6 +30,9 @@ from replay_pipeline.types import (
     TraceState,
 )
 
+_CUT_SHORT = frozenset({"length", "content_filter"})
+"""Finish reasons of an answer that the teacher had not finished."""
+
 
 def extract_dpo_pairs(
     states: Iterable[TraceState],
@@ -281,7 +284,7 @@ class _Extraction:
                 tally.n_failed += 1
                 continue
             action = canonical_action(row.action, cwd=state.get("cwd"), tools=toolbox)
-            if not action.is_valid:
+            if not action.is_valid or row.finish_reason in _CUT_SHORT:
                 found.invalid += 1
                 tally.n_invalid += 1
                 continue

@@ -117,6 +117,8 @@ class Panel:
         return [vote for i in sorted(group) for vote in self._by_action[self.actions[i]]]
 
     def _n_families(self, group: frozenset[int]) -> int:
+        if len(group) == 1:
+            return len(self._families[next(iter(group))])
         return len(frozenset[str]().union(*(self._families[i] for i in group)))
 
     def _preference(self, group: frozenset[int]) -> tuple[int, list[int]]:

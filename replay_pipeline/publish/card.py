@@ -43,7 +43,7 @@ class CardFacts(TypedDict, total=False):
     accepted_terms: Sequence[str]
     """Models used although their vendor forbids training on answers."""
     control_run: Mapping[str, Any]
-    """Results of the control without preferences, by name."""
+    """What the students' own models did when they were asked again, by name."""
     notes: str
     url: str
     """Where the software or the project is described."""
@@ -427,8 +427,10 @@ def _control(facts: Mapping[str, Any]) -> str:
     if not results:
         return ""
     return (
-        "## Control run\n\nWhat a model reaches that learns from the format of the two sides "
-        "alone; a preference that survives this control is about the action.\n\n"
+        "## Control run\n\nA replay does not rebuild the harness that the student worked in. So the "
+        "students' own models were asked again at a sample of states: `left` is the share of their "
+        "answers that left their own recorded action. The higher it is, the less a teacher's "
+        "disagreement says about the student.\n\n"
         + _table(("measure", "value"), [(f"`{name}`", value) for name, value in results.items()])
     )
 

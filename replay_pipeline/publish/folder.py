@@ -1,14 +1,17 @@
 """A dataset folder that changes from one version to the next at once, or not at all.
 
 The next version is built beside the folder, with hard links to what stays, and then both change
-names in one step. A publisher that is killed at any moment leaves the old version or the new one.
+names in one step. A publisher that is killed at any moment leaves the old version or the new one,
+and two publishers to one folder take turns.
 """
 
 import ctypes
+import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -26,6 +29,26 @@ class FolderChange:
     written: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold every other publisher to this folder off, here and in other processes.
+
+    Raises:
+        StorageError: the place of the folder cannot be made or read.
+    """
+    parent = folder.resolve().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(parent, os.O_RDONLY)
+    except OSError as error:
+        raise StorageError(f"{parent}: cannot hold a dataset ({error.strerror})") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # frees the lock, too
 
 
 def replace_files(

@@ -84,6 +84,10 @@ class HubDataset:
         self._api = HfApi(endpoint=endpoint, token=token)
         self._patience_s, self._max_wait_s = patience_s, max_wait_s
 
+    def exists(self) -> bool:
+        """Whether the repository is there."""
+        return self.retry(lambda: self._api.repo_exists(self.repo_id, repo_type="dataset"))
+
     def ensure(self, *, private: bool) -> None:
         """Create the repository if it is not there.
 

@@ -18,7 +18,7 @@ from replay_pipeline.errors import (
     SecretFoundError,
 )
 from replay_pipeline.publish import card, layout
-from replay_pipeline.publish.folder import list_files, read_files, replace_files
+from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
 from replay_pipeline.redact import find_secrets
 from replay_pipeline.schemas import NORMALIZED_PAIRS, POSITIVES
@@ -64,14 +64,12 @@ class HubOptions:
     patience_s: float = 300.0
 
     def open(self) -> Any:
-        """The repository, created if it is not there; `None` without a `repo_id`."""
+        """The repository, which need not exist yet; `None` without a `repo_id`."""
         if self.repo_id is None:
             return None
-        hub = _hub_room().hub.HubDataset(
+        return _hub_room().hub.HubDataset(
             self.repo_id, token=self.token, endpoint=self.endpoint, patience_s=self.patience_s
         )
-        hub.ensure(private=self.private)
-        return hub
 
 
 def publish(
@@ -119,27 +117,26 @@ def publish(
         repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
     )
     hub = options.open()
-    keys = {*given, *agreed}
-    there, facts = _state_of(folder, hub, keys)
-    facts = card.merge_facts(facts, card.general_facts(card_facts or {}))
-    gone = card.Retracted.of(facts)
-    keys -= gone.batches
-    given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
-    agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
-    split = _session_split([*given.values(), *agreed.values()], there, test_fraction)
-    files: dict[str, bytes] = {}
-    manifests: dict[str, dict[str, Any]] = {}
-    for key in sorted(keys):
-        made, manifests[key] = _batch_files(
-            key,
-            layout.pair_rows(given[key], key),
-            layout.positive_rows(agreed[key], key),
-            split,
-            max_shard_bytes,
-            card.stage_facts(card_facts or {}, key),
-        )
-        files |= made
-    return _bring(folder, hub, options, manifests, files, facts, keys)
+    with alone(folder):
+        there, facts = _state_of(folder, hub, {*given, *agreed})
+        facts = card.merge_facts(facts, card.general_facts(card_facts or {}))
+        gone = card.Retracted.of(facts)
+        keys = {*given, *agreed} - gone.batches
+        given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
+        agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
+        split = _session_split([*given.values(), *agreed.values()], there, test_fraction)
+        version = _Version(facts=facts, owned=keys)
+        for key in sorted(keys):
+            version.add(
+                key,
+                layout.pair_rows(given[key], key),
+                layout.positive_rows(agreed[key], key),
+                split,
+                max_shard_bytes=max_shard_bytes,
+                stages=card.stage_facts(card_facts or {}, key),
+            )
+        report = version.write(folder, options)
+    return version.bring(folder, hub, options, report)
 
 
 def retract(
@@ -172,74 +169,122 @@ def retract(
     """
     options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
     hub = options.open()
-    there, facts = _state_of(folder, hub, set())
-    new = card.Retracted(frozenset(map(session_sha, session_ids)), frozenset(batches))
-    facts = card.merge_facts(facts, new.facts())
-    touched = {
-        key
-        for key, manifest in there.items()
-        if key in new.batches or new.sessions & set(card.sessions_of(manifest))
-    }
-    files: dict[str, bytes] = {}
-    manifests: dict[str, dict[str, Any]] = {}
-    for key in sorted(touched - new.batches):
-        pairs, agreed = (
-            new.without(_published_rows(folder, hub, there[key], config))
-            for config in ("pairs", "positives")
-        )
-        split = SessionSplit(there[key]["test_fraction"], there[key]["pins"])
-        made, manifests[key] = _batch_files(
-            key, pairs, agreed, split, MAX_SHARD_BYTES, there[key]["stages"]
-        )
-        files |= made
-    report = _bring(folder, hub, options, manifests, files, facts, touched)
+    with alone(folder):
+        there, facts = _state_of(folder, hub, set())
+        new = card.Retracted(frozenset(map(session_sha, session_ids)), frozenset(batches))
+        touched = {
+            key
+            for key, manifest in there.items()
+            if key in new.batches or new.sessions & set(card.sessions_of(manifest))
+        }
+        version = _Version(facts=card.merge_facts(facts, new.facts()), owned=touched)
+        for key in sorted(touched - new.batches):
+            pairs, agreed = (
+                new.without(_published_rows(folder, hub, there[key], config))
+                for config in ("pairs", "positives")
+            )
+            split = SessionSplit(there[key]["test_fraction"], there[key]["pins"])
+            version.add(key, pairs, agreed, split, stages=there[key]["stages"])
+        report = version.write(folder, options)
+    report = version.bring(folder, hub, options, report)
     if erase and hub is not None:
         hub.erase(lambda path: layout.batch_of(path) is not None)
     return report
 
 
-def _bring(
-    folder: Path,
-    hub: Any,
-    options: HubOptions,
-    manifests: Mapping[str, Mapping[str, Any]],
-    files: dict[str, bytes],
-    facts: Mapping[str, Any],
-    owned: set[str],
-) -> PublishReport:
-    """Write the new version of the folder, then bring the Hub to it."""
-    stay = {key: m for key, m in read_manifests(folder).items() if key not in owned}
-    here = {**stay, **manifests}
-    files |= {layout.manifest_path(key): card.encode(m) for key, m in manifests.items()}
-    shared = {layout.FACTS: card.encode(facts), layout.CARD: card.render(here, facts)}
-    for path, data in shared.items():
-        _refuse_secrets(data.decode(), path)
-    stale = {path for path in list_files(folder) if layout.batch_of(path) in owned}
-    change = replace_files(folder, {**files, **shared}, stale - files.keys())
-    report = PublishReport(
-        dataset=str(folder),
-        repo_id=options.repo_id,
-        rows_by_split=card.rows_by_split(here),
-        batches=sorted(manifests),
-        files_written=change.written,
-        files_unchanged=change.unchanged,
-        files_removed=change.removed,
-        tag=f"data-{card.digest_of(here)}",
-    )
-    if hub is None:
-        return report
-    room = _hub_room().sync
-    contribution = room.Contribution(
-        batches=frozenset(owned),
-        files=room.local_files(folder, frozenset(owned)),
-        manifests=manifests,
-        facts=facts,
-        known=read_files(folder, layout.MANIFESTS),
-    )
-    done = room.Sync(hub, contribution).run()
-    logger.info("%s: %d commits, tag %s", options.repo_id, len(done.commits), done.tag)
-    rows = card.rows_by_split(done.manifests)
-    return replace(report, rows_by_split=rows, commits=done.commits, tag=done.tag)
+class _Version:
+    """The next version of the dataset: new content of the batches that it owns."""
+
+    def __init__(self, *, facts: Mapping[str, Any], owned: set[str]) -> None:
+        self._facts, self._owned = facts, owned
+        self._files: dict[str, bytes] = {}
+        self._manifests: dict[str, dict[str, Any]] = {}
+
+    def add(
+        self,
+        key: str,
+        pairs: pa.Table,
+        positives: pa.Table,
+        split: SessionSplit,
+        *,
+        stages: Mapping[str, Any],
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+    ) -> None:
+        """Make the files and the manifest of a batch, from rows without secrets."""
+        _refuse_secret_rows(pairs, key, "pairs")
+        _refuse_secret_rows(positives, key, "positives")
+        tables = {
+            "pairs": pairs,
+            "positives": positives,
+            "prompts": layout.prompt_rows(pairs, positives),
+            "pairs_distillable": pairs.filter(pairs["is_distillable"]),
+        }
+        counts: dict[str, dict[str, dict[str, int]]] = {}
+        for config, table in tables.items():
+            sides = [split.of(session) for session in _sessions(table)]
+            for side in SPLITS:
+                rows = table.filter(pa.array([s == side for s in sides], pa.bool_()))
+                for name, data, n_rows in layout.shards(rows, max_shard_bytes=max_shard_bytes):
+                    self._files[f"{layout.batch_dir(config, side, key)}/{name}"] = data
+                    counts.setdefault(config, {}).setdefault(side, {})[name] = n_rows
+        sessions: dict[str, list[str]] = {side: [] for side in SPLITS}
+        for session in sorted({*_sessions(pairs), *_sessions(positives)}):
+            sessions[split.of(session)].append(session_sha(session))
+        shas = {sha for side in sessions.values() for sha in side}
+        self._manifests[key] = card.manifest_of(
+            key,
+            files=counts,
+            pairs=pairs,
+            n_positives=len(positives),
+            sessions=sessions,
+            test_fraction=split.test_fraction,
+            pins={sha: side for sha, side in split.pins.items() if sha in shas},
+            stages=stages,
+        )
+        self._files[layout.manifest_path(key)] = card.encode(self._manifests[key])
+
+    def write(self, folder: Path, options: HubOptions) -> PublishReport:
+        """Bring the folder to this version."""
+        stay = {key: m for key, m in read_manifests(folder).items() if key not in self._owned}
+        here = {**stay, **self._manifests}
+        shared = {
+            layout.FACTS: card.encode(self._facts),
+            layout.CARD: card.render(here, self._facts),
+        }
+        for path, data in shared.items():
+            _refuse_secrets(data.decode(), path)
+        stale = {path for path in list_files(folder) if layout.batch_of(path) in self._owned}
+        change = replace_files(folder, {**self._files, **shared}, stale - self._files.keys())
+        return PublishReport(
+            dataset=str(folder),
+            repo_id=options.repo_id,
+            rows_by_split=card.rows_by_split(here),
+            batches=sorted(self._manifests),
+            files_written=change.written,
+            files_unchanged=change.unchanged,
+            files_removed=change.removed,
+            tag=f"data-{card.digest_of(here)}",
+        )
+
+    def bring(
+        self, folder: Path, hub: Any, options: HubOptions, report: PublishReport
+    ) -> PublishReport:
+        """Bring the Hub, if it is asked for, to this version."""
+        if hub is None:
+            return report
+        hub.ensure(private=options.private)
+        room = _hub_room().sync
+        contribution = room.Contribution(
+            batches=frozenset(self._owned),
+            files=self._files,
+            manifests=self._manifests,
+            facts=self._facts,
+            known=read_files(folder, layout.MANIFESTS),
+        )
+        done = room.Sync(hub, contribution).run()
+        logger.info("%s: %d commits, tag %s", options.repo_id, len(done.commits), done.tag)
+        rows = card.rows_by_split(done.manifests)
+        return replace(report, rows_by_split=rows, commits=done.commits, tag=done.tag)
 
 
 def _hub_room() -> Any:
@@ -260,7 +305,7 @@ def _state_of(
     manifests = {key: m for key, m in read_manifests(folder).items() if key not in owned}
     path = folder / layout.FACTS
     facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    if hub is not None:
+    if hub is not None and hub.exists():
         room = _hub_room().sync
         head = hub.head()
         known = room.Contribution(
@@ -336,49 +381,6 @@ def _sessions(table: pa.Table) -> list[str]:
             table["session_id"].to_pylist(), table["state_id"].to_pylist(), strict=True
         )
     ]
-
-
-def _batch_files(
-    key: str,
-    pairs: pa.Table,
-    positives: pa.Table,
-    split: SessionSplit,
-    max_shard_bytes: int,
-    stages: Mapping[str, Any],
-) -> tuple[dict[str, bytes], dict[str, Any]]:
-    tables = {
-        "pairs": pairs,
-        "positives": positives,
-        "prompts": layout.prompt_rows(pairs, positives),
-        "pairs_distillable": pairs.filter(pairs["is_distillable"]),
-    }
-    _refuse_secret_rows(tables["pairs"], key, "pairs")
-    _refuse_secret_rows(tables["positives"], key, "positives")
-    files: dict[str, bytes] = {}
-    counts: dict[str, dict[str, dict[str, int]]] = {}
-    for config, table in tables.items():
-        sides = [split.of(session) for session in _sessions(table)]
-        for side in SPLITS:
-            rows = table.filter(pa.array([s == side for s in sides], pa.bool_()))
-            for name, data, n_rows in layout.shards(rows, max_shard_bytes=max_shard_bytes):
-                path = f"{layout.batch_dir(config, side, key)}/{name}"
-                files[path] = data
-                counts.setdefault(config, {}).setdefault(side, {})[name] = n_rows
-    sessions: dict[str, list[str]] = {side: [] for side in SPLITS}
-    for session in sorted({*_sessions(pairs), *_sessions(positives)}):
-        sessions[split.of(session)].append(session_sha(session))
-    shas = {sha for side in sessions.values() for sha in side}
-    manifest = card.manifest_of(
-        key,
-        files=counts,
-        pairs=pairs,
-        n_positives=len(positives),
-        sessions=sessions,
-        test_fraction=split.test_fraction,
-        pins={sha: side for sha, side in split.pins.items() if sha in shas},
-        stages=stages,
-    )
-    return files, manifest
 
 
 def _refuse_secret_rows(table: pa.Table, batch: str, config: str) -> None:

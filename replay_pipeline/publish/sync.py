@@ -11,7 +11,6 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import PublishError
@@ -161,9 +160,3 @@ def _changed(head: Head, files: Mapping[str, Data]) -> dict[str, Data]:
         for path, data in files.items()
         if path not in head.files or not head.files[path].is_same(data)
     }
-
-
-def local_files(folder: Path, batches: frozenset[str]) -> dict[str, Data]:
-    """The files of some batches in a dataset folder, by path."""
-    paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return {path: folder / path for path in paths if layout.batch_of(path) in batches}

@@ -18,6 +18,7 @@ import pytest
 
 from replay_pipeline.assets.automation import new_sessions, nightly_replay
 from replay_pipeline.definitions import define
+from replay_pipeline.instance import sync
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.sample import SESSIONS_DIR
@@ -150,6 +151,27 @@ def test_the_same_stages_by_hand_write_the_same_bytes(root, tmp_path):
     assert tables == {p.relative_to(root) for p in root.rglob("*.parquet")}
     different = [p for p in tables if (root / p).read_bytes() != (by_hand / p).read_bytes()]
     assert not different
+
+
+def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
+    work = pipeline_at(root)
+    for batch in work.ingest_new():
+        for stage in (work.replay, work.pairs, work.normalize):
+            stage(batch)
+    work.publish()
+    n_done = len(work.receipts.all())
+    assert sync(work) == n_done
+    assert sync(work) == 0
+    shutil.rmtree(root / ".dagster")
+    assert sync(work) == n_done
+    with dg.DagsterInstance.from_config(str(root / ".dagster")) as instance:
+        for asset in BY_BATCH:
+            done = instance.get_materialized_partitions(dg.AssetKey(asset))
+            assert done == set(work.batches())
+        event = instance.get_latest_materialization_event(dg.AssetKey("published_dataset"))
+        assert event is not None
+        assert event.asset_materialization is not None
+        assert event.asset_materialization.metadata["dagster/row_count"].value > 0
 
 
 def test_no_key_is_left_behind_in_dagsters_own_files(root, monkeypatch):

@@ -81,6 +81,8 @@ def test_paths_inside_the_working_directory_are_relative_others_absolute():
         (openai("Read", 7), "malformed_arguments"),
         (openai("Read", {}), "schema_invalid: Read: file_path is missing"),
         (openai("Bash", {"command": ["ls"]}), "schema_invalid: Bash: command has the wrong type"),
+        (openai("MultiEdit", {"file_path": "a", "edits": ["x"]}), "schema_invalid: MultiEdit: one"),
+        (openai("MultiEdit", {"file_path": "a", "edits": [{"old_string": ""}]}), "schema_invalid"),
         (openai("", {}), "unnamed_tool"),
         (openai(None, {}), "unnamed_tool"),
         ({"role": "assistant", "tool_calls": ["ls"]}, "unnamed_tool"),

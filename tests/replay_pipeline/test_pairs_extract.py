@@ -123,6 +123,16 @@ def test_failed_and_invalid_answers_have_no_vote_but_are_counted():
     assert sum(tally.n_asked for tally in report.teachers.values()) == 3
 
 
+def test_an_answer_cut_short_has_no_vote():
+    text = {"role": "assistant", "content": "The test fails because"}
+    rows = [
+        TeacherAction(state_id="s1", teacher=t, family=t, action=text, finish_reason=reason)
+        for t, reason in (("a", "stop"), ("b", "length"))
+    ]
+    assert judged([state()], rows) == "too_few_answers"
+    assert judged([state()], rows, 1) == "pair"
+
+
 def test_one_model_family_is_one_vote():
     rows = answers(a=bash("ls"), b=bash("ls"))
     same = [

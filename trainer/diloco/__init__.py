@@ -9,7 +9,10 @@ from trainer.diloco.executors.base import (
     ServerlessExecutor,
     supervise,
 )
+from trainer.diloco.executors.hf_jobs import HFJobsExecutor
 from trainer.diloco.executors.local import LocalProcessExecutor
+from trainer.diloco.executors.modal import ModalExecutor
+from trainer.diloco.inner import make_inner_optimizer
 from trainer.diloco.object_store import FileStore, MemoryStore, ObjectStore, open_store
 from trainer.diloco.outer_step import OUTER_PRESETS, OuterStep, outer_preset
 from trainer.diloco.parameters import ParameterVector
@@ -24,9 +27,11 @@ from trainer.diloco.torchft_loop import (
 __all__ = [
     "OUTER_PRESETS",
     "FileStore",
+    "HFJobsExecutor",
     "LocalProcessExecutor",
     "MemoryStore",
     "MockManager",
+    "ModalExecutor",
     "ObjectStore",
     "ObjectStoreAllReduce",
     "ObjectStoreManager",
@@ -40,6 +45,7 @@ __all__ = [
     "ReplicaStatus",
     "ServerlessExecutor",
     "make_diloco_outer_loop",
+    "make_inner_optimizer",
     "make_torchft_manager",
     "open_store",
     "outer_preset",

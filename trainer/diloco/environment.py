@@ -30,12 +30,14 @@ def replica_place() -> ReplicaPlace | None:
     try:
         place = ReplicaPlace(
             rank=int(os.environ["REPLICA_RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
+            world_size=int(os.environ["REPLICA_COUNT"]),
             attempt=int(os.environ.get("REPLICA_ATTEMPT", "0")),
             run_id=os.environ.get("REPLICA_RUN_ID", ""),
         )
     except (KeyError, ValueError) as error:
-        raise TrainerConfigError(f"REPLICA_RANK and WORLD_SIZE must be numbers: {error}") from error
+        raise TrainerConfigError(
+            f"REPLICA_RANK and REPLICA_COUNT must be numbers: {error}"
+        ) from error
     if not 0 <= place.rank < place.world_size:
         raise TrainerConfigError(f"REPLICA_RANK={place.rank} is not below {place.world_size}")
     return place

@@ -1,6 +1,6 @@
 """Inner optimizers that suit an outer loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,16 +23,21 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, matrices: list[Tensor], others: list[Tensor], *, lr: float, weight_decay: float = 0.1
+        self,
+        matrices: Sequence[Tensor],
+        others: Sequence[Tensor],
+        *,
+        lr: float,
+        weight_decay: float = 0.1,
     ) -> None:
         self._halves: list[torch.optim.Optimizer] = []
         if matrices:
             self._halves.append(
-                torch.optim.Muon(matrices, lr=MUON_LR_RATIO * lr, weight_decay=weight_decay)
+                torch.optim.Muon(list(matrices), lr=MUON_LR_RATIO * lr, weight_decay=weight_decay)
             )
         if others:
             self._halves.append(
-                torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.99), weight_decay=weight_decay)
+                torch.optim.AdamW(list(others), lr=lr, betas=(0.9, 0.99), weight_decay=weight_decay)
             )
         groups = [group for half in self._halves for group in half.param_groups]
         super().__init__(groups, {})

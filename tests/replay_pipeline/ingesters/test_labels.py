@@ -89,6 +89,7 @@ def test_what_the_user_types_after_a_bare_rejection_is_the_hint(tmp_path: Path):
     log.user("go")
     log.calls("m1", "t1", "Bash", command="rm -r x")
     log.answers("t1", REJECTION + "STOP", is_error=True)
+    log.user([{"type": "text", "text": "[Request interrupted by user for tool use]"}])
     log.user("only delete the cache")
     log.says("m2", "ok")
     first, _ = rows(log, tmp_path)

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from replay_pipeline.ingesters import ClaudeCodeIngester, IngestResult, Traces, ingest
+from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters import (
+    ClaudeCodeIngester,
+    IngestResult,
+    Traces,
+    ingest,
+    open_traces,
+    write_traces,
+)
 from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
 
 
@@ -637,6 +645,15 @@ def test_a_call_without_a_result_gets_a_placeholder(states):
     assert found["m1"]["outcome"] == "interrupted"
 
 
+def test_a_decision_with_nothing_before_it_is_left_out_and_counted(tmp_path: Path):
+    log = Log()
+    log.says("m1", "whence?", parent=None)
+    log.user("go")
+    log.says("m2", "done")
+    report = ingest(log.write(tmp_path)).report
+    assert (report.n_states, report.n_states_without_prefix) == (1, 1)
+
+
 def test_a_result_of_an_unknown_call_is_skipped_by_reason(tmp_path: Path):
     log = Log()
     log.user("go")
@@ -679,3 +696,96 @@ def test_the_action_is_never_in_its_own_prefix(tmp_path: Path):
         (call,) = state["student_action"]["tool_calls"]
         assert call["function"]["arguments"] not in json.dumps(state["messages"])
         assert call["id"] not in json.dumps(state["messages"])
+
+
+def test_one_broken_file_among_many_is_counted_and_not_fatal(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.says("m1", "done")
+    log.write(tmp_path)
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    (tmp_path / "zeros.jsonl").write_bytes(bytes(5000))
+    (tmp_path / "binary.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n" * 50)
+    report = ingest(tmp_path).report
+    assert report.n_states == 1
+    assert sum(report.skipped_files.values()) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: folder / "none.jsonl", "no such file or folder"),
+        (lambda folder: folder, "no session files"),
+        (lambda folder: _written(folder, b"{}\n"), "not a session"),
+        (lambda folder: _written(folder, b""), "not a session"),
+    ],
+)
+def test_a_path_that_gives_nothing_is_one_clear_line(tmp_path: Path, make: Any, words: str):
+    with pytest.raises(IngestError, match=words) as caught:
+        ClaudeCodeIngester().ingest(make(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def _written(folder: Path, data: bytes) -> Path:
+    path = folder / "x.jsonl"
+    path.write_bytes(data)
+    return path
+
+
+def test_tables_come_back_as_they_were_written(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.does("m1")
+    log.says("m2", "done")
+    path = log.write(tmp_path)
+    write_traces(ingest(path), tmp_path / "out")
+    traces = open_traces(tmp_path / "out")
+    assert list(traces.materialize()) == list(ClaudeCodeIngester().ingest(path))
+    assert traces.states.height == len(traces) == 2
+    last = traces.states["state_id"][1]
+    assert [s["state_id"] for s in traces.materialize([last, "cc1_unknown"])] == [last]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["n_states"] == 2
+
+
+def test_progress_is_told_file_by_file(tmp_path: Path):
+    for name in ("a", "b"):
+        log = Log(name)
+        log.user("go")
+        log.says(f"m-{name}", "done")
+        log.write(tmp_path)
+    seen = []
+    ingest(tmp_path, on_progress=lambda p: seen.append((p.n_done, p.n_total)))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_the_project_is_a_hash_unless_opted_out(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.says("m1", "done")
+    path = log.write(tmp_path)
+    (hashed,) = ingest(path).sessions["project"].to_pylist()
+    (plain,) = ingest(path, hash_project=False, redact=False).sessions["project"].to_pylist()
+    (redacted,) = ingest(path, hash_project=False).sessions["project"].to_pylist()
+    assert len(hashed) == 16
+    assert plain == "/home/kim/shop"
+    assert redacted == "/home/user/shop"
+
+
+def test_redaction_reaches_every_column_and_changes_no_identity(tmp_path: Path):
+    secret = "ghp_" + "a1B2c3D4e5F6" * 3
+    log = Log(cwd="/home/kimlee/shop")
+    log.user(f"use {secret}")
+    log.says("m1", {"type": "thinking", "thinking": f"so {secret}"}, f"ok {secret}")
+    log.calls("m1", "t1", "Bash", command=f"curl -H {secret}", env={secret: [secret]})
+    log.answers("t1", f"Exit code 1: {secret}", is_error=True)
+    log.says("m2", "done")
+    path = log.write(tmp_path)
+    plain, clean = ingest(path, redact=False), ingest(path)
+    for table in (clean.sessions, clean.turns, clean.states, clean.tools):
+        text = json.dumps(table.to_pylist(), default=str)
+        assert secret not in text
+        assert "kimlee" not in text
+    assert clean.states["state_id"] == plain.states["state_id"]
+    assert clean.report.redactions["home"] > 0
+    assert secret not in json.dumps(clean.report.to_json())

@@ -1,5 +1,6 @@
 """Our recipes under data-juicer's own executor, in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import replay_pipeline
+from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
 from replay_pipeline.normalize import DJNormalizer, load_recipe
 from replay_pipeline.tables import write_table
 
@@ -81,3 +83,55 @@ assert len(names) >= 13, names
         env={"PYTHONPATH": str(project.parent)},
         capture_output=True,
     )
+
+
+@pytest.mark.slow
+def test_an_executor_judges_as_this_process_does(make_row, make_call, pair_table):
+    rows = [
+        make_row(
+            f"s{n}",
+            session_id=f"x{n % 3}",
+            prompt=f"p{n % 40}",
+            chosen=["no", "read the file again", "--------"][n % 3],
+            chosen_action=make_call("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
+            rejected=None if n == 5 else f"write it {n % 9}",
+        )
+        for n in range(200)
+    ]
+    table = pair_table(*rows)
+    ours = DJNormalizer("strict").run(table)
+    theirs = DJNormalizer("strict", executor="default").run(table)
+    assert theirs.dropped.to_pylist() == ours.dropped.to_pylist()
+    assert theirs.kept.drop_columns("stats_json").equals(ours.kept.drop_columns("stats_json"))
+    for mine, other in zip(ours.kept["stats_json"], theirs.kept["stats_json"], strict=True):
+        assert json.loads(other.as_py()) == pytest.approx(json.loads(mine.as_py()), abs=1e-9)
+    assert theirs.report.dropped == ours.report.dropped
+
+
+def test_an_executor_is_refused_what_it_cannot_do(tmp_path, pair_table):
+    (tmp_path / "stock.yaml").write_text(
+        "process:\n  - text_length_filter: {text_key: chosen, min_len: 1}\n"
+    )
+    with pytest.raises(ConfigError, match="text_length_filter is an operator of data-juicer"):
+        DJNormalizer(tmp_path / "stock.yaml", executor="default")
+    with pytest.raises(ConfigError, match="in_process, default, ray"):
+        DJNormalizer(executor="spark")
+    with pytest.raises(ConfigError, match="whole table"):
+        DJNormalizer(executor="default").stream([])
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "ray" else find(name, *a)
+    )
+    with pytest.raises(MissingDependencyError, match=r"replay-pipeline\[ray\]"):
+        DJNormalizer(executor="ray")
+
+
+def test_an_executor_that_fails_ends_with_its_last_words(make_row, pair_table, monkeypatch):
+    monkeypatch.setattr("replay_pipeline.normalize.executors._PROGRAM", Path("no_such_module.py"))
+    with pytest.raises(NormalizeError, match="no_such_module"):
+        DJNormalizer(executor="default").run(pair_table(make_row()))

@@ -161,21 +161,22 @@ def test_a_repository_name_that_is_none_is_refused(target, kept_table):
 
 
 def test_a_secret_reaches_neither_folder_nor_hub(server, target, kept_table, make_kept):
+    told = [{"role": "user", "content": "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"}]
+    leaky = [("b2", kept_table(make_kept(9, state_messages_json=json.dumps(told))))]
+    with pytest.raises(SecretFoundError):
+        publish(leaky, **target)
+    assert held(server, target) is None
     publish([("b1", kept_table(*range(5)))], **target)
     before = held(server, target)
-    told = [{"role": "user", "content": "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"}]
     with pytest.raises(SecretFoundError):
-        publish([("b2", kept_table(make_kept(9, state_messages_json=json.dumps(told))))], **target)
+        publish(leaky, **target)
     assert held(server, target) == before
 
 
 def test_a_retracted_session_leaves_and_does_not_come_back(server, target, kept_table):
     batches = [("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 20)))]
     publish(batches, **target)
-    report = retract(
-        session_ids=["session-3"],
-        **{key: target[key] for key in ("folder", "repo_id", "endpoint", "token")},
-    )
+    report = retract(session_ids=["session-3"], **target)
     assert len(report.commits) == 1
     n_left = 20 - sum(n % 7 == 3 for n in range(20))
     assert sum(report.rows_by_split["pairs"].values()) == n_left
@@ -190,11 +191,23 @@ def test_a_retracted_session_leaves_and_does_not_come_back(server, target, kept_
     )
 
 
+def test_a_session_is_retracted_from_batches_that_only_the_hub_has(
+    server, target, kept_table, tmp_path
+):
+    for number in range(2):
+        where = {**target, "folder": tmp_path / f"m{number}"}
+        publish([(f"b{number}", kept_table(*range(number * 10, number * 10 + 10)))], **where)
+    third = {**target, "folder": tmp_path / "third"}
+    report = retract(session_ids=["session-3"], **third)
+    n_left = 20 - sum(n % 7 == 3 for n in range(20))
+    assert sum(report.rows_by_split["pairs"].values()) == n_left
+    assert len(report.commits) == 1
+
+
 def test_a_retracted_batch_can_be_erased_for_good(server, target, kept_table):
     publish([("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 20)))], **target)
     old = held(server, target)["files"]
-    where = {key: target[key] for key in ("folder", "repo_id", "endpoint", "token")}
-    retract(batches=["b2"], erase=True, **where)
+    retract(batches=["b2"], erase=True, **target)
     repository = held(server, target)
     assert len(repository["commits"]) == 1
     assert not any("trace_batch=b2" in path for path in repository["files"])
@@ -230,7 +243,7 @@ def test_24_publishers_under_faults_publish_every_shard_once(server, target, kep
     def work(number):
         ready.wait()
         rows = range(number * 10, number * 10 + 10)
-        where = {**target, "folder": tmp_path / f"machine-{number}"}
+        where = {**target, "folder": tmp_path / f"machine-{number}" / "set"}
         return publish([(f"b{number:02}", kept_table(*rows))], **where)
 
     with ThreadPoolExecutor(24) as pool:
@@ -239,7 +252,7 @@ def test_24_publishers_under_faults_publish_every_shard_once(server, target, kep
     expected = {
         path
         for number in range(24)
-        for path in read_files(tmp_path / f"machine-{number}", "")
+        for path in read_files(tmp_path / f"machine-{number}" / "set", "")
         if path.startswith("data/") or path == f"manifests/b{number:02}.json"
     }
     assert expected <= set(repository["files"])
@@ -249,7 +262,7 @@ def test_24_publishers_under_faults_publish_every_shard_once(server, target, kep
     made = [sha for report in reports for sha in report.commits]
     assert sorted(made) == sorted(commit["sha"] for commit in repository["commits"][:-1])
     assert max(sum(r.rows_by_split["pairs"].values()) for r in reports) == 240
-    where = {**target, "folder": tmp_path / "machine-5"}
+    where = {**target, "folder": tmp_path / "machine-5" / "set"}
     assert publish([("b05", kept_table(*range(50, 60)))], **where).commits == []
 
 

@@ -280,3 +280,53 @@ def test_the_inputs_of_trls_loss_are_as_we_know_them(composer):
         "old_per_token_logps": 2,
         "sampling_per_token_logps": 2,
     }
+
+
+@pytest.mark.parametrize(
+    "fast",
+    [
+        {"head": "fused"},
+        {"pair_forward": "packed"},
+        {"teacher": "live", "reuse_prefix": True},
+    ],
+    ids=["fused head", "packed pairs", "prefix reuse"],
+)
+def test_a_speed_up_changes_no_update(composer, model, fast):
+    """Two optimizer steps with the plain path and with one speed-up end at the same weights."""
+    plain = {"head": "reference", "pair_forward": "padded", "reuse_prefix": False}
+    settings = {"teacher": "live", "alpha_sdpo": 0.5, "beta_replay": 1.0, "optim": "sgd"}
+    after = []
+    for change in ({}, fast):
+        trainer = composer(model=copy.deepcopy(model), **(settings | plain | change))
+        trainer.train()
+        after.append(parameters(trainer))
+    assert_equal(*after, atol=1e-6, rtol=1e-4)
+
+
+def test_a_fused_head_for_another_divergence_is_refused(tmp_path):
+    with pytest.raises(TrainerConfigError, match="head='fused' computes the plain divergence"):
+        ComposerConfig(
+            output_dir=str(tmp_path), head="fused", sdpo_top_k=5, use_cpu=True, bf16=False
+        )
+
+
+def test_the_loss_goes_through_the_wrapper_exactly_once(composer, model):
+    """DDP's hooks fire in its forward: a loss around it would let replicas drift apart."""
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+            self.n_calls = 0
+
+        def forward(self, *args, **kwargs):
+            self.n_calls += 1
+            return self.module(*args, **kwargs)
+
+    trainer = composer(max_steps=1, **ALL_CHANNELS)
+    wrapper = Wrapper(model)
+    trainer.accelerator.unwrap_model = lambda m, **_: m.module if isinstance(m, Wrapper) else m
+    original = trainer._compute_loss
+    trainer._compute_loss = lambda _, inputs: original(wrapper, inputs)
+    trainer.train()
+    assert wrapper.n_calls == 1

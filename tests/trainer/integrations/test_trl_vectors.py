@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 DATA = Path(__file__).parents[2] / "data" / "losses"
 CASES = json.loads((DATA / "vectors.json").read_text())["grpo_trl116"]
@@ -19,13 +20,12 @@ def array(name):
     return torch.from_numpy(np.array(ARRAYS[name]))
 
 
-class Replay(nn.Module):
+class Replay(PreTrainedModel):
     """A causal LM whose logits are a given leaf, in both forms that a trainer may ask for."""
 
     def __init__(self, logits):
-        super().__init__()
+        super().__init__(PreTrainedConfig())
         self.logits = logits
-        self.config = SimpleNamespace(get_text_config=SimpleNamespace)
 
     @property
     def base_model(self):
@@ -46,6 +46,8 @@ class Replay(nn.Module):
 
 class NoTeacher:
     """Stands for a hinted teacher on a rank whose rows have no hint."""
+
+    kind = "base"
 
     @contextlib.contextmanager
     def weights(self, student):
@@ -81,7 +83,7 @@ def without_hints(inputs):
 
 @pytest.fixture
 def trainer(composer):
-    built = composer(num_generations=2, steps_per_generation=2, gradient_accumulation_steps=2)
+    built = composer(head="reference", steps_per_generation=2, gradient_accumulation_steps=2)
     built.model.train()
     return built
 

@@ -155,7 +155,7 @@ class PlatformExecutor(ABC):
     ) -> list[ReplicaHandle]:
         """Start one command N times.
 
-        The replica finds `REPLICA_RANK`, `WORLD_SIZE`, `REPLICA_ATTEMPT` and `REPLICA_RUN_ID` in
+        The replica finds `REPLICA_RANK`, `REPLICA_COUNT`, `REPLICA_ATTEMPT` and `REPLICA_RUN_ID` in
         its environment. If one cannot be started, those already started are cancelled.
 
         Args:
@@ -242,7 +242,7 @@ class PlatformExecutor(ABC):
         variables = {
             **handle.env,
             "REPLICA_RANK": str(handle.rank),
-            "WORLD_SIZE": str(handle.world_size),
+            "REPLICA_COUNT": str(handle.world_size),
             "REPLICA_ATTEMPT": str(handle.attempt),
             "REPLICA_RUN_ID": handle.run_id,
         }

@@ -22,6 +22,9 @@ __all__ = ["LocalProcessExecutor"]
 # Runs a command and leaves its exit code, for a watcher that is not its parent.
 SHIM = '"$@"; code=$?; echo $code > "$0.part"; mv "$0.part" "$0"; exit $code'
 
+_children: dict[str, subprocess.Popen[bytes]] = {}
+"""Processes that this one started; they outlive the executor object."""
+
 
 class LocalProcessExecutor(PlatformExecutor):
     """Runs each replica as a process group of its own, started anew and never forked.
@@ -34,7 +37,6 @@ class LocalProcessExecutor(PlatformExecutor):
     def __init__(self, work_dir: str | os.PathLike[str], *, python: str = sys.executable) -> None:
         self.work_dir = Path(work_dir)
         self.python = python
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def _start(
         self, handle: ReplicaHandle, env: Mapping[str, str], secrets: Mapping[str, str]
@@ -55,7 +57,7 @@ class LocalProcessExecutor(PlatformExecutor):
             raise ReplicaFailedError(f"replica {handle.rank} cannot start: {error}") from error
         job_id = f"{child.pid}:{_started_at(child.pid)}"
         (folder / "began").write_text(str(time.clock_gettime(time.CLOCK_BOOTTIME)), "utf-8")
-        self._children[job_id] = child
+        _children[job_id] = child
         return job_id
 
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
@@ -84,16 +86,16 @@ class LocalProcessExecutor(PlatformExecutor):
             os.killpg(_pid(handle), signal.SIGKILL)
         except ProcessLookupError:
             return
-        child = self._children.pop(handle.job_id, None)
+        child = _children.pop(handle.job_id, None)
         if child is not None:
             child.wait()
 
     def _is_alive(self, handle: ReplicaHandle) -> bool:
-        child = self._children.get(handle.job_id)
+        child = _children.get(handle.job_id)
         if child is not None:
             if child.poll() is None:
                 return True
-            del self._children[handle.job_id]
+            del _children[handle.job_id]
             return False
         return f"{_pid(handle)}:{_started_at(_pid(handle))}" == handle.job_id
 

@@ -6,6 +6,7 @@ from typing import Any
 from trl.trainer.grpo_config import GRPOConfig
 
 from trainer.errors import TrainerConfigError
+from trainer.integrations.trl.forward import uses_fused_head
 from trainer.losses.channels import ReplayOptions, SDPOOptions
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -68,6 +69,22 @@ class ComposerConfig(GRPOConfig):
     pairs_per_step: int = field(
         default=4, metadata={"help": "Pairs in one optimizer step, over all processes."}
     )
+    head: str = field(
+        default="auto",
+        metadata={
+            "help": "LM head of channels 1 and 2: fused, reference, or auto (fused if exact)."
+        },
+    )
+    pair_forward: str = field(
+        default="auto",
+        metadata={"help": "Pairs as a prefix tree (packed), one by one (padded), or auto."},
+    )
+    max_packed_tokens: int = field(
+        default=32768, metadata={"help": "Packed tokens of one pass; more pairs take more passes."}
+    )
+    reuse_prefix: bool = field(
+        default=True, metadata={"help": "Let a live teacher go on from the student's cache."}
+    )
     max_prompt_tokens: int = field(
         default=1024, metadata={"help": "Budget of a rendered prompt; oldest messages go first."}
     )
@@ -82,6 +99,16 @@ class ComposerConfig(GRPOConfig):
         Raises:
             TrainerConfigError: an unknown name or a value out of range.
         """
+        self._apply_objective()
+        self._check()
+        # TRL still sets the old names, which transformers answers with a deprecation warning.
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = self.gradient_checkpointing
+        if self.activation_checkpointing_kwargs is None:
+            self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
+        super().__post_init__()
+
+    def _apply_objective(self) -> None:
         if self.objective is not None:
             if self.objective not in OBJECTIVES:
                 raise TrainerConfigError(
@@ -92,6 +119,8 @@ class ComposerConfig(GRPOConfig):
                 # What the user set away from TRL's default wins over the menu.
                 if name == "loss_type" or getattr(self, name) == defaults[name].default:
                     setattr(self, name, value)
+
+    def _check(self) -> None:
         if self.teacher not in ("auto", "ema", "base", "live"):
             raise TrainerConfigError(f"teacher={self.teacher!r} is not auto, ema, base or live")
         if not 0.0 < self.teacher_ema_rate <= 1.0:
@@ -101,14 +130,12 @@ class ComposerConfig(GRPOConfig):
                 raise TrainerConfigError(f"{name}={getattr(self, name)} is negative")
         if self.pairs_per_step < 1:
             raise TrainerConfigError(f"pairs_per_step={self.pairs_per_step} must be at least 1")
-        self.sdpo_options()
+        if self.pair_forward not in ("auto", "packed", "padded"):
+            raise TrainerConfigError(
+                f"pair_forward={self.pair_forward!r} is not auto, packed or padded"
+            )
+        uses_fused_head(self.head, self.sdpo_options())
         self.replay_options()
-        # TRL still sets the old names, which transformers answers with a deprecation warning.
-        if self.activation_checkpointing is None:
-            self.activation_checkpointing = self.gradient_checkpointing
-        if self.activation_checkpointing_kwargs is None:
-            self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
-        super().__post_init__()
 
     def sdpo_options(self) -> SDPOOptions:
         """Channel 2 as the loss core knows it; the logits' temperature is the sampling one."""

@@ -315,7 +315,8 @@ def prompts_dataset(data: PreferenceData, renderer: Renderer) -> Dataset:
 
     Tools are left out: TRL renders those that it can call, not those of a dataset.
     """
-    rows = data.prompts or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
+    rows: list[Any] = list(data.prompts)
+    rows = rows or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
     kinds: dict[str, Any] = {
         "prompt": List(Json()),
         "consensus": Json(),
@@ -323,9 +324,10 @@ def prompts_dataset(data: PreferenceData, renderer: Renderer) -> Dataset:
         "outcome": Value("string"),
         "state_id": Value("string"),
     }
-    table = [{name: row.get(name) for name in kinds} for row in rows]
-    for row in table:
-        row["prompt"] = renderer.within_budget(row["prompt"])
+    table = [
+        {name: row.get(name) for name in kinds} | {"prompt": renderer.within_budget(row["prompt"])}
+        for row in rows
+    ]
     return Dataset.from_list(table, features=Features(kinds))
 
 

@@ -7,9 +7,10 @@ however many channels a rank has.
 Dimensions in names: `B` sequences, `C` completion tokens, `H` hidden, `V` vocabulary, `N` tokens.
 """
 
+import functools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,24 @@ from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.sampler import PairSampler
 from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
+from trainer.integrations.packing import enable_tree_attention, packed_pair_logps
 from trainer.integrations.trl.config import ComposerConfig
+from trainer.integrations.trl.forward import (
+    HintedInputs,
+    policy_and_distillation,
+    uses_fused_head,
+)
 from trainer.integrations.trl.teacher import Teacher
-from trainer.losses.channels import distillation_per_token, replay_per_pair
+from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import pair_logps
-from trainer.losses.divergence import log_probs
 from trainer.losses.taid import TAIDScheduler
 from trainer.types import PairRow
 
 logger = logging.getLogger(__name__)
+
+PairForward = Callable[
+    [nn.Module, Mapping[str, Tensor]], tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+]
 
 STATE_FILE = "composer_state.json"
 
@@ -75,6 +85,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, **options)
         self.composer: ComposerConfig = args
         self._sdpo_options, self._replay_options = args.sdpo_options(), args.replay_options()
+        self._is_fused = uses_fused_head(args.head, self._sdpo_options)
         self.hint = hint
         self.collator = ComposerDataCollator(
             self._tokenizer,
@@ -86,10 +97,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.pairs = list(pairs or ())
         self._pair_sampler = self._make_sampler() if self.has_replay else None
         self._reference_logps = self._precompute_reference() if self.has_replay else None
+        self._pair_logps = self._choose_pair_forward() if self.has_replay else pair_logps
         self.teacher = self._make_teacher() if args.alpha_sdpo > 0 else None
         self.taid: TAIDScheduler | None = None
         self._taid_window: list[Tensor] = []
-        self._payload: dict[str, Tensor] | None = None
+        self._payload: HintedInputs | None = None
         self._sdpo_sum: Tensor | None = None
         self.n_live_steps = {"policy": 0, "sdpo": 0, "replay": 0}
         """Micro-batches in which a channel contributed something."""
@@ -135,6 +147,33 @@ class ComposerReplicationTrainer(GRPOTrainer):
         teacher = Teacher(kind, student, ema_rate=self.composer.teacher_ema_rate)
         self.add_callback(teacher)
         return teacher
+
+    @property
+    def _reuses_prefix(self) -> bool:
+        """A live teacher goes on from the student's cache, which checkpointing would drop."""
+        return (
+            self.composer.reuse_prefix
+            and self.teacher is not None
+            and self.teacher.kind == "live"
+            and not self.args.activation_checkpointing
+        )
+
+    def _choose_pair_forward(self) -> PairForward:
+        """Packed where the model's attention can follow a prefix tree.
+
+        Raises:
+            TrainerConfigError: `pair_forward="packed"` and it cannot.
+        """
+        if self.composer.pair_forward == "padded":
+            return pair_logps
+        try:
+            enable_tree_attention(self.accelerator.unwrap_model(self.model))
+        except TrainerConfigError as error:
+            if self.composer.pair_forward == "packed":
+                raise
+            logger.info("pairs run one at a time: %s", error)
+            return pair_logps
+        return functools.partial(packed_pair_logps, max_tokens=self.composer.max_packed_tokens)
 
     def _precompute_reference(self) -> list[tuple[float, float]] | None:
         """Summed log-probs of both sides under the initial weights, once."""
@@ -232,8 +271,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         unwrapped = self.accelerator.unwrap_model(model)
-        if True:
-            return self._three_channels(unwrapped, inputs)
+        if unwrapped is model:
+            return self._three_channels(model, inputs)
         return _ForwardRedirection()(model, unwrapped, self._three_channels, unwrapped, inputs)
 
     def _three_channels(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -266,42 +305,39 @@ class ComposerReplicationTrainer(GRPOTrainer):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
-        payload = self._payload
-        n = logits_to_keep
+        assert self.teacher is not None
         with self.accelerator.autocast():
-            student_BCV = project(model, hidden_states(model, input_ids, attention_mask, n))
-            with torch.no_grad(), self._teacher_weights(model) as teacher:
-                teacher_NV = project(
-                    teacher,
-                    hidden_states(teacher, payload["ids"], payload["attention_mask"], n)[
-                        payload["mask"]
-                    ],
-                )
-        ids_BC = input_ids[:, -n:]
-        per_token_N = distillation_per_token(
-            student_BCV[payload["mask"]], teacher_NV, ids_BC[payload["mask"]], self._options_now()
+            output = policy_and_distillation(
+                model,
+                self.teacher.weights,
+                self._payload,
+                self._options_now(),
+                is_fused=self._is_fused,
+                reuses_prefix=self._reuses_prefix,
+                pad_token_id=self._tokenizer.pad_token_id,
+            )
+        self._sdpo_sum = output.sdpo_sum
+        entropy_BC = output.entropy_BC
+        # TRL reduces the entropy across processes in place, unless it is part of the loss.
+        return (
+            output.logps_BC,
+            entropy_BC if self._entropy_bonus_enabled else entropy_BC.detach(),
+            None,
         )
-        self._sdpo_sum = per_token_N.sum()
-        logp_BCV = log_probs(student_BCV, self.temperature)
-        logps_BC = logp_BCV.gather(-1, ids_BC.unsqueeze(-1)).squeeze(-1)
-        with torch.set_grad_enabled(self._entropy_bonus_enabled and torch.is_grad_enabled()):
-            entropy_BC = -(logp_BCV.exp() * logp_BCV).sum(-1)
-        return logps_BC, entropy_BC, None
 
     # -- channel 2 -------------------------------------------------------------------------------
 
-    def _teacher_weights(self, student: nn.Module) -> Any:
-        assert self.teacher is not None
-        return self.teacher.weights(student)
-
-    def _teacher_inputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        return {
-            "ids": torch.cat([inputs["teacher_prompt_ids"], inputs["completion_ids"]], dim=1),
-            "attention_mask": torch.cat(
-                [inputs["teacher_prompt_mask"], inputs["completion_mask"]], dim=1
-            ),
-            "mask": (_response_mask(inputs) * inputs["sdpo_mask"].unsqueeze(-1)) > 0,
-        }
+    def _teacher_inputs(self, inputs: dict[str, Any]) -> HintedInputs:
+        names = (
+            "prompt_ids",
+            "prompt_mask",
+            "teacher_prompt_ids",
+            "teacher_prompt_mask",
+            "completion_ids",
+            "completion_mask",
+        )
+        mask = (_response_mask(inputs) * inputs["sdpo_mask"].unsqueeze(-1)) > 0
+        return HintedInputs(mask=mask, **{name: inputs[name] for name in names})
 
     def _options_now(self) -> Any:
         if self._sdpo_options.wrapper != "taid":
@@ -368,7 +404,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if "batch" in pairs:
             batch = pairs["batch"]
             with self.accelerator.autocast():
-                (chosen, n_chosen), (rejected, n_rejected) = pair_logps(model, batch)
+                (chosen, n_chosen), (rejected, n_rejected) = self._pair_logps(model, batch)
             losses = replay_per_pair(
                 chosen,
                 rejected,
@@ -429,28 +465,3 @@ def _response_mask(inputs: Mapping[str, Any]) -> Tensor:
     """1 at every token that the model wrote: completions without tool results and padding."""
     mask_BC = inputs["completion_mask"]
     return mask_BC * inputs["tool_mask"] if "tool_mask" in inputs else mask_BC
-
-
-def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last: int) -> Tensor:
-    """Last hidden states that predict the last `n_last` tokens, [B, n_last, H]."""
-    causal = model.get_base_model() if hasattr(model, "peft_config") else model
-    output = causal.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-    return output.last_hidden_state[:, -n_last - 1 : -1]
-
-
-def project(model: Any, hidden: Tensor) -> Tensor:
-    """Logits of hidden states, with the model's own scaling and soft cap."""
-    logits = model.get_output_embeddings()(hidden)
-    config = model.config.get_text_config()
-    logits = logits * _logit_scale(config)
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
-        logits = torch.tanh(logits / cap) * cap
-    return logits
-
-
-def _logit_scale(config: Any) -> float:
-    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        if getattr(config, name, None) is not None:
-            return float(getattr(config, name))
-    scaling = getattr(config, "logits_scaling", None)
-    return 1.0 if scaling is None else 1.0 / float(scaling)

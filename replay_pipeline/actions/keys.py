@@ -1,0 +1,69 @@
+"""What of a call must be equal for two calls to agree."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from replay_pipeline.actions.canonical import Call
+from replay_pipeline.actions.edits import Edit, edits_of
+from replay_pipeline.actions.paths import absolute
+from replay_pipeline.actions.shell import shell_plan
+from replay_pipeline.actions.tools import ToolSpec, family_of, spec_of
+
+
+class CallKeys(NamedTuple):
+    """One call, read for comparison."""
+
+    effect: Any
+    """Equal for calls with the same effect."""
+    target: Any
+    """Equal for calls on the same object; `None` when the call has none."""
+    lines: tuple[float, float] | None = None
+    """First and last line of a read, counted from 1."""
+    edits: tuple[Edit, ...] | None = None
+    """Replacements of an edit, in order."""
+
+
+@lru_cache(maxsize=16_384)
+def keys_of(call: Call) -> CallKeys:
+    """The keys of a valid call. Computed once per distinct call."""
+    arguments = call.values()
+    if call.name == "Bash":
+        plan = shell_plan(arguments.pop("command"), call.cwd)
+        return CallKeys((plan.effect, _items(arguments)), plan.target)
+    spec = spec_of(call.name)
+    for path in spec.paths:
+        if isinstance(arguments.get(path), str):
+            arguments[path] = absolute(arguments[path], call.cwd)
+    arguments = spec.question(arguments)
+    target = _target(call.name, spec, arguments)
+    if family_of(call.name) == "Edit":
+        return CallKeys(None, target, edits=edits_of(arguments))
+    lines = None
+    if call.name == "Read":
+        first = arguments.pop("offset", 1) or 1
+        lines = (first, first + arguments.pop("limit", 2_000) - 1)
+    for key in spec.display:
+        arguments.pop(key, None)
+    for key in spec.prose:
+        if isinstance(prose := arguments.get(key), str):
+            arguments[key] = " ".join(prose.split())
+    return CallKeys(_items(arguments), target, lines)
+
+
+def _target(name: str, spec: ToolSpec, arguments: dict[str, Any]) -> Any:
+    if name in ("Grep", "Glob"):
+        # The place searched, or for a search of everything what is looked for.
+        key = "path" if "path" in arguments else "pattern"
+        return key, arguments[key]
+    return (
+        tuple((key, _hashable(arguments[key])) for key in spec.target if key in arguments) or None
+    )
+
+
+def _items(arguments: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, _hashable(value)) for key, value in sorted(arguments.items()))
+
+
+def _hashable(value: Any) -> Any:
+    """`value` as a key that keeps true, 1 and "True" apart."""
+    return ("json", repr(value)) if isinstance(value, dict | list | bool | float) else value

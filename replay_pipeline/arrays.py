@@ -1,0 +1,55 @@
+"""Arrow arrays from Python lists, built from buffers.
+
+`pyarrow.array` imports pandas on its first call, which takes as much memory as a whole ingester.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def array_of(values: list[Any], type_: pa.DataType) -> pa.Array:
+    """An array of strings, numbers, timestamps (in the unit of the type) or lists of strings."""
+    if pa.types.is_list(type_):
+        items = [item for value in values if value for item in value]
+        offsets = _offsets([len(value) if value else 0 for value in values])
+        return pa.ListArray.from_buffers(
+            type_, len(values), [_validity(values), offsets], children=[string_array(items)]
+        )
+    if pa.types.is_string(type_):
+        return string_array(values)
+    dtype = {
+        pa.int32(): np.int32,
+        pa.int64(): np.int64,
+        pa.float64(): np.float64,
+    }.get(type_, np.int64)
+    numbers = np.array([0 if value is None else value for value in values], dtype)
+    return pa.Array.from_buffers(type_, len(values), [_validity(values), pa.py_buffer(numbers)])
+
+
+def string_array(values: Sequence[str | bytes | None]) -> pa.Array:
+    """An array of strings; bytes are taken for UTF-8."""
+    encoded = [
+        value if isinstance(value, bytes) else value.encode("utf-8", "replace") if value else b""
+        for value in values
+    ]
+    offsets = _offsets([len(value) for value in encoded])
+    data = pa.py_buffer(b"".join(encoded))
+    return pa.Array.from_buffers(pa.string(), len(values), [_validity(values), offsets, data])
+
+
+def _offsets(lengths: list[int]) -> pa.Buffer:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] >= 1 << 31:
+        raise OverflowError("the texts of one array are larger than 2 GB")
+    return pa.py_buffer(offsets.astype(np.int32))
+
+
+def _validity(values: Sequence[Any]) -> pa.Buffer | None:
+    is_null = [value is None for value in values]
+    if not any(is_null):
+        return None
+    return pa.py_buffer(np.packbits(~np.array(is_null), bitorder="little"))

@@ -1,0 +1,148 @@
+"""Judging rows by data-juicer's own executors, in a process of its own: Ray for large corpora.
+
+The executor computes the verdicts of all row filters of a recipe, on as many machines as Ray has.
+What depends on the order of rows, the deduplicators and caps, is decided here afterwards, so that
+the kept rows are the very same as in process, and every dropped row has its reason.
+"""
+
+import importlib.util
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
+from replay_pipeline.normalize.steps import Chunk
+from replay_pipeline.normalize.verdict import Measure, Verdict
+from replay_pipeline.normalize.views import READ_COLUMNS
+
+logger = logging.getLogger(__name__)
+
+Executor = Literal["in_process", "default", "ray"]
+
+_PROGRAM = Path(__file__).with_name("executor_process.py")
+_ROW, _WHY = "__row__", "why."
+_ROWS_PER_FILE = 10_000
+_N_LAST_LINES = 8
+
+
+class ExecutedStep:
+    """A filter whose verdict an executor has computed."""
+
+    is_whole = True
+
+    def __init__(self, name: str, number: int, *, is_mark_only: bool) -> None:
+        self.name, self.is_mark_only = name, is_mark_only
+        self._reason = f"{_WHY}{number}"
+        self._verdict = Verdict.of(0)
+
+    def take(
+        self, found: Mapping[str, np.ndarray], is_complete: np.ndarray, *, with_measures: bool
+    ) -> None:
+        """Take what was found about the complete rows."""
+        rows = np.flatnonzero(is_complete)
+        measures = _measures(found, is_complete) if with_measures else ()
+        self._verdict = Verdict.of(len(is_complete), measures)
+        for row, reason in zip(rows, found[self._reason], strict=True):
+            if reason:
+                self._verdict.fail([row], *json.loads(reason))
+
+    def judge(self, chunk: Chunk) -> Verdict:
+        """As it was found; no row at all when there was none to judge."""
+        return self._verdict if len(self._verdict.fails) else Verdict.of(len(chunk.alive))
+
+
+def _measures(found: Mapping[str, np.ndarray], is_complete: np.ndarray) -> list[Measure]:
+    measures = []
+    for key, values in found.items():
+        if values.dtype.kind in "if":
+            side, _, metric = key.partition(".")
+            every = np.zeros(len(is_complete), values.dtype)
+            every[is_complete] = values
+            measures.append(Measure(field=side, metric=metric, values=every))
+    return measures
+
+
+def check(executor: Executor, steps: Sequence[Mapping[str, Any]], *, where: str) -> None:
+    """Refuse what an executor cannot do.
+
+    Raises:
+        ConfigError: the executor is unknown, or the recipe has a stock operator.
+        MissingDependencyError: Ray is asked for, but not installed.
+    """
+    if executor not in ("in_process", "default", "ray"):
+        raise ConfigError(f"executor {executor!r} is not one of in_process, default, ray")
+    stock = [name for step in steps for name in step if not name.startswith("pair_")]
+    if executor != "in_process" and stock:
+        raise ConfigError(
+            f"{where}: {stock[0]} is an operator of data-juicer, whose verdict an executor does "
+            "not tell row by row; run this recipe in_process"
+        )
+    if executor == "ray" and importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError("Ray is not installed: pip install 'replay-pipeline[ray]'")
+
+
+def execute(
+    table: pa.Table,
+    filters: Mapping[int, tuple[str, Mapping[str, Any]]],
+    *,
+    executor: Executor,
+    ray_address: str,
+) -> dict[str, np.ndarray]:
+    """Statistics and verdicts of filters over the rows of a table, by data-juicer's executor.
+
+    Args:
+        table: columns of `DPO_PAIRS`, complete rows.
+        filters: name and arguments of each filter, by its number in the recipe.
+        executor: `default` or `ray`.
+        ray_address: `local`, `auto`, or the address of a Ray cluster that sees this machine's
+            temporary folder.
+
+    Raises:
+        NormalizeError: the executor failed; the message ends with its last words.
+    """
+    process = [
+        {name: {**arguments, "mark_only": True, "explain": str(number)}}
+        for number, (name, arguments) in filters.items()
+    ]
+    with tempfile.TemporaryDirectory(prefix="normalize-") as name:
+        folder = Path(name)
+        _write_rows(table, folder / "rows")
+        job = {"process": process, "executor": executor, "ray_address": ray_address}
+        (folder / "job.json").write_text(json.dumps(job), "utf-8")
+        log = folder / "log.txt"
+        with log.open("wb") as out:
+            command = [sys.executable, "-m", f"{__package__}.{_PROGRAM.stem}", str(folder)]
+            code = subprocess.run(command, stdout=out, stderr=out, check=False).returncode
+        if code != 0:
+            words = log.read_text("utf-8", "replace").strip().splitlines()[-_N_LAST_LINES:]
+            raise NormalizeError(f"data-juicer's executor {executor} failed: {' | '.join(words)}")
+        return _read_stats(folder / "stats", len(table))
+
+
+def _write_rows(table: pa.Table, folder: Path) -> None:
+    folder.mkdir()
+    names = [name for name in READ_COLUMNS if name in table.column_names]
+    table = table.select(names).append_column(_ROW, pa.array(range(len(table)), pa.int64()))
+    for start in range(0, len(table), _ROWS_PER_FILE):
+        pq.write_table(table.slice(start, _ROWS_PER_FILE), folder / f"{start:012}.parquet")
+
+
+def _read_stats(folder: Path, n_rows: int) -> dict[str, np.ndarray]:
+    parts = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    rows = pa.concat_tables(parts).sort_by(_ROW) if parts else pa.table({_ROW: []})
+    if rows[_ROW].to_pylist() != list(range(n_rows)):
+        raise NormalizeError(f"the executor gave {len(rows)} rows back of {n_rows}")
+    return {
+        name: rows[name].to_numpy(zero_copy_only=False)
+        for name in rows.column_names
+        if name != _ROW
+    }

@@ -1,0 +1,67 @@
+"""The benchmarks' small form runs as one command, and its variants compute the same loss."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run_small(name, folder):
+    file = folder / f"{name}.json"
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / f"{name}.py", "--small", "--json", file],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text())
+
+
+@pytest.mark.slow
+def test_losses_benchmark_compares_equal_losses(tmp_path):
+    printed, report = run_small("losses", tmp_path)
+    assert "times less CPU than trl" in printed
+    case = report["cases"][0]
+    losses = {row["variant"]: row["loss"] for row in case["rows"]}
+    assert losses["fused"] == pytest.approx(losses["trl"], abs=1e-5)
+    assert losses["fused"] == pytest.approx(losses["naive"], abs=1e-5)
+    norms = [row["weight_grad_norm"] for row in case["rows"]]
+    assert norms == pytest.approx([norms[0]] * 3, rel=1e-4)
+    assert set(case["cpu_ratio_over_fused"]) == {"trl", "naive"}
+
+
+@pytest.mark.slow
+def test_pairs_benchmark_compares_equal_steps(tmp_path):
+    printed, report = run_small("pairs", tmp_path)
+    assert "times less CPU than trl" in printed
+    losses = [row["loss"] for row in report["rows"]]
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
+    norms = [row["grad_norm"] for row in report["rows"]]
+    assert norms == pytest.approx([norms[0]] * 3, rel=1e-3)
+    assert report["n_tokens"]["one_by_one"] > 3 * report["n_tokens"]["packed"]
+
+
+@pytest.mark.slow
+def test_teacher_benchmark_compares_equal_states(tmp_path):
+    printed, report = run_small("teacher", tmp_path)
+    assert "times less CPU than the full pass" in printed
+    assert report["is_bitwise_equal"]
+    assert report["n_reused"] == 256
+
+
+def test_committed_figures_meet_the_marks():
+    losses = json.loads((BENCHMARKS / "results" / "losses.json").read_text())
+    small, large = losses["cases"]
+    assert small["cpu_ratio_over_fused"]["trl"] >= 3.0
+    assert large["sizes"]["n_tokens"] == 4096
+    assert large["rows"][0]["peak_rss_mib"] <= 1.7 * 1024
+    pairs = json.loads((BENCHMARKS / "results" / "pairs.json").read_text())
+    assert pairs["sizes"]["n_states"] == 16
+    assert pairs["cpu_ratio_over_packed"]["trl"] >= 12.0

@@ -1,0 +1,72 @@
+"""The control run, from the command line to the dataset card."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.replay.control import slug_of
+from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.settings import child_environment
+from replay_pipeline.testing import TeacherServer
+
+pytestmark = pytest.mark.slow
+
+LOOK = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "c",
+            "type": "function",
+            "function": {"name": "Bash", "arguments": '{"command":"ls"}'},
+        }
+    ],
+}
+
+
+def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    tool = Path(sys.executable).with_name("replay-pipeline")
+    return subprocess.run(
+        [tool, *map(str, words)],
+        cwd=cwd,
+        env=child_environment(HOME=str(cwd), **environment),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_control_figure_goes_with_the_dataset(tmp_path):
+    states = ClaudeCodeIngester().ingest(SESSIONS_DIR)
+    answers = {s["state_id"]: {slug_of(s["student_model"] or ""): LOOK} for s in states}
+    with TeacherServer(answers) as server:
+        data = tmp_path / "d"
+        data.mkdir()
+        (data / "settings.toml").write_text(
+            f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\n"
+            "[replay]\nsample_teachers = true\n"
+            "[replay.student]\nname = 'student'\nmodel = 'student'\napi_key_env = ''\n"
+            f"base_url = '{server.base_url}'\ndialect = 'openrouter'\n"
+            "price = {prompt = 3e-5, completion = 9e-5}\n"
+        )
+        assert run("run", "--no-train", "--data", data, cwd=tmp_path).returncode == 0
+        refused = run("control", "--data", data, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "sample" in refused.stderr
+        text = (data / "settings.toml").read_text().replace("sample_teachers = true\n", "")
+        (data / "settings.toml").write_text(text)
+        done = run("control", "--data", data, "--states", "10", "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert report["n_states"] == 10
+        assert report["n_valid"] == 10
+        assert report["left"] == 1.0
+        assert 0 < report["spent_usd"] <= 1.0
+        assert run("publish", "--data", data, cwd=tmp_path).returncode == 0
+        card = (data / "dataset" / "README.md").read_text()
+        assert "## Control run" in card
+        assert "| `left` | 1.0 |" in card

@@ -1,0 +1,79 @@
+"""Replicas of a Hugging Face trainer, launched as processes and joined by a folder."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.diloco import LocalProcessExecutor
+from trainer.diloco.environment import ReplicaPlace, replica_place
+from trainer.diloco.launch import launch, launch_command, make_executor
+from trainer.errors import ReplicaFailedError, TrainerConfigError
+
+REPO = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_two_hugging_face_trainers_end_with_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    results = launch(
+        [str(Path(__file__).with_name("hf_replica.py")), str(tmp_path)],
+        replicas=2,
+        uri=f"file://{tmp_path}/store",
+        executor=LocalProcessExecutor(tmp_path / "logs"),
+        entrypoint=sys.executable,
+        poll_s=0.05,
+        max_restarts=0,
+        handles_file=tmp_path / "handles.jsonl",
+    )
+    assert [r.log.strip().splitlines()[-1] for r in results] == ["done 0", "done 1"]
+    first, second = (
+        json.loads((tmp_path / f"result-{rank}.json").read_text()) for rank in range(2)
+    )
+    assert first["hash"] == second["hash"]
+    assert first["rounds"] == 3
+    assert first["contributions"] == [2, 2, 2]
+    assert first["loss"][-1] < first["loss"][0]
+    assert len((tmp_path / "handles.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_replica_that_cannot_be_saved_ends_the_run(tmp_path):
+    with pytest.raises(ReplicaFailedError, match=r"exit code 5"):
+        launch(
+            ["-c", "raise SystemExit(5)"],
+            replicas=1,
+            uri=f"file://{tmp_path}/store",
+            executor=LocalProcessExecutor(tmp_path),
+            entrypoint=sys.executable,
+            max_restarts=1,
+            poll_s=0.02,
+        )
+
+
+def test_a_cloud_replica_needs_a_store_that_it_can_see(tmp_path, capsys):
+    options = ["--executor", "hf_jobs", "--work-dir", str(tmp_path)]
+    assert launch_command(options) == 2
+    assert "cannot see a local folder" in capsys.readouterr().err
+
+
+def test_executors_by_name(tmp_path):
+    assert isinstance(make_executor("local", work_dir=tmp_path), LocalProcessExecutor)
+    assert make_executor("modal", work_dir=tmp_path, hardware="A100").gpu == "A100"
+    assert make_executor("hf_jobs", work_dir=tmp_path, hardware="t4-small").hardware == "t4-small"
+    with pytest.raises(TrainerConfigError, match="choose one of"):
+        make_executor("slurm", work_dir=tmp_path)
+
+
+def test_a_process_learns_its_place_from_the_environment(monkeypatch):
+    for name in ("REPLICA_RANK", "REPLICA_COUNT", "REPLICA_ATTEMPT", "REPLICA_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert replica_place() is None
+    monkeypatch.setitem(os.environ, "REPLICA_RANK", "2")
+    monkeypatch.setitem(os.environ, "REPLICA_COUNT", "4")
+    monkeypatch.setitem(os.environ, "REPLICA_ATTEMPT", "1")
+    assert replica_place() == ReplicaPlace(2, 4, 1, "")
+    monkeypatch.setitem(os.environ, "REPLICA_COUNT", "2")
+    with pytest.raises(TrainerConfigError, match="not below 2"):
+        replica_place()
