@@ -5,6 +5,7 @@ It never retries and never gives up early: an aborted call is paid for. Foreign 
 """
 
 import asyncio
+import functools
 import logging
 import ssl
 import urllib.request
@@ -53,9 +54,8 @@ class Client:
             # The faster transport knows no proxies from the environment.
             self._http = httpx.AsyncClient(limits=limits)
         else:
-            context = ssl.create_default_context()
             self._http = httpx.AsyncClient(
-                transport=AiohttpTransport(verify=context, limits=limits), trust_env=False
+                transport=AiohttpTransport(verify=_trusted(), limits=limits), trust_env=False
             )
 
     async def __aenter__(self) -> "Client":
@@ -156,6 +156,12 @@ class Client:
         if response.status_code >= 400 or not isinstance(reply, dict):
             raise TeacherResponseError(f"{url}: answered {response.status_code}")
         return reply
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """The system's certificates, read once: that takes longer than a call."""
+    return ssl.create_default_context()
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:
