@@ -29,7 +29,7 @@ import msgspec
 from replay_pipeline.replay import replay_states
 from replay_pipeline.replay.database import connect
 from replay_pipeline.replay.ledger import encode_row
-from replay_pipeline.replay.run import Asking, _lanes
+from replay_pipeline.replay.run import Asking, lanes_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 
@@ -128,7 +128,7 @@ async def bare_httpx(server: TeacherServer, states: list[TraceState], concurrenc
 
 
 async def openai_sdk(server: TeacherServer, states: list[TraceState], concurrency: int) -> None:
-    import openai  # noqa: PLC0415
+    import openai
 
     client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0)
     async with client:
@@ -140,7 +140,7 @@ async def openai_sdk(server: TeacherServer, states: list[TraceState], concurrenc
 
 
 async def litellm_sdk(server: TeacherServer, states: list[TraceState], concurrency: int) -> None:
-    import litellm  # noqa: PLC0415
+    import litellm
 
     async def ask(state: TraceState) -> None:
         body = {**body_of(state), "model": f"openai/{MODEL}"}
@@ -177,7 +177,7 @@ def resume_s(n: int) -> float:
 def fill(path: Path, states: list[TraceState], teacher: TeacherSpec) -> None:
     database = connect(path, is_durable=False)
     rows = []
-    for place, (_, lane) in enumerate(_lanes(states, [teacher], Asking())):
+    for place, (_, lane) in enumerate(lanes_of(states, [teacher], Asking())):
         for task in lane:
             row = TeacherAction(
                 state_id=task.state["state_id"], teacher="t", action={"role": "assistant", **ANSWER},

@@ -1,5 +1,6 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
+from replay_pipeline.replay.batch import replay_batch
 from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
@@ -33,6 +34,7 @@ __all__ = [
     "measure_gates",
     "parse_gates",
     "recorded_actions",
+    "replay_batch",
     "replay_in_thread",
     "replay_states",
     "replay_trace",

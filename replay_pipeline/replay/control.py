@@ -159,7 +159,9 @@ def _compare(
         found = agreement_level(canonical_action(answer.action, cwd=cwd), recorded)
         n_valid += 1
         same.update(each for each in LEVELS if agrees_at(each, found))
-    shares = {each: round(same[each] / n_valid, 4) for each in LEVELS} if n_valid else {}
+    shares: dict[str, float] = (
+        {each: round(same[each] / n_valid, 4) for each in LEVELS} if n_valid else {}
+    )
     return ControlReport(
         n_states=len(sample),
         n_valid=n_valid,

@@ -364,19 +364,26 @@ class Engine:
         return self._slots[teacher.name], self._total
 
 
-class _Call:
+@dataclass(slots=True)
+class Sent:
+    """What a row says about how its call was made."""
+
+    reply: Reply | None = None
+    n_attempts: int = 1
+    latency_s: float = 0.0
+
+
+class _Call(Sent):
     """One reservation and the attempts made under it."""
 
     def __init__(self, engine: Engine, task: Task, body: bytes) -> None:
+        super().__init__(n_attempts=0)
         self.engine = engine
         self.task = task
         self.body = body
         self.reserved: Reserved | None = None
         self.known: Known | None = None
         self.refused: str | None = None
-        self.reply: Reply | None = None
-        self.n_attempts = 0
-        self.latency_s = 0.0
 
     async def make(self) -> None:
         """Send until there is an outcome; only failures that surely cost nothing are retried.
@@ -459,6 +466,14 @@ class _Call:
         self.refused = reason
 
 
+def row_of(task: Task, outcome: Answer | Failure, cost: int) -> TeacherAction:
+    """The row of a call that was not made by this engine, e.g. by batch."""
+    call = Sent(reply=Reply(outcome))
+    if isinstance(outcome, Answer):
+        return _answered_row(task, call, outcome, cost)
+    return _failed_row(task, call)
+
+
 def _checked(task: Task, answer: Answer) -> Answer:
     """Flag an answer to a prompt that the server cut short without saying so, as Ollama does."""
     n_tokens, n_bytes = answer.n_prompt_tokens, task.question.n_prompt_bytes
@@ -478,7 +493,7 @@ def _checked(task: Task, answer: Answer) -> Answer:
     )
 
 
-def _answered_row(task: Task, call: _Call, answer: Answer, cost: int) -> TeacherAction:
+def _answered_row(task: Task, call: Sent, answer: Answer, cost: int) -> TeacherAction:
     return TeacherAction(
         state_id=task.state["state_id"],
         teacher=task.teacher.name,
@@ -504,7 +519,7 @@ def _answered_row(task: Task, call: _Call, answer: Answer, cost: int) -> Teacher
     )
 
 
-def _failed_row(task: Task, call: _Call) -> TeacherAction:
+def _failed_row(task: Task, call: Sent) -> TeacherAction:
     outcome = call.reply.outcome if call.reply else None
     failure = outcome if isinstance(outcome, Failure) else None
     return TeacherAction(

@@ -52,6 +52,8 @@ class NewCall:
     scopes: tuple[str, ...]
     reserved_nano: int
     partition: str | None = None
+    is_patient: bool = True
+    """Wait while money that is held may come back; otherwise be refused at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -387,7 +389,10 @@ class Ledger:
                 waiting.append(each)
             elif scope := scopes.never(call):
                 told.append((each.future, Refused(scope=scope)))
-            elif not blocked.isdisjoint(call.scopes) or (full := scopes.full(call)):
+            elif (full := scopes.full(call)) or not blocked.isdisjoint(call.scopes):
+                if not call.is_patient:
+                    told.append((each.future, Refused(scope=full[0] if full else call.scopes[0])))
+                    continue
                 # First come, first served: whoever waits for a scope keeps later ones waiting.
                 blocked.update(full if blocked.isdisjoint(call.scopes) else ())
                 waiting.append(each)
@@ -558,6 +563,16 @@ def find_calls(
                     request_sha=sha, run_id=run_id, cost_nano=cost, row=bytes(row or b"null")
                 )
     return decided, dict(lost)
+
+
+BATCH_KEY = "batch:"
+"""Under this key and its name the ledger notes a batch that was handed in."""
+
+
+def batched_requests(database: Database) -> set[str]:
+    """Requests that wait in a batch for their answer."""
+    rows = database.query("select value from ledger where key like ?", (f"{BATCH_KEY}%",))
+    return {sha for (value,) in rows for sha in msgspec.json.decode(value)["calls"]}
 
 
 def _elsewhere(database: Database, shas: list[str]) -> tuple[dict[str, Known], set[str]]:

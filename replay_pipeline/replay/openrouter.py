@@ -5,6 +5,7 @@ It never retries and never gives up early: an aborted call is paid for. Foreign 
 """
 
 import asyncio
+import functools
 import logging
 import ssl
 import urllib.request
@@ -53,9 +54,8 @@ class Client:
             # The faster transport knows no proxies from the environment.
             self._http = httpx.AsyncClient(limits=limits)
         else:
-            context = ssl.create_default_context()
             self._http = httpx.AsyncClient(
-                transport=AiohttpTransport(verify=context, limits=limits), trust_env=False
+                transport=AiohttpTransport(verify=_trusted(), limits=limits), trust_env=False
             )
 
     async def __aenter__(self) -> "Client":
@@ -121,10 +121,30 @@ class Client:
         cost = data.get("total_cost") if isinstance(data, dict) else None
         return nano(round(cost, 12)) if isinstance(cost, int | float) else None
 
-    async def _get(self, url: str, key: SecretStr | None) -> dict[str, Any]:
+    async def submit_batch(self, base_url: str, body: bytes, key: SecretStr | None) -> str:
+        """Hand in a batch of requests; gives back its name. Raises as `models` does."""
+        reply = await self._get(f"{base_url.rstrip('/')}/batches", key, body=body)
+        if not isinstance(reply.get("id"), str):
+            raise TeacherResponseError(f"{base_url}/batches: the batch was given no name")
+        return reply["id"]
+
+    async def read_batch(
+        self, base_url: str, batch_id: str, key: SecretStr | None
+    ) -> dict[str, Any]:
+        """A batch as it stands. Raises as `models` does."""
+        return await self._get(f"{base_url.rstrip('/')}/batches/{batch_id}", key)
+
+    async def _get(
+        self, url: str, key: SecretStr | None, *, body: bytes | None = None
+    ) -> dict[str, Any]:
+        headers = _with_key({"accept": "application/json", "content-type": "application/json"}, key)
         try:
-            response = await self._http.get(
-                url, headers=_with_key({"accept": "application/json"}, key), timeout=30.0
+            response = await self._http.request(
+                "GET" if body is None else "POST",
+                url,
+                content=body,
+                headers=headers,
+                timeout=30.0 if body is None else 300.0,
             )
             reply = response.json()
         except (httpx.HTTPError, OSError) as error:
@@ -136,6 +156,12 @@ class Client:
         if response.status_code >= 400 or not isinstance(reply, dict):
             raise TeacherResponseError(f"{url}: answered {response.status_code}")
         return reply
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """The system's certificates, read once: that takes longer than a call."""
+    return ssl.create_default_context()
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import Engine, RetryPolicy, Task
 from replay_pipeline.replay.estimates import Estimate, forecast
 from replay_pipeline.replay.gates import Gates, is_error_site, parse_gates
-from replay_pipeline.replay.ledger import Known, Ledger, Lost
+from replay_pipeline.replay.ledger import Known, Ledger, Lost, batched_requests
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, usd
 from replay_pipeline.replay.replies import LASTING_CODES
@@ -69,6 +70,9 @@ class Asking:
     """Processes that share a run share its ceiling. By default a new run."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     price_folder: Path | None = None
+    """Where price lists are kept; `None` fetches them anew for each run."""
+    max_price_age_days: float = 7.0
+    """An older price list is refused when it can't be fetched again."""
     is_durable: bool = True
 
     def gating(self) -> Gates:
@@ -244,15 +248,17 @@ async def estimate(
     asking = _asking(price_folder=price_folder, **options)
     check(teachers, 0.0, asking)
     states = list(states)
-    prices = await fetch_prices(teachers, asking, keys=_keys(teachers, is_required=False))
+    prices = await fetch_prices(teachers, asking, keys=keys_of(teachers, is_required=False))
     known: set[str] = set()
     if ledger is not None and exists(ledger):
-        shas = [task.question.sha for _, lane in _lanes(states, teachers, asking) for task in lane]
+        shas = [
+            task.question.sha for _, lane in lanes_of(states, teachers, asking) for task in lane
+        ]
         with Ledger(ledger) as opened:
             known = set(opened.lookup(shas)[0])
     lanes = [
         (teacher, [task for task in lane if task.question.sha not in known])
-        for teacher, lane in _lanes(states, teachers, asking)
+        for teacher, lane in lanes_of(states, teachers, asking)
     ]
     return forecast(lanes, prices, asking.window, gates=asking.gates)
 
@@ -307,9 +313,14 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
     return floor_nano(max_total_usd)
 
 
-def _keys(
+def keys_of(
     teachers: Sequence[TeacherSpec], *, is_required: bool = True
 ) -> dict[str, SecretStr | None]:
+    """The key of each teacher by name.
+
+    Raises:
+        ConfigError: a key that is required is not set.
+    """
     keys: dict[str, SecretStr | None] = {}
     for teacher in teachers:
         try:
@@ -333,7 +344,9 @@ async def fetch_prices(
         ConfigError: an endpoint does not serve a model, or can't be asked.
         PriceError: a price is not known.
     """
-    book = PriceBook(folder=asking.price_folder)
+    book = PriceBook(
+        folder=asking.price_folder, max_stale=timedelta(days=asking.max_price_age_days)
+    )
     listed = [t for t in teachers if t.price is None and dialect_of(t) == "openrouter"]
     async with Client(max_connections=4) as client:
         for teacher in listed:
@@ -368,7 +381,7 @@ def _asking(**options: Any) -> Asking:
     return asking
 
 
-def _lanes(
+def lanes_of(
     states: Sequence[TraceState], teachers: Sequence[TeacherSpec], asking: Asking
 ) -> list[tuple[TeacherSpec, deque[Task]]]:
     """One lane per session and teacher; states of no session are lanes of their own."""
@@ -418,9 +431,10 @@ class _Replay:
         self.on_progress: Callable[[Progress], None] | None = None
         self.stop = threading.Event()
         self.gates = asking.gating()
+        self.batched: set[str] = set()
 
     async def run(self) -> ReplayReport:
-        lanes = await asyncio.to_thread(_lanes, self.states, self.teachers, self.asking)
+        lanes = await asyncio.to_thread(lanes_of, self.states, self.teachers, self.asking)
         ledger = await asyncio.to_thread(Ledger, self.ledger_url, is_durable=self.asking.is_durable)
         try:
             return await self._run(lanes, ledger)
@@ -432,10 +446,11 @@ class _Replay:
     ) -> ReplayReport:
         shas = [task.question.sha for _, lane in lanes for task in lane]
         known, lost = await asyncio.to_thread(ledger.lookup, shas)
+        self.batched = await asyncio.wrap_future(ledger.do(batched_requests))
         keys: dict[str, SecretStr | None] = {}
         prices: dict[str, Price] = {}
         if self.budget_nano and any(sha not in known for sha in shas):
-            keys = _keys(self.teachers)
+            keys = keys_of(self.teachers)
             prices = await fetch_prices(self.teachers, self.asking, keys=keys)
         async with Client(max_connections=self.asking.max_concurrency) as client:
             engine = self._engine(ledger, client, prices, keys)
@@ -541,6 +556,9 @@ class _Replay:
                 sha = task.question.sha
                 if sha in known:
                     engine.know(task, known[sha])
+                elif sha in self.batched:
+                    engine.skipped["in_batch"] += 1
+                    engine.tell(task, None)
                 elif gate := screened.get(task.state_index):
                     engine.skipped[gate] += 1
                     if engine.board:

@@ -57,7 +57,7 @@ def postgres_url(postgres_server):
     return postgres_server.get_uri(name)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request, tmp_path):
     """A ledger in each kind of database."""
     if request.param == "sqlite":

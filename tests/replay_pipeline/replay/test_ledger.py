@@ -240,6 +240,7 @@ with Ledger(path, is_durable=False) as ledger:
 """
 
 
+@pytest.mark.slow
 def test_several_processes_share_one_limit_and_use_it_up(database_url):
     """Processes, one of which dies with money held; the limit of all is never passed."""
 

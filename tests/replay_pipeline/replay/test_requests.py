@@ -184,9 +184,7 @@ def session(n_steps, n_words=60):
 @pytest.mark.parametrize("policy", ["clear_tool_results:5", "token_budget:1000"])
 def test_windows_move_in_blocks_so_that_prefixes_stay_equal(policy):
     windows = [window_messages(session(n), policy) for n in range(1, 80)]
-    moved = sum(
-        before != after[: len(before)] for before, after in itertools.pairwise(windows)
-    )
+    moved = sum(before != after[: len(before)] for before, after in itertools.pairwise(windows))
     assert 5 <= moved <= 20
     for window in windows:
         assert window[:2] == session(0)

@@ -1,0 +1,96 @@
+import asyncio
+import threading
+
+import pytest
+
+from replay_pipeline.errors import ConfigError, LedgerError
+from replay_pipeline.replay import ledger_status, replay_batch, replay_states
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.types import TeacherSpec
+from tests.replay_pipeline.replay.conftest import make_states
+
+
+def batch(states, teachers, usd, ledger, **options):
+    options = {"poll_s": 0.01, "is_durable": False, **options}
+    return asyncio.run(replay_batch(states, teachers, max_total_usd=usd, ledger=ledger, **options))
+
+
+def test_a_batch_costs_half_and_its_rows_are_the_servers_bill(tmp_path):
+    states = make_states(12)
+    with (
+        TeacherServer(script={"content": "yes"}) as one,
+        TeacherServer(script={"content": "yes"}) as two,
+    ):
+        report = batch(states, one.teachers(), 1, tmp_path / "a")
+        alone = asyncio.run(
+            replay_states(
+                [{**s, "session_id": s["state_id"]} for s in states], two.teachers(),
+                max_total_usd=1, ledger=tmp_path / "b", is_durable=False,
+            )
+        )  # fmt: skip
+    assert (report.n_sent, report.stop_reason) == (36, "completed")
+    assert [a.state_id for a in report.actions] == [a.state_id for a in alone.actions]
+    assert sum(round(a.cost_usd * 1e9) for a in report.actions) == one.bill().total_nano
+    assert report.spent_usd == pytest.approx(alone.spent_usd / 2, rel=0.2)
+    assert ledger_status(tmp_path / "a").spent_usd == report.spent_usd
+    again = batch(states, one.teachers(), 1, tmp_path / "a")
+    assert (again.n_sent, again.n_cached) == (0, 36)
+    assert again.actions == report.actions
+
+
+def test_a_batch_that_was_left_is_found_again_and_paid_once(tmp_path):
+    states = make_states(6)
+    stop = threading.Event()
+    with TeacherServer(script={"content": "yes"}) as server:
+
+        async def leave():
+            task = asyncio.create_task(
+                replay_batch(
+                    states, server.teachers(), max_total_usd=1, ledger=tmp_path / "l", stop=stop,
+                    poll_s=60, is_durable=False,
+                )
+            )  # fmt: skip
+            while not await asyncio.to_thread(has_reserved_all):  # noqa: ASYNC110 (another writer)
+                await asyncio.sleep(0)
+            stop.set()
+            return await task
+
+        def has_reserved_all():
+            try:
+                return ledger_status(tmp_path / "l").calls.get("open", 0) == 18
+            except LedgerError:  # it is being created
+                return False
+
+        left = asyncio.run(leave())
+        assert left.stop_reason == "stopped"
+        assert left.actions == []
+        single = asyncio.run(
+            replay_states(
+                states, server.teachers(), max_total_usd=1, ledger=tmp_path / "l", is_durable=False
+            )
+        )
+        assert single.skipped["in_batch"] == 6 * len(server.teachers()) - single.n_sent
+        taken = batch(states, server.teachers(), 1, tmp_path / "l")
+    assert len(taken.actions) == 18
+    assert server.bill().n_duplicates == 0
+    assert ledger_status(tmp_path / "l").unknown_usd == 0
+
+
+def test_a_batch_keeps_to_its_budget_and_failed_items_cost_nothing(tmp_path):
+    states = make_states(20)
+    with TeacherServer(script={"content": "yes"}) as server:
+        [teacher] = server.teachers(["z-ai/glm-4.6"])
+        report = batch(states, [teacher], 0.02, tmp_path / "a")
+        assert report.stop_reason == "budget"
+        assert 0 < report.n_sent < 20
+        assert server.bill().total_nano <= 0.02e9
+    with TeacherServer({"s0": {"z-ai/glm-4.6": {"content": "yes"}}}) as server:
+        [teacher] = server.teachers(["z-ai/glm-4.6"])
+        report = batch(states, [teacher], 1, tmp_path / "b")
+    assert report.newly_spent_usd == server.bill().total_nano / 1e9
+    assert ledger_status(tmp_path / "b").calls == {"answered": 1, "failed": 19}
+
+
+def test_only_routers_with_a_batch_api_take_batches(tmp_path):
+    with pytest.raises(ConfigError, match="no batch API"):
+        batch(make_states(1), [TeacherSpec(name="x", model="m", base_url="http://x/v1")], 1, "l")
