@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replay_pipeline.actions import LEVELS, agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.agreement import strictness
 from replay_pipeline.actions.assignment import has_perfect_matching
-from replay_pipeline.actions.shell import shell_plan
+from replay_pipeline.actions.shell import parsed_plan, shell_plan
 
 CWD = "/home/ada/shop"
 steady = settings(
@@ -223,6 +223,20 @@ def test_quoting_plain_words_and_blanks_mean_nothing(rest, quotes, blank):
     command = ["mytool", *rest]
     respelled = blank.join(["mytool", *(quotes.format(word) for word in rest)])
     assert shell_plan(" ".join(command), CWD) == shell_plan(respelled, CWD)
+
+
+bare_words = st.text("ab1-_./:,@%+=", min_size=1, max_size=5) | st.sampled_from(["-n", "5", "."])
+
+
+@settings(steady, max_examples=500)
+@given(
+    programs | st.sampled_from(["if", "export", "time", "in", "git", "sed", "python"]),
+    st.lists(bare_words, max_size=4),
+    st.sampled_from([" ", "  "]),
+)
+def test_bare_commands_are_read_as_the_parser_reads_them(program, rest, blank):
+    command = blank.join([program, *rest])
+    assert shell_plan.__wrapped__(command, CWD) == parsed_plan(command, CWD)
 
 
 @settings(steady, max_examples=300)
