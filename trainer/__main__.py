@@ -71,8 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(values: dict[str, Any]) -> dict[str, Any]:
     # Loading TRL takes seconds: a wrong flag should not have to wait for it.
+    import torch  # noqa: PLC0415
+
     from trainer.integrations.trl.run import RunConfig, run  # noqa: PLC0415
 
+    if values.get("model") is None:
+        torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
     return run(RunConfig.from_mapping(values))
 
 

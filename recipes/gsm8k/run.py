@@ -30,7 +30,7 @@ TEMPLATES = (
     "Mia has {a} stamps, Ben gives her {b}. How many stamps has she got?",
 )
 LARGEST = 3
-GRPO_STEPS, WARM_UP_STEPS = 24, 40
+GRPO_STEPS, WARM_UP_STEPS = 80, 40
 
 
 def items(seed: int) -> list[dict[str, Any]]:
@@ -58,8 +58,7 @@ def is_right(text: str, answer: str) -> bool:
 def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     texts = [completion[0]["content"] for completion in completions]
     return [
-        (1.0 if is_right(text, right) else 0.1 if "####" in text else 0.0)
-        for text, right in zip(texts, answer, strict=True)
+        1.0 if is_right(text, right) else 0.0 for text, right in zip(texts, answer, strict=True)
     ]
 
 
@@ -99,6 +98,7 @@ def expected_accuracy(model: Any, renderer: Renderer, rows: list[dict[str, Any]]
 def main() -> int:
     started = time.process_time()
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # products this small only lose by sharing
     rows = items(seed=0)
     texts = [row["prompt"][0]["content"] for row in rows] + [f"#### {n}" for n in range(30)]
     tokenizer = train_tokenizer(texts, vocab_size=400)
@@ -111,7 +111,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, without_upstream_warnings():
         args = ComposerConfig(
             output_dir=folder,
-            objective="dr_grpo",
+            objective="grpo",
             use_cpu=True,
             bf16=False,
             report_to=[],
@@ -121,8 +121,8 @@ def main() -> int:
             activation_checkpointing=False,
             per_device_train_batch_size=32,
             num_generations=8,
-            max_completion_length=8,
-            learning_rate=2e-3,
+            max_completion_length=6,
+            learning_rate=4e-3,
             max_steps=GRPO_STEPS,
         )
         trainer = ComposerReplicationTrainer(
@@ -137,7 +137,7 @@ def main() -> int:
 
     after = expected_accuracy(model, renderer, rows)
     is_good = after >= before + 0.15
-    print(f"after {GRPO_STEPS} steps of Dr. GRPO: {100 * after:.1f} %")
+    print(f"after {GRPO_STEPS} steps of GRPO: {100 * after:.1f} %")
     print(f"{'PASS' if is_good else 'FAIL'} in {time.process_time() - started:.0f} CPU-seconds")
     return 0 if is_good else 1
 
