@@ -12,9 +12,9 @@ from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.programs import Arguments, arguments_of
 from replay_pipeline.actions.words import ACTIVE, QUOTED, plain_text, unquoted
 
-MAX_COMMAND_BYTES = 12_288
+MAX_COMMAND_BYTES = 10_240
 _MAX_DEPTH = 40
-_MAX_NODES = 2_500
+_MAX_NODES = 1_200
 _MAX_HEREDOCS = 50
 
 Form = tuple[Any, ...]

@@ -277,14 +277,14 @@ HARD = {
     "open quotes": lambda x: bash('"$(' * 4_000 + x),
     "heredocs": lambda x: bash("cat " + "<<A " * 50 + x),
     "too many heredocs": lambda x: bash("cat " + "<<A " * 3_000 + x),
-    "long pipe": lambda x: bash("cat a" + " | cat" * 600 + x),
+    "long pipe": lambda x: bash("cat a" + " | cat" * 280 + x),
     "longer pipe": lambda x: bash("cat a" + " | cat" * 2_000 + x),
-    "long list": lambda x: bash("a && " * 600 + "a" + x),
+    "long list": lambda x: bash("a && " * 280 + "a" + x),
     "subshells": lambda x: bash("(" * 6_000 + "a" + ")" * 6_000 + x),
-    "many words": lambda x: bash("mytool " + "a/b/../c " * 1_300 + x),
-    "many flags": lambda x: bash("ls " + "-l " * 2_400 + x),
+    "many words": lambda x: bash("mytool " + "a/b/../c " * 1_100 + x),
+    "many flags": lambda x: bash("ls " + "-l " * 1_100 + x),
     "flag clusters": lambda x: bash("ls -" + "la" * 6_000 + x),
-    "many redirects": lambda x: bash("a " + "2>&1 " * 500 + x),
+    "many redirects": lambda x: bash("a " + "2>&1 " * 250 + x),
     "braces": lambda x: bash("echo " + "{a," * 4_000 + x),
     "long command": lambda x: bash("echo " + "a" * 240_000 + x),
     "if if if": lambda x: bash("if " * 4_000 + x),
@@ -299,8 +299,11 @@ HARD = {
     "wide arguments": lambda x: canonical_action(
         message("", [("mcp__x", {f"k{n}{x}": n for n in range(12_000)})])
     ),
+    "nested arguments": lambda x: canonical_action(
+        message("", [("mcp__x", {"a": [{f"k{n}{x}": n} for n in range(8_000)]})])
+    ),
     "repeating edit": lambda x: edit_action(("a" * 40_000 + x, "b"), ("a" * 9_000, "c" + x)),
-    "many edits": lambda x: edit_action(*((f"line {n}{x}\n" * 200, f"{n}") for n in range(24))),
+    "many edits": lambda x: edit_action(*((f"line {n}{x}\n" * 100, f"{n}") for n in range(24))),
     "many reads": lambda x: many_reads(400, len(x) + 1),
     "overlapping reads": lambda x: many_reads(32, len(x) + 1),
     "long text": lambda x: canonical_action("a \u0301" * 80_000 + x),
@@ -323,6 +326,8 @@ def test_no_comparison_takes_over_50_ms(name):
 def test_large_and_deep_arguments_are_refused_with_a_reason():
     large = canonical_action(message("", [("Write", {"file_path": "a", "content": "x" * 10**6})]))
     assert large.invalid_reason == "arguments_too_large: Write"
+    wide = canonical_action(message("", [("T", {f"k{n}": n for n in range(257)})]))
+    assert wide.invalid_reason == "arguments_too_large: T"
     deep = '{"a":' + "[" * 100 + "]" * 100 + "}"
     found = canonical_action({"tool_calls": [{"function": {"name": "T", "arguments": deep}}]})
     assert found.invalid_reason == "malformed_arguments: T: nested too deep"
