@@ -30,7 +30,7 @@ TEMPLATES = (
     "Mia has {a} stamps, Ben gives her {b}. How many stamps has she got?",
 )
 LARGEST = 3
-GRPO_STEPS, WARM_UP_STEPS = 80, 40
+GRPO_STEPS, WARM_UP_STEPS = 240, 60
 
 
 def items(seed: int) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ def main() -> int:
             per_device_train_batch_size=32,
             num_generations=8,
             max_completion_length=6,
-            learning_rate=4e-3,
+            learning_rate=2e-3,
             max_steps=GRPO_STEPS,
         )
         trainer = ComposerReplicationTrainer(
