@@ -30,7 +30,8 @@ TEMPLATES = (
     "Mia has {a} stamps, Ben gives her {b}. How many stamps has she got?",
 )
 LARGEST = 3
-GRPO_STEPS, WARM_UP_STEPS = 80, 40
+GRPO_STEPS, WARM_UP_STEPS = 120, 60
+MAX_TOKENS = 10
 
 
 def items(seed: int) -> list[dict[str, Any]]:
@@ -55,10 +56,16 @@ def is_right(text: str, answer: str) -> bool:
     return bool(found) and found[-1] == answer
 
 
-def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    texts = [completion[0]["content"] for completion in completions]
+def reward(
+    completions: list[Any], completion_ids: list[list[int]], answer: list[str], **_: Any
+) -> list[float]:
+    """1 for the right number in an answer that ended by itself, else 0.
+
+    Without the second condition the policy learns to go on after the number: reward, no answer.
+    """
     return [
-        1.0 if is_right(text, right) else 0.0 for text, right in zip(texts, answer, strict=True)
+        float(is_right(completion[0]["content"], right) and len(ids) < MAX_TOKENS)
+        for completion, ids, right in zip(completions, completion_ids, answer, strict=True)
     ]
 
 
@@ -121,8 +128,8 @@ def main() -> int:
             activation_checkpointing=False,
             per_device_train_batch_size=32,
             num_generations=8,
-            max_completion_length=6,
-            learning_rate=4e-3,
+            max_completion_length=MAX_TOKENS,
+            learning_rate=1e-3,
             max_steps=GRPO_STEPS,
         )
         trainer = ComposerReplicationTrainer(
