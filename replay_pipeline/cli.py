@@ -270,6 +270,9 @@ def pairs(
     threshold: Annotated[
         int | None, typer.Option(help="Votes of distinct model families that make a consensus.")
     ] = None,
+    marks: Annotated[
+        Path | None, typer.Option(help="Marks exported from the review page.", metavar="FILE")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Where the teachers agree on something that the student did not do."""
@@ -277,7 +280,11 @@ def pairs(
         return
     from replay_pipeline import pipeline
 
-    changes = {} if threshold is None else {"pairs": {"agreement_threshold": threshold}}
+    changes: dict[str, Any] = {"pairs": {}}
+    if threshold is not None:
+        changes["pairs"]["agreement_threshold"] = threshold
+    if marks is not None:
+        changes["pairs"]["marks"] = marks
     work = pipeline.Pipeline(_load(settings, data, changes=changes))
     reports = {key: work.pairs(key).report for key in _chosen(work, batch)}
     print_report(reports, as_json=as_json, show=show_pairs)
@@ -292,7 +299,8 @@ def pairs_show(
     """One state: what came before, what the student did, and what each teacher would do."""
     from replay_pipeline import pipeline
 
-    out.print(pipeline.Pipeline(_load(settings, data)).show(state), markup=False, highlight=False)
+    text = pipeline.Pipeline(_load(settings, data)).show(state)
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -152,7 +152,7 @@ def show_control(report: Report) -> None:
 
 def show_pairs(reports: Report) -> None:
     """Outcomes by batch."""
-    _draw_batches("Pairs", reports, ("n_pairs", "n_agreement", "outcomes"))
+    _draw_batches("Pairs", reports, ("n_pairs", "n_agreement", "outcomes", "n_rejected_in_review"))
 
 
 def show_normalize(reports: Report) -> None:

@@ -48,7 +48,7 @@ from replay_pipeline.replay import (
     ledger_status,
     replay_in_thread,
 )
-from replay_pipeline.review import show_state, write_review
+from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
@@ -214,8 +214,10 @@ class Pipeline:
 
     def pairs(self, batch: str) -> Receipt:
         """States and teacher actions of a batch to `dpo_pairs`, `positives` and `outcomes`."""
+        marks = read_marks(self.settings.pairs.marks) if self.settings.pairs.marks else {}
         given = [
-            self.settings.pairs.model_dump_json(),
+            self.settings.pairs.model_dump_json(exclude={"marks"}),
+            json.dumps(marks, sort_keys=True),
             self.settings.ingest.window,
             *self._state_digests(batch),
             *self._digests(batch, ("teacher_actions",)),
@@ -231,11 +233,14 @@ class Pipeline:
                 include_natural=self.settings.pairs.include_natural,
                 count_own_family=self.settings.pairs.count_own_family,
             )
-            self.root.write("dpo_pairs", batch, pairs_table(report.pairs))
+            pairs = apply_marks(report.pairs, marks)
+            self.root.write("dpo_pairs", batch, pairs_table(pairs))
             self.root.write("positives", batch, positives_table(report.positives))
             self.root.write("outcomes", batch, outcomes_table(report.outcomes))
             return {
                 **report.to_json(),
+                "n_pairs": len(pairs),
+                "n_rejected_in_review": len(report.pairs) - len(pairs),
                 "n_consensus": sum(report.consensus_levels.values()),
                 "n_agreement": report.outcome_counts.get("agreement", 0),
             }

@@ -89,6 +89,8 @@ class PairSettings(_Section):
     include_natural: bool = True
     """Add the pairs that sessions hold without any teacher: branches given up, actions the user
     rejected."""
+    marks: Path | None = None
+    """Marks that a review page exported: pairs rejected there are left out, and counted."""
     count_own_family: bool = False
     """Let teachers of the student's own model family vote. They tend to agree with it."""
 

@@ -3,7 +3,7 @@
 import importlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from replay_pipeline.errors import (
 from replay_pipeline.publish import card, layout
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
-from replay_pipeline.redact import find_secrets
+from replay_pipeline.redact import SecretHit, find_secrets_in
 from replay_pipeline.schemas import NORMALIZED_PAIRS, POSITIVES
 
 logger = logging.getLogger(__name__)
+
+_SCANNED_AT_ONCE = 2_000
 
 MAX_SHARD_BYTES = 256_000_000
 """Arrow bytes of one shard, before compression."""
@@ -252,7 +254,7 @@ class _Version:
             layout.CARD: card.render(here, self._facts),
         }
         for path, data in shared.items():
-            _refuse_secrets(data.decode(), path)
+            _refuse_secrets([data.decode()], [path])
         stale = {path for path in list_files(folder) if layout.batch_of(path) in self._owned}
         change = replace_files(folder, {**self._files, **shared}, stale - self._files.keys())
         return PublishReport(
@@ -386,6 +388,8 @@ def _sessions(table: pa.Table) -> list[str]:
 def _refuse_secret_rows(table: pa.Table, batch: str, config: str) -> None:
     """Scan every text once: states of one session share most of their messages."""
     seen: set[int] = set()
+    texts: list[str] = []
+    places: list[str] = []
     names = [
         field.name
         for field in table.schema
@@ -397,17 +401,27 @@ def _refuse_secret_rows(table: pa.Table, batch: str, config: str) -> None:
                 if text is None or (sha := xxhash.xxh3_64_intdigest(text.encode())) in seen:
                     continue
                 seen.add(sha)
-                _refuse_secrets(text, f"batch {batch}, {config}, state {row['state_id']}, {name}")
+                texts.append(text)
+                places.append(f"batch {batch}, {config}, state {row['state_id']}, {name}")
+    _refuse_secrets(texts, places)
 
 
-def _refuse_secrets(text: str, where: str) -> None:
-    try:
-        hits = find_secrets(text)
-    except Exception as error:  # whatever stops the scanner stops the publication
-        raise PublishError(f"{where}: could not be scanned for secrets ({error})") from error
-    if hits:
-        kinds = ", ".join(sorted({hit.kind for hit in hits}))
-        raise SecretFoundError(
-            f"{where}: holds a secret ({kinds}); nothing was published. Remove it at its source, "
-            "ingest again, and revoke it if it is real"
-        )
+def _refuse_secrets(texts: Sequence[str], places: Sequence[str]) -> None:
+    """Raise at the first secret; `places` say where each text is."""
+    for start in range(0, len(texts), _SCANNED_AT_ONCE):
+        try:
+            found = find_secrets_in(texts[start : start + _SCANNED_AT_ONCE])
+        except Exception as error:  # whatever stops the scanner stops the publication
+            where = places[start]
+            raise PublishError(f"{where}: could not be scanned for secrets ({error})") from error
+        for hits, where in zip(found, places[start:], strict=False):
+            if hits:
+                _refuse(hits, where)
+
+
+def _refuse(hits: Sequence[SecretHit], where: str) -> None:
+    kinds = ", ".join(sorted({hit.kind for hit in hits}))
+    raise SecretFoundError(
+        f"{where}: holds a secret ({kinds}); nothing was published. Remove it at its source, "
+        "ingest again, and revoke it if it is real"
+    )

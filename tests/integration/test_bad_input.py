@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
@@ -147,6 +148,24 @@ def test_an_unknown_batch_lists_the_known_ones(paid_root, tmp_path):
     for stage in ("pairs", "normalize", "replay"):
         done = command(stage, "--data", paid_root, "--batch", "nope", cwd=tmp_path)
         assert_one_clear_line(done, "nope", known)
+
+
+def test_marks_of_the_review_page_take_pairs_out_and_are_counted(paid_root, tmp_path):
+    sample = ("--data", paid_root, "--json")
+    first = json.loads(command("pairs", *sample, cwd=tmp_path).stdout)
+    (batch,) = first
+    (part,) = (paid_root / "dpo_pairs").glob("*/part-0.parquet")
+    state_id = pq.read_table(part, partitioning=None)["state_id"][0].as_py()
+    marks = {"format": "replay-pipeline marks 1", "marks": {state_id: "reject"}}
+    (tmp_path / "marks.json").write_text(json.dumps(marks))
+    done = command("pairs", *sample, "--marks", "marks.json", cwd=tmp_path)
+    report = json.loads(done.stdout)[batch]
+    assert report["n_pairs"] == first[batch]["n_pairs"] - report["n_rejected_in_review"]
+    assert report["n_rejected_in_review"] >= 1
+    (tmp_path / "marks.json").write_text("[]")
+    done = command("pairs", *sample, "--marks", "marks.json", cwd=tmp_path)
+    assert_one_clear_line(done, "marks.json")
+    assert json.loads(command("pairs", *sample, cwd=tmp_path).stdout) == first
 
 
 def test_an_unknown_recipe(paid_root, tmp_path):
