@@ -24,8 +24,8 @@ def test_the_reward_is_verifiable(recipe):
 
 def test_items_cover_every_sum_in_every_template(recipe):
     rows = recipe["items"](seed=0)
-    assert len({row["prompt"][0]["content"] for row in rows}) == len(rows) == 27
-    assert {row["answer"] for row in rows} == {"2", "3", "4", "5", "6"}
+    assert len({row["prompt"][0]["content"] for row in rows}) == len(rows) == 12
+    assert {row["answer"] for row in rows} == {"2", "3", "4"}
 
 
 @pytest.mark.slow
