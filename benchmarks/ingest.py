@@ -25,6 +25,7 @@ from jsonschema import Draft202012Validator
 
 from replay_pipeline.ingesters import TraceBatch, Traces, discover, ingest, write_traces
 from replay_pipeline.ingesters.tool_schemas import merge_tools
+from replay_pipeline.sample import SESSIONS_DIR
 
 BATCH_BYTES = 32_000_000
 
@@ -172,7 +173,7 @@ def compare(paths: list[Path], n_processes: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("paths", nargs="*", type=Path, default=[SESSIONS_DIR])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--mode", choices=["parse", "plain", "redacted"], help=argparse.SUPPRESS)
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)

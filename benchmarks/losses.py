@@ -4,9 +4,10 @@
     python benchmarks/losses.py --small    # seconds
     python benchmarks/losses.py --json benchmarks/results/losses.json
 
-Three ways to the same loss, each in a fresh process on one thread:
+Four ways to the same loss, each in a fresh process on one thread:
 
-- `fused`: `trainer.losses.head.fused_policy_distillation`
+- `fused`: `trainer.losses.head.fused_policy_distillation`, for losses of single tokens
+- `recompute`: the same with `mode="recompute"`, for any loss; what the trainer uses
 - `trl`: TRL's two chunked kernels, log-probabilities + entropy and generalized JSD
 - `naive`: full logits of both models and plain autograd
 
@@ -19,6 +20,8 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +31,11 @@ sys.path.insert(0, str(ROOT))
 FULL = {"vocab": 151_936, "hidden": 896}
 SMALL = {"vocab": 4_096, "hidden": 64}
 CASES = [
-    {"n_tokens": 512, "dtype": "float32", "variants": ["fused", "trl", "naive"]},
+    {"n_tokens": 512, "dtype": "float32", "variants": ["fused", "recompute", "trl", "naive"]},
     {"n_tokens": 4096, "dtype": "bfloat16", "variants": ["fused", "trl"]},
 ]
 SMALL_CASES = [
-    {"n_tokens": 64, "dtype": "float32", "variants": ["fused", "trl", "naive"]},
+    {"n_tokens": 64, "dtype": "float32", "variants": ["fused", "recompute", "trl", "naive"]},
     {"n_tokens": 128, "dtype": "bfloat16", "variants": ["fused"]},
 ]
 SCALE_MIB = 1024 if sys.platform != "darwin" else 1024 * 1024
@@ -68,7 +71,7 @@ def policy_loss(logps: Any, advantages: Any, n_tokens: int) -> Any:
     return -(ratio * advantages).sum() / n_tokens
 
 
-def run_fused(x: dict[str, Any]) -> Any:
+def run_fused(x: dict[str, Any], *, mode: Any = "fused") -> Any:
     from trainer.losses.head import fused_policy_distillation
 
     n_tokens = len(x["targets"])
@@ -79,6 +82,7 @@ def run_fused(x: dict[str, Any]) -> Any:
         policy_loss=lambda logps, rows: policy_loss(logps, x["advantages"][rows], n_tokens),
         teacher_hidden_N_H=x["teacher_hidden"],
         teacher_weight_V_H=x["teacher_weight"],
+        mode=mode,
     ).loss
 
 
@@ -109,9 +113,17 @@ def run_naive(x: dict[str, Any]) -> Any:
     ).loss
 
 
+RUNS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "fused": run_fused,
+    "recompute": partial(run_fused, mode="recompute"),
+    "trl": run_trl,
+    "naive": run_naive,
+}
+
+
 def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """One variant in this process; the caller started it fresh."""
-    run = {"fused": run_fused, "trl": run_trl, "naive": run_naive}[variant]
+    run = RUNS[variant]
     run(make_inputs(8, 64, 16, sizes["dtype"])).backward()  # imports and first-call set-up
     x = make_inputs(sizes["n_tokens"], sizes["vocab"], sizes["hidden"], sizes["dtype"])
     before_mib, before_s = peak_rss_mib(), cpu_s()
@@ -145,7 +157,7 @@ def run_case(case: dict[str, Any], model: dict[str, int]) -> dict[str, Any]:
     for variant in case["variants"]:
         rows.append(row := measure_fresh(variant, sizes))
         print(
-            f"  {variant:6} {row['cpu_s']:9.2f} CPU-s   peak RSS {row['peak_rss_mib']:6} MiB"
+            f"  {variant:9} {row['cpu_s']:9.2f} CPU-s   peak RSS {row['peak_rss_mib']:6} MiB"
             f"   of it the step {row['extra_mib']:6} MiB   loss {row['loss']:.6f}",
             flush=True,
         )

@@ -225,19 +225,19 @@ def mean_up(reports: list[RoundReport], n_replicas: int) -> float:
 
 def bench_scratch() -> None:
     print("From scratch, 4 replicas, 20 rounds of 15 steps, equal tokens")
-    regime = Regime()
+    regime = Regime(lr=4e-3)
     best = min(train_parallel(replace(regime, lr=lr)) for lr in (2e-3, 4e-3))
-    print(f"  data-parallel AdamW, best of two rates   loss {best:.3f}")
+    print(f"  data-parallel AdamW, best of two rates   loss {best:.3f}", flush=True)
     for name, change in {
-        "outer loop, AdamW, fp32": {},
-        "outer loop, AdamW, int4": {"codec": "int4"},
+        "outer loop, AdamW, fp32, averaging": {"outer": OuterStep(1.0, 0.0)},
         "outer loop, Muon,  fp32": {"optimizer": "muon"},
         "outer loop, Muon,  int4": {"optimizer": "muon", "codec": "int4"},
         "outer loop, Muon,  ternary": {"optimizer": "muon", "codec": "ternary"},
     }.items():
         loss, reports, _ = train_replicas(replace(regime, **change))
         up = mean_up(reports, regime.n_replicas)
-        print(f"  {name:40s} loss {loss:.3f} ({loss / best - 1:+.1%})  {up:9,.0f} B up/round")
+        row = f"loss {loss:.3f} ({loss / best - 1:+.1%})  {up:9,.0f} B up/round"
+        print(f"  {name:40s} {row}", flush=True)
 
 
 def pretrained(folder: Path) -> str:
@@ -265,6 +265,10 @@ def bench_finetune(codecs: list[str]) -> None:
                 text="prose", n_rounds=12, inner_steps=8, lr=lr, start=start,
                 outer=OuterStep(1.0, 0.0), is_constant_lr=True,
             )  # fmt: skip
+            parallel = train_parallel(regime)
+            print(
+                f"  lr {lr:g} data-parallel AdamW: gain {before - parallel:.4f}, loss {parallel:.4f}"
+            )
             full = None
             for codec in codecs:
                 loss, reports, _ = train_replicas(replace(regime, codec=codec))
@@ -272,7 +276,9 @@ def bench_finetune(codecs: list[str]) -> None:
                 full = full or (gain, up)
                 print(
                     f"  lr {lr:g} {codec:8s} gain {gain:.4f} = {gain / full[0]:6.1%} of fp32,"
-                    f" {up:9,.0f} B up per replica and round = {full[1] / up:5.1f} x fewer"
+                    f" loss {loss:.4f} ({loss / parallel - 1:+.1%}), {up:9,.0f} B up per replica"
+                    f" and round = {full[1] / up:5.1f} x fewer",
+                    flush=True,
                 )
 
 

@@ -159,6 +159,11 @@ def test_search_looks_into_both_sides(page: Page):
     page.keyboard.press("/")
     page.keyboard.type("tox")
     assert shown(page) == ["Bash pytest"]
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    assert shown(page) == ["Bash pytest"]
+    page.keyboard.press("/")
+    page.keyboard.press("End")
     page.keyboard.type("ology")
     assert shown(page) == []
     assert page.locator("#accept").is_disabled()

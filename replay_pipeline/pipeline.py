@@ -81,14 +81,18 @@ class Pipeline:
 
     # Batches
 
-    def find_batches(self) -> list[TraceBatch]:
-        """Group new session bytes into batches and write their manifests. Returns the new ones."""
+    def find_batches(self, *, settle_s: float = 0.0) -> list[TraceBatch]:
+        """Group new session bytes into batches and write their manifests. Returns the new ones.
+
+        Files written to less than `settle_s` seconds ago are left for the next time.
+        """
         options = self.settings.ingest
         new = discover(
             options.sources,
             known=list_manifests(self.root.path),
             max_batch_bytes=options.max_batch_bytes,
             max_batch_sessions=options.max_batch_sessions,
+            settle_s=settle_s,
         )
         for batch in new:
             write_manifest(batch, self.root.path)
@@ -270,6 +274,8 @@ class Pipeline:
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
             given += self._digests(batch, ("normalized_pairs", "positives"))
+        if control_run := self.receipts.read("control", "all"):
+            given.append(json.dumps(control_run.report, sort_keys=True))
 
         def work() -> dict[str, Any]:
             report = publish(

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _MIN_CHARS = 6
 _MEMO_ENTRIES = 200_000
-_MEMO_CHARS = 6_000_000
+_MEMO_CHARS = 4_000_000
 
 _PLACEHOLDER = re.compile(r"<(?:SECRET:[a-z0-9_-]+|EMAIL|HOST):[0-9a-f]{8}>")
 _EMAIL = re.compile(

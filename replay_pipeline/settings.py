@@ -45,6 +45,9 @@ class IngestSettings(_Section):
     """A batch is closed when its session files reach this size."""
     max_batch_sessions: Annotated[int, Field(ge=1)] = 64
     """A batch is closed when it has this many session files."""
+    settle_s: Annotated[float, Field(ge=0)] = 60.0
+    """The sensor leaves a file alone until it has not been written to for this long, in seconds,
+    so that no message is taken half written."""
     window: str = "full"
     """Windowing policy for long prefixes: `full`, `clear_tool_results:10`, `token_budget:32000`."""
 

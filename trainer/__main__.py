@@ -44,7 +44,13 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 on success, 2 when a setting or the dataset is wrong."""
+    """Run the command; 0 on success, 2 when a setting or the dataset is wrong.
+
+    `launch` as first word starts replicas of the rest: see `trainer.diloco.launch`.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["launch"]:
+        return _launch(given[1:])
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Train on a published preference dataset."
     )
@@ -57,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dest="overrides",
         help="put over the file, e.g. --set dataset=demo/dataset --set trl.max_steps=5",
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         values = read_config(options.config, options.overrides)
@@ -69,10 +75,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _launch(arguments: Sequence[str]) -> int:
+    from trainer.diloco.launch import launch_command  # noqa: PLC0415 - loads torch
+
+    return launch_command(arguments)
+
+
 def _run(values: dict[str, Any]) -> dict[str, Any]:
     # Loading TRL takes seconds: a wrong flag should not have to wait for it.
+    import torch  # noqa: PLC0415
+
     from trainer.integrations.trl.run import RunConfig, run  # noqa: PLC0415
 
+    if values.get("model") is None:
+        torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
     return run(RunConfig.from_mapping(values))
 
 

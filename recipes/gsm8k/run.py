@@ -30,7 +30,8 @@ TEMPLATES = (
     "Mia has {a} stamps, Ben gives her {b}. How many stamps has she got?",
 )
 LARGEST = 3
-GRPO_STEPS, WARM_UP_STEPS = 24, 40
+GRPO_STEPS, WARM_UP_STEPS = 120, 60
+MAX_TOKENS = 10
 
 
 def items(seed: int) -> list[dict[str, Any]]:
@@ -55,11 +56,16 @@ def is_right(text: str, answer: str) -> bool:
     return bool(found) and found[-1] == answer
 
 
-def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    texts = [completion[0]["content"] for completion in completions]
+def reward(
+    completions: list[Any], completion_ids: list[list[int]], answer: list[str], **_: Any
+) -> list[float]:
+    """1 for the right number in an answer that ended by itself, else 0.
+
+    Without the second condition the policy learns to go on after the number: reward, no answer.
+    """
     return [
-        (1.0 if is_right(text, right) else 0.1 if "####" in text else 0.0)
-        for text, right in zip(texts, answer, strict=True)
+        float(is_right(completion[0]["content"], right) and len(ids) < MAX_TOKENS)
+        for completion, ids, right in zip(completions, completion_ids, answer, strict=True)
     ]
 
 
@@ -99,6 +105,7 @@ def expected_accuracy(model: Any, renderer: Renderer, rows: list[dict[str, Any]]
 def main() -> int:
     started = time.process_time()
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # products this small only lose by sharing
     rows = items(seed=0)
     texts = [row["prompt"][0]["content"] for row in rows] + [f"#### {n}" for n in range(30)]
     tokenizer = train_tokenizer(texts, vocab_size=400)
@@ -111,7 +118,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, without_upstream_warnings():
         args = ComposerConfig(
             output_dir=folder,
-            objective="dr_grpo",
+            objective="grpo",
             use_cpu=True,
             bf16=False,
             report_to=[],
@@ -121,8 +128,8 @@ def main() -> int:
             activation_checkpointing=False,
             per_device_train_batch_size=32,
             num_generations=8,
-            max_completion_length=8,
-            learning_rate=2e-3,
+            max_completion_length=MAX_TOKENS,
+            learning_rate=1e-3,
             max_steps=GRPO_STEPS,
         )
         trainer = ComposerReplicationTrainer(
@@ -137,7 +144,7 @@ def main() -> int:
 
     after = expected_accuracy(model, renderer, rows)
     is_good = after >= before + 0.15
-    print(f"after {GRPO_STEPS} steps of Dr. GRPO: {100 * after:.1f} %")
+    print(f"after {GRPO_STEPS} steps of GRPO: {100 * after:.1f} %")
     print(f"{'PASS' if is_good else 'FAIL'} in {time.process_time() - started:.0f} CPU-seconds")
     return 0 if is_good else 1
 

@@ -17,6 +17,8 @@ from replay_pipeline.types import Message, Tool
 
 MAX_ARGUMENT_CHARS = 250_000
 """Longer arguments are no action: no model writes them, and comparing them is not bounded."""
+MAX_ARGUMENTS = 256
+"""A call with more keys is no call of any tool."""
 _MAX_CACHED_CHARS = 8_192
 _MAX_DEPTH = 64
 
@@ -238,6 +240,8 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
         given = {}
     if not isinstance(given, dict):
         raise MalformedCallError(f"malformed_arguments: {name}: not a JSON object")
+    if len(given) > MAX_ARGUMENTS:
+        raise MalformedCallError(f"arguments_too_large: {name}")
     try:
         present = {k: _plain(v, 0) for k, v in given.items() if v is not None}
     except RecursionError as error:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from replay_pipeline.actions.assignment import has_perfect_matching
 
 _MAX_EDITS = 24
-_MAX_CHARS = 100_000
+_MAX_CHARS = 50_000
 
 
 class Edit(NamedTuple):

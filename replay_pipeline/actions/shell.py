@@ -12,15 +12,24 @@ from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.programs import Arguments, arguments_of
 from replay_pipeline.actions.words import ACTIVE, QUOTED, plain_text, unquoted
 
-MAX_COMMAND_BYTES = 12_288
+MAX_COMMAND_BYTES = 10_240
 _MAX_DEPTH = 40
-_MAX_NODES = 2_500
+_MAX_NODES = 1_200
 _MAX_HEREDOCS = 50
 
 Form = tuple[Any, ...]
 """A normalised piece of syntax: equal forms have equal effects."""
 
 _PARSER = Parser(Language(tree_sitter_bash.language()))
+_BARE_COMMAND = re.compile(r"[A-Za-z][\w./-]*(?: +(?:-[\w./:,@%+=-]*|[\w./:,@%+][\w./:,@%+-]*))*")
+"""A program and words in which the shell sees nothing special."""
+_KEYWORDS = frozenset(
+    [
+        *("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case"),
+        *("esac", "select", "function", "in", "coproc"),
+        *("export", "declare", "typeset", "local", "readonly", "unset", "unsetenv"),
+    ]
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 _SEPARATORS = frozenset({";", "\n", ";;", "comment"})
 _STATEMENTS = frozenset(
@@ -89,6 +98,14 @@ def shell_plan(command: str, cwd: str | None) -> ShellPlan:
 
     A command that does not parse, or is too long or too deep, equals only itself.
     """
+    if _BARE_COMMAND.fullmatch(command) and (words := command.split())[0] not in _KEYWORDS:
+        reader = _Reader(b"", cwd)
+        return ShellPlan(reader.simple((), words, ()), tuple(reader.commands))
+    return parsed_plan(command, cwd)
+
+
+def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
+    """`shell_plan` by way of the syntax tree, which a bare command does not need."""
     opaque = ShellPlan(("text", command.strip()), None)
     if _CONTROL.search(command):
         return opaque

@@ -43,7 +43,7 @@ def new_sessions(
 ) -> dg.SensorResult | dg.SkipReason:
     """Add partitions; nothing is paid until a run asks for it."""
     work = pipeline.open()
-    work.find_batches()
+    work.find_batches(settle_s=work.settings.ingest.settle_s)
     known = set(context.instance.get_dynamic_partitions(trace_batch.name or ""))
     new = [key for key in work.batches() if key not in known]
     if not new:

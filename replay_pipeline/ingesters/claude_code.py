@@ -43,6 +43,7 @@ class _Tree:
         self.tips: dict[bool, Turn | None] = {False: None, True: None}
         self.agents: dict[str, _Tree] = {}
         self.preserved: dict[str, _Preserved] = {}
+        self.last_preserved: _Preserved | None = None
         self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
         self.all_uuids: set[str] | None = None
 
@@ -78,7 +79,7 @@ class _Tree:
         while self.waiting:
             uuid = next(iter(self.waiting))
             for offset, row, tip in self.waiting.pop(uuid):
-                self._place(offset, row, self._instead_of_phantom(tip))
+                self._place_late(offset, row, self._instead_of_phantom(tip))
                 self._wake(row.uuid or "")
         _thread_queued(self.turns)
 
@@ -86,7 +87,7 @@ class _Tree:
         ready = [uuid]
         while ready:
             for offset, row, _ in self.waiting.pop(ready.pop(), ()):
-                self._place(offset, row, self.by_row[row.parent_uuid or ""])
+                self._place_late(offset, row, self.by_row[row.parent_uuid or ""])
                 ready.append(row.uuid or "")
 
     def _comes_later(self, uuid: str) -> bool:
@@ -105,13 +106,15 @@ class _Tree:
         self.counts.notes["phantom_parent"] += 1
         return tip
 
-    def _place(self, offset: int, row: Row, parent: Turn | None) -> None:
+    def _place_late(self, offset: int, row: Row, parent: Turn | None) -> None:
         self.counts = self.spans.at(offset)
-        uuid = row.uuid or ""
-        if uuid in self.by_row:
+        if row.uuid in self.by_row:
             self.counts.skipped["duplicate_row"] += 1
-            return
-        self.by_row[uuid] = parent
+        else:
+            self._place(offset, row, parent)
+
+    def _place(self, offset: int, row: Row, parent: Turn | None) -> None:
+        self.by_row[row.uuid or ""] = parent
         kind = row.type
         if kind == "assistant" and row.message is not None:
             self._assistant(offset, row, parent)
@@ -264,6 +267,10 @@ class _Tree:
     def _user_turn(self, offset: int, row: Row, parent: Turn | None, texts: list[str]) -> Turn:
         turn = self._turn(offset, row, parent, _user_kind(row, texts[0]))
         turn.texts = texts
+        if row.is_compact_summary and self.last_preserved is not None:
+            # Whatever the anchor names, what was kept follows the summary.
+            self.last_preserved.anchor = row.uuid or ""
+            self.preserved[row.uuid or ""] = self.last_preserved
         if row.interrupted_message_id and row.interrupted_message_id in self.by_message:
             self.by_message[row.interrupted_message_id].flags.add("interrupted")
         return turn
@@ -290,10 +297,11 @@ class _Tree:
         self.by_row[row.uuid or ""] = None
         metadata = rows.loose(row.compact_metadata)
         kept = self._kept_turns(metadata)
+        self.last_preserved = None
         if not kept:
             return
         anchor = _anchor(metadata) or row.uuid or ""
-        preserved = _Preserved(anchor, row.uuid or "", kept)
+        preserved = self.last_preserved = _Preserved(anchor, kept)
         for uuid in {anchor, *preserved.uuids(self.by_row)}:
             self.preserved[uuid] = preserved
 
@@ -416,9 +424,8 @@ def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
 class _Preserved:
     """Messages that a compaction kept: they stand between the summary and what follows."""
 
-    def __init__(self, anchor: str, boundary: str, turns: list[Turn]) -> None:
+    def __init__(self, anchor: str, turns: list[Turn]) -> None:
         self.anchor = anchor
-        self.boundary = boundary
         self.turns = turns
         self.tail: Turn | None = None
 

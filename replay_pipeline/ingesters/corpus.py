@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +20,6 @@ from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.base import (
     NO_RESULT,
-    Call,
     Ingester,
     ReadCounts,
     SessionLog,
@@ -45,6 +44,7 @@ INGESTERS: tuple[Ingester, ...] = (ClaudeCode(), Codex(), GeminiCli(), OpenCode(
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536
+_OPEN_ROWS = 300
 _TAIL_BYTES = 4_096
 _SUFFIXES = frozenset({".jsonl", ".json"})
 _encode = msgspec.json.encode
@@ -233,6 +233,7 @@ class _Corpus:
         self.n_files = 0
         self.n_read = 0
         self.n_bytes = 0
+        self._encoded_calls: dict[Turn, bytes] = {}
         self.n_duplicates = 0
         self.n_without_prefix = 0
 
@@ -270,8 +271,9 @@ class _Corpus:
         }
         for position, log in enumerate(logs):
             self._log(log, source, end, origin, counts if position == 0 else ReadCounts())
-        self.turns.close()
-        self.states.close()
+        if len(self.turns.open["turn_idx"]) >= _OPEN_ROWS:
+            self.turns.close()
+            self.states.close()
 
     def _log(
         self,
@@ -281,7 +283,7 @@ class _Corpus:
         origin: dict[str, Any],
         counts: ReadCounts,
     ) -> None:
-        users = frozenset(filter(None, {user_of(turn.cwd) for turn in log.turns}))
+        users = frozenset(filter(None, map(user_of, {turn.cwd for turn in log.turns})))
         self.users |= users
         labels = label_turns(log.turns)
         self._learn_tools(log)
@@ -294,6 +296,7 @@ class _Corpus:
         session_id = self._unique_id(log, source, fresh)
         self._turns(session_id, needed, users)
         self._states(session_id, log, fresh, labels, users)
+        self._encoded_calls.clear()
         self.sessions.append(self._session(session_id, log, needed, fresh, origin, counts))
 
     def _fresh(self, log: SessionLog, source: SourceSlice, end: int) -> list[tuple[str, Turn]]:
@@ -302,15 +305,15 @@ class _Corpus:
         for turn in log.turns:
             if not turn.is_state or not source.start <= turn.offset < end:
                 continue
-            if turn.parent is None:
-                self.n_without_prefix += 1
-                continue
             state_id = state_id_of(turn)
             if state_id in self.known:
                 self.n_duplicates += 1
                 continue
             self.known.add(state_id)
-            fresh.append((state_id, turn))
+            if turn.parent is None:
+                self.n_without_prefix += 1
+            else:
+                fresh.append((state_id, turn))
             if turn.usage is not None:
                 usage = turn.usage
                 self.usage["input_tokens"] += usage.n_input
@@ -367,8 +370,12 @@ class _Corpus:
             return {self._clean(k, users): self._cleaned(v, users) for k, v in value.items()}
         return value
 
-    def _tool_calls(self, calls: Sequence[Call], users: frozenset[str]) -> bytes:
-        encoded = [
+    def _tool_calls(self, turn: Turn, users: frozenset[str]) -> bytes:
+        """The calls of a turn as JSON; both tables hold them."""
+        known = self._encoded_calls.get(turn)
+        if known is not None:
+            return known
+        calls = [
             {
                 "id": call.id,
                 "type": "function",
@@ -377,9 +384,10 @@ class _Corpus:
                     "arguments": self._arguments(call.arguments, users),
                 },
             }
-            for call in calls
+            for call in turn.calls
         ]
-        return _encode(encoded)
+        encoded = self._encoded_calls[turn] = _encode(calls)
+        return encoded
 
     def _messages(self, turn: Turn, users: frozenset[str]) -> list[Message]:
         text = self._clean("\n\n".join(turn.texts), users)
@@ -390,7 +398,7 @@ class _Corpus:
         message: Message = {"role": "assistant", "content": text}
         if not turn.calls:
             return [message]
-        message["tool_calls"] = msgspec.Raw(self._tool_calls(turn.calls, users))
+        message["tool_calls"] = msgspec.Raw(self._tool_calls(turn, users))
         messages = [message]
         for call in turn.calls:
             result = turn.results.get(call.id)
@@ -445,7 +453,7 @@ class _Corpus:
             columns["cwd"].append(self._clean(turn.cwd, users) if turn.cwd else None)
             columns["action_text"].append(self._clean("\n\n".join(turn.texts), users))
             columns["action_tool_calls_json"].append(
-                self._tool_calls(turn.calls, users) if turn.calls else None
+                self._tool_calls(turn, users) if turn.calls else None
             )
             columns["outcome"].append(label.outcome)
             columns["error_kind"].append(label.error_kind)

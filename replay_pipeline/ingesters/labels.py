@@ -216,6 +216,7 @@ def _command_head(command: str) -> str:
 def _find_recoveries(turns: list[Turn], labels: dict[Turn, Label]) -> None:
     """Link each failed decision to the next one below it that does the same and succeeds."""
     failed: dict[tuple[str, str], list[Turn]] = {}
+    names: set[str] = set()
     for turn in turns:
         label = labels.get(turn)
         if label is None or not turn.calls:
@@ -227,8 +228,11 @@ def _find_recoveries(turns: list[Turn], labels: dict[Turn, Label]) -> None:
             outcome, _ = judge_result(result)
             if outcome in {"cancelled_sibling", "interrupted"}:
                 continue
+            if outcome == "ok" and call.name not in names:
+                continue
             key = call.name, target_of(call.arguments)
             if outcome != "ok":
+                names.add(call.name)
                 failed.setdefault(key, []).append(turn)
             elif waiting := failed.get(key):
                 failed[key] = [t for t in waiting if not _recovers(turn, t, labels)]

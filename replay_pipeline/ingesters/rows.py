@@ -97,6 +97,7 @@ _decode_blocks = msgspec.json.Decoder(str | list[Block] | None).decode
 def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
     """Every row of the file with the byte offset of its line; counts what cannot be read."""
     offset = 0
+    count_at = spans.at
     with path.open("rb", buffering=1 << 18) as file:
         for line in file:
             try:
@@ -105,7 +106,7 @@ def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
                 for row in repaired(line, spans.at(offset)):
                     yield offset, row
             else:
-                spans.at(offset).rows += 1
+                count_at(offset).rows += 1
                 yield offset, row
             offset += len(line)
 

@@ -86,7 +86,10 @@ class _Shape:
             for key, inner in value.items():
                 if self.is_map:
                     break
-                self.properties.setdefault(key, _Shape()).see(inner, depth + 1)
+                shape = self.properties.get(key)
+                if shape is None:
+                    shape = self.properties[key] = _Shape()
+                shape.see(inner, depth + 1)
             if len(self.properties) > _MAX_PROPERTIES:
                 self.is_map, self.properties = True, {}
         elif kind == "array":
@@ -119,22 +122,19 @@ class _Shape:
         return self.properties[key].n == self.n_objects >= 3
 
 
+_JSON_TYPES: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+
+
 def _json_type(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
+    return _JSON_TYPES[type(value)]
 
 
 def series_of(version: str | None) -> str:

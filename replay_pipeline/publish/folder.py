@@ -73,6 +73,8 @@ def replace_files(
     next_version = folder.with_name(f".{folder.name}.next-{uuid4().hex[:8]}")
     try:
         next_version.mkdir(parents=True)
+        if folder.exists():
+            shutil.copymode(folder, next_version)
         _link(folder, next_version, leave_out={*change.written, *change.removed})
         for path in change.written:
             _write(next_version / path, files[path])

@@ -277,7 +277,10 @@
 
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
-    if (event.key === "Escape") document.activeElement?.blur();
+    if (event.key === "Escape") {
+      event.preventDefault(); // The browser would empty the search without a word.
+      document.activeElement?.blur();
+    }
     if (event.target.closest("input, select, textarea")) return;
     const act = keys[event.key];
     if (!act) return;

@@ -15,6 +15,8 @@ _MIN_SIMILARITY = 0.4
 _MAIN_KEYS = ("command", "file_path", "pattern", "notebook_path", "url", "query", "prompt", "path")
 _PLACES = {key: n for n, key in enumerate((*_MAIN_KEYS, "old_string", "new_string", "content"))}
 """Where an argument stands when people read it: first what is acted on, then how."""
+_LOCAL_COMMAND = re.compile(r"<((?:local-)?command-[a-z]+)>.*?</\1>\s*", re.DOTALL)
+"""What Claude Code notes about its own commands inside a user's message."""
 _TOKENS = re.compile(r"\w+|\s+|[^\w\s]")
 
 Segment = tuple[str, bool]
@@ -140,7 +142,8 @@ def _row(kind: str, one: str | None, other: str | None) -> DiffRow:
 def last_request(messages: Sequence[Message], *, max_chars: int = 300) -> str:
     """What the user said last before the state."""
     for message in reversed(messages):
-        if message.get("role") == "user" and (text := _message_text(message).strip()):
+        text = _LOCAL_COMMAND.sub("", _message_text(message)).strip()
+        if message.get("role") == "user" and text:
             return text if len(text) <= max_chars else f"… {text[-max_chars:]}"
     return ""
 

@@ -32,9 +32,10 @@ def test_losses_benchmark_compares_equal_losses(tmp_path):
     losses = {row["variant"]: row["loss"] for row in case["rows"]}
     assert losses["fused"] == pytest.approx(losses["trl"], abs=1e-5)
     assert losses["fused"] == pytest.approx(losses["naive"], abs=1e-5)
+    assert losses["fused"] == pytest.approx(losses["recompute"], abs=1e-5)
     norms = [row["weight_grad_norm"] for row in case["rows"]]
-    assert norms == pytest.approx([norms[0]] * 3, rel=1e-4)
-    assert set(case["cpu_ratio_over_fused"]) == {"trl", "naive"}
+    assert norms == pytest.approx([norms[0]] * 4, rel=1e-4)
+    assert set(case["cpu_ratio_over_fused"]) == {"recompute", "trl", "naive"}
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def root(tmp_path: Path) -> Path:
     data.mkdir()
     (data / "settings.toml").write_text(
         f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 4\n"
-        "[replay]\nsample_teachers = true\n"
+        "settle_s = 0\n[replay]\nsample_teachers = true\n"
     )
     return data
 

@@ -5,6 +5,9 @@ from hypothesis import strategies as st
 
 from replay_pipeline.actions.edits import Edit, are_same_change, edits_of
 
+steady = settings(
+    deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 files = st.lists(st.sampled_from("abcd"), min_size=2, max_size=10).map("\n".join)
 pieces = st.lists(st.sampled_from(["a", "b", "c", "d", "\n", "x"]), max_size=4).map("".join)
 free_edits = st.lists(st.builds(Edit, pieces, pieces, st.booleans()), min_size=1, max_size=3)
@@ -53,7 +56,7 @@ def _widened(draw, file, edit):
     return Edit(before + edit.old + after, before + edit.new + after)
 
 
-@settings(max_examples=1_500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(steady, max_examples=1_500)
 @given(two_lists_for_a_file())
 def test_same_changes_give_the_same_file(case):
     file, ours, theirs = case
@@ -64,7 +67,7 @@ def test_same_changes_give_the_same_file(case):
     assert are_same_change(ours, ours)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(steady, max_examples=200)
 @given(files, st.data())
 def test_an_edit_with_more_context_is_the_same_change(file, data):
     [edit, *_] = data.draw(edits_of_a_file(file))

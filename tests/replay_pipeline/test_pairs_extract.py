@@ -273,6 +273,27 @@ def test_threshold_must_be_a_positive_number_of_families(threshold):
         extract_dpo_pairs([], [], threshold)
 
 
+def test_final_texts_are_compared_by_the_judge_that_is_given():
+    def says(text):
+        return {"role": "assistant", "content": text}
+
+    def same_topic(one, other):
+        return one.split()[0] == other.split()[0]
+
+    rows = answers(a=says("Fixed it."), b=says("Fixed the cart."), c=says("Stuck."))
+    asked = state(action=says("Shall I?"))
+    assert judged([asked], rows) == "no_consensus"
+    [pair] = extract_dpo_pairs([asked], rows, same_text=same_topic)
+    assert pair["agreement_level"] == "effect"
+    assert pair["rejected"] == "Shall I?"
+
+
+def test_progress_is_told_every_thousand_states():
+    told = []
+    extract_pairs((state(f"s{n}") for n in range(2_100)), [], on_progress=told.append)
+    assert [one.n_done for one in told] == [1_000, 2_000]
+
+
 def test_unknown_level_is_refused():
     with pytest.raises(ConfigError, match="exact, effect, target, tool"):
         extract_dpo_pairs([], [], level="nearly")

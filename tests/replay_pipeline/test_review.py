@@ -9,7 +9,7 @@ import pytest
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
-from replay_pipeline.review.sides import readable, shown_prefix, side_by_side
+from replay_pipeline.review.sides import last_request, readable, shown_prefix, side_by_side
 from replay_pipeline.types import TeacherAction
 
 ATTACK = "</script><script>alert(1)</script><!-- \u2028 & <img src=x onerror=alert(1)>"
@@ -199,6 +199,21 @@ def test_side_by_side_keeps_every_line_of_both_sides():
 
 def _joined(sides):
     return "\n".join("".join(text for text, _ in side) for side in sides if side is not None)
+
+
+def test_last_request_is_what_the_user_asked():
+    messages = [
+        {"role": "user", "content": "Old."},
+        {
+            "role": "user",
+            "content": "<command-name>/model</command-name>\n<command-args></command-args>\n\nFix it.",
+        },
+        {"role": "user", "content": "<local-command-stdout>Done</local-command-stdout>"},
+        {"role": "tool", "content": "ok"},
+    ]
+    assert last_request(messages) == "Fix it."
+    assert last_request([]) == ""
+    assert last_request([{"role": "user", "content": "x" * 400}], max_chars=10) == "… " + "x" * 10
 
 
 def test_prefix_keeps_its_first_and_last_messages():

@@ -79,3 +79,27 @@ def test_overrides_reach_into_sections(tmp_path):
     assert values == {"trl": {"max_steps": 5}, "tiny": {"vocab_size": 300}, "model": None}
     with pytest.raises(TrainerConfigError, match="expected key=value"):
         read_config(path, ["oops"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rollouts", ["generate", "contrast"])
+def test_rollouts_may_be_generated_or_set_side_by_side(dataset_folder, tmp_path, rollouts):
+    output = tmp_path / "model"
+    settings = [
+        f"dataset={dataset_folder}",
+        f"output={output}",
+        f"rollouts={rollouts}",
+        "trl.max_steps=2",
+        "trl.max_completion_length=64",
+        "tiny.hidden_size=32",
+        "tiny.vocab_size=512",
+        "evaluation.max_prompts=0",
+        "trl.save_strategy=steps",
+        "trl.save_steps=1",
+    ]
+    assert main([part for setting in settings for part in ("--set", setting)]) == 0
+    report = json.loads((output / "report.json").read_text())
+    assert {"sdpo", "replay"} <= set(report["channels_live"])
+    again = [*settings, f"resume_from={output}/steps/checkpoint-1"]
+    assert main([part for setting in again for part in ("--set", setting)]) == 0
+    assert json.loads((output / "report.json").read_text())["steps"] == 2

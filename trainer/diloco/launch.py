@@ -88,13 +88,9 @@ def launch(
     if handles_file is not None:
         handles_file.parent.mkdir(parents=True, exist_ok=True)
         handles_file.write_text("".join(f"{handle.to_json()}\n" for handle in handles), "utf-8")
-    try:
-        finished: list[ReplicaHandle] = supervise(
-            executor, handles, max_restarts=max_restarts, poll_s=poll_s, secrets=secrets
-        )
-    except BaseException:
-        executor.cancel(handles)
-        raise
+    finished: list[ReplicaHandle] = supervise(
+        executor, handles, max_restarts=max_restarts, poll_s=poll_s, secrets=secrets
+    )
     return executor.collect(finished, timeout_s=0)
 
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import fsspec
 
+from trainer.diloco.hub_store import HubStore
 from trainer.errors import ObjectStoreError, TrainerConfigError
 
 __all__ = ["FileStore", "FsspecStore", "MemoryStore", "ObjectStore", "open_store"]
@@ -230,7 +231,7 @@ def open_store(uri: str, *, options: Mapping[str, Any] | None = None) -> ObjectS
 
     Args:
         uri: `file:///path` or a plain path, `memory://name` (one process), `s3://bucket/prefix`,
-            `gs://…`, `abfs://…`.
+            `gs://…`, `abfs://…`, `hf://datasets/owner/name/prefix`.
         options: Options of the fsspec file system, such as `endpoint_url` for S3.
 
     Raises:
@@ -242,11 +243,13 @@ def open_store(uri: str, *, options: Mapping[str, Any] | None = None) -> ObjectS
         return FileStore(uri.removeprefix(f"{scheme}://"))
     if scheme == "memory":
         return _memory.setdefault(uri.rstrip("/"), MemoryStore())
+    if scheme == "hf":
+        return HubStore(uri, options)
     if scheme in CONDITIONAL_CREATE:
         return FsspecStore(uri, options)
     raise TrainerConfigError(
-        f"{uri}: no conditional create is known for {scheme}://; use file://, s3://, gs:// or "
-        "abfs://"
+        f"{uri}: no conditional create is known for {scheme}://; use file://, s3://, gs://, "
+        "abfs:// or hf://datasets/owner/name"
     )
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from trainer.diloco.all_reduce import ObjectStoreAllReduce
+from trainer.diloco.exchange import sha256
 from trainer.diloco.outer_step import OuterStep
 from trainer.diloco.parameters import trainable_fragment
 from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
@@ -192,7 +193,8 @@ class ObjectStoreManager(MockManager):
             sizes: Values per fragment.
         """
         self._sizes = sizes
-        self._load_snapshot()
+        if not self._load_snapshot():
+            self._check_start()
         while (mean := self.all_reduce.decided(sizes[self._step % len(sizes)])) is not None:
             replay(self._step % len(sizes), torch.from_numpy(mean))
             self._step += 1
@@ -248,11 +250,26 @@ class ObjectStoreManager(MockManager):
         except ObjectStoreError as error:
             logger.warning("no snapshot of step %d: %s", self._step, error)
 
-    def _load_snapshot(self) -> None:
+    def _check_start(self) -> None:
+        """Check that all replicas start from equal weights: a mean of deltas cannot mend that."""
+        tensors: dict[str, Tensor] = {}
+        for _, save_state in self._states.values():
+            _taken_apart(save_state(), tensors)
+        ours = sha256(*(tensors[name].view(torch.uint8).numpy() for name in sorted(tensors)))
+        store = self.all_reduce.store
+        store.put_if_absent("run.json", json.dumps({"start": ours}).encode())
+        data = store.get("run.json")
+        if data is None or json.loads(data)["start"] != ours:
+            raise TrainerConfigError(
+                "this replica starts from other weights than the first one of the run: load the "
+                "same checkpoint, or set the same seed, everywhere"
+            )
+
+    def _load_snapshot(self) -> bool:
         keys = self.all_reduce.store.keys("snapshots/")
         data = self.all_reduce.store.get(keys[-1]) if keys else None
         if data is None:
-            return
+            return False
         size = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["header"])
         tensors = load(data)
@@ -262,6 +279,7 @@ class ObjectStoreManager(MockManager):
             self._states[key][0](_put_together(tree, tensors))
         self._step = header["step"]
         self.all_reduce.resume(self._step, header["expected"])
+        return True
 
 
 def _taken_apart(tree: Any, tensors: dict[str, Tensor]) -> Any:

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from trainer.data.dataset import PreferenceData
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.exchange import RoundReport
 from trainer.diloco.object_store import open_store
@@ -23,6 +24,7 @@ __all__ = [
     "TorchftLoop",
     "outer_callbacks",
     "shard",
+    "sharded",
 ]
 
 logger = logging.getLogger(__name__)
@@ -97,6 +99,25 @@ def shard(rows: Sequence[Row], place: ReplicaPlace | None = None) -> Sequence[Ro
     if len(rows) < where.world_size:
         raise TrainerConfigError(f"{len(rows)} rows are too few for {where.world_size} replicas")
     return rows[where.rank :: where.world_size]
+
+
+def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> PreferenceData:
+    """Return this replica's share of the training rows; held-out rows stay whole.
+
+    Raises:
+        TrainerConfigError: There are fewer pairs than replicas.
+    """
+    where = place or replica_place() or ReplicaPlace()
+
+    def share(rows: list[Any]) -> list[Any]:
+        return list(shard(rows, where)) if len(rows) >= where.world_size else rows
+
+    return replace(
+        data,
+        pairs=list(shard(data.pairs, where)),
+        prompts=share(data.prompts),
+        positives=share(data.positives),
+    )
 
 
 class ObjectStoreLoop(TrainerCallback):

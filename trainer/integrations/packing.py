@@ -7,7 +7,7 @@ argument, through the model's own attention interface; calls without a tree run 
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -148,11 +148,10 @@ def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
     )
     n_layers = causal_lm.config.get_text_config().num_hidden_layers
     if attention.n_calls < n_layers:
-        raise TrainerConfigError(
-            f"{type(causal_lm).__name__}: {attention.n_calls} of {n_layers} layers attended through "
-            "the tree; the others mix tokens in another way (recurrent or linear attention, or a "
-            "forward that drops keyword arguments), so packed pairs would not be exact. Train "
-            "this model one pair at a time."
+        _refuse(
+            causal_lm,
+            f"sent {attention.n_calls} of its {n_layers} layers through the tree; the others mix "
+            "tokens in another way or drop keyword arguments",
         )
     return outputs.last_hidden_state[0]
 
@@ -177,6 +176,7 @@ def enable_tree_attention(model: nn.Module) -> None:
 
 
 def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
+    """Refuse by configuration what would only be found out in a step."""
     if base not in _BASES:
         raise TrainerConfigError(
             f"attention {base!r} cannot be shared with packed trees: load the model with "
@@ -184,16 +184,21 @@ def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
         )
     config = causal_lm.config.get_text_config()
     mixers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    if mixers or not getattr(causal_lm, "_supports_attention_backend", False):
-        reason = (
-            f"has layers of type {', '.join(sorted(mixers))}"
-            if mixers
-            else ("does not take its attention from transformers' AttentionInterface")
-        )
-        raise TrainerConfigError(
-            f"{type(causal_lm).__name__} {reason}, so it cannot follow a packed tree. Train this "
-            "model one pair at a time."
-        )
+    if mixers:
+        _refuse(causal_lm, f"has layers of type {', '.join(sorted(mixers))}")
+    if not getattr(causal_lm, "_supports_attention_backend", False):
+        _refuse(causal_lm, "does not take its attention from transformers' AttentionInterface")
+    if getattr(config, "attention_dropout", 0.0):
+        _refuse(causal_lm, "uses attention dropout (set attention_dropout to 0)")
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        _refuse(causal_lm, "uses a soft cap on attention scores")
+
+
+def _refuse(module: nn.Module, reason: str) -> NoReturn:
+    raise TrainerConfigError(
+        f"{type(module).__name__} {reason}, so that packed pairs would not be exact. Train this "
+        "model one pair at a time."
+    )
 
 
 def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -234,16 +239,13 @@ def _base_attention(base: str, module: nn.Module) -> Callable[..., Any]:
 def _check_exact(module: nn.Module, tree: PackedTree, kwargs: dict[str, Any]) -> None:
     """Refuse what the tree backends would silently leave out."""
     window = kwargs.get("sliding_window")
-    reasons = {
-        "attention dropout (set attention_dropout to 0)": bool(kwargs.get("dropout")),
-        "a soft cap on attention scores": kwargs.get("softcap") is not None,
-        "attention sinks": kwargs.get("s_aux") is not None,
-        f"a sliding window of {window}, shorter than the trace": window is not None
-        and int(tree.position_ids_N.max()) >= window,
-    }
-    found = [reason for reason, is_found in reasons.items() if is_found]
-    if found:
-        raise TrainerConfigError(
-            f"{type(module).__name__} uses {' and '.join(found)}, which packed pairs would not "
-            "reproduce exactly. Train this model one pair at a time."
-        )
+    if window is not None and int(tree.position_ids_N.max()) >= window:
+        _refuse(module, f"has a sliding window of {window}, shorter than the trace")
+    for name, reason in (
+        ("dropout", "attention dropout"),
+        ("softcap", "a soft cap on attention scores"),
+        ("s_aux", "attention sinks"),
+    ):
+        value = kwargs.get(name)
+        if value is not None and not (name == "dropout" and value == 0.0):
+            _refuse(module, f"uses {reason}")

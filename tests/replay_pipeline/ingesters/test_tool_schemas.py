@@ -32,7 +32,7 @@ def accepts(tool: dict, arguments: dict) -> bool:
     return Draft202012Validator(tool["function"]["parameters"]).is_valid(arguments)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(ARGUMENTS, min_size=1, max_size=8))
 def test_a_schema_accepts_every_call_it_was_learnt_from(calls: list[dict]):
     tool = learnt(calls)
@@ -40,7 +40,7 @@ def test_a_schema_accepts_every_call_it_was_learnt_from(calls: list[dict]):
     assert all(accepts(tool, arguments) for arguments in calls)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(ARGUMENTS, min_size=1, max_size=6), st.lists(ARGUMENTS, min_size=1, max_size=6))
 def test_merged_schemas_accept_what_either_accepts(left: list[dict], right: list[dict]):
     merged = merge_tools([learnt(left), learnt(right)])

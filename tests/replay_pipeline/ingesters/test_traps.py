@@ -126,21 +126,25 @@ def test_07_a_compaction_starts_a_new_root(states):
     assert shape(states(log)["m2"]["messages"]) == ["> So far: old."]
 
 
+@pytest.mark.parametrize("anchor", ["sum", "boundary", "unknown"])
 @pytest.mark.parametrize("named", ["anchor", "tail"])
 @pytest.mark.parametrize("form", ["preservedSegment", "preservedMessages"])
-def test_07_messages_that_a_compaction_kept_follow_the_summary(states, form: str, named: str):
+def test_07_messages_that_a_compaction_kept_follow_the_summary(
+    states, form: str, named: str, anchor: str
+):
     log = Log()
     log.user("go")
     log.does("m1", result="big")
     head = log.user("next")
     middle = log.calls("m2", "t2")
     tail = log.answers("t2", "kept")
-    kept = {"headUuid": head, "anchorUuid": "sum", "tailUuid": tail}
+    kept = {"headUuid": head, "anchorUuid": anchor, "tailUuid": tail}
     if form == "preservedMessages":
-        kept = {"anchorUuid": "sum", "uuids": [head, middle, tail]}
+        kept = {"anchorUuid": anchor, "uuids": [head, middle, tail]}
     log.row(
         "system",
         subtype="compact_boundary",
+        uuid="boundary",
         parent=None,
         logicalParentUuid=tail,
         compactMetadata={"trigger": "auto", form: kept},

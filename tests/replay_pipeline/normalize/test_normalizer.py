@@ -248,3 +248,11 @@ def test_the_log_says_how_many_pairs_stayed(default, make_row, pair_table, caplo
     with caplog.at_level(logging.INFO, logger="replay_pipeline"):
         default.run(pair_table(make_row()))
     assert "1 of 1 pairs kept" in caplog.text
+
+
+def test_the_example_in_the_documentation_runs():
+    import doctest
+
+    from replay_pipeline.normalize import normalizer
+
+    assert doctest.testmod(normalizer) == (0, 4)

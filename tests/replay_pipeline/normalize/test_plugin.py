@@ -44,7 +44,7 @@ def test_the_executor_of_data_juicer_keeps_the_same_rows(tmp_path, make_row, mak
     ]
     table = pair_table(*rows)
     write_table(table, tmp_path / "pairs.parquet", "dpo_pairs")
-    recipes = {name: load_recipe(name).path for name in ("default", "tool_calls", "strict")}
+    recipes = {name: load_recipe(name).path for name in ("default", "strict")}
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, "pairs.parquet", *map(str, recipes.values())],
         cwd=tmp_path,

@@ -21,9 +21,12 @@ def test_files_are_written_kept_and_removed(tmp_path):
 def test_nothing_is_touched_when_nothing_changes(tmp_path):
     target = tmp_path / "set"
     replace_files(target, {"a": b"1"}, set())
+    target.chmod(0o750)
     before = target.stat().st_ino
     replace_files(target, {"a": b"1"}, set())
     assert target.stat().st_ino == before
+    replace_files(target, {"a": b"2"}, set())
+    assert target.stat().st_mode & 0o777 == 0o750
 
 
 def test_a_full_disk_leaves_the_old_version(tmp_path, monkeypatch):

@@ -319,3 +319,11 @@ def test_a_publisher_killed_at_any_point_leaves_a_whole_version(
     assert read_files(target["folder"], "") == new
     assert data_paths(held(server, target)["files"]) == set(new)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_example_in_the_documentation_runs():
+    import doctest
+
+    from replay_pipeline.testing import hub
+
+    assert doctest.testmod(hub) == (0, 1)

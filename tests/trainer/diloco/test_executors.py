@@ -16,6 +16,7 @@ from trainer.diloco import (
     ReplicaState,
     supervise,
 )
+from trainer.diloco.executors import local
 from trainer.errors import OuterTimeoutError, ReplicaFailedError, TrainerConfigError
 
 
@@ -221,3 +222,11 @@ def test_a_killed_local_replica_has_failed(tmp_path):
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     with pytest.raises(ReplicaFailedError, match="exit code 137"):
         executor.collect(launch(executor, code, 1), timeout_s=60, poll_s=0.02)
+
+
+def test_a_local_replica_that_ends_before_it_is_looked_at_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_started_at", lambda pid: local.GONE)
+    executor = LocalProcessExecutor(tmp_path)
+    handles = launch(executor, "", 1)
+    executor.collect(handles, timeout_s=60, poll_s=0.02)
+    assert executor.poll(handles)[0].state is ReplicaState.SUCCEEDED

@@ -5,8 +5,11 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from trainer.__main__ import main
 from trainer.diloco import LocalProcessExecutor
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.launch import launch, launch_command, make_executor
@@ -77,3 +80,38 @@ def test_a_process_learns_its_place_from_the_environment(monkeypatch):
     monkeypatch.setitem(os.environ, "REPLICA_COUNT", "2")
     with pytest.raises(TrainerConfigError, match="not below 2"):
         replica_place()
+
+
+@pytest.mark.slow
+def test_the_trainers_own_command_launches_replicas_on_shards(
+    dataset_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    settings = [
+        f"dataset={dataset_folder}",
+        f"output={tmp_path}/model-{{rank}}",
+        "outer_options.sync_every=2",
+        "outer_options.quorum=2",
+        "trl.max_steps=4",
+        "tiny.hidden_size=32",
+        "tiny.vocab_size=512",
+        "evaluation.max_prompts=1",
+        "evaluation.max_new_tokens=4",
+    ]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    options = ["--replicas", "2", "--executor", "local", "--work-dir", str(tmp_path / "outer")]
+    assert main(["launch", *options, *arguments]) == 0
+    assert "replica 1 (attempt 0)" in capsys.readouterr().out
+    weights = [
+        load_file(tmp_path / f"model-{rank}" / "checkpoint" / "model.safetensors")
+        for rank in range(2)
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        np.testing.assert_array_equal(value, weights[1][name])
+    rows = (tmp_path / "model-0" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["outer/contributions"] == 2
+    reports = [
+        json.loads((tmp_path / f"model-{rank}" / "report.json").read_text()) for rank in range(2)
+    ]
+    assert reports[0]["steps"] == reports[1]["steps"] == 4

@@ -52,17 +52,16 @@ def values(loop):
 
 def test_one_inner_sgd_step_per_round_equals_data_parallel_sgd():
     """H = 1, inner SGD, outer rate 1: the mean of the steps is the step of the mean gradient."""
-    store, done = MemoryStore(), {}
+    store, models = MemoryStore(), [net() for _ in range(4)]
 
     def one(rank):
-        model = net()
+        model = models[rank]
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         manager = ObjectStoreManager(ObjectStoreAllReduce("", rank, 4, store=store))
         with make_diloco_outer_loop(
             model, inner, manager=manager, sync_every=1, outer=OuterStep(1.0, 0.0, nesterov=False)
         ):
             steps(model, inner, slice(rank * 16, rank * 16 + 16), 10)
-        done[rank] = model
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(4)]
     for thread in threads:
@@ -72,7 +71,7 @@ def test_one_inner_sgd_step_per_round_equals_data_parallel_sgd():
     parallel = net()
     steps(parallel, torch.optim.SGD(parallel.parameters(), lr=0.1), slice(None), 10)
     for rank in range(4):
-        for ours, theirs in zip(done[rank].parameters(), parallel.parameters(), strict=True):
+        for ours, theirs in zip(models[rank].parameters(), parallel.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
@@ -105,7 +104,7 @@ def test_a_round_that_is_not_committed_resets_to_its_start():
 
 @pytest.mark.parametrize(("n_fragments", "delay"), [(1, 0), (2, 0), (2, 1)])
 def test_fragments_over_the_object_store_stay_equal_and_a_joiner_needs_no_donor(n_fragments, delay):
-    store, done = MemoryStore(), {}
+    store, done, models = MemoryStore(), {}, [net() for _ in range(3)]
 
     def loop_of(rank, model, inner):
         collective = ObjectStoreAllReduce("", rank, 2, store=store, codec="int8")
@@ -116,7 +115,7 @@ def test_fragments_over_the_object_store_stay_equal_and_a_joiner_needs_no_donor(
         )
 
     def one(rank):
-        model = net()
+        model = models[rank]
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
         with loop_of(rank, model, inner) as loop:
             steps(model, inner, slice(rank * 32, rank * 32 + 32), 20)
@@ -127,12 +126,28 @@ def test_fragments_over_the_object_store_stay_equal_and_a_joiner_needs_no_donor(
         thread.start()
     for thread in threads:
         thread.join()
-    model = net()
+    model = models[2]
     joiner = loop_of(0, model, torch.optim.SGD(model.parameters(), lr=0.05))
     assert joiner._manager.current_step() == 5 * n_fragments
     for a, b, c in zip(done[0], done[1], values(joiner), strict=True):
         assert torch.equal(a, b)
         assert torch.equal(a, c)
+
+
+def test_other_initial_weights_are_refused():
+    store = MemoryStore()
+    models = [net(), net()]
+    with torch.no_grad():
+        models[1][0].bias += 1
+
+    def start(rank):
+        inner = torch.optim.SGD(models[rank].parameters(), lr=0.1)
+        manager = ObjectStoreManager(ObjectStoreAllReduce("", rank, 2, store=store))
+        make_diloco_outer_loop(models[rank], inner, manager=manager, sync_every=2)
+
+    start(0)
+    with pytest.raises(TrainerConfigError, match="other weights"):
+        start(1)
 
 
 def test_fragments_do_not_feel_each_others_outer_step():

@@ -27,7 +27,11 @@ from transformers import (
 )
 
 from trainer.errors import ShapeError, TrainerConfigError
-from trainer.integrations.packing import packed_logps, packed_pair_logps
+from trainer.integrations.packing import (
+    enable_tree_attention,
+    packed_logps,
+    packed_pair_logps,
+)
 from trainer.losses.tree_layout import pack_pairs
 
 SIZES = {
@@ -240,7 +244,15 @@ def test_a_response_with_a_gap_or_another_prompt_is_refused():
 def test_what_a_tree_cannot_reproduce_is_refused():
     tree = pack_pairs(trace_pairs(3))
     with pytest.raises(TrainerConfigError, match="attention dropout"):
-        packed_logps(make_model(attention_dropout=0.1), tree)
+        enable_tree_attention(make_model(attention_dropout=0.1))
+    model = make_model()
+    enable_tree_attention(model)
+    model.model.layers[0].self_attn.attention_dropout = 0.1
+    with pytest.raises(TrainerConfigError, match="attention dropout"):
+        packed_logps(model, tree)
+    gemma = Gemma2ForCausalLM._from_config(Gemma2Config(**SIZES, head_dim=8, pad_token_id=0))
+    with pytest.raises(TrainerConfigError, match="soft cap on attention"):
+        enable_tree_attention(gemma)
     mistral = MistralForCausalLM._from_config(MistralConfig(**SIZES, sliding_window=4))
     with pytest.raises(TrainerConfigError, match="sliding window of 4"):
         packed_logps(mistral, tree)
@@ -280,5 +292,5 @@ def test_a_layer_that_does_not_pass_the_tree_on_is_noticed():
         return forward(*args, **kwargs | {"attention_mask": None})
 
     attention.forward = forgetful
-    with pytest.raises(TrainerConfigError, match="1 of 2 layers"):
+    with pytest.raises(TrainerConfigError, match="1 of its 2 layers"):
         packed_logps(model, pack_pairs(trace_pairs(2)))

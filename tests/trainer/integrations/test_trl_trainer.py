@@ -282,6 +282,7 @@ def test_the_inputs_of_trls_loss_are_as_we_know_them(composer):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fast",
     [

@@ -304,9 +304,25 @@ def supervise(
         The handles of the attempts that succeeded.
 
     Raises:
-        ReplicaFailedError: One died and no restart is left, or one was cancelled.
+        ReplicaFailedError: One died and no restart is left, or one was cancelled; the others
+            are stopped.
     """
     current = list(handles)
+    try:
+        return _supervised(executor, current, max_restarts, poll_s, secrets, sleep)
+    except BaseException:
+        executor.cancel(current)
+        raise
+
+
+def _supervised(
+    executor: ServerlessExecutor,
+    current: list[ReplicaHandle],
+    max_restarts: int,
+    poll_s: float,
+    secrets: Mapping[str, str] | None,
+    sleep: Callable[[float], None],
+) -> list[ReplicaHandle]:
     restarts = 0
     while True:
         statuses = executor.poll(current)

@@ -22,6 +22,8 @@ __all__ = ["LocalProcessExecutor"]
 # Runs a command and leaves its exit code, for a watcher that is not its parent.
 SHIM = '"$@"; code=$?; echo $code > "$0.part"; mv "$0.part" "$0"; exit $code'
 
+GONE = "gone"
+
 _children: dict[str, subprocess.Popen[bytes]] = {}
 """Processes that this one started; they outlive the executor object."""
 
@@ -97,7 +99,8 @@ class LocalProcessExecutor(PlatformExecutor):
                 return True
             del _children[handle.job_id]
             return False
-        return f"{_pid(handle)}:{_started_at(_pid(handle))}" == handle.job_id
+        started = _started_at(_pid(handle))
+        return started != GONE and f"{_pid(handle)}:{started}" == handle.job_id
 
     def _epitaph(self, rank: int, exit_file: Path) -> ReplicaStatus:
         """Tell how a process ended that is gone; without an exit code it was killed."""
@@ -122,6 +125,6 @@ def _started_at(pid: int) -> str:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
     except FileNotFoundError:
-        return "gone"
+        return GONE
     fields = stat.rpartition(")")[2].split()
-    return "gone" if fields[0] == "Z" else fields[19]
+    return GONE if fields[0] == "Z" else fields[19]

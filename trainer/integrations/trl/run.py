@@ -25,6 +25,7 @@ from trainer.data.rewards import agreement, as_trl_reward, load_function, load_r
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.errors import TrainerConfigError
+from trainer.integrations.outer import OuterOptions, outer_callbacks, sharded
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
 from trainer.losses.compose import compose_loss, model_logits
@@ -63,6 +64,10 @@ class RunConfig:
     """The built-in reward, or `package.module:function(message, row) -> float`."""
     agreement: str | None = None
     """`package.module:function(a, b) -> level` for the consensus rate; none: the built-in one."""
+    outer: str = "none"
+    """Joins replicas of this run: `none`, `object_store` or `torchft`."""
+    outer_options: OuterOptions = field(default_factory=OuterOptions)
+    """How they are joined."""
     resume_from: str | None = None
     """Checkpoint folder of an earlier run to go on from."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
@@ -78,7 +83,12 @@ class RunConfig:
         """
         values = dict(values)
         _check_names("", cls, values)
-        for name, section in (("tiny", TinyOptions), ("evaluation", EvaluationOptions)):
+        sections = {
+            "tiny": TinyOptions,
+            "evaluation": EvaluationOptions,
+            "outer_options": OuterOptions,
+        }
+        for name, section in sections.items():
             if name in values:
                 _check_names(f"{name}.", section, values[name])
                 values[name] = section(**values[name])
@@ -156,6 +166,8 @@ def run(
     args = trl_config(config, output)
     data = load_preference_data(config.dataset, revision=config.revision)
     model, tokenizer = load_model(config, data, seed=args.seed)
+    outer = outer_callbacks(config.outer, config.outer_options)
+    data = sharded(data) if outer else data
     collator = ComposerDataCollator(
         tokenizer,
         max_prompt_tokens=args.max_prompt_tokens,
@@ -181,7 +193,7 @@ def run(
     before, loss_first = evaluated(), objective()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
     trainer = build_trainer(
-        config, args, model, tokenizer, data, recorded, collator.renderer, metrics
+        config, args, model, tokenizer, data, recorded, collator.renderer, [*outer, metrics]
     )
     with without_upstream_warnings():
         trainer.train(resume_from_checkpoint=config.resume_from)
@@ -274,7 +286,7 @@ def build_trainer(
     data: PreferenceData,
     recorded: RecordedRollouts | None,
     renderer: Renderer,
-    metrics: MetricsFile,
+    callbacks: list[TrainerCallback],
 ) -> ComposerReplicationTrainer:
     """The trainer of this run, on recorded or generated rollouts."""
     with without_upstream_warnings():
@@ -286,7 +298,7 @@ def build_trainer(
             recorded=recorded,
             train_dataset=None if recorded is not None else prompts_dataset(data, renderer),
             processing_class=tokenizer,
-            callbacks=[metrics],
+            callbacks=callbacks,
         )
     trainer.remove_callback(PrinterCallback)
     return trainer

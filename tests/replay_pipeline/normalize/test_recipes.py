@@ -1,0 +1,71 @@
+"""The recipes as they are shipped, and on the bundled sample."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import replay_pipeline
+from replay_pipeline.normalize import DJNormalizer, bundled_recipes, load_recipe
+from replay_pipeline.normalize.recipe import recipes_dir
+from replay_pipeline.pipeline import run
+from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.settings import Settings
+from replay_pipeline.tables import DataRoot
+
+REPO = Path(replay_pipeline.__path__[0]).parent
+
+
+def test_a_checkout_reads_the_recipes_of_the_repository():
+    assert recipes_dir() == REPO / "recipes" / "replaysim"
+
+
+@pytest.mark.parametrize("name", ["default", "lint", "strict", "tool_calls"])
+def test_every_recipe_loads_and_no_operator_comes_twice(name):
+    """data-juicer's own command lets a second use inherit parameters of the first."""
+    DJNormalizer(name)
+    steps = [operator for step in load_recipe(name).process for operator in step]
+    assert len(steps) == len(set(steps)) >= 4
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_the_recipes(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=REPO,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    program = "from replay_pipeline.normalize import bundled_recipes as b, load_recipe as l\n"
+    program += "print(b(), l('strict').path)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(bundled_recipes()) in done.stdout
+    assert str(tmp_path / "site" / "replay_pipeline" / "normalize" / "recipes") in done.stdout
+
+
+@pytest.mark.slow
+def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
+    settings = {
+        "data_dir": tmp_path,
+        "ingest": {"sources": [SESSIONS_DIR]},
+        "replay": {"sample_teachers": True},
+    }
+    run(Settings.model_validate(settings), with_training=False)
+    pairs = DataRoot(tmp_path).read_all("dpo_pairs")
+    page = (recipes_dir() / "README.md").read_text("utf-8")
+    said = dict(re.findall(r"\| `(\w+)\.yaml` \| (\d+)", page))
+    kept = {name: str(DJNormalizer(name).run(pairs).report.n_kept) for name in bundled_recipes()}
+    assert said == kept
+    assert f"the {len(pairs)} pairs" in page
