@@ -221,7 +221,7 @@ class GateReport:
 class ReplayReport:
     """What one replay did and cost."""
 
-    actions: list[TeacherAction]
+    actions: list[TeacherAction] = field(repr=False)
     """One row per (state, teacher) that was decided now or before, failed ones included."""
     n_states: int
     n_sent: int

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 from pydantic import SecretStr
@@ -75,19 +76,23 @@ class Client:
         timeout_s: float,
     ) -> Reply:
         """Send one chat completion, exactly once."""
-        url = f"{base_url.rstrip('/')}/chat/completions"
         timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S, pool=None)
         try:
             response = await self._http.post(
-                url, content=body, headers=_with_key(headers, key), timeout=timeout
+                _completions_url(base_url),
+                content=body,
+                headers=_with_key(headers, key),
+                timeout=timeout,
             )
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, EOFError, ValueError) as error:
             return Reply(_lost(error, base_url, timeout_s))
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            return Reply(_lost(error, base_url, timeout_s))
-        return Reply(
-            read_reply(response.status_code, response.headers, response.content), response.content
-        )
+        # Plain dict: the headers of a response are looked up many times per call.
+        received = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in response.headers.raw
+        }
+        content = response.content
+        return Reply(read_reply(response.status_code, received, content), content)
 
     async def models(self, base_url: str, key: SecretStr | None = None) -> list[dict[str, Any]]:
         """The models that an endpoint serves, with prices where it lists them.
@@ -158,6 +163,11 @@ class Client:
         return reply
 
 
+@functools.lru_cache(maxsize=64)
+def _completions_url(base_url: str) -> httpx.URL:
+    return httpx.URL(f"{base_url.rstrip('/')}/chat/completions")
+
+
 @functools.cache
 def _trusted() -> ssl.SSLContext:
     """The system's certificates, read once: that takes longer than a call."""
@@ -178,7 +188,13 @@ def _with_key(headers: Mapping[str, str], key: SecretStr | None) -> dict[str, st
 
 def _lost(error: Exception, base_url: str, timeout_s: float) -> Failure:
     """A call that ended without a reply: harmless only if the request surely never left."""
-    if isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.InvalidURL):
+    # The transport calls every lost connection a connect timeout; its own error knows better.
+    is_unsent = isinstance(
+        error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+    )
+    if is_unsent or isinstance(
+        error, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.InvalidURL
+    ):
         return Failure(
             code="unreachable",
             message=f"{base_url} cannot be reached: check its address and the network "

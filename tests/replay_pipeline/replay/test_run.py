@@ -159,6 +159,23 @@ def test_a_ledger_that_cannot_be_opened_is_one_clear_error(server, tmp_path):
         replay(make_states(1), server.teachers(), 1, "mysql://me:secret@host/db")
 
 
+@pytest.mark.parametrize(
+    ("base_url", "words"),
+    [("http://127.0.0.1:9/v1", "cannot be reached"), ("nowhere", "cannot be reached"),
+     ("http://[bad", "cannot be reached")],
+)  # fmt: skip
+def test_an_address_that_is_wrong_is_a_failed_row_that_holds_no_money(tmp_path, base_url, words):
+    teacher = TeacherSpec(
+        name="local", model="m", base_url=base_url, api_key_env=None, dialect="vllm",
+        price={"prompt": 1e-6, "completion": 1e-6},
+    )  # fmt: skip
+    report = replay(make_states(1), [teacher], 1, tmp_path / "l")
+    [row] = report.actions
+    assert row.error_code == "unreachable"
+    assert words in row.error_message
+    assert (report.spent_usd, report.unknown_usd) == (0, 0)
+
+
 def test_a_wrong_key_stops_its_teacher_only_and_is_never_shown(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("GOOD_KEY", "sk-good-1234567890")
