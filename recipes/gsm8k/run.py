@@ -30,7 +30,7 @@ TEMPLATES = (
     "Mia has {a} stamps, Ben gives her {b}. How many stamps has she got?",
 )
 LARGEST = 2
-GRPO_STEPS, WARM_UP_STEPS = 120, 60
+GRPO_STEPS, WARM_UP_STEPS = 80, 60
 MAX_TOKENS = 10
 
 
@@ -129,7 +129,7 @@ def main() -> int:
             per_device_train_batch_size=32,
             num_generations=8,
             max_completion_length=MAX_TOKENS,
-            learning_rate=1e-3,
+            learning_rate=3e-3,
             max_steps=GRPO_STEPS,
         )
         trainer = ComposerReplicationTrainer(
