@@ -78,6 +78,9 @@ def launch(
         ReplicaFailedError: One died and no restart was left; the others are stopped.
     """
     settings = ["--set", "outer=object_store", "--set", f"outer_options.uri={uri}"]
+    if uri.startswith("file://"):
+        # On a disk the optimizers' state costs little; on a network it is the user's choice.
+        settings += ["--set", f"outer_options.state_uri={uri}"]
     handles = executor.launch_replicas(
         replicas,
         entrypoint,
