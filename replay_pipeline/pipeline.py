@@ -153,6 +153,8 @@ class Pipeline:
                 teachers,
                 ledger=self.settings.ledger_url(),
                 gates=self.settings.replay.gates,
+                agreement_threshold=self.settings.pairs.agreement_threshold,
+                level=self.settings.pairs.level,
                 accepted_terms=self.settings.replay.accepted_terms,
                 price_folder=self._price_folder(),
             )
@@ -177,6 +179,7 @@ class Pipeline:
         given = [
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
             json.dumps([replay.gates, self.settings.ingest.window]),
+            *([self.settings.pairs.model_dump_json(exclude={"marks"})] if replay.gates else []),
             *self._state_digests(batch),
         ]
 
@@ -194,6 +197,8 @@ class Pipeline:
                     max_concurrency=replay.max_concurrency,
                     partition=batch,
                     gates=replay.gates,
+                    agreement_threshold=self.settings.pairs.agreement_threshold,
+                    level=self.settings.pairs.level,
                     accepted_terms=replay.accepted_terms,
                     price_folder=self._price_folder(),
                     tick=self._on_progress,
