@@ -37,7 +37,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/pyrefly check --summarize-errors=false
+	$(BIN)/pyrefly check
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 format: $(STAMP)

@@ -14,6 +14,8 @@ from replay_pipeline.actions.agreement import strictness
 from replay_pipeline.actions.assignment import has_perfect_matching
 from replay_pipeline.actions.shell import parsed_plan, shell_plan
 
+pytestmark = pytest.mark.slow
+
 CWD = "/home/ada/shop"
 steady = settings(
     deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)

@@ -9,6 +9,8 @@ from safetensors import safe_open
 from trainer.__main__ import main, read_config
 from trainer.errors import TrainerConfigError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def finished(dataset_folder, tmp_path_factory):

@@ -15,7 +15,10 @@ from replay_pipeline.publish.folder import read_files
 from replay_pipeline.publish.splits import session_sha
 from replay_pipeline.testing.hub import HubServer
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the client
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),  # of the client
+]
 
 COMMIT = "POST .*/commit/main"
 

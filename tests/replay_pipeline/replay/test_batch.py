@@ -9,6 +9,8 @@ from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
 
+pytestmark = pytest.mark.slow
+
 
 def batch(states, teachers, usd, ledger, **options):
     options = {"poll_s": 0.01, "is_durable": False, **options}

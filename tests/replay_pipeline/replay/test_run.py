@@ -20,6 +20,8 @@ from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 
+pytestmark = pytest.mark.slow
+
 
 def replay(states, teachers, usd, ledger, **options):
     options = {"retry": QUICK, "is_durable": False, **options}

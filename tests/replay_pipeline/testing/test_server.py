@@ -12,6 +12,8 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.testing import Fault, TeacherServer
 from replay_pipeline.testing.prompt_cache import PromptCache
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 MODEL = "deepseek/deepseek-v4-pro"
 

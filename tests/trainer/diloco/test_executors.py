@@ -19,6 +19,8 @@ from trainer.diloco import (
 from trainer.diloco.executors import local
 from trainer.errors import OuterTimeoutError, ReplicaFailedError, TrainerConfigError
 
+pytestmark = pytest.mark.slow
+
 
 def load_servers():
     path = Path(__file__).with_name("cloud_servers.py")

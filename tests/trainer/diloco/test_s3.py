@@ -16,6 +16,8 @@ from trainer.diloco import (
     open_store,
 )
 
+pytestmark = pytest.mark.slow
+
 path = Path(__file__).with_name("s3_server.py")
 spec = importlib.util.spec_from_file_location("s3_server", path)
 s3_server = importlib.util.module_from_spec(spec)

@@ -24,6 +24,8 @@ from trainer.diloco import (
 )
 from trainer.errors import TrainerConfigError
 
+pytestmark = pytest.mark.slow
+
 REPO = Path(__file__).parents[3]
 
 

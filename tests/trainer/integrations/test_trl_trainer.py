@@ -12,6 +12,8 @@ from trainer.integrations.trl import ComposerConfig, ComposerReplicationTrainer
 from trainer.integrations.trl.config import OBJECTIVES
 from trainer.integrations.trl.teacher import Teacher
 
+pytestmark = pytest.mark.slow
+
 
 def parameters(trainer):
     model = trainer.accelerator.unwrap_model(trainer.model)
