@@ -1,5 +1,6 @@
 """Replicas as processes of this machine."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -26,6 +27,13 @@ GONE = "gone"
 
 _children: dict[str, subprocess.Popen[bytes]] = {}
 """Processes that this one started; they outlive the executor object."""
+
+
+@atexit.register
+def _reap() -> None:
+    """Take the exit codes of those that have ended, which Python would else complain about."""
+    for child in _children.values():
+        child.poll()
 
 
 class LocalProcessExecutor(PlatformExecutor):
