@@ -1,11 +1,12 @@
 """Replicas as processes of this machine."""
 
+import atexit
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from trainer.diloco.environment import child_environment
@@ -28,8 +29,18 @@ _children: dict[str, subprocess.Popen[bytes]] = {}
 """Processes that this one started; they outlive the executor object."""
 
 
+@atexit.register
+def _reap() -> None:
+    """Take the exit codes of those that have ended, which Python would else complain about."""
+    for child in _children.values():
+        child.poll()
+
+
 class LocalProcessExecutor(PlatformExecutor):
     """Runs each replica as a process group of its own, started anew and never forked.
+
+    Another process can take over the watch where there is a `/proc` (Linux); elsewhere only the
+    process that launched.
 
     Args:
         work_dir: Where logs and exit codes are kept; one folder per run and attempt.
@@ -58,7 +69,7 @@ class LocalProcessExecutor(PlatformExecutor):
         except OSError as error:
             raise ReplicaFailedError(f"replica {handle.rank} cannot start: {error}") from error
         job_id = f"{child.pid}:{_started_at(child.pid)}"
-        (folder / "began").write_text(str(time.clock_gettime(time.CLOCK_BOOTTIME)), "utf-8")
+        (folder / "began").write_text(datetime.now(UTC).isoformat(), "utf-8")
         _children[job_id] = child
         return job_id
 
@@ -69,8 +80,8 @@ class LocalProcessExecutor(PlatformExecutor):
             return ReplicaStatus(handle.rank, ended, 128 + signal.SIGKILL)
         if not self._is_alive(handle):
             return self._epitaph(handle.rank, folder / "exit")
-        began = float((folder / "began").read_text("utf-8"))
-        if time.clock_gettime(time.CLOCK_BOOTTIME) - began > handle.timeout_s:
+        began = datetime.fromisoformat((folder / "began").read_text("utf-8"))
+        if (datetime.now(UTC) - began).total_seconds() > handle.timeout_s:
             self._kill(handle, ReplicaState.TIMED_OUT)
             return self._inspect(handle)
         return ReplicaStatus(handle.rank, ReplicaState.RUNNING)
