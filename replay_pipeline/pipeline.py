@@ -10,7 +10,6 @@ import json
 import logging
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -159,9 +158,7 @@ class Pipeline:
                 price_folder=self._price_folder(),
             )
 
-    def replay(
-        self, batch: str, *, max_usd: float | None = None, stop: threading.Event | None = None
-    ) -> Receipt:
+    def replay(self, batch: str, *, max_usd: float | None = None) -> Receipt:
         """States of a batch to `teacher_actions`, paying at most `max_usd` for new answers.
 
         A stage that stopped before every question was asked is not final: the next call goes on.
@@ -202,7 +199,6 @@ class Pipeline:
                     accepted_terms=replay.accepted_terms,
                     price_folder=self._price_folder(),
                     tick=self._on_progress,
-                    **({} if stop is None else {"stop": stop}),
                 )
             self.root.write("teacher_actions", batch, teacher_actions_table(report.actions))
             _refuse_if_nobody_answers(report)

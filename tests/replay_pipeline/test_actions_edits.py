@@ -1,5 +1,6 @@
 """Edits that count as the same change give the same file, on every file that both apply to."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ def _widened(draw, file, edit):
     return Edit(before + edit.old + after, before + edit.new + after)
 
 
+@pytest.mark.slow
 @settings(steady, max_examples=1_500)
 @given(two_lists_for_a_file())
 def test_same_changes_give_the_same_file(case):

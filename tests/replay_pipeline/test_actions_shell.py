@@ -4,6 +4,8 @@ import random
 import subprocess
 from collections import defaultdict
 
+import pytest
+
 from replay_pipeline.actions.shell import shell_plan
 
 PIECES = (
@@ -88,6 +90,7 @@ def outputs(commands, folder):
     return [part.partition("\n")[2] for part in parts]
 
 
+@pytest.mark.slow
 def test_commands_with_equal_plans_do_the_same_in_bash(tmp_path):
     draw = random.Random(11)
     groups = defaultdict(set)

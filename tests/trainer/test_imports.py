@@ -5,6 +5,8 @@ import pytest
 
 import trainer
 
+pytestmark = pytest.mark.slow
+
 
 def modules_after(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(*sys.modules)"

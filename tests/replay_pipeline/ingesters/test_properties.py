@@ -28,6 +28,8 @@ from replay_pipeline.ingesters.base import Turn
 from replay_pipeline.types import TraceState
 from tests.replay_pipeline.ingesters.random_log import RandomLog
 
+pytestmark = pytest.mark.slow
+
 SEEDS = st.integers(0, 10**9)
 FEW = settings(max_examples=25, deadline=None)
 

@@ -215,6 +215,7 @@ def test_a_table_of_another_kind_is_refused(default, pair_table):
         default.run(pair_table().drop_columns(["rejected"]))
 
 
+@pytest.mark.slow
 def test_nothing_is_installed_printed_or_left_behind(tmp_path):
     program = """
 import logging, os, sys

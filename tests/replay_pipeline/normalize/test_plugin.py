@@ -14,6 +14,8 @@ from replay_pipeline.errors import ConfigError, MissingDependencyError, Normaliz
 from replay_pipeline.normalize import DJNormalizer, load_recipe
 from replay_pipeline.tables import write_table
 
+pytestmark = pytest.mark.slow
+
 EXECUTE = """
 import sys
 from replay_pipeline.normalize import data_juicer

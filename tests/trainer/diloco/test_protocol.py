@@ -39,6 +39,7 @@ def manifest(round_id=0, ranks=(0, 1), *, base="b0", expected=(0, 1)):
     )
 
 
+@pytest.mark.slow
 def test_ten_thousand_fault_schedules_keep_one_manifest_per_round_and_equal_states():
     reports = [simulation.run_schedule(seed) for seed in range(1500)]
     assert [r for r in reports if r.violations] == []

@@ -149,6 +149,7 @@ def test_attention_equals_the_dense_mask_with_gradients(backend, seed):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_equals_the_dense_mask():
     tree = pack_pairs(trace_pairs(6, vocab=3))
