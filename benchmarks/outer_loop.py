@@ -407,7 +407,8 @@ def run_with_kills(run: ProcessRun, n_kills: int, seed: int = 0) -> dict:
     while children:
         time.sleep(0.01)
         for rank, code in reap(children).items():
-            if code != 0:
+            if code != 0:  # one that had just ended when the signal came was not killed
+                kills += 1
                 attempts[rank] += 1
                 children[rank] = run.start(rank, attempts[rank])
         due = kills < n_kills and run.n_committed() >= kills * run.regime.n_rounds / n_kills
@@ -415,7 +416,7 @@ def run_with_kills(run: ProcessRun, n_kills: int, seed: int = 0) -> dict:
             kill_at = time.perf_counter() + dice.random() * 0.2
         if kill_at is not None and time.perf_counter() >= kill_at and children:
             os.kill(children[dice.choice(sorted(children))], 9)
-            kills, kill_at = kills + 1, None
+            kill_at = None
     results = run.results()
     return {
         "kills": kills,

@@ -93,7 +93,10 @@ class HostileNetwork:
             "PUT": ["refused", "slow", "lost answer", "cut upload"],
         }.get(request.command, ["refused"])
         with self.lock:
-            kind = self.random.choice(kinds) if self.random.random() < self.odds else ""
+            # What has not happened yet comes soon, so that a short run meets every kind.
+            missing = [kind for kind in kinds if not self.counts[kind]]
+            odds = max(self.odds, 0.5) if missing and self.odds else self.odds
+            kind = self.random.choice(missing or kinds) if self.random.random() < odds else ""
             if kind == "stale list" and request.path not in self.listings:
                 kind = ""
             self.counts[kind or "fine"] += 1
