@@ -23,7 +23,7 @@ demo: $(STAMP)
 	$(BIN)/replay-pipeline demo
 
 ui: $(STAMP)
-	$(BIN)/replay-pipeline ui
+	$(BIN)/replay-pipeline ui --demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -52,4 +52,4 @@ docs: $(STAMP)
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV)

@@ -137,7 +137,7 @@ def demo(
     from replay_pipeline.tables import written_whole
 
     _prepare_demo(data)
-    loaded = _load(None, data)
+    loaded = _load(data / "settings.toml", data)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
         before = work.receipts.stamps()
@@ -145,7 +145,7 @@ def demo(
     if not loaded.replay.sample_teachers:
         _confirm(work, yes=yes)
     with progress_bars() as on_progress:
-        instance.run_jobs(work, on_progress=on_progress)
+        instance.run_jobs(work, settings_path=data / "settings.toml", on_progress=on_progress)
     summary = work.summary(since=before)
     with written_whole(data / "report.json") as file:
         file.write(json.dumps(summary, indent=1).encode())
@@ -233,7 +233,7 @@ def replay(
         for key in batches:
             receipt = work.replay(key, max_usd=left_usd)
             if not receipt.is_reused:
-                left_usd = max(left_usd - receipt.report["newly_spent_usd"], 1e-9)
+                left_usd = pipeline.left_after(left_usd, receipt)
             reports[key] = receipt.report
     print_report(reports, as_json=as_json, show=show_replay)
 
@@ -418,7 +418,8 @@ def ui(
 
     if sample:
         data = data or Path("demo")
-        _prepare_demo(data)
+        if not (data / "settings.toml").exists():
+            _prepare_demo(data)
     work = pipeline.Pipeline(_load(None, data))
     instance.sync(work)
     root = work.root.path
@@ -484,15 +485,21 @@ def _load(
     return Settings.load(settings, data_dir=data, changes=changes)
 
 
+_DEMO_HEADER = "# Written by `replay-pipeline demo`."
+
+
 def _prepare_demo(data: Path) -> None:
     """Write the settings of the demo, which the UI reads as well."""
     from replay_pipeline.sample import SESSIONS_DIR
     from replay_pipeline.settings import environment
     from replay_pipeline.tables import written_whole
 
+    path = data / "settings.toml"
+    if path.exists() and not path.read_text("utf-8").startswith(_DEMO_HEADER):
+        raise ConfigError(f"{path} is not the demo's: choose another folder with --data")
     is_real = environment("REPLAY_TEACHERS", "sample") != "sample"
     lines = [
-        "# Written by `replay-pipeline demo`.",
+        _DEMO_HEADER,
         "[ingest]",
         f"sources = [{json.dumps(str(SESSIONS_DIR))}]",
         "max_batch_sessions = 4",
@@ -501,7 +508,7 @@ def _prepare_demo(data: Path) -> None:
         "max_total_usd = 5.0",
         "confirm_above_usd = 0.0",
     ]
-    with written_whole(data / "settings.toml") as file:
+    with written_whole(path) as file:
         file.write(("\n".join(lines) + "\n").encode())
 
 

@@ -14,7 +14,7 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
         ),
         asset_checks=dg.load_asset_checks_from_modules([checks]),
         jobs=[automation.batch_job, automation.dataset_job, automation.publish_job],
-        schedules=[automation.nightly_replay],
+        schedules=[automation.nightly_replay, automation.nightly_publish],
         sensors=[automation.new_sessions],
         resources={"pipeline": pipeline},
         executor=dg.in_process_executor,

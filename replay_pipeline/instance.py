@@ -51,7 +51,11 @@ def prepare_home(data_dir: Path) -> Path:
 
 
 def run_jobs(
-    pipeline: Pipeline, *, with_training: bool = True, on_progress: OnProgress | None = None
+    pipeline: Pipeline,
+    *,
+    settings_path: Path | None = None,
+    with_training: bool = True,
+    on_progress: OnProgress | None = None,
 ) -> None:
     """Take every batch through all assets, in this process, recorded in the data root's Dagster.
 
@@ -65,7 +69,12 @@ def run_jobs(
         ("replay_batches", {RANGE_START: batches[0], RANGE_END: batches[-1]}),
         ("publish_and_train" if with_training else "publish", {}),
     ]
-    defs = define(PipelineResource(data_dir=str(data_dir)))
+    defs = define(
+        PipelineResource(
+            data_dir=str(data_dir),
+            settings_path=str(settings_path.absolute()) if settings_path else "",
+        )
+    )
     token = console_progress.set(on_progress)
     try:
         with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:

@@ -1,7 +1,7 @@
 """States in, normalized pairs out: replay, agreement and normalization in one call."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from replay_pipeline.normalize import DJNormalizer
@@ -12,7 +12,7 @@ from replay_pipeline.types import NormalizedDPOPair, TeacherAction, TeacherSpec,
 
 
 async def replay_and_normalize_trace(
-    states: Sequence[TraceState],
+    states: Iterable[TraceState],
     teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
     agreement_threshold: int = 2,
     max_total_usd: float = 10.0,
@@ -34,14 +34,17 @@ async def replay_and_normalize_trace(
         ConfigError: a teacher, the recipe or the threshold is wrong; nothing was paid.
         ReplayError: the ledger or a price is not usable.
     """
+    states = list(states)
+    extract_dpo_pairs([], [], agreement_threshold)  # refuses a wrong threshold before any cost
+    normalizer = await asyncio.to_thread(DJNormalizer, recipe)
     actions = await replay_trace(states, teachers, max_total_usd, ledger=ledger)
     pairs = extract_dpo_pairs(states, actions, agreement_threshold)
-    normalized = await asyncio.to_thread(DJNormalizer(recipe).normalize, pairs)
+    normalized = await asyncio.to_thread(normalizer.normalize, pairs)
     return actions, normalized
 
 
 def replay_and_normalize_trace_sync(
-    states: Sequence[TraceState],
+    states: Iterable[TraceState],
     teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
     agreement_threshold: int = 2,
     max_total_usd: float = 10.0,

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.doctor import examine
-from replay_pipeline.errors import ConfigError, LedgerError, TeacherAuthError, TrainError
+from replay_pipeline.errors import ConfigError, TeacherAuthError, TrainError
 from replay_pipeline.ingesters import (
     TraceBatch,
     Traces,
@@ -44,6 +44,7 @@ from replay_pipeline.replay import (
     check_teachers,
     control,
     estimate_sync,
+    has_ledger,
     ledger_status,
     replay_in_thread,
 )
@@ -128,7 +129,8 @@ class Pipeline:
             IngestError: a file of the batch is gone or unreadable.
         """
         manifest = read_manifest(batch, self.root.path)
-        given = [self.settings.ingest.model_dump_json(exclude={"sources"}), manifest.to_json()]
+        options = self.settings.ingest
+        given = [f"{options.is_redacted}", f"{options.is_project_hashed}", manifest.to_json()]
 
         def work() -> dict[str, Any]:
             result = ingest(
@@ -177,6 +179,7 @@ class Pipeline:
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
             json.dumps([replay.gates, self.settings.ingest.window]),
             *([self.settings.pairs.model_dump_json(exclude={"marks"})] if replay.gates else []),
+            *(["sample"] if replay.sample_teachers else []),
             *self._state_digests(batch),
         ]
 
@@ -187,9 +190,7 @@ class Pipeline:
                     teachers,
                     max_total_usd=budget_usd,
                     counts_recorded=False,
-                    limits_usd={}
-                    if replay.max_daily_usd is None
-                    else {"day": replay.max_daily_usd},
+                    limits_usd=self._limits(),
                     ledger=self.settings.ledger_url(),
                     max_concurrency=replay.max_concurrency,
                     partition=batch,
@@ -280,8 +281,8 @@ class Pipeline:
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
             given += self._digests(batch, ("normalized_pairs", "positives"))
-        if control_run := self.receipts.read("control", "all"):
-            given.append(json.dumps(control_run.report, sort_keys=True))
+        facts = self._card_facts()
+        given.append(json.dumps(facts, sort_keys=True, default=str))
 
         def work() -> dict[str, Any]:
             report = publish(
@@ -291,7 +292,7 @@ class Pipeline:
                 repo_id=options.repo_id,
                 private=options.is_private,
                 test_fraction=options.test_fraction,
-                card_facts=self._card_facts(),
+                card_facts=facts,
             )
             return report.to_json()
 
@@ -305,7 +306,7 @@ class Pipeline:
         Raises:
             TrainError: the trainer failed; the message ends with its last words.
         """
-        config = self.settings.train.config
+        config = self._trainer_config()
         output = self.settings.model_dir()
         dataset = self.settings.dataset_dir()
         given = [config.read_text("utf-8") if config else "tiny"]
@@ -328,6 +329,21 @@ class Pipeline:
         )
 
     # Looking
+
+    def completed_batches(self) -> set[str]:
+        """Batches at which every question has its answer; the others go on in the next run."""
+        return {batch for batch, report in self._reports("replay").items() if report["is_complete"]}
+
+    def check_settings(self) -> None:
+        """Find what later stages would refuse, before the replay is paid for.
+
+        Raises:
+            ConfigError: a recipe, marks file or trainer config is wrong.
+        """
+        DJNormalizer(self.settings.normalize.recipe)
+        if self.settings.pairs.marks is not None:
+            read_marks(self.settings.pairs.marks)
+        self._trainer_config()
 
     def check_keys(self) -> None:
         """See that every teacher's key is there, before anything is asked or even priced.
@@ -357,10 +373,9 @@ class Pipeline:
             }
             for key in self.batches()
         }
-        try:
+        ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
+        if has_ledger(self.settings.ledger_url()):
             ledger = ledger_status(self.settings.ledger_url()).to_json()
-        except LedgerError:
-            ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
         return {"batches": batches, "ledger": ledger, "dataset": done.get(("publish", "all"))}
 
     def show(self, state_id: str) -> str:
@@ -430,6 +445,7 @@ class Pipeline:
             n_states=n_states,
             level=self.settings.pairs.level,
             teacher=self.settings.replay.student,
+            limits_usd=self._limits(),
             ledger=self.settings.ledger_url(),
             price_folder=self._price_folder(),
             tick=self._on_progress,
@@ -491,6 +507,16 @@ class Pipeline:
             tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
             traces = Traces(**tables, tools=self._tools_until(batch))
             yield from traces.materialize(window=self.settings.ingest.window)
+
+    def _limits(self) -> dict[str, float]:
+        day_usd = self.settings.replay.max_daily_usd
+        return {} if day_usd is None else {"day": day_usd}
+
+    def _trainer_config(self) -> Path | None:
+        config = self.settings.train.config
+        if config is not None and not config.is_file():
+            raise ConfigError(f"{config}: no such trainer config")
+        return config
 
     def _price_folder(self) -> Path | None:
         """Where price lists are kept; the sample's server has prices of its own each time."""
@@ -564,18 +590,28 @@ def run(
     """
     pipeline = Pipeline(settings, on_progress=on_progress)
     before = pipeline.receipts.stamps()
+    pipeline.check_settings()
     batches = pipeline.ingest_new()
     left_usd = settings.replay.max_total_usd
     for batch in batches:
         receipt = pipeline.replay(batch, max_usd=left_usd)
-        if not receipt.is_reused:
-            left_usd = max(left_usd - receipt.report["newly_spent_usd"], 1e-9)
+        left_usd = left_after(left_usd, receipt)
         pipeline.pairs(batch)
         pipeline.normalize(batch)
     pipeline.publish()
     if with_training:
         pipeline.train()
     return pipeline.summary(since=before)
+
+
+def left_after(left_usd: float, receipt: Receipt) -> float:
+    """What a run may still spend after a batch; calls with an unknown outcome count as paid.
+
+    Never 0, which would be refused as a mistake: the rest of the run buys nothing more.
+    """
+    if receipt.is_reused:
+        return left_usd
+    return max(left_usd - receipt.report["newly_spent_usd"] - receipt.report["unknown_usd"], 1e-9)
 
 
 def replay_facts(report: ReplayReport) -> dict[str, Any]:
@@ -594,12 +630,14 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "errors": errors,
         "spent_usd": report.spent_usd,
         "newly_spent_usd": report.newly_spent_usd,
+        "unknown_usd": report.unknown_usd,
         "budget_usd": report.budget_usd,
         "forecast_usd": report.forecast_usd,
         "stop_reason": report.stop_reason,
         "is_complete": report.stop_reason == "completed"
         and not report.n_open
-        and not report.skipped.get("teacher_stopped"),
+        and not report.skipped.get("teacher_stopped")
+        and not report.skipped.get("in_batch"),
         "skipped": report.skipped,
         "cost_by_teacher_usd": report.cost_by_teacher_usd,
         "latency_s": sorted(round(row.latency_s, 3) for row in answered),

@@ -183,8 +183,9 @@ class Settings(_Section):
             raise ConfigError(f"{path}: {error}") from error
 
     def ledger_url(self) -> str:
-        """Path or URL of the ledger."""
-        return self.replay.ledger or str(self.data_dir / "ledger.sqlite")
+        """Path or URL of the ledger. The sample's answers never mix with those of real models."""
+        name = "sample-ledger.sqlite" if self.replay.sample_teachers else "ledger.sqlite"
+        return self.replay.ledger or str(self.data_dir / name)
 
     def dataset_dir(self) -> Path:
         """Folder of the published dataset."""
@@ -214,8 +215,8 @@ def _merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def _teachers(choice: str) -> dict[str, Any]:
     named: dict[str, dict[str, Any]] = {
         "sample": {"teachers": DEFAULT_TEACHERS, "sample_teachers": True},
-        "openrouter": {"teachers": DEFAULT_TEACHERS},
-        "frontier": {"teachers": FRONTIER_TEACHERS},
+        "openrouter": {"teachers": DEFAULT_TEACHERS, "sample_teachers": False},
+        "frontier": {"teachers": FRONTIER_TEACHERS, "sample_teachers": False},
     }
     if choice not in named:
         raise ConfigError(

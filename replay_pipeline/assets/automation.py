@@ -61,11 +61,15 @@ def nightly_replay(
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """One run per contiguous range of missing batches; the nightly budget is split among them."""
     keys = list(context.instance.get_dynamic_partitions(trace_batch.name or ""))
+    work = pipeline.open()
+    if work.settings.replay.max_nightly_usd <= 0:
+        return dg.SkipReason("the nightly budget is 0")
     done = context.instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
+    done &= work.completed_batches()
     ranges = missing_ranges(keys, done, max_batches=_MAX_BATCHES_PER_RUN)
     if not ranges:
         return dg.SkipReason("every batch is replayed")
-    share_usd = pipeline.settings().replay.max_nightly_usd / len(ranges)
+    share_usd = work.settings.replay.max_nightly_usd / len(ranges)
     tick = context.scheduled_execution_time.isoformat()
     return [
         dg.RunRequest(
@@ -77,6 +81,14 @@ def nightly_replay(
         )
         for first, last in ranges
     ]
+
+
+nightly_publish = dg.ScheduleDefinition(
+    name="nightly_publish",
+    job=publish_job,
+    cron_schedule="0 5 * * *",
+    description="Brings what the night has made into the one growing dataset.",
+)
 
 
 def missing_ranges(keys: list[str], done: set[str], *, max_batches: int) -> list[tuple[str, str]]:

@@ -8,11 +8,9 @@ from pydantic import Field
 from replay_pipeline.assets.metadata import bars, column_schema, markdown_table
 from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batch
 from replay_pipeline.assets.reporting import each_batch
-from replay_pipeline.pipeline import Pipeline, Receipt
+from replay_pipeline.pipeline import Pipeline, Receipt, left_after
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.types import Progress
-
-_OBSERVE_EVERY = 50
 
 
 class ReplayConfig(dg.Config):
@@ -43,9 +41,12 @@ def teacher_actions(
     Every paid answer is in the ledger before it counts: stopping or killing this step loses none,
     and running it again asks only what was not answered.
     """
+    n_seen = 0
 
     def observe(progress: Progress) -> None:
-        if progress.n_done and progress.n_done % _OBSERVE_EVERY == 0:
+        nonlocal n_seen
+        if progress.n_done > n_seen:
+            n_seen = progress.n_done
             context.log_event(
                 dg.AssetObservation(
                     context.asset_key,
@@ -57,13 +58,14 @@ def teacher_actions(
             )
 
     work = pipeline.open(observe)
-    left_usd = config.max_total_usd or work.settings.replay.max_total_usd
+    default_usd = work.settings.replay.max_total_usd
+    left_usd = default_usd if config.max_total_usd is None else config.max_total_usd
 
     def replay(batch: str) -> Receipt:
         nonlocal left_usd
         receipt = work.replay(batch, max_usd=left_usd)
         if not receipt.is_reused:
-            left_usd = max(left_usd - receipt.report["newly_spent_usd"], 1e-9)
+            left_usd = left_after(left_usd, receipt)
         return receipt
 
     return each_batch(context, work, replay, answer_facts)

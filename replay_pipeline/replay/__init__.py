@@ -2,6 +2,7 @@
 
 from replay_pipeline.replay.batch import replay_batch
 from replay_pipeline.replay.control import ControlReport, control
+from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
 from replay_pipeline.replay.run import (
@@ -30,6 +31,7 @@ __all__ = [
     "control",
     "estimate",
     "estimate_sync",
+    "has_ledger",
     "ledger_status",
     "measure_gates",
     "parse_gates",

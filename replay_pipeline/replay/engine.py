@@ -53,6 +53,8 @@ class RetryPolicy:
     max_attempts: int = 6
     first_wait_s: float = 0.5
     max_wait_s: float = 60.0
+    longest_pause_s: float = 600.0
+    """An endpoint that asks for a longer pause is left alone for the rest of the run."""
     settle_s: float = 30.0
     """How long after it was sent a lost call may still be running. Asked again only then, the
     router's response cache has its answer; asked again earlier, it would be paid twice."""
@@ -163,15 +165,21 @@ class Engine:
                 has_stopped = True
                 logger.info("stopping: %d calls in flight are awaited", self._total.n_in_use)
                 self.ledger.give_up(self.run_id)
+                for slots in (self._total, *self._slots.values()):
+                    slots.resume()
 
     def _report_progress(self) -> None:
         if self.on_progress:
             n_skipped = sum(self.skipped.values())
             spent = usd(self.newly_spent_nano)
             n_done = len(self.decided) + n_skipped
-            self.on_progress(
-                Progress(stage="replay", n_done=n_done, n_total=self.n_total, cost_usd=spent)
-            )
+            progress = Progress(stage="replay", n_done=n_done, n_total=self.n_total, cost_usd=spent)
+            try:
+                self.on_progress(progress)
+            except Exception as error:  # noqa: BLE001 (raised when all that is paid is in)
+                self._fatal = self._fatal or error
+                self.on_progress = None
+                self.stop.set()
 
     async def _work(self, lanes: deque[deque[Task]]) -> None:
         builder = RequestBuilder(self.options)
@@ -399,12 +407,22 @@ class _Call(Sent):
                 stop=stop_after_attempt(policy.max_attempts),
                 retry=retry_if_exception_type(_FreeFailure),
                 wait=self._wait_s,
+                sleep=self._sleep,
                 reraise=True,
             ):
                 with attempt:
                     await self._attempt()
         except _FreeFailure:
             return
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait, but no longer than until the run is told to stop."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0:
+            if self.engine.stop.is_set():
+                return
+            await asyncio.sleep(min(left, 0.1))
 
     def _wait_s(self, retry_state: RetryCallState) -> float:
         policy = self.engine.retry
@@ -439,6 +457,10 @@ class _Call(Sent):
         outcome = self.reply.outcome
         if isinstance(outcome, Answer):
             own.succeeded()
+            return
+        if (outcome.retry_after_s or 0.0) > engine.retry.longest_pause_s:
+            engine.stopped_teachers.setdefault(teacher.name, outcome)
+            logger.error("%s is not asked again in this run: %s", teacher.name, outcome.message)
             return
         if outcome.slows_down:
             own.slow_down(outcome.retry_after_s)

@@ -69,6 +69,11 @@ class Slots:
             self.limit = max(1.0, self.limit * self._decrease)
             self.n_cuts += 1
 
+    def resume(self) -> None:
+        """Forget a pause, so that whoever waits can see that the run has been stopped."""
+        self._paused_until = float("-inf")
+        self._wake()
+
     def _has_room(self) -> bool:
         return self.n_in_use < int(self.limit) and time.perf_counter() >= self._paused_until
 

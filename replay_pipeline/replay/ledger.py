@@ -152,13 +152,13 @@ class Ledger:
     """One open ledger. Every method may be called from any thread and gives back a future."""
 
     def __init__(self, url: str | Path, *, is_durable: bool = True) -> None:
-        self.url = str(url)
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: deque[_Waiting] = deque()
         self._give_up: set[str] = set()
         self._n_issued = 0
         self._n_polls = 0
         self._database = connect(url, is_durable=is_durable)
+        self.url = self._database.name
         try:
             self.owner = self._register()
             self._adopt_orphans(self._database)
@@ -528,6 +528,8 @@ def _open_scopes(
             (name, limit, limit),
         )
         [scope] = _load_scopes(database, [name]).values()
+        if limit is None and name.startswith("day:"):
+            limit = scope.limit  # a run without a limit of its own does not lift that of the day
         in_use = scope.spent + scope.held + scope.unknown - scope.overrun
         database.query(
             "update scopes set limit_nano = ?, ceiling_nano = ?, carried_nano = ? where name = ?",

@@ -141,7 +141,7 @@ def test_the_same_stages_by_hand_write_the_same_bytes(root, tmp_path):
         for stage in (work.replay, work.pairs, work.normalize):
             stage(batch)
     work.publish()
-    shutil.copy(by_hand / "ledger.sqlite", root / "ledger.sqlite")
+    shutil.copy(by_hand / "sample-ledger.sqlite", root / "sample-ledger.sqlite")
     pipeline_at(root).find_batches()
     with dg.instance_for_test() as instance:
         assert run_range(root, instance).success
