@@ -48,7 +48,7 @@ bench: $(STAMP)
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
 docs: $(STAMP)
-	$(BIN)/python -c 'from replay_pipeline.columns import tables_page; print(tables_page(), end="")' > docs/tables.md
+	$(BIN)/python -m replay_pipeline.reference docs
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 clean:

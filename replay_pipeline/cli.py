@@ -30,7 +30,7 @@ from replay_pipeline.console import (
     show_train,
 )
 from replay_pipeline.errors import ConfigError, ReplayPipelineError
-from replay_pipeline.settings import Settings
+from replay_pipeline.settings import Settings, redaction_salt
 
 app = typer.Typer(
     name="replay-pipeline",
@@ -184,6 +184,7 @@ def ingest(
                 paths,
                 redact=loaded.ingest.is_redacted,
                 hash_project=loaded.ingest.is_project_hashed,
+                salt=redaction_salt(),
                 on_progress=on_progress,
             )
             ingesters.write_traces(result, out_dir)

@@ -175,7 +175,13 @@ def show_train(report: Report) -> None:
 def show_status(report: Report) -> None:
     """What is done, and what it cost."""
     _draw_batches("Batches", report["batches"], ("ingest", "replay", "pairs", "normalize"))
-    _table("Money", list(report["ledger"].items()))
+    ledger = report["ledger"]
+    plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
+    _table("Money", list(plain.items()))
+    if scopes := ledger.get("scopes"):
+        rows = {scope["scope"]: scope for scope in scopes}
+        names = tuple(name for name in scopes[0] if name != "scope")
+        _draw_batches("Limits", rows, names)
 
 
 def show_findings(report: Report) -> None:
@@ -187,9 +193,17 @@ def show_findings(report: Report) -> None:
 
 def show_teachers(report: Report) -> None:
     """One row per teacher."""
-    rows = report["teachers"]
-    names = list(rows[0]) if rows else ["teacher"]
-    table = Table(*names, title="Teachers", title_justify="left", title_style="bold")
-    for row in rows:
-        table.add_row(*(escape(_words(row[name])) for name in names))
+    table = Table(
+        "teacher", "model", "$ per million in / out", "allows training", "state",
+        title="Teachers", title_justify="left", title_style="bold",
+    )  # fmt: skip
+    for row in report["teachers"]:
+        prices = (row["prompt_usd_per_mtok"], row["completion_usd_per_mtok"])
+        table.add_row(
+            escape(row["teacher"]),
+            escape(row["model"]),
+            "unknown" if None in prices else f"{prices[0]:.3g} / {prices[1]:.3g}",
+            {True: "yes", False: "no", None: "not known"}[row["is_distillable"]],
+            escape(row["problem"] or "ok"),
+        )
     out.print(table)

@@ -52,7 +52,7 @@ from replay_pipeline.review import apply_marks, read_marks, show_state, write_re
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
-from replay_pipeline.settings import Settings, api_key, child_environment
+from replay_pipeline.settings import Settings, api_key, child_environment, redaction_salt
 from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
@@ -138,6 +138,7 @@ class Pipeline:
                 redact=self.settings.ingest.is_redacted,
                 hash_project=self.settings.ingest.is_project_hashed,
                 known_state_ids=self._states_before(batch),
+                salt=redaction_salt(),
                 on_progress=self._on_progress,
             )
             for name in ("sessions", "turns", "states", "tools"):

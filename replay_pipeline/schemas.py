@@ -19,7 +19,7 @@ SESSIONS = pa.schema(
         ("agent", pa.string()),
         ("agent_id", pa.string()),  # subagent, null for a main session
         ("parent_session_id", pa.string()),
-        ("project", pa.string()),  # salted hash of the folder unless opted out
+        ("project", pa.string()),  # hash of the folder unless opted out
         ("versions", _STRINGS),
         ("models", _STRINGS),
         ("first_timestamp", _TIMESTAMP),

@@ -240,6 +240,11 @@ def api_key(name: str | None) -> SecretStr | None:
     return SecretStr(value)
 
 
+def redaction_salt() -> str:
+    """What makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
+    return os.environ.get("REPLAY_SALT", "")
+
+
 def environment(name: str, default: str | None = None) -> str | None:
     """A variable of the environment that is no secret."""
     return os.environ.get(name, default)

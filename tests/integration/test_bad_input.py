@@ -221,7 +221,9 @@ def test_a_full_disk_while_replaying_loses_no_paid_answer(tmp_path):
     (report,) = json.loads(done.stdout).values()
     assert report["is_complete"]
     assert report["n_cached"] > 0
-    status = json.loads(command("status", "--data", "d", "--json", cwd=tmp_path).stdout)
+    status = json.loads(
+        command("status", "--data", "d", "--json", cwd=tmp_path, REPLAY_TEACHERS="sample").stdout
+    )
     assert status["ledger"]["spent_usd"] == pytest.approx(report["spent_usd"])
 
 

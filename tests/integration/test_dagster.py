@@ -57,12 +57,20 @@ def pipeline_at(root: Path) -> Pipeline:
     return Pipeline(Settings.load(data_dir=root))
 
 
-def run_range(root: Path, instance: dg.DagsterInstance, job: str = "replay_batches"):
+def run_range(
+    root: Path,
+    instance: dg.DagsterInstance,
+    job: str = "replay_batches",
+    max_total_usd: float | None = None,
+):
     defs = define(PipelineResource(data_dir=str(root)))
     keys = pipeline_at(root).batches()
     instance.add_dynamic_partitions("trace_batch", keys)
     tags = {f"{RANGE}start": keys[0], f"{RANGE}end": keys[-1]} if job == "replay_batches" else {}
-    return defs.resolve_job_def(job).execute_in_process(instance=instance, tags=tags)
+    config = {"ops": {"teacher_actions": {"config": {"max_total_usd": max_total_usd}}}}
+    return defs.resolve_job_def(job).execute_in_process(
+        instance=instance, tags=tags, run_config=None if max_total_usd is None else config
+    )
 
 
 def test_definitions_load_with_every_asset_described():
@@ -116,6 +124,35 @@ def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
         assert (request.tags[f"{RANGE}start"], request.tags[f"{RANGE}end"]) == (keys[0], keys[-1])
         (config,) = request.run_config["ops"].values()
         assert config["config"]["max_total_usd"] == work.settings.replay.max_nightly_usd
+
+
+def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
+    work = pipeline_at(root)
+    work.find_batches()
+    resource = PipelineResource(data_dir=str(root))
+    with dg.instance_for_test() as instance:
+
+        def plan():
+            now = datetime(2026, 1, 2, 2, tzinfo=UTC)
+            context = dg.build_schedule_context(instance=instance, scheduled_execution_time=now)
+            return nightly_replay(context, pipeline=resource)
+
+        assert run_range(root, instance, max_total_usd=0.03).success
+        spent = work.status()["ledger"]["spent_usd"]
+        assert 0 < spent <= 0.03
+        assert instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
+        assert work.completed_batches() != set(work.batches())
+        assert isinstance(plan(), list)
+        assert run_range(root, instance).success
+        assert work.completed_batches() == set(work.batches())
+        assert isinstance(plan(), dg.SkipReason)
+        text = (
+            (root / "settings.toml")
+            .read_text()
+            .replace("[replay]", "[replay]\nmax_nightly_usd = 0")
+        )
+        (root / "settings.toml").write_text(text)
+        assert "budget is 0" in str(plan().skip_message)
 
 
 def test_a_range_run_fills_every_batch_and_a_second_one_does_nothing(root):

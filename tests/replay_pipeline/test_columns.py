@@ -1,12 +1,15 @@
+import re
 from pathlib import Path
 
 import pytest
 
 from replay_pipeline import columns
 from replay_pipeline.columns import ABOUT, describe, tables_page
+from replay_pipeline.reference import settings_page
 from replay_pipeline.schemas import TABLES
+from replay_pipeline.settings import Settings
 
-PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))
@@ -23,5 +26,14 @@ def test_nothing_is_described_that_no_table_has():
     assert set(columns._ANYWHERE) <= everywhere
 
 
-def test_the_page_of_tables_is_made_from_the_schemas():
-    assert PAGE.read_text("utf-8") == tables_page(), "run `make docs`"
+def test_reference_pages_are_made_from_the_code():
+    assert (DOCS / "tables.md").read_text("utf-8") == tables_page(), "run `make docs`"
+    assert (DOCS / "settings.md").read_text("utf-8") == settings_page(), "run `make docs`"
+
+
+def test_every_setting_says_what_it_means_and_the_example_is_valid(tmp_path):
+    assert "|  |" not in settings_page()
+    (example,) = re.findall(r"```toml\n(.*?)```", settings_page(), re.DOTALL)
+    (tmp_path / "s.toml").write_text(example)
+    settings = Settings.load(tmp_path / "s.toml")
+    assert [teacher.name for teacher in settings.replay.teachers] == ["local", "deepseek"]

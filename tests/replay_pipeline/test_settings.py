@@ -64,6 +64,15 @@ def test_a_missing_settings_file_is_named(tmp_path):
         Settings.load(tmp_path / "gone.toml")
 
 
+def test_real_teachers_never_share_the_samples_ledger(tmp_path):
+    (tmp_path / "settings.toml").write_text("[replay]\nsample_teachers = true\n")
+    sample = Settings.load(data_dir=tmp_path, env={})
+    real = Settings.load(data_dir=tmp_path, env={"REPLAY_TEACHERS": "openrouter"})
+    assert sample.replay.sample_teachers
+    assert not real.replay.sample_teachers
+    assert sample.ledger_url() != real.ledger_url()
+
+
 def test_an_unknown_choice_of_teachers_lists_the_known_ones():
     with pytest.raises(ConfigError, match="sample, openrouter, frontier"):
         Settings.load(env={"REPLAY_TEACHERS": "nobody"})

@@ -384,3 +384,37 @@ def test_check_teachers_says_what_is_wrong(server, monkeypatch):
     assert not away.is_reachable
     assert "cannot be reached" in away.problem
     assert "does not serve nobody/nothing" in unknown.problem
+
+
+def test_a_progress_callback_that_fails_is_raised_after_the_paid_answers_are_in(tmp_path):
+    def fail(progress):
+        if progress.n_done >= 3:
+            raise RuntimeError("the screen is gone")
+
+    with TeacherServer(script={"content": "yes"}, latency=0.2) as server:
+        with pytest.raises(RuntimeError, match="the screen is gone"):
+            asyncio.run(
+                replay_states(
+                    make_states(60, n_sessions=60), server.teachers(), max_total_usd=5,
+                    ledger=tmp_path / "l", max_concurrency=8, on_progress=fail,
+                )
+            )  # fmt: skip
+        bill = server.bill()
+    status = ledger_status(tmp_path / "l")
+    assert bill.n_charged < 180
+    assert status.calls["answered"] == bill.n_charged
+    assert round(status.spent_usd * 1e9) == bill.total_nano
+
+
+def test_an_endpoint_that_wants_hours_is_left_alone_for_this_run(tmp_path):
+    faults = [{"kind": "status", "status": 429, "retry_after_s": 30_000}]
+    with TeacherServer(script={"content": "yes"}, faults=faults) as server:
+        [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
+        report = asyncio.run(
+            replay_states(
+                make_states(20, n_sessions=1), [teacher], max_total_usd=5, ledger=tmp_path / "l"
+            )
+        )
+    assert report.newly_spent_usd == 0
+    assert report.n_open == 1
+    assert report.skipped["teacher_stopped"] == 19

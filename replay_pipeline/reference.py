@@ -1,0 +1,95 @@
+"""Reference pages that are made from the code: `make docs` writes them, a test compares them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from replay_pipeline.columns import tables_page
+from replay_pipeline.settings import Settings
+from replay_pipeline.types import TeacherSpec
+
+_SETTINGS_HEAD = """\
+# Settings
+
+One TOML file says everything; without it the defaults hold. It is the file after `--settings`, else
+the one that `REPLAY_SETTINGS` names, else `settings.toml` in the data root.
+
+| variable | meaning |
+|---|---|
+| `REPLAY_DATA` | the data root, as `--data` |
+| `REPLAY_SETTINGS` | the settings file |
+| `REPLAY_TEACHERS` | `sample` (recorded, local), `openrouter` (the default teachers) or `frontier` |
+| `REPLAY_SALT` | makes placeholders of secrets unguessable outside this installation |
+| `OPENROUTER_API_KEY`, `HF_TOKEN` | keys; read from the environment only, never written |
+
+```toml
+data_dir = "data"
+
+[ingest]
+sources = ["/home/me/.claude/projects"]
+window = "clear_tool_results:10"
+
+[replay]
+max_total_usd = 5.0
+max_daily_usd = 20.0
+gates = ["near_duplicates", "error_sites_first", "cheap_screen:0.1", "cheap_first"]
+
+[[replay.teachers]]
+name = "local"
+model = "qwen3-coder-30b"
+base_url = "http://127.0.0.1:8000/v1"
+api_key_env = ""
+price = {prompt = 0.0, completion = 0.0}
+
+[[replay.teachers]]
+name = "deepseek"
+model = "deepseek/deepseek-v4-pro"
+
+[pairs]
+agreement_threshold = 2
+```
+
+Teachers whose vendor forbids training on its answers need their model ids in
+`replay.accepted_terms`; the dataset card says so.
+"""
+
+
+def settings_page() -> str:
+    """The page `docs/settings.md`."""
+    parts = [_SETTINGS_HEAD.rstrip()]
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            parts += [f"## [{name}]", section.__doc__ or "", _fields(section)]
+    parts += ["## [[replay.teachers]]", TeacherSpec.__doc__ or "", _fields(TeacherSpec)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _fields(model: type[BaseModel]) -> str:
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        meaning = " ".join((field.description or "").split())
+        rows.append(
+            f"| `{name}` | {_default(field.get_default(call_default_factory=True))} | {meaning} |"
+        )
+    return "\n".join(rows)
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], TeacherSpec):
+        return ", ".join(f"`{teacher.model}`" for teacher in value)
+    if repr(value) == "PydanticUndefined":
+        return "needed"
+    return "—" if value is None or value in ((), {}) else f"`{value}`"
+
+
+def write_pages(folder: Path) -> None:
+    """Write every page that is made from the code into `folder`."""
+    (folder / "tables.md").write_text(tables_page(), "utf-8")
+    (folder / "settings.md").write_text(settings_page(), "utf-8")
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))
