@@ -413,7 +413,7 @@ def run_with_kills(run: ProcessRun, n_kills: int, seed: int = 0) -> dict:
                 children[rank] = run.start(rank, attempts[rank])
         due = kills < n_kills and run.n_committed() >= kills * run.regime.n_rounds / n_kills
         if due and kill_at is None:
-            kill_at = time.perf_counter() + dice.random() * 0.2
+            kill_at = time.perf_counter() + dice.random() * 0.03
         if kill_at is not None and time.perf_counter() >= kill_at and children:
             os.kill(children[dice.choice(sorted(children))], 9)
             kill_at = None

@@ -34,7 +34,7 @@ def small(bench):
 @pytest.mark.slow
 def test_thirty_rounds_survive_twenty_random_kills(bench, small, tmp_path):
     regime = bench.replace(small, n_rounds=30, n_replicas=4)
-    report = bench.run_with_kills(bench.ProcessRun(tmp_path, regime, quorum=2), 23)
+    report = bench.run_with_kills(bench.ProcessRun(tmp_path, regime, quorum=2), 26)
     assert report["kills"] == report["restarts"] >= 20
     assert report["rounds"] == 30
     assert report["finished"] == 4
