@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -252,10 +253,7 @@ class Pipeline:
 
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
-        options = self.settings.normalize
-        normalizer = DJNormalizer(
-            options.recipe, executor=options.executor, ray_address=options.ray_address
-        )
+        normalizer = self._normalizer
         index = DedupIndex(self.root.path / "dedup", recipe_sha=normalizer.recipe.sha, batch=batch)
         earlier = [key for key in self.root.batches("dpo_pairs") if key < batch]
         given = [
@@ -341,7 +339,7 @@ class Pipeline:
         Raises:
             ConfigError: a recipe, marks file or trainer config is wrong.
         """
-        DJNormalizer(self.settings.normalize.recipe)
+        _ = self._normalizer
         if self.settings.pairs.marks is not None:
             read_marks(self.settings.pairs.marks)
         self._trainer_config()
@@ -508,6 +506,14 @@ class Pipeline:
             tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
             traces = Traces(**tables, tools=self._tools_until(batch))
             yield from traces.materialize(window=self.settings.ingest.window)
+
+    @cached_property
+    def _normalizer(self) -> DJNormalizer:
+        """Loaded once for all batches: a recipe and its operators take a moment."""
+        options = self.settings.normalize
+        return DJNormalizer(
+            options.recipe, executor=options.executor, ray_address=options.ray_address
+        )
 
     def _limits(self) -> dict[str, float]:
         day_usd = self.settings.replay.max_daily_usd

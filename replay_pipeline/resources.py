@@ -7,6 +7,7 @@ import dagster as dg
 
 from replay_pipeline.pipeline import OnProgress, Pipeline
 from replay_pipeline.settings import Settings
+from replay_pipeline.types import Progress
 
 console_progress: contextvars.ContextVar[OnProgress | None] = contextvars.ContextVar(
     "console_progress", default=None
@@ -42,8 +43,8 @@ class PipelineResource(dg.ConfigurableResource):
         if console is None or on_progress is None:
             return Pipeline(self.settings(), on_progress=on_progress or console)
 
-        def both(progress: object) -> None:
-            on_progress(progress)  # pyrefly: ignore
-            console(progress)  # pyrefly: ignore
+        def both(progress: Progress) -> None:
+            on_progress(progress)
+            console(progress)
 
         return Pipeline(self.settings(), on_progress=both)
