@@ -1,7 +1,7 @@
 """Receipts: what each stage was given and did, kept as JSON beside the tables."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,23 @@ class Receipts:
             file.write(json.dumps(asdict(receipt), indent=1, sort_keys=True).encode())
         return receipt
 
-    def stamps(self) -> dict[tuple[str, str], int]:
-        """When each receipt was written, to tell later which are new."""
+    def stamps(self, stages: Iterable[str] = ("*",)) -> dict[tuple[str, str], int]:
+        """When each receipt (of these stages) was written, to tell later which are new."""
         return {
             (path.parent.name, path.stem): path.stat().st_mtime_ns
-            for path in sorted(self._root.glob("*/*.json"))
+            for stage in stages
+            for path in sorted(self._root.glob(f"{stage}/*.json"))
         }
 
-    def all(self, *, since: Mapping[tuple[str, str], int] | None = None) -> list[Receipt]:
+    def all(
+        self,
+        *,
+        since: Mapping[tuple[str, str], int] | None = None,
+        stages: Iterable[str] = ("*",),
+    ) -> list[Receipt]:
         """Every receipt; those not written after the stamps `since` are marked as reused."""
         found = []
-        for (stage, batch), stamp in self.stamps().items():
+        for (stage, batch), stamp in self.stamps(stages).items():
             receipt = self.read(stage, batch)
             if receipt is not None:
                 is_reused = since is not None and since.get((stage, batch)) == stamp
