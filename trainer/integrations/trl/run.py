@@ -26,6 +26,7 @@ from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_r
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.errors import TrainerConfigError
 from trainer.integrations.outer import OuterOptions, outer_callbacks, sharded
+from trainer.integrations.settings import without_engines
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
 from trainer.losses.compose import compose_loss, model_logits
@@ -81,7 +82,7 @@ class RunConfig:
         Raises:
             TrainerConfigError: an unknown or missing field.
         """
-        values = dict(values)
+        values = without_engines(values)
         _check_names("", cls, values)
         sections = {
             "tiny": TinyOptions,
