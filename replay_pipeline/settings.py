@@ -126,6 +126,9 @@ class TrainSettings(_Section):
     """The trainer's own YAML file; by default the bundled tiny run on the CPU."""
     output: Path | None = None
     """Folder for metrics, plots and checkpoint; by default `model` under the data root."""
+    stop_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """How long a trainer that is asked to stop may take to save a checkpoint, in seconds, before
+    it is killed."""
 
 
 class Settings(_Section):

@@ -451,7 +451,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if not self.args.should_save:
             return
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        state = {"taid": self.taid.state_dict() if self.taid else None}
+        state = {
+            "taid": self.taid.state_dict() if self.taid else None,
+            "n_live_steps": self.n_live_steps,
+        }
         (folder / STATE_FILE).write_text(json.dumps(state), "utf-8")
         if self.teacher is not None:
             self.teacher.save(folder)
@@ -461,6 +464,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if checkpoint is None or not (Path(checkpoint) / STATE_FILE).exists():
             return
         state = json.loads((Path(checkpoint) / STATE_FILE).read_text("utf-8"))
+        self.n_live_steps |= state.get("n_live_steps", {})
         if state["taid"] is not None:
             self._taid_scheduler().load_state_dict(state["taid"])
         if self.teacher is not None:
