@@ -12,7 +12,7 @@ from replay_pipeline.assets.reporting import Facts, effort
 from replay_pipeline.definitions import define
 from replay_pipeline.pipeline import OnProgress, Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource, console_progress
-from replay_pipeline.settings import child_environment
+from replay_pipeline.settings import Settings, child_environment
 from replay_pipeline.tables import written_whole
 
 _INSTANCE_YAML = """\
@@ -36,18 +36,31 @@ load_from:
 """
 
 
-def prepare_home(data_dir: Path) -> Path:
-    """Make `.dagster` under the data root, with settings unless there are some. Returns it.
+def prepare_home(local_dir: Path) -> Path:
+    """Make `.dagster` under a folder of this machine, with settings unless there are some.
+
+    Returns the folder that was made.
 
     Raises:
         StorageError: the folder cannot be written.
     """
-    home = data_dir.absolute() / ".dagster"
+    home = local_dir.absolute() / ".dagster"
     for name, text in (("dagster.yaml", _INSTANCE_YAML), ("workspace.yaml", _WORKSPACE_YAML)):
         if not (home / name).exists():
             with written_whole(home / name) as file:
                 file.write(text.encode())
     return home
+
+
+def open_instance(pipeline: Pipeline) -> dg.DagsterInstance:
+    """The Dagster of a data root.
+
+    Raises:
+        ConfigError: nothing says where its home is on this machine.
+        StorageError: its home cannot be written.
+    """
+    home = prepare_home(pipeline.settings.local_dir())
+    return dg.DagsterInstance.from_config(str(home))
 
 
 def run_jobs(
@@ -77,7 +90,7 @@ def run_jobs(
     )
     token = console_progress.set(on_progress)
     try:
-        with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
+        with open_instance(pipeline) as instance:
             instance.add_dynamic_partitions(trace_batch.name or "", batches)
             for name, tags in jobs:
                 defs.resolve_job_def(name).execute_in_process(
@@ -107,8 +120,7 @@ def sync(pipeline: Pipeline) -> int:
     Raises:
         StorageError: Dagster's home cannot be written.
     """
-    data_dir = pipeline.root.path.absolute()
-    with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
+    with open_instance(pipeline) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
         shown = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
         missing = [r for r in shown if not _is_shown(instance, r)]
@@ -131,9 +143,11 @@ def _is_shown(instance: dg.DagsterInstance, receipt: Receipt) -> bool:
     return receipt.batch in instance.get_materialized_partitions(key)
 
 
-def ui_command(data_dir: Path, *, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command that serves Dagster on `data_dir`, and its environment."""
-    home = prepare_home(data_dir)
+def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command that serves Dagster on the data root, and its environment."""
+    local_dir = settings.local_dir().absolute()
+    home = prepare_home(local_dir)
     command = [sys.executable, "-m", "dagster", "dev", "-w", str(home / "workspace.yaml")]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    return command, child_environment(DAGSTER_HOME=str(home), REPLAY_DATA=str(data_dir.absolute()))
+    places = {"REPLAY_DATA": str(settings.data_dir.absolute()), "REPLAY_HOME": str(local_dir)}
+    return command, child_environment(DAGSTER_HOME=str(home), **places)
