@@ -16,7 +16,7 @@ from replay_pipeline.definitions import define
 from replay_pipeline.pipeline import OnProgress, Pipeline, Receipt
 from replay_pipeline.reconcile import reconcile
 from replay_pipeline.resources import PipelineResource, console_progress
-from replay_pipeline.settings import child_environment
+from replay_pipeline.settings import Settings, child_environment
 from replay_pipeline.tables import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
@@ -50,13 +50,15 @@ _EVENT_BATCH = "500"
 """Events of one step that Dagster hands to its storage together."""
 
 
-def prepare_home(data_dir: Path) -> Path:
-    """Make `.dagster` under the data root, with settings unless there are others. Returns it.
+def prepare_home(local_dir: Path) -> Path:
+    """Make `.dagster` under a folder of this machine, with settings unless there are others.
+
+    Returns the folder that was made.
 
     Raises:
         StorageError: the folder cannot be written.
     """
-    home = data_dir.absolute() / ".dagster"
+    home = local_dir.absolute() / ".dagster"
     instance_yaml = _INSTANCE_YAML.format(home=json.dumps(str(home)))
     for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", _WORKSPACE_YAML)):
         path, whole = home / name, f"{_HEADER}\n{text}".encode()
@@ -71,13 +73,15 @@ def _is_outdated(found: bytes, whole: bytes) -> bool:
 
 
 @contextmanager
-def open_instance(data_dir: Path) -> Iterator[dg.DagsterInstance]:
+def open_instance(pipeline: Pipeline) -> Iterator[dg.DagsterInstance]:
     """Dagster's records of a data root, with what a crash has left in them put right.
 
     Raises:
-        StorageError: Dagster's home cannot be written.
+        ConfigError: nothing says where its home is on this machine.
+        StorageError: its home cannot be written.
     """
-    with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
+    home = prepare_home(pipeline.settings.local_dir())
+    with dg.DagsterInstance.from_config(str(home)) as instance:
         reconcile(instance)
         yield instance
 
@@ -109,7 +113,7 @@ def run_jobs(
     )
     token = console_progress.set(on_progress)
     try:
-        with open_instance(data_dir) as instance:
+        with open_instance(pipeline) as instance:
             instance.add_dynamic_partitions(trace_batch.name or "", batches)
             for name, tags in jobs:
                 defs.resolve_job_def(name).execute_in_process(
@@ -139,8 +143,7 @@ def sync(pipeline: Pipeline) -> int:
     Raises:
         StorageError: Dagster's home cannot be written.
     """
-    data_dir = pipeline.root.path.absolute()
-    with open_instance(data_dir) as instance:
+    with open_instance(pipeline) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
         shown = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
         missing = [r for r in shown if not _is_shown(instance, r)]
@@ -163,13 +166,15 @@ def _is_shown(instance: dg.DagsterInstance, receipt: Receipt) -> bool:
     return receipt.batch in instance.get_materialized_partitions(key)
 
 
-def ui_command(data_dir: Path, *, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command that serves Dagster on `data_dir`, and its environment."""
-    home = prepare_home(data_dir)
+def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command that serves Dagster on the data root, and its environment."""
+    local_dir = settings.local_dir().absolute()
+    home = prepare_home(local_dir)
     command = [sys.executable, "-m", "dagster", "dev", "-w", str(home / "workspace.yaml")]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     return command, child_environment(
         DAGSTER_HOME=str(home),
-        REPLAY_DATA=str(data_dir.absolute()),
         DAGSTER_EVENT_BATCH_SIZE=_EVENT_BATCH,
+        REPLAY_DATA=str(settings.data_dir.absolute()),
+        REPLAY_HOME=str(local_dir),
     )

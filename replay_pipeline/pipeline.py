@@ -8,7 +8,6 @@ has not changed hands back its receipt and does nothing, so any run may be repea
 import hashlib
 import json
 import logging
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from replay_pipeline.doctor import examine
-from replay_pipeline.errors import ConfigError, TeacherAuthError, TrainError
+from replay_pipeline.errors import ConfigError, TeacherAuthError
 from replay_pipeline.ingesters import (
     TraceBatch,
     Traces,
@@ -40,7 +39,7 @@ from replay_pipeline.pairs import (
     positives_table,
 )
 from replay_pipeline.passes import Pass
-from replay_pipeline.publish import CardFacts, TeacherFacts, publish
+from replay_pipeline.publish import CardFacts, TeacherFacts, fetch, publish, to_be_published
 from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.replay import (
     Estimate,
@@ -55,10 +54,12 @@ from replay_pipeline.review import apply_marks, read_marks, show_state, write_re
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
-from replay_pipeline.settings import Settings, api_key, child_environment, redaction_salt
+from replay_pipeline.settings import Settings, api_key, redaction_salt
+from replay_pipeline.store import copy_files, files_below, is_local
 from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.training import Launch, TrainerJob, run_trainer, training_curves
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
@@ -348,48 +349,59 @@ class Pipeline:
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
 
+        place = self.settings.dataset_dir()
+
         def work() -> dict[str, Any]:
-            report = publish(
-                ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
-                positives=((batch, self.root.read("positives", batch)) for batch in batches),
-                folder=self.settings.dataset_dir(),
-                repo_id=options.repo_id,
-                private=options.is_private,
-                test_fraction=options.test_fraction,
-                card_facts=facts,
-            )
+            with to_be_published(place, self._dataset_copy()) as folder:
+                report = publish(
+                    ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
+                    positives=((batch, self.root.read("positives", batch)) for batch in batches),
+                    folder=folder,
+                    repo_id=options.repo_id,
+                    private=options.is_private,
+                    test_fraction=options.test_fraction,
+                    card_facts=facts,
+                )
             return report.to_json()
 
-        return self._stage(
-            "publish", "all", given, (), work, has_outputs=(self.settings.dataset_dir().exists)
-        )
+        return self._stage("publish", "all", given, (), work, has_outputs=place.exists)
 
-    def train(self) -> Receipt:
-        """The published dataset to a trained model, in a process of its own.
+    def train(self, *, launch: Launch = run_trainer) -> Receipt:
+        """The published dataset to a trained model, in a process of its own that `launch` runs.
+
+        A training that was stopped or killed goes on from its last checkpoint.
 
         Raises:
             TrainError: the trainer failed; the message ends with its last words.
         """
         config = self._trainer_config()
-        output = self.settings.model_dir()
-        dataset = self.settings.dataset_dir()
+        output, kept = self.settings.training_dir(), self.settings.model_dir()
+        dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
         given = [config.read_text("utf-8") if config else "tiny"]
         given += [f"{p.name}:{_digest(p)}" for p in sorted(dataset.rglob("*.parquet"))]
-        command = [sys.executable, "-m", "trainer"]
+        command = [sys.executable, "-m", "trainer", "--resume"]
         command += ["--config", str(config)] if config else []
         command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
 
         def work() -> dict[str, Any]:
             if not dataset.exists():
-                raise ConfigError(f"{dataset}: no dataset yet; run `replay-pipeline publish` first")
+                place = self.settings.dataset_dir()
+                raise ConfigError(f"{place}: no dataset yet; run `replay-pipeline publish` first")
             # The bundled run is for one core: more threads than free cores only wait for each other.
-            environment = {} if config else {"OMP_NUM_THREADS": "1"}
-            _run_trainer(command, environment, output, self._on_progress)
+            job = TrainerJob(
+                command=command,
+                output=output,
+                environment={} if config else {"OMP_NUM_THREADS": "1"},
+                stop_timeout_s=self.settings.train.stop_timeout_s,
+            )
+            launch(job, self._on_progress)
             report = json.loads((output / "report.json").read_text("utf-8"))
-            return {**report, "losses": _losses(output / "metrics.jsonl")}
+            if kept != output:
+                copy_files(output, kept, files_below(output))
+            return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
-            "train", "all", given, (), work, has_outputs=(output / "report.json").exists
+            "train", "all", given, (), work, has_outputs=(kept / "report.json").exists
         )
 
     # Looking
@@ -402,8 +414,10 @@ class Pipeline:
         """Find what later stages would refuse, before the replay is paid for.
 
         Raises:
-            ConfigError: a recipe, marks file or trainer config is wrong.
+            ConfigError: a recipe, marks file or trainer config is wrong, or there is no folder for
+                what must be on this machine.
         """
+        self.settings.ledger_url()
         _ = self._normalizer
         if self.settings.pairs.marks is not None:
             read_marks(self.settings.pairs.marks)
@@ -482,7 +496,7 @@ class Pipeline:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""
         return examine(self.settings, self.check_teachers())
 
-    def summary(self, *, since: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+    def summary(self, *, since: Mapping[tuple[str, str], object]) -> dict[str, Any]:
         """The figures of all stages; what was done after `since` counts as done now."""
         figures = summarize(self.receipts.all(since=since))
         figures["budget_usd"] = self.settings.replay.max_total_usd
@@ -590,6 +604,11 @@ class Pipeline:
             raise ConfigError(f"{config}: no such trainer config")
         return config
 
+    def _dataset_copy(self) -> Path:
+        """Where a dataset on an object store is worked on; not used for one that is a folder."""
+        place = self.settings.dataset_dir()
+        return place if is_local(place) else self.settings.local_dir() / "dataset"
+
     def _price_folder(self) -> Path | None:
         """Where price lists are kept; the sample's server has prices of its own each time."""
         return None if self.settings.replay.sample_teachers else self.root.path / "prices"
@@ -662,7 +681,7 @@ class Pipeline:
 
     def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
         """Reports of a stage by batch."""
-        return {r.batch: r.report for r in self.receipts.all(stages=(stage,))}
+        return {r.batch: r.report for r in self.receipts.all(stage=stage)}
 
 
 def run(
@@ -734,54 +753,6 @@ def _refuse_if_nobody_answers(report: ReplayReport) -> None:
         raise TeacherAuthError(
             f"no teacher could be asked: {refusals[0].teacher}: {refusals[0].error_message}"
         )
-
-
-def _run_trainer(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    output: Path,
-    on_progress: OnProgress,
-) -> None:
-    output.mkdir(parents=True, exist_ok=True)
-    log_path = output / "trainer.log"
-    metrics_path = output / "metrics.jsonl"
-    metrics_path.unlink(missing_ok=True)
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=child_environment(**environment)
-        )
-        try:
-            while (code := _wait(process, seconds=0.5)) is None:
-                on_progress(Progress(stage="train", n_done=_count_lines(metrics_path)))
-        except BaseException:
-            process.terminate()
-            if _wait(process, seconds=60.0) is None:
-                process.kill()
-                process.wait()
-            raise
-    if code != 0:
-        last_words = log_path.read_text("utf-8", "replace").strip().splitlines()[-3:]
-        raise TrainError(
-            f"the trainer ended with code {code}; see {log_path}: {' | '.join(last_words)}"
-        )
-
-
-def _losses(path: Path) -> list[float]:
-    """The objective on the fixed batch at each step, else the training loss."""
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    values = [row.get("loss/objective", row.get("train/loss")) for row in rows]
-    return [value for value in values if value is not None]
-
-
-def _wait(process: "subprocess.Popen[bytes]", *, seconds: float) -> int | None:
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def _with_ids(ids: set[str], states: pa.Table) -> set[str]:

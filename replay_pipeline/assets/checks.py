@@ -4,7 +4,9 @@ import dagster as dg
 import polars as pl
 
 from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.publish import newest
 from replay_pipeline.resources import PipelineResource
+from replay_pipeline.tables import readable
 
 _MIN_FAITHFUL_SHARE = 0.9
 _TOLERANCE = 0.1
@@ -92,7 +94,8 @@ def every_pair_is_kept_or_dropped(
 @dg.asset_check(asset="published_dataset")
 def splits_share_no_session(pipeline: PipelineResource) -> dg.AssetCheckResult:
     """No session is in both the train and the test split."""
-    folder = pipeline.open().settings.dataset_dir()
+    place = pipeline.open().settings.dataset_dir()
+    folder = newest(place) or place
     sessions = {
         split: _sessions_of(sorted((folder / "data").glob(f"**/{split}/**/*.parquet")))
         for split in ("train", "test")
@@ -105,7 +108,7 @@ def _sessions_of(paths: list) -> set[str]:
     return {
         session
         for path in paths
-        for session in pl.read_parquet(path, columns=["session_id"], hive_partitioning=False)[
-            "session_id"
-        ]
+        for session in pl.read_parquet(
+            readable(path), columns=["session_id"], hive_partitioning=False
+        )["session_id"]
     }
