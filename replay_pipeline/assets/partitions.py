@@ -15,3 +15,7 @@ ONE_RUN = dg.BackfillPolicy.single_run()
 
 GROUP = "replay_pipeline"
 OWNERS = ["team:replay-pipeline"]
+
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
+"""Tags of a run that takes all batches from one to another."""
