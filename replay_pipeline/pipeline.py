@@ -22,6 +22,7 @@ import pyarrow as pa
 from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError, TeacherAuthError
 from replay_pipeline.ingesters import (
+    LazyStates,
     TraceBatch,
     Traces,
     discover,
@@ -593,11 +594,16 @@ class Pipeline:
         with TeacherServer(ANSWERS_FILE) as server:
             yield server.teachers()
 
-    def _states(self, batches: Iterable[str]) -> Iterator[TraceState]:
-        for batch in batches:
-            tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
-            traces = Traces(**tables, tools=self._tools_until(batch))
-            yield from traces.materialize(window=self.settings.ingest.window)
+    def _states(self, batches: Iterable[str]) -> Sequence[TraceState]:
+        keys = list(batches)
+
+        def open_batch(number: int) -> Traces:
+            key = keys[number]
+            tables = {name: self.root.read(name, key) for name in ("sessions", "turns", "states")}
+            return Traces(**tables, tools=self._tools_until(key))
+
+        sizes = [self.root.n_rows("states", key) for key in keys]
+        return LazyStates(sizes, open_batch, window=self.settings.ingest.window)
 
     @cached_property
     def _normalizer(self) -> DJNormalizer:
