@@ -8,7 +8,6 @@ has not changed hands back its receipt and does nothing, so any run may be repea
 import hashlib
 import json
 import logging
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.doctor import examine
-from replay_pipeline.errors import ConfigError, TeacherAuthError, TrainError
+from replay_pipeline.errors import ConfigError, TeacherAuthError
 from replay_pipeline.ingesters import (
     TraceBatch,
     Traces,
@@ -53,11 +52,12 @@ from replay_pipeline.review import apply_marks, read_marks, show_state, write_re
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
-from replay_pipeline.settings import Settings, api_key, child_environment, redaction_salt
+from replay_pipeline.settings import Settings, api_key, redaction_salt
 from replay_pipeline.store import copy_files, files_below, is_local
 from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.training import Launch, TrainerJob, run_trainer, training_curves
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
@@ -301,8 +301,10 @@ class Pipeline:
 
         return self._stage("publish", "all", given, (), work, has_outputs=place.exists)
 
-    def train(self) -> Receipt:
-        """The published dataset to a trained model, in a process of its own.
+    def train(self, *, launch: Launch = run_trainer) -> Receipt:
+        """The published dataset to a trained model, in a process of its own that `launch` runs.
+
+        A training that was stopped or killed goes on from its last checkpoint.
 
         Raises:
             TrainError: the trainer failed; the message ends with its last words.
@@ -312,7 +314,7 @@ class Pipeline:
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
         given = [config.read_text("utf-8") if config else "tiny"]
         given += [f"{p.name}:{_digest(p)}" for p in sorted(dataset.rglob("*.parquet"))]
-        command = [sys.executable, "-m", "trainer"]
+        command = [sys.executable, "-m", "trainer", "--resume"]
         command += ["--config", str(config)] if config else []
         command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
 
@@ -321,12 +323,17 @@ class Pipeline:
                 place = self.settings.dataset_dir()
                 raise ConfigError(f"{place}: no dataset yet; run `replay-pipeline publish` first")
             # The bundled run is for one core: more threads than free cores only wait for each other.
-            environment = {} if config else {"OMP_NUM_THREADS": "1"}
-            _run_trainer(command, environment, output, self._on_progress)
+            job = TrainerJob(
+                command=command,
+                output=output,
+                environment={} if config else {"OMP_NUM_THREADS": "1"},
+                stop_timeout_s=self.settings.train.stop_timeout_s,
+            )
+            launch(job, self._on_progress)
             report = json.loads((output / "report.json").read_text("utf-8"))
             if kept != output:
                 copy_files(output, kept, files_below(output))
-            return {**report, "losses": _losses(output / "metrics.jsonl")}
+            return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
             "train", "all", given, (), work, has_outputs=(kept / "report.json").exists
@@ -674,54 +681,6 @@ def _refuse_if_nobody_answers(report: ReplayReport) -> None:
         raise TeacherAuthError(
             f"no teacher could be asked: {refusals[0].teacher}: {refusals[0].error_message}"
         )
-
-
-def _run_trainer(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    output: Path,
-    on_progress: OnProgress,
-) -> None:
-    output.mkdir(parents=True, exist_ok=True)
-    log_path = output / "trainer.log"
-    metrics_path = output / "metrics.jsonl"
-    metrics_path.unlink(missing_ok=True)
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=child_environment(**environment)
-        )
-        try:
-            while (code := _wait(process, seconds=0.5)) is None:
-                on_progress(Progress(stage="train", n_done=_count_lines(metrics_path)))
-        except BaseException:
-            process.terminate()
-            if _wait(process, seconds=60.0) is None:
-                process.kill()
-                process.wait()
-            raise
-    if code != 0:
-        last_words = log_path.read_text("utf-8", "replace").strip().splitlines()[-3:]
-        raise TrainError(
-            f"the trainer ended with code {code}; see {log_path}: {' | '.join(last_words)}"
-        )
-
-
-def _losses(path: Path) -> list[float]:
-    """The objective on the fixed batch at each step, else the training loss."""
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    values = [row.get("loss/objective", row.get("train/loss")) for row in rows]
-    return [value for value in values if value is not None]
-
-
-def _wait(process: "subprocess.Popen[bytes]", *, seconds: float) -> int | None:
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def _hash(parts: Iterable[str]) -> str:

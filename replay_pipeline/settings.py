@@ -139,6 +139,9 @@ class TrainSettings(_Section):
     output: Path | None = None
     """Folder of this machine for metrics, plots and checkpoint; by default `model` under the data
     root, and from there a copy goes to a data root on an object store."""
+    stop_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """How long a trainer that is asked to stop may take to save a checkpoint, in seconds, before
+    it is killed."""
 
 
 class Settings(_Section):
