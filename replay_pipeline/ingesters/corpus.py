@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -113,7 +113,7 @@ def ingest(
     corpus = _Corpus(
         redactor=Redactor(salt=salt) if redact else None,
         hash_project=hash_project,
-        known=set(known_state_ids),
+        known=known_state_ids if isinstance(known_state_ids, Set) else set(known_state_ids),
     )
     for n_done, source in enumerate(_in_order(slices), 1):
         with _without_collector():
@@ -216,10 +216,11 @@ def _milliseconds(timestamp: str | None) -> int | None:
 class _Corpus:
     """Columns of the tables while files come in."""
 
-    def __init__(self, *, redactor: Redactor | None, hash_project: bool, known: set[str]) -> None:
+    def __init__(self, *, redactor: Redactor | None, hash_project: bool, known: Set[str]) -> None:
         self.redactor = redactor
         self.hash_project = hash_project
         self.known = known
+        self.taken: set[str] = set()
         self.session_ids: set[str] = set()
         self.users: set[str] = set()
         self.sessions = Columns("sessions")
@@ -306,10 +307,10 @@ class _Corpus:
             if not turn.is_state or not source.start <= turn.offset < end:
                 continue
             state_id = state_id_of(turn)
-            if state_id in self.known:
+            if state_id in self.known or state_id in self.taken:
                 self.n_duplicates += 1
                 continue
-            self.known.add(state_id)
+            self.taken.add(state_id)
             if turn.parent is None:
                 self.n_without_prefix += 1
             else:
