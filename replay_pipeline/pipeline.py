@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from replay_pipeline.audit import refuse_unfit
 from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError, TeacherAuthError
 from replay_pipeline.ingesters import (
@@ -52,7 +53,7 @@ from replay_pipeline.review import apply_marks, read_marks, show_state, write_re
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
-from replay_pipeline.settings import Settings, api_key, child_environment, redaction_salt
+from replay_pipeline.settings import Settings, api_key, redaction_salt
 from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
@@ -241,6 +242,7 @@ class Pipeline:
             self.root.write("dpo_pairs", batch, pairs_table(pairs))
             self.root.write("positives", batch, positives_table(report.positives))
             self.root.write("outcomes", batch, outcomes_table(report.outcomes))
+            write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
                 "n_pairs": len(pairs),
@@ -249,7 +251,14 @@ class Pipeline:
                 "n_agreement": report.outcome_counts.get("agreement", 0),
             }
 
-        return self._stage("pairs", batch, given, ("dpo_pairs", "positives", "outcomes"), work)
+        return self._stage(
+            "pairs",
+            batch,
+            given,
+            ("dpo_pairs", "positives", "outcomes"),
+            work,
+            has_outputs=self.review_path(batch).exists,
+        )
 
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
@@ -274,6 +283,7 @@ class Pipeline:
 
         Raises:
             SecretFoundError: a secret is in the data; nothing was published.
+            CheckFailedError: a batch breaks a contract; nothing was published.
         """
         batches = self.root.batches("normalized_pairs")
         options = self.settings.publish
@@ -284,6 +294,7 @@ class Pipeline:
         given.append(json.dumps(facts, sort_keys=True, default=str))
 
         def work() -> dict[str, Any]:
+            refuse_unfit(self.root, batches)
             report = publish(
                 ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
                 positives=((batch, self.root.read("positives", batch)) for batch in batches),
@@ -419,6 +430,10 @@ class Pipeline:
             path=path or self.root.path / "review.html",
             outcomes=self.root.read_all("outcomes").to_pylist(),
         )
+
+    def review_path(self, batch: str) -> Path:
+        """Where the review page of one batch is, written together with its pairs."""
+        return self.root.path / "review" / f"{batch}.html"
 
     def examine(self) -> list[dict[str, Any]]:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""

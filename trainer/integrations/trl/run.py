@@ -227,7 +227,7 @@ def run(
     )
     resume_from: Any = config.resume_from
     if resume_from == LAST:
-        resume_from = last_checkpoint(Path(args.output_dir), stopping.identity)
+        resume_from = last_checkpoint(output / "steps", stopping.identity)
     with without_upstream_warnings():
         trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
