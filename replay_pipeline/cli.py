@@ -31,6 +31,7 @@ from replay_pipeline.console import (
 )
 from replay_pipeline.errors import ConfigError, ReplayPipelineError
 from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.store import as_path
 
 app = typer.Typer(
     name="replay-pipeline",
@@ -48,7 +49,13 @@ app.add_typer(pairs_app, name="pairs")
 
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", help="Data root. By default `REPLAY_DATA`, else `data`.", metavar="DIR"),
+    typer.Option(
+        "--data",
+        help="Data root: a folder, or a URL such as `s3://bucket/root`. By default `REPLAY_DATA`, "
+        "else `data`.",
+        metavar="DIR",
+        parser=as_path,
+    ),
 ]
 SettingsOption = Annotated[
     Path | None,
@@ -124,7 +131,9 @@ def run(
 
 @app.command()
 def demo(
-    data: Annotated[Path, typer.Option("--data", help="Folder of the demo.")] = Path("demo"),
+    data: Annotated[
+        Path, typer.Option("--data", help="Folder of the demo.", parser=as_path, metavar="DIR")
+    ] = Path("demo"),
     yes: YesOption = False,
 ) -> None:
     """Run the whole product on the bundled sample, under Dagster.
@@ -341,7 +350,10 @@ def normalize(
 def publish(
     data: DataOption = None,
     settings: SettingsOption = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Dataset folder.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Dataset folder or URL.", parser=as_path, metavar="DIR"),
+    ] = None,
     repo: Annotated[
         str | None, typer.Option(help="Hub dataset `owner/name`; needs `HF_TOKEN`.")
     ] = None,
@@ -423,9 +435,8 @@ def ui(
             _prepare_demo(data)
     work = pipeline.Pipeline(_load(None, data))
     instance.sync(work)
-    root = work.root.path
-    command, environment = instance.ui_command(root, port=port)
-    out.print(f"Dagster on [bold]{root}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
+    command, environment = instance.ui_command(work.settings, port=port)
+    out.print(f"Dagster on [bold]{work.root.path}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
     os.execve(command[0], command, environment)
 
 

@@ -1,6 +1,9 @@
 """Dagster on one data root: its home folder, and jobs run in this process."""
 
+import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
@@ -11,24 +14,31 @@ from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.reporting import Facts, effort
 from replay_pipeline.definitions import define
 from replay_pipeline.pipeline import OnProgress, Pipeline, Receipt
+from replay_pipeline.reconcile import reconcile
 from replay_pipeline.resources import PipelineResource, console_progress
-from replay_pipeline.settings import child_environment
+from replay_pipeline.settings import Settings, child_environment
 from replay_pipeline.tables import written_whole
 
-_INSTANCE_YAML = """\
-telemetry: {enabled: false}
-nux: {enabled: false}
-python_logs: {python_log_level: WARNING}
-run_queue: {dequeue_interval_seconds: 1}
-concurrency:
-  runs: {max_concurrent_runs: 2}
-  pools: {default_limit: 1, granularity: op}
-run_monitoring: {enabled: true, poll_interval_seconds: 30, free_slots_after_run_end_seconds: 10}
-retention:
-  sensor: {purge_after_days: 7}
-  schedule: {purge_after_days: 90}
-"""
+_HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
 
+_INSTANCE_YAML = """\
+telemetry: {{enabled: false}}
+nux: {{enabled: false}}
+python_logs: {{python_log_level: WARNING}}
+storage:
+  custom:
+    module: replay_pipeline.dagster_storage
+    class: FastSqliteStorage
+    config: {{base_dir: {home}}}
+run_queue: {{dequeue_interval_seconds: 1}}
+concurrency:
+  runs: {{max_concurrent_runs: 2}}
+  pools: {{default_limit: 1, granularity: op}}
+run_monitoring: {{enabled: true, poll_interval_seconds: 30, free_slots_after_run_end_seconds: 10}}
+retention:
+  sensor: {{purge_after_days: 7}}
+  schedule: {{purge_after_days: 90}}
+"""
 
 _WORKSPACE_YAML = """\
 load_from:
@@ -36,18 +46,44 @@ load_from:
 """
 
 
-def prepare_home(data_dir: Path) -> Path:
-    """Make `.dagster` under the data root, with settings unless there are some. Returns it.
+_EVENT_BATCH = "500"
+"""Events of one step that Dagster hands to its storage together."""
+
+
+def prepare_home(local_dir: Path) -> Path:
+    """Make `.dagster` under a folder of this machine, with settings unless there are others.
+
+    Returns the folder that was made.
 
     Raises:
         StorageError: the folder cannot be written.
     """
-    home = data_dir.absolute() / ".dagster"
-    for name, text in (("dagster.yaml", _INSTANCE_YAML), ("workspace.yaml", _WORKSPACE_YAML)):
-        if not (home / name).exists():
-            with written_whole(home / name) as file:
-                file.write(text.encode())
+    home = local_dir.absolute() / ".dagster"
+    instance_yaml = _INSTANCE_YAML.format(home=json.dumps(str(home)))
+    for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", _WORKSPACE_YAML)):
+        path, whole = home / name, f"{_HEADER}\n{text}".encode()
+        if not path.exists() or _is_outdated(path.read_bytes(), whole):
+            with written_whole(path) as file:
+                file.write(whole)
     return home
+
+
+def _is_outdated(found: bytes, whole: bytes) -> bool:
+    return found.startswith(_HEADER.encode()) and found != whole
+
+
+@contextmanager
+def open_instance(pipeline: Pipeline) -> Iterator[dg.DagsterInstance]:
+    """Dagster's records of a data root, with what a crash has left in them put right.
+
+    Raises:
+        ConfigError: nothing says where its home is on this machine.
+        StorageError: its home cannot be written.
+    """
+    home = prepare_home(pipeline.settings.local_dir())
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        reconcile(instance)
+        yield instance
 
 
 def run_jobs(
@@ -77,7 +113,7 @@ def run_jobs(
     )
     token = console_progress.set(on_progress)
     try:
-        with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
+        with open_instance(pipeline) as instance:
             instance.add_dynamic_partitions(trace_batch.name or "", batches)
             for name, tags in jobs:
                 with checks.failures_told(instance) as run_id:
@@ -108,8 +144,7 @@ def sync(pipeline: Pipeline) -> int:
     Raises:
         StorageError: Dagster's home cannot be written.
     """
-    data_dir = pipeline.root.path.absolute()
-    with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
+    with open_instance(pipeline) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
         shown = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
         missing = [r for r in shown if not _is_shown(instance, r)]
@@ -132,9 +167,15 @@ def _is_shown(instance: dg.DagsterInstance, receipt: Receipt) -> bool:
     return receipt.batch in instance.get_materialized_partitions(key)
 
 
-def ui_command(data_dir: Path, *, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command that serves Dagster on `data_dir`, and its environment."""
-    home = prepare_home(data_dir)
+def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command that serves Dagster on the data root, and its environment."""
+    local_dir = settings.local_dir().absolute()
+    home = prepare_home(local_dir)
     command = [sys.executable, "-m", "dagster", "dev", "-w", str(home / "workspace.yaml")]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    return command, child_environment(DAGSTER_HOME=str(home), REPLAY_DATA=str(data_dir.absolute()))
+    return command, child_environment(
+        DAGSTER_HOME=str(home),
+        DAGSTER_EVENT_BATCH_SIZE=_EVENT_BATCH,
+        REPLAY_DATA=str(settings.data_dir.absolute()),
+        REPLAY_HOME=str(local_dir),
+    )

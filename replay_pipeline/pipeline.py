@@ -38,7 +38,7 @@ from replay_pipeline.pairs import (
     pairs_table,
     positives_table,
 )
-from replay_pipeline.publish import CardFacts, TeacherFacts, publish
+from replay_pipeline.publish import CardFacts, TeacherFacts, fetch, publish, to_be_published
 from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.replay import (
     Estimate,
@@ -54,6 +54,7 @@ from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_tab
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
 from replay_pipeline.settings import Settings, api_key, redaction_salt
+from replay_pipeline.store import copy_files, files_below, is_local
 from replay_pipeline.summary import BATCH_STAGES, summarize
 from replay_pipeline.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
@@ -293,22 +294,23 @@ class Pipeline:
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
 
+        place = self.settings.dataset_dir()
+
         def work() -> dict[str, Any]:
             refuse_unfit(self.root, batches)
-            report = publish(
-                ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
-                positives=((batch, self.root.read("positives", batch)) for batch in batches),
-                folder=self.settings.dataset_dir(),
-                repo_id=options.repo_id,
-                private=options.is_private,
-                test_fraction=options.test_fraction,
-                card_facts=facts,
-            )
+            with to_be_published(place, self._dataset_copy()) as folder:
+                report = publish(
+                    ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
+                    positives=((batch, self.root.read("positives", batch)) for batch in batches),
+                    folder=folder,
+                    repo_id=options.repo_id,
+                    private=options.is_private,
+                    test_fraction=options.test_fraction,
+                    card_facts=facts,
+                )
             return report.to_json()
 
-        return self._stage(
-            "publish", "all", given, (), work, has_outputs=(self.settings.dataset_dir().exists)
-        )
+        return self._stage("publish", "all", given, (), work, has_outputs=place.exists)
 
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
         """The published dataset to a trained model, in a process of its own that `launch` runs.
@@ -319,8 +321,8 @@ class Pipeline:
             TrainError: the trainer failed; the message ends with its last words.
         """
         config = self._trainer_config()
-        output = self.settings.model_dir()
-        dataset = self.settings.dataset_dir()
+        output, kept = self.settings.training_dir(), self.settings.model_dir()
+        dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
         given = [config.read_text("utf-8") if config else "tiny"]
         given += [f"{p.name}:{_digest(p)}" for p in sorted(dataset.rglob("*.parquet"))]
         command = [sys.executable, "-m", "trainer", "--resume"]
@@ -329,7 +331,8 @@ class Pipeline:
 
         def work() -> dict[str, Any]:
             if not dataset.exists():
-                raise ConfigError(f"{dataset}: no dataset yet; run `replay-pipeline publish` first")
+                place = self.settings.dataset_dir()
+                raise ConfigError(f"{place}: no dataset yet; run `replay-pipeline publish` first")
             # The bundled run is for one core: more threads than free cores only wait for each other.
             job = TrainerJob(
                 command=command,
@@ -339,10 +342,12 @@ class Pipeline:
             )
             launch(job, self._on_progress)
             report = json.loads((output / "report.json").read_text("utf-8"))
+            if kept != output:
+                copy_files(output, kept, files_below(output))
             return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
-            "train", "all", given, (), work, has_outputs=(output / "report.json").exists
+            "train", "all", given, (), work, has_outputs=(kept / "report.json").exists
         )
 
     # Looking
@@ -355,8 +360,10 @@ class Pipeline:
         """Find what later stages would refuse, before the replay is paid for.
 
         Raises:
-            ConfigError: a recipe, marks file or trainer config is wrong.
+            ConfigError: a recipe, marks file or trainer config is wrong, or there is no folder for
+                what must be on this machine.
         """
+        self.settings.ledger_url()
         _ = self._normalizer
         if self.settings.pairs.marks is not None:
             read_marks(self.settings.pairs.marks)
@@ -439,7 +446,7 @@ class Pipeline:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""
         return examine(self.settings, self.check_teachers())
 
-    def summary(self, *, since: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+    def summary(self, *, since: Mapping[tuple[str, str], object]) -> dict[str, Any]:
         """The figures of all stages; what was done after `since` counts as done now."""
         figures = summarize(self.receipts.all(since=since))
         figures["budget_usd"] = self.settings.replay.max_total_usd
@@ -546,6 +553,11 @@ class Pipeline:
         if config is not None and not config.is_file():
             raise ConfigError(f"{config}: no such trainer config")
         return config
+
+    def _dataset_copy(self) -> Path:
+        """Where a dataset on an object store is worked on; not used for one that is a folder."""
+        place = self.settings.dataset_dir()
+        return place if is_local(place) else self.settings.local_dir() / "dataset"
 
     def _price_folder(self) -> Path | None:
         """Where price lists are kept; the sample's server has prices of its own each time."""

@@ -18,7 +18,8 @@ the one that `REPLAY_SETTINGS` names, else `settings.toml` in the data root.
 
 | variable | meaning |
 |---|---|
-| `REPLAY_DATA` | the data root, as `--data` |
+| `REPLAY_DATA` | the data root, as `--data`: a folder, `s3://bucket/root` or `gs://bucket/root` |
+| `REPLAY_HOME` | folder for what must be on this machine, where the data root is a URL |
 | `REPLAY_SETTINGS` | the settings file |
 | `REPLAY_TEACHERS` | `sample` (recorded, local), `openrouter` (the default teachers) or `frontier` |
 | `REPLAY_SALT` | makes placeholders of secrets unguessable outside this installation |
@@ -59,6 +60,7 @@ Teachers whose vendor forbids training on its answers need their model ids in
 def settings_page() -> str:
     """The page `docs/settings.md`."""
     parts = [_SETTINGS_HEAD.rstrip()]
+    parts += ["## At the top", "Before any section.", _fields(Settings, without_sections=True)]
     for name, field in Settings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -67,9 +69,11 @@ def settings_page() -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _fields(model: type[BaseModel]) -> str:
+def _fields(model: type[BaseModel], *, without_sections: bool = False) -> str:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
+        if without_sections and isinstance(field.default, BaseModel):
+            continue
         meaning = " ".join((field.description or "").split())
         rows.append(
             f"| `{name}` | {_default(field.get_default(call_default_factory=True))} | {meaning} |"

@@ -3,6 +3,7 @@
 Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
 """
 
+import io
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import SchemaError, StorageError
 from replay_pipeline.schemas import SCHEMA_VERSION, TABLES
+from replay_pipeline.store import is_local, put_whole
 
 _VERSION_KEY = b"schema_version"
 
@@ -23,9 +25,18 @@ _VERSION_KEY = b"schema_version"
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file that appears under `path` complete, or not at all.
 
+    On this machine it is written beside its place and renamed; on an object store it is one
+    request.
+
     Raises:
         StorageError: the folder cannot be written or the disk is full; `path` is as before.
     """
+    with _renamed(path) if is_local(path) else put_whole(path) as file:
+        yield file
+
+
+@contextmanager
+def _renamed(path: Path) -> Iterator[BinaryIO]:
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +79,11 @@ def write_table(table: pa.Table, path: Path, name: str) -> Path:
     return path
 
 
+def readable(path: Path) -> Path | BinaryIO:
+    """What a parquet reader takes for `path`: an object is fetched with one request, not piece by piece."""
+    return path if is_local(path) else io.BytesIO(path.read_bytes())
+
+
 def read_table(path: Path, name: str, *, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a table written by `write_table`, or some of its columns.
 
@@ -76,7 +92,7 @@ def read_table(path: Path, name: str, *, columns: Sequence[str] | None = None) -
         SchemaError: it is no parquet file, or of another schema or version.
     """
     try:
-        table = pq.read_table(path, columns=columns and list(columns), partitioning=None)
+        table = pq.read_table(readable(path), columns=columns and list(columns), partitioning=None)
     except FileNotFoundError as error:
         raise StorageError(f"{path}: no such table; run the stage that writes {name}") from error
     except (OSError, pa.ArrowInvalid) as error:
@@ -113,7 +129,10 @@ def table_of(rows: list[dict[str, Any]], name: str) -> pa.Table:
 
 
 class DataRoot:
-    """The folder that holds every table, the batch manifests, the ledger and the dataset."""
+    """The place that holds every table, the batch manifests, the receipts and the dataset.
+
+    A folder, or a prefix of an object store: what `as_path` gives.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -16,6 +16,7 @@ from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.audit import Verdict
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.publish import newest
 from replay_pipeline.resources import PipelineResource
 
 OfBatches = Callable[[Pipeline, Sequence[str]], Verdict]
@@ -47,7 +48,8 @@ def dataset_check(
     """A check of the whole published dataset."""
 
     def check(pipeline: PipelineResource) -> dg.AssetCheckResult:
-        return as_result(look(pipeline.open().settings.dataset_dir()))
+        place = pipeline.open().settings.dataset_dir()
+        return as_result(look(newest(place) or place))
 
     return dg.asset_check(
         asset="published_dataset", name=name, blocking=blocking, description=_question(look)

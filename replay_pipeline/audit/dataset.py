@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.audit.verdict import Verdict
 from replay_pipeline.redact import find_secrets_in
+from replay_pipeline.tables import readable
 
 SIMILAR = 0.8
 """Share of common shingles from which two prompts count as nearly the same."""
@@ -89,7 +90,7 @@ def shards_against_manifests(folder: Path) -> Verdict:
     for path in _shards(folder):
         name = str(path.relative_to(folder))
         try:
-            found = pq.read_metadata(path)
+            found = pq.read_metadata(readable(path))
         except (OSError, pa.ArrowInvalid) as error:
             problems.append(f"{name}: cannot be read ({str(error).splitlines()[0]})")
             counted.pop(name, None)
@@ -188,7 +189,9 @@ def _rows(
     folder: Path, config: str, split: str, columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     for path in sorted((folder / "data" / config / split).glob("**/*.parquet")):
-        yield from pq.read_table(path, columns=list(columns), partitioning=None).to_pylist()
+        yield from pq.read_table(
+            readable(path), columns=list(columns), partitioning=None
+        ).to_pylist()
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -199,7 +202,7 @@ def _texts(path: Path) -> list[str]:
     """Every text of a shard once, or the text of another file."""
     if path.suffix != ".parquet":
         return [path.read_text("utf-8", "replace")]
-    table = pq.read_table(path, partitioning=None)
+    table = pq.read_table(readable(path), partitioning=None)
     texts: set[str] = set()
     for column in table.columns:
         while pa.types.is_list(column.type):

@@ -11,7 +11,7 @@ from replay_pipeline.audit.verdict import Verdict
 from replay_pipeline.errors import CheckFailedError, ReplayPipelineError
 from replay_pipeline.receipts import Receipts
 from replay_pipeline.schemas import TABLES
-from replay_pipeline.tables import DataRoot
+from replay_pipeline.tables import DataRoot, readable
 
 _MIN_FAITHFUL_SHARE = 0.9
 _TOLERANCE = 0.1
@@ -37,7 +37,7 @@ def matching_schemas(root: DataRoot, batches: Sequence[str], names: Sequence[str
 def _schema_problems(root: DataRoot, batch: str, name: str) -> list[str]:
     where = f"batch {batch}, table {name}"
     try:
-        found = pq.read_schema(root.part(name, batch))
+        found = pq.read_schema(readable(root.part(name, batch)))
     except (OSError, pa.ArrowInvalid) as error:
         return [f"{where}: cannot be read ({str(error).splitlines()[0]})"]
     return [

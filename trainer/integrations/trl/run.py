@@ -26,6 +26,7 @@ from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_r
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.errors import TrainerConfigError
 from trainer.integrations.outer import OuterOptions, outer_callbacks, sharded
+from trainer.integrations.settings import without_engines
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
@@ -83,7 +84,7 @@ class RunConfig:
         Raises:
             TrainerConfigError: an unknown or missing field.
         """
-        values = dict(values)
+        values = without_engines(values)
         _check_names("", cls, values)
         sections = {
             "tiny": TinyOptions,
@@ -227,7 +228,7 @@ def run(
     )
     resume_from: Any = config.resume_from
     if resume_from == LAST:
-        resume_from = last_checkpoint(output / "steps", stopping.identity)
+        resume_from = last_checkpoint(Path(args.output_dir or output), stopping.identity)
     with without_upstream_warnings():
         trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
