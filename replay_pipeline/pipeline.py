@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from replay_pipeline.audit import refuse_unfit
 from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError, TeacherAuthError
 from replay_pipeline.ingesters import (
@@ -307,6 +308,7 @@ class Pipeline:
             self._write("dpo_pairs", batch, pairs_table(pairs))
             self._write("positives", batch, positives_table(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
+            write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
                 "n_pairs": len(pairs),
@@ -315,7 +317,14 @@ class Pipeline:
                 "n_agreement": report.outcome_counts.get("agreement", 0),
             }
 
-        return self._stage("pairs", batch, given, ("dpo_pairs", "positives", "outcomes"), work)
+        return self._stage(
+            "pairs",
+            batch,
+            given,
+            ("dpo_pairs", "positives", "outcomes"),
+            work,
+            has_outputs=self.review_path(batch).exists,
+        )
 
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
@@ -340,6 +349,7 @@ class Pipeline:
 
         Raises:
             SecretFoundError: a secret is in the data; nothing was published.
+            CheckFailedError: a batch breaks a contract; nothing was published.
         """
         batches = self.root.batches("normalized_pairs")
         options = self.settings.publish
@@ -352,6 +362,7 @@ class Pipeline:
         place = self.settings.dataset_dir()
 
         def work() -> dict[str, Any]:
+            refuse_unfit(self.root, batches)
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
                     ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
@@ -491,6 +502,10 @@ class Pipeline:
             path=path or self.root.path / "review.html",
             outcomes=self.root.read_all("outcomes").to_pylist(),
         )
+
+    def review_path(self, batch: str) -> Path:
+        """Where the review page of one batch is, written together with its pairs."""
+        return self.root.path / "review" / f"{batch}.html"
 
     def examine(self) -> list[dict[str, Any]]:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""
