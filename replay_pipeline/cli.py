@@ -435,11 +435,23 @@ def ui(
 
 
 @app.command()
-def sync(data: DataOption = None, settings: SettingsOption = None) -> None:
+def sync(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    runs_are_here: Annotated[
+        bool,
+        typer.Option(
+            "--runs-are-here",
+            help="Every run is a process of this machine: end those whose process is gone, also "
+            "where Dagster's records are on a server.",
+        ),
+    ] = False,
+) -> None:
     """Bring Dagster's view up to date with the files, or back after its home was lost."""
     from replay_pipeline import instance, pipeline
 
-    n_added = instance.sync(pipeline.Pipeline(_load(settings, data)))
+    work = pipeline.Pipeline(_load(settings, data))
+    n_added = instance.sync(work, runs_are_here=runs_are_here)
     out.print(f"{n_added} materializations added")
 
 
