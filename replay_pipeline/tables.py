@@ -80,8 +80,8 @@ def write_table(table: pa.Table, path: Path, name: str) -> Path:
             table,
             file,
             compression="zstd",
-            compression_level=6,
-            data_page_size=8 << 20,
+            compression_level=7,
+            data_page_size=4 << 20,
             use_dictionary=repeating_columns(schema),
             write_statistics=[field.name for field in schema if not pa.types.is_string(field.type)],
         )
