@@ -236,15 +236,9 @@ def replay(
     work = pipeline.Pipeline(loaded)
     batches = _chosen(work, batch)
     _confirm(work, yes=yes, batches=batches)
-    reports = {}
-    left_usd = loaded.replay.max_total_usd
     with progress_bars() as on_progress:
-        work = pipeline.Pipeline(loaded, on_progress=on_progress)
-        for key in batches:
-            receipt = work.replay(key, max_usd=left_usd)
-            if not receipt.is_reused:
-                left_usd = pipeline.left_after(left_usd, receipt)
-            reports[key] = receipt.report
+        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within()
+        reports = {key: replay_one(key).report for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from replay_pipeline.assets import pairs, publish, replay, traces, train
+from replay_pipeline.assets import checks, pairs, publish, replay, traces, train
 from replay_pipeline.assets.automation import RANGE_END, RANGE_START
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.reporting import Facts, effort
@@ -154,7 +154,7 @@ def run_jobs(
     """Take every batch through all assets, in this process, recorded in the data root's Dagster.
 
     Raises:
-        ReplayPipelineError: what the failing stage raised.
+        ReplayPipelineError: what the failing stage raised, or a blocking check found.
     """
     data_dir = pipeline.root.path.absolute()
     batches = pipeline.batches()
@@ -174,9 +174,10 @@ def run_jobs(
         with open_instance(pipeline) as instance:
             instance.add_dynamic_partitions(trace_batch.name or "", batches)
             for name, tags in jobs:
-                defs.resolve_job_def(name).execute_in_process(
-                    instance=instance, tags=tags, run_config=quiet, raise_on_error=True
-                )
+                with checks.failures_told(instance) as run_id:
+                    defs.resolve_job_def(name).execute_in_process(
+                        instance=instance, tags=tags, run_config=quiet, run_id=run_id
+                    )
     finally:
         console_progress.reset(token)
 
