@@ -5,6 +5,7 @@
     ├── DatasetError         the dataset lacks a column, a split or a row that a channel needs
     ├── ShapeError           two tensors that must line up do not
     ├── AlignmentError       student and teacher positions do not name the same tokens
+    ├── TrainingStoppedError somebody asked the run to stop; its checkpoint is complete
     └── OuterLoopError       an outer round failed
         ├── ObjectStoreError     the object store refused a request or cannot be reached
         ├── OuterTimeoutError    too few replicas answered, or none committed, in time
@@ -23,6 +24,7 @@ __all__ = [
     "ShapeError",
     "TrainerConfigError",
     "TrainerError",
+    "TrainingStoppedError",
 ]
 
 
@@ -44,6 +46,10 @@ class ShapeError(TrainerError, ValueError):
 
 class AlignmentError(TrainerError, ValueError):
     """Student and teacher positions do not name the same tokens."""
+
+
+class TrainingStoppedError(TrainerError, RuntimeError):
+    """Somebody asked the run to stop. The message names the checkpoint from which it goes on."""
 
 
 class OuterLoopError(TrainerError, RuntimeError):
