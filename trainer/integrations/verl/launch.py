@@ -101,7 +101,8 @@ def watched(run: PreparedRun, metrics: Path, log: Path) -> list[dict[str, Any]]:
             _stop(process)
     if process.returncode != 0:
         raise TrainerError(f"VeRL ended with {process.returncode}: {_last_error(log)}; see {log}")
-    check_first_step(metrics, run.options)
+    if not is_checked and not check_first_step(metrics, run.options):
+        raise TrainerError(f"VeRL ended without a single step; see {log}")
     return list(_rows(metrics))
 
 
@@ -116,16 +117,24 @@ def check_first_step(metrics: Path, options: PluginOptions) -> bool:
         return False
     if problems := silent_channels(first, options):
         raise TrainerConfigError("stopped after the first step: " + "; ".join(problems))
-    if options.alpha_sdpo > 0 and first.get("actor/sdpo/n_tokens", first.get("sdpo/n_tokens")) == 0:
+    if options.alpha_sdpo > 0 and value_of(first, "sdpo/n_tokens") == 0:
         logger.warning("channel sdpo did nothing in the first step: none of its rows has a hint")
     return True
 
 
+def value_of(row: Mapping[str, Any], name: str) -> float:
+    """A metric under VeRL's name for it, which puts `actor/` before ours; 0 when it is missing."""
+    return float(row.get(f"actor/{name}", row.get(name, 0.0)))
+
+
 def live_channels(rows: list[dict[str, Any]], options: PluginOptions) -> list[str]:
     """Channels that contributed in some step."""
-    live = ["policy"] if options.policy_weight > 0 and rows else []
+    live = []
+    spread = ("critic/advantages/max", "critic/advantages/min")
+    if options.policy_weight > 0 and any(row.get(name, 0.0) for row in rows for name in spread):
+        live.append("policy")
     for name, key in (("sdpo", "sdpo/n_tokens"), ("replay", "replay/n_pairs")):
-        if any(value > 0 for row in rows for k, value in row.items() if k.endswith(key)):
+        if any(value_of(row, key) > 0 for row in rows):
             live.append(name)
     return live
 
