@@ -1,4 +1,4 @@
-"""`python -m trainer --config FILE.yaml [--set key=value ...]`: one training run."""
+"""`python -m trainer [ENGINE] --config FILE.yaml [--set key=value ...]`: one training run."""
 
 import argparse
 import json
@@ -59,6 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Train on a published preference dataset."
     )
+    parser.add_argument(
+        "engine",
+        nargs="?",
+        choices=ENGINES,
+        default="trl",
+        help="who trains: trl in this process (default), or an engine of docs/frameworks.md",
+    )
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="YAML file")
     parser.add_argument(
         "--set",
@@ -80,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         values = read_config(options.config, options.overrides)
         if options.resume and not values.get("resume_from"):
             values["resume_from"] = "last"
-        report = _run(values)
+        report = ENGINES[options.engine](values)
     except TrainingStoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")
         return STOPPED
@@ -134,6 +141,18 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
+    from trainer.integrations.verl.launch import train_with_verl  # noqa: PLC0415 - loads torch
+
+    return train_with_verl(values)
+
+
+ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "trl": _run,
+    "verl": _run_with_verl,
+}
 
 
 if __name__ == "__main__":
