@@ -28,6 +28,7 @@ _CANCELLED = re.compile(r"sibling tool call errored|^cancelled: parallel|paralle
 _DENIED = re.compile(
     r"^permission (?:for this tool use was denied|to use )|haven't granted it yet"
     r"|denied by (?:your )?(?:permission|policy|the auto)|automode|is not allowed to be used"
+    r"|^permission denied and could not request permission"
 )
 _HOOK = re.compile(r"hook (?:error|blocked|denied|returned|stopped)|blocked by .{0,40}hook")
 _INTERRUPTED = re.compile(
