@@ -18,6 +18,7 @@ from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, Sou
 from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
+from replay_pipeline.ingesters.copilot import Copilot
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.labels import judge_result, label_turns
 from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of
@@ -29,7 +30,14 @@ from replay_pipeline.types import Progress, Tool
 
 logger = logging.getLogger(__name__)
 
-INGESTERS: tuple[Ingester, ...] = (ClaudeCode(), Codex(), GeminiCli(), OpenCode(), AgentTraces())
+INGESTERS: tuple[Ingester, ...] = (
+    ClaudeCode(),
+    Codex(),
+    GeminiCli(),
+    OpenCode(),
+    Copilot(),
+    AgentTraces(),
+)
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536
