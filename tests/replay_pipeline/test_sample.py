@@ -346,7 +346,9 @@ def test_unusable_answers_are_few_and_say_why(answers: list[dict[str, Any]]):
 
 
 def test_people_and_hosts_are_invented(sessions: Rows):
-    text = "\n".join(json.dumps(rows).replace("\\n", "\n") for rows in sessions.values())
+    text = "\n".join(
+        json.dumps(rows, ensure_ascii=False).replace("\\n", "\n") for rows in sessions.values()
+    )
     hosts = re.findall(r"(?:\w@|//)([a-z0-9.-]+\.[a-z]{2,})", text)
     assert hosts
     assert all(host.endswith(("example.com", ".internal")) for host in hosts)
