@@ -90,8 +90,14 @@ def readme(stories: Sequence[Story]) -> str:
         outcome: sum(value["outcome"] == outcome for value in values)
         for outcome in ("pair", "agrees_with_student", "no_consensus")
     }
+    n_with_agents = sum(len(story.session_ids) for story in stories)
     return template.format(
-        table="\n".join(rows), n_sessions=len(stories), n_states=len(values), **counts
+        table="\n".join(rows),
+        n_sessions=len(stories),
+        n_agents=n_with_agents - len(stories),
+        n_with_agents=n_with_agents,
+        n_states=len(values),
+        **counts,
     )
 
 

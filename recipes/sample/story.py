@@ -134,6 +134,7 @@ class Story:
     def __post_init__(self) -> None:
         self.files = dict(self.files)
         self.read_paths: set[str] = set()
+        self.session_ids: set[str] = set()
         self._redactor = Redactor()
         self._users = frozenset(filter(None, [user_of(self.cwd)]))
         self.log = SessionBuilder(
@@ -186,6 +187,7 @@ class Story:
             log: Another session than the main one: the subagent's.
         """
         log = log or self.log
+        self.session_ids.add(getattr(log, "agent_id", log.session_id))
         first = calls[:1] if streamed else calls
         message = log.assistant(text, [self._tool_call(call) for call in first], thinking=thinking)
         self._record(message, {"d": d, "q": q, "g": g}, pair=pair, same=same, kind=kind)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.testing.sessions import REJECTED, SessionBuilder, ToolCall, state_id
 
@@ -105,6 +106,16 @@ def test_there_are_enough_sessions_projects_and_states(sessions: Rows):
     assert len(mains) >= 20
     assert 3 <= len({name.split("/")[0] for name in mains}) <= 4
     assert len(state_ids(sessions)) >= 190
+
+
+def test_the_readme_counts_logs_and_sessions():
+    states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
+    n_sessions = len({state["session_id"] for state in states})
+    n_logs = len([*SESSIONS_DIR.glob("*/*.jsonl")])
+    text = " ".join((SESSIONS_DIR.parent / "README.md").read_text("utf-8").split())
+    assert f"{n_logs} Claude Code session logs with {len(states)} decision states" in text
+    assert f"the work of {n_sessions - n_logs} subagents" in text
+    assert f"card count {n_sessions} sessions" in text
 
 
 def test_every_state_has_one_answer_of_each_teacher(
