@@ -131,8 +131,13 @@ def show_estimate(report: Report) -> None:
     out.print(table)
 
 
-def _draw_batches(title: str, reports: Report, names: tuple[str, ...]) -> None:
-    table = Table("batch", *names, title=title, title_justify="left", title_style="bold")
+def _draw_batches(
+    title: str, reports: Report, names: tuple[str, ...], *, first: str = "batch"
+) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in (first, *names):
+        heading = name.removeprefix("n_").replace("_usd", " $").replace("_", " ")
+        table.add_column(heading, overflow="fold")
     for key, report in reports.items():
         table.add_row(key, *(escape(_words(report.get(name))) for name in names))
     out.print(table)
@@ -181,7 +186,7 @@ def show_status(report: Report) -> None:
     if scopes := ledger.get("scopes"):
         rows = {scope["scope"]: scope for scope in scopes}
         names = tuple(name for name in scopes[0] if name != "scope")
-        _draw_batches("Limits", rows, names)
+        _draw_batches("Limits", rows, names, first="counts for")
 
 
 def show_findings(report: Report) -> None:
