@@ -439,4 +439,5 @@ def test_a_partition_is_materialized_through_the_web_server(root, tmp_path):
     entries = {entry["label"]: entry for entry in event["metadataEntries"]}
     assert entries["calls_sent"]["intValue"] > 0
     assert entries["usd"]["floatValue"] > 0
-    assert re.match(r"!\[.*\]\(data:image/svg\+xml;base64,", entries["cost_by_teacher"]["mdStr"])
+    assert re.match(r"!\[.*\]\(data:image/svg\+xml;base64,", entries["latency"]["mdStr"])
+    assert entries["usd deepseek"]["floatValue"] > 0
