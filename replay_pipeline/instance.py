@@ -10,8 +10,7 @@ from pathlib import Path
 import dagster as dg
 
 from replay_pipeline.assets import checks, pairs, publish, replay, traces, train
-from replay_pipeline.assets.automation import RANGE_END, RANGE_START
-from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batch
 from replay_pipeline.assets.reporting import Facts, as_metadata
 from replay_pipeline.definitions import define
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
