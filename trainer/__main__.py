@@ -1,4 +1,4 @@
-"""`python -m trainer --config FILE.yaml [--set key=value ...]`: one training run."""
+"""`python -m trainer [ENGINE] --config FILE.yaml [--set key=value ...]`: one training run."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ import yaml
 
 from trainer.errors import TrainerConfigError, TrainerError
 
+ENGINES = ("trl", "monarch")
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Train on a published preference dataset."
     )
+    parser.add_argument(
+        "engine",
+        nargs="?",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="trl in this process (default), or a mesh of Monarch actors around it",
+    )
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="YAML file")
     parser.add_argument(
         "--set",
@@ -67,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         values = read_config(options.config, options.overrides)
-        report = _run(values)
+        report = _run(values) if options.engine == "trl" else _run_on_mesh(values)
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -79,6 +87,17 @@ def _launch(arguments: Sequence[str]) -> int:
     from trainer.diloco.launch import launch_command  # noqa: PLC0415 - loads torch
 
     return launch_command(arguments)
+
+
+def _run_on_mesh(values: dict[str, Any]) -> dict[str, Any]:
+    try:
+        from trainer.integrations.monarch.controller import train_on_mesh  # noqa: PLC0415
+    except ImportError as error:
+        raise TrainerConfigError(
+            f"the engine monarch needs the package torchmonarch ({error}): pip install "
+            "'torchmonarch>=0.7,<0.8'"
+        ) from error
+    return train_on_mesh(values)
 
 
 def _run(values: dict[str, Any]) -> dict[str, Any]:
