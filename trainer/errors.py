@@ -4,6 +4,7 @@
     ├── TrainerConfigError   a setting is wrong; raised before any step
     ├── DatasetError         the dataset lacks a column, a split or a row that a channel needs
     ├── ShapeError           two tensors that must line up do not
+    ├── EnvironmentFailedError  an environment server does not answer, or too often not
     ├── AlignmentError       student and teacher positions do not name the same tokens
     └── OuterLoopError       an outer round failed
         ├── ObjectStoreError     the object store refused a request or cannot be reached
@@ -16,6 +17,7 @@ Every class also inherits the standard exception it refines, and pickles.
 __all__ = [
     "AlignmentError",
     "DatasetError",
+    "EnvironmentFailedError",
     "ObjectStoreError",
     "OuterLoopError",
     "OuterTimeoutError",
@@ -44,6 +46,10 @@ class ShapeError(TrainerError, ValueError):
 
 class AlignmentError(TrainerError, ValueError):
     """Student and teacher positions do not name the same tokens."""
+
+
+class EnvironmentFailedError(TrainerError, RuntimeError):
+    """An environment server does not answer, or too many of its calls failed."""
 
 
 class OuterLoopError(TrainerError, RuntimeError):
