@@ -31,6 +31,7 @@ from replay_pipeline.console import (
 )
 from replay_pipeline.errors import ConfigError, ReplayPipelineError
 from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.store import as_path
 
 app = typer.Typer(
     name="replay-pipeline",
@@ -48,7 +49,13 @@ app.add_typer(pairs_app, name="pairs")
 
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", help="Data root. By default `REPLAY_DATA`, else `data`.", metavar="DIR"),
+    typer.Option(
+        "--data",
+        help="Data root: a folder, or a URL such as `s3://bucket/root`. By default `REPLAY_DATA`, "
+        "else `data`.",
+        metavar="DIR",
+        parser=as_path,
+    ),
 ]
 SettingsOption = Annotated[
     Path | None,
@@ -124,7 +131,9 @@ def run(
 
 @app.command()
 def demo(
-    data: Annotated[Path, typer.Option("--data", help="Folder of the demo.")] = Path("demo"),
+    data: Annotated[
+        Path, typer.Option("--data", help="Folder of the demo.", parser=as_path, metavar="DIR")
+    ] = Path("demo"),
     yes: YesOption = False,
 ) -> None:
     """Run the whole product on the bundled sample, under Dagster.
@@ -227,15 +236,9 @@ def replay(
     work = pipeline.Pipeline(loaded)
     batches = _chosen(work, batch)
     _confirm(work, yes=yes, batches=batches)
-    reports = {}
-    left_usd = loaded.replay.max_total_usd
     with progress_bars() as on_progress:
-        work = pipeline.Pipeline(loaded, on_progress=on_progress)
-        for key in batches:
-            receipt = work.replay(key, max_usd=left_usd)
-            if not receipt.is_reused:
-                left_usd = pipeline.left_after(left_usd, receipt)
-            reports[key] = receipt.report
+        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within()
+        reports = {key: replay_one(key).report for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
 
 
@@ -341,7 +344,10 @@ def normalize(
 def publish(
     data: DataOption = None,
     settings: SettingsOption = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Dataset folder.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Dataset folder or URL.", parser=as_path, metavar="DIR"),
+    ] = None,
     repo: Annotated[
         str | None, typer.Option(help="Hub dataset `owner/name`; needs `HF_TOKEN`.")
     ] = None,
@@ -423,18 +429,29 @@ def ui(
             _prepare_demo(data)
     work = pipeline.Pipeline(_load(None, data))
     instance.sync(work)
-    root = work.root.path
-    command, environment = instance.ui_command(root, port=port)
-    out.print(f"Dagster on [bold]{root}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
+    command, environment = instance.ui_command(work.settings, port=port)
+    out.print(f"Dagster on [bold]{work.root.path}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
     os.execve(command[0], command, environment)
 
 
 @app.command()
-def sync(data: DataOption = None, settings: SettingsOption = None) -> None:
+def sync(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    runs_are_here: Annotated[
+        bool,
+        typer.Option(
+            "--runs-are-here",
+            help="Every run is a process of this machine: end those whose process is gone, also "
+            "where Dagster's records are on a server.",
+        ),
+    ] = False,
+) -> None:
     """Bring Dagster's view up to date with the files, or back after its home was lost."""
     from replay_pipeline import instance, pipeline
 
-    n_added = instance.sync(pipeline.Pipeline(_load(settings, data)))
+    work = pipeline.Pipeline(_load(settings, data))
+    n_added = instance.sync(work, runs_are_here=runs_are_here)
     out.print(f"{n_added} materializations added")
 
 

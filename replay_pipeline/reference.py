@@ -18,10 +18,13 @@ the one that `REPLAY_SETTINGS` names, else `settings.toml` in the data root.
 
 | variable | meaning |
 |---|---|
-| `REPLAY_DATA` | the data root, as `--data` |
+| `REPLAY_DATA` | the data root, as `--data`: a folder, `s3://bucket/root` or `gs://bucket/root` |
+| `REPLAY_HOME` | folder for what must be on this machine, where the data root is a URL |
 | `REPLAY_SETTINGS` | the settings file |
 | `REPLAY_TEACHERS` | `sample` (recorded, local), `openrouter` (the default teachers) or `frontier` |
 | `REPLAY_SALT` | makes placeholders of secrets unguessable outside this installation |
+| `REPLAY_LEDGER` | the ledger, as `replay.ledger`: the place for a URL with a password |
+| `REPLAY_DAGSTER_DB` | Dagster's records on PostgreSQL, as `postgresql+psycopg2://user:password@host/name`; without it they are files |
 | `OPENROUTER_API_KEY`, `HF_TOKEN` | keys; read from the environment only, never written |
 
 ```toml
@@ -59,6 +62,7 @@ Teachers whose vendor forbids training on its answers need their model ids in
 def settings_page() -> str:
     """The page `docs/settings.md`."""
     parts = [_SETTINGS_HEAD.rstrip()]
+    parts += ["## At the top", "Before any section.", _fields(Settings, without_sections=True)]
     for name, field in Settings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -67,9 +71,11 @@ def settings_page() -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _fields(model: type[BaseModel]) -> str:
+def _fields(model: type[BaseModel], *, without_sections: bool = False) -> str:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
+        if without_sections and isinstance(field.default, BaseModel):
+            continue
         meaning = " ".join((field.description or "").split())
         rows.append(
             f"| `{name}` | {_default(field.get_default(call_default_factory=True))} | {meaning} |"

@@ -6,6 +6,7 @@
     ├── ShapeError           two tensors that must line up do not
     ├── EnvironmentFailedError  an environment server does not answer, or too often not
     ├── AlignmentError       student and teacher positions do not name the same tokens
+    ├── TrainingStoppedError somebody asked the run to stop; its checkpoint is complete
     └── OuterLoopError       an outer round failed
         ├── ObjectStoreError     the object store refused a request or cannot be reached
         ├── OuterTimeoutError    too few replicas answered, or none committed, in time
@@ -25,6 +26,7 @@ __all__ = [
     "ShapeError",
     "TrainerConfigError",
     "TrainerError",
+    "TrainingStoppedError",
 ]
 
 
@@ -50,6 +52,10 @@ class AlignmentError(TrainerError, ValueError):
 
 class EnvironmentFailedError(TrainerError, RuntimeError):
     """An environment server does not answer, or too many of its calls failed."""
+
+
+class TrainingStoppedError(TrainerError, RuntimeError):
+    """Somebody asked the run to stop. The message names the checkpoint from which it goes on."""
 
 
 class OuterLoopError(TrainerError, RuntimeError):

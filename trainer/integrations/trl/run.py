@@ -28,7 +28,9 @@ from trainer.diloco.environment import ReplicaPlace
 from trainer.diloco.object_store import ObjectStore
 from trainer.errors import TrainerConfigError
 from trainer.integrations.outer import OuterOptions, outer_callbacks, sharded
+from trainer.integrations.settings import without_engines
 from trainer.integrations.trl.config import ComposerConfig
+from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
 from trainer.losses.compose import compose_loss, model_logits
 from trainer.losses.logps import token_logps
@@ -71,7 +73,8 @@ class RunConfig:
     outer_options: OuterOptions = field(default_factory=OuterOptions)
     """How they are joined."""
     resume_from: str | None = None
-    """Checkpoint folder of an earlier run to go on from."""
+    """Checkpoint folder of an earlier run to go on from; `last`: the newest complete checkpoint in
+    the output folder of a run with the same settings and dataset, if there is one."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     trl: dict[str, Any] = field(default_factory=dict)
     """Fields of `ComposerConfig`, which has every field of TRL's `GRPOConfig`."""
@@ -83,7 +86,7 @@ class RunConfig:
         Raises:
             TrainerConfigError: an unknown or missing field.
         """
-        values = dict(values)
+        values = without_engines(values)
         _check_names("", cls, values)
         sections = {
             "tiny": TinyOptions,
@@ -137,7 +140,7 @@ class MetricsFile(TrainerCallback):
         config: ComposerConfig,
         on_metrics: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        """Write to `path`; `on_metrics` gets each line as well."""
+        """`on_metrics` gets each line as well."""
         self.path, self.config, self.on_metrics = path, config, on_metrics
         self.rows: list[dict[str, Any]] = []
 
@@ -148,13 +151,10 @@ class MetricsFile(TrainerCallback):
         control: Any,  # noqa: ARG002
         **_: Any,
     ) -> None:
-        """Start an empty file; a resumed run keeps the lines up to its checkpoint."""
-        if state.global_step and self.path.exists():
-            lines = [json.loads(line) for line in self.path.read_text("utf-8").splitlines()]
-            self.rows = [line for line in lines if line["step"] <= state.global_step]
+        """Keep the lines of the steps up to the checkpoint that the run goes on from."""
         if state.is_world_process_zero:
-            text = "".join(json.dumps(row) + "\n" for row in self.rows)
-            self.path.write_text(text, "utf-8")
+            self.rows = _steps_of(self.path, until=state.global_step) if state.global_step else []
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
 
     def on_log(
         self,
@@ -182,17 +182,30 @@ class MetricsFile(TrainerCallback):
             self.on_metrics(row)
 
 
+def _steps_of(path: Path, *, until: int) -> list[dict[str, Any]]:
+    """The lines of single steps; a line that a kill cut short is left out."""
+    rows = []
+    for line in path.read_text("utf-8").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if row["step"] <= until and "train/train_runtime" not in row]
+
+
 def run(
     config: RunConfig,
     *,
     on_metrics: Callable[[dict[str, Any]], None] | None = None,
     parts: RunParts | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train, evaluate before and after, and write everything into `config.output`.
+
+    `should_stop` is asked after each step; on yes, a checkpoint is saved and the run ends.
 
     Raises:
         TrainerConfigError: a setting is wrong.
         DatasetError: the dataset lacks what a channel needs.
+        TrainingStoppedError: `should_stop` said so; `resume_from="last"` goes on.
     """
     started = time.perf_counter()
     transformers_logging.disable_progress_bar()
@@ -230,11 +243,17 @@ def run(
     objective = FixedBatchObjective(model, collator, data, args)
     before, loss_first = evaluated(), objective()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
+    stopping = StopAtStep(identity_of(asdict(config)), should_stop)
+    callbacks = [*outer, metrics, stopping]
     trainer = build_trainer(
-        config, args, model, tokenizer, data, recorded, collator.renderer, [*outer, metrics], parts
+        config, args, model, tokenizer, data, recorded, collator.renderer, callbacks, parts
     )
+    resume_from: Any = config.resume_from
+    if resume_from == LAST:
+        resume_from = last_checkpoint(Path(args.output_dir or output), stopping.identity)
     with without_upstream_warnings():
-        trainer.train(resume_from_checkpoint=config.resume_from)
+        trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
+    stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
     after, loss_last = evaluated(), objective()
 
     save_checkpoint(trainer, tokenizer, output / "checkpoint")
