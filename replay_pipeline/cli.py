@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
-from rich.markup import escape
 
 from replay_pipeline.console import (
+    PrintableFormatter,
     err,
+    escape,
     out,
     print_report,
     progress_bars,
@@ -93,11 +94,9 @@ def main() -> None:
 def _every_command(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=err, show_path=False)],
-    )
+    handler = RichHandler(console=err, show_path=False)
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
 
 
 # The whole
@@ -304,7 +303,7 @@ def pairs_show(
     from replay_pipeline import pipeline
 
     text = pipeline.Pipeline(_load(settings, data)).show(state)
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    out.print(escape(text), highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -318,7 +317,7 @@ def review(
 
     work = pipeline.Pipeline(_load(settings, data))
     path = work.review(to)
-    out.print(f"Open [bold]{path}[/] in a browser.")
+    out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")
 
 
 @app.command()

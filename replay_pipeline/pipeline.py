@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from replay_pipeline.audit import refuse_unfit
 from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError, TeacherAuthError
 from replay_pipeline.ingesters import (
+    LazyStates,
     TraceBatch,
     Traces,
     discover,
@@ -50,6 +52,7 @@ from replay_pipeline.replay import (
     has_ledger,
     ledger_status,
     replay_in_thread,
+    spent_since,
 )
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
@@ -57,7 +60,7 @@ from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
 from replay_pipeline.settings import Settings, api_key, redaction_salt
 from replay_pipeline.store import copy_files, files_below, is_local
-from replay_pipeline.summary import BATCH_STAGES, summarize
+from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
 from replay_pipeline.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.training import Launch, TrainerJob, run_trainer, training_curves
@@ -518,6 +521,17 @@ class Pipeline:
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
 
+    def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What was done since then, and what is still open; `failures` are runs that failed."""
+        return summarize_night(
+            self.receipts.all(),
+            since=since,
+            spent_usd=spent_since(self.settings.ledger_url(), since),
+            budget_usd=self.settings.replay.max_nightly_usd,
+            n_open=len(set(self.batches()) - self.completed_batches()),
+            failures=failures,
+        )
+
     def control(self, *, max_usd: float, n_states: int = 50) -> Receipt:
         """Ask the students' own models again: how often do they leave their recorded action?
 
@@ -595,11 +609,16 @@ class Pipeline:
         with TeacherServer(ANSWERS_FILE) as server:
             yield server.teachers()
 
-    def _states(self, batches: Iterable[str]) -> Iterator[TraceState]:
-        for batch in batches:
-            tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
-            traces = Traces(**tables, tools=self._tools_until(batch))
-            yield from traces.materialize(window=self.settings.ingest.window)
+    def _states(self, batches: Iterable[str]) -> Sequence[TraceState]:
+        keys = list(batches)
+
+        def open_batch(number: int) -> Traces:
+            key = keys[number]
+            tables = {name: self.root.read(name, key) for name in ("sessions", "turns", "states")}
+            return Traces(**tables, tools=self._tools_until(key))
+
+        sizes = [self.root.n_rows("states", key) for key in keys]
+        return LazyStates(sizes, open_batch, window=self.settings.ingest.window)
 
     @cached_property
     def _normalizer(self) -> DJNormalizer:

@@ -15,7 +15,7 @@ from replay_pipeline.replay.run import (
     replay_trace,
     replay_trace_sync,
 )
-from replay_pipeline.replay.status import LedgerStatus, ledger_status
+from replay_pipeline.replay.status import LedgerStatus, ledger_status, spent_since
 from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "replay_states",
     "replay_trace",
     "replay_trace_sync",
+    "spent_since",
 ]

@@ -282,7 +282,7 @@ class _BatchRun:
         self, known: Mapping[str, Known], n_cached: int, stop: threading.Event
     ) -> ReplayReport:
         actions = [
-            replace(_ROW.decode(known[task.question.sha].row), state_id=task.state["state_id"])
+            replace(_ROW.decode(known[task.question.sha].row), state_id=task.state_id)
             for task in self.tasks
             if task.question.sha in known
         ]

@@ -103,7 +103,8 @@ async def replay_trace(
     the ceiling. When the ceiling is reached nothing more is sent, and what is there is returned.
 
     Args:
-        states: decision points; those of one session go to a teacher in the order given.
+        states: decision points; those of one session go to a teacher in the order given. A
+            sequence is not copied: it may put its states together as they are asked for.
         teachers: models to ask.
         max_total_usd: hard ceiling in US dollars. 0 sends nothing.
         ledger: path or database URL; by default `ledger.sqlite` under the data root.
@@ -148,7 +149,11 @@ async def replay_states(
     asking = _asking(max_concurrency=max_concurrency, **options)
     budget = check(teachers, max_total_usd, asking)
     replay = _Replay(
-        list(states), list(teachers), budget, str(ledger or Settings.load().ledger_url()), asking
+        _indexed(states),
+        list(teachers),
+        budget,
+        str(ledger or Settings.load().ledger_url()),
+        asking,
     )
     replay.on_progress = on_progress
     replay.stop = stop or threading.Event()
@@ -247,7 +252,7 @@ async def estimate(
     """
     asking = _asking(price_folder=price_folder, **options)
     check(teachers, 0.0, asking)
-    states = list(states)
+    states = _indexed(states)
     prices = await fetch_prices(teachers, asking, keys=keys_of(teachers, is_required=False))
     known: set[str] = set()
     if ledger is not None and exists(ledger):
@@ -381,6 +386,11 @@ def _asking(**options: Any) -> Asking:
     return asking
 
 
+def _indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
+    """States that can be asked for again by number; a sequence is taken as it is."""
+    return states if isinstance(states, Sequence) else list(states)
+
+
 def lanes_of(
     states: Sequence[TraceState], teachers: Sequence[TeacherSpec], asking: Asking
 ) -> list[tuple[TeacherSpec, deque[Task]]]:
@@ -392,7 +402,7 @@ def lanes_of(
         for j, teacher in enumerate(teachers):
             _, lane = lanes.setdefault((session, teacher.name), (teacher, deque()))
             question = builder.question(state, teacher)
-            lane.append(Task(i * len(teachers) + j, state, teacher, question, i))
+            lane.append(Task(i * len(teachers) + j, states, i, teacher, question))
     return list(lanes.values())
 
 
@@ -417,7 +427,7 @@ class _Replay:
 
     def __init__(
         self,
-        states: list[TraceState],
+        states: Sequence[TraceState],
         teachers: list[TeacherSpec],
         budget_nano: int,
         ledger: str,
@@ -506,7 +516,7 @@ class _Replay:
         if not (self.gates.names and prices):
             return None
         costs = {
-            (task.state["state_id"], teacher.name): usd(
+            (task.state_id, teacher.name): usd(
                 prices[teacher.name].cost_nano(task.question.expected_prompt_tokens, 300)
             )
             for teacher, lane in lanes
@@ -562,7 +572,7 @@ class _Replay:
                 elif gate := screened.get(task.state_index):
                     engine.skipped[gate] += 1
                     if engine.board:
-                        engine.board.saved(gate, task.state["state_id"], teacher)
+                        engine.board.saved(gate, task.state_id, teacher)
                     engine.tell(task, None)
                 else:
                     task.lost = tuple(lost.get(sha, ()))
