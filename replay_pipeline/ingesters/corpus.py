@@ -23,13 +23,21 @@ from replay_pipeline.ingesters.labels import judge_result, label_turns
 from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
+from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redact import Redactor, user_of
 from replay_pipeline.tables import write_table, written_whole
 from replay_pipeline.types import Progress, Tool
 
 logger = logging.getLogger(__name__)
 
-INGESTERS: tuple[Ingester, ...] = (ClaudeCode(), Codex(), GeminiCli(), OpenCode(), AgentTraces())
+INGESTERS: tuple[Ingester, ...] = (
+    ClaudeCode(),
+    Codex(),
+    GeminiCli(),
+    OpenCode(),
+    VerifiersTraces(),
+    AgentTraces(),
+)
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536

@@ -24,6 +24,8 @@ from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
 from trainer.data.tiny import corpus, make_model, train_tokenizer
+from trainer.diloco.environment import ReplicaPlace
+from trainer.diloco.object_store import ObjectStore
 from trainer.errors import TrainerConfigError
 from trainer.integrations.outer import OuterOptions, outer_callbacks, sharded
 from trainer.integrations.settings import without_engines
@@ -113,6 +115,22 @@ def _check_names(prefix: str, section: type, values: Mapping[str, Any]) -> None:
         raise TrainerConfigError(f"unknown setting {prefix}{unknown[0]}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """What a host of the run puts in the place of the run's own parts."""
+
+    place: ReplicaPlace | None = None
+    """Which replica this is; None takes what the launcher told this process."""
+    store: ObjectStore | None = None
+    """Joins the replicas (`outer=object_store`) instead of the one at `outer_options.uri`."""
+    reward: Callable[..., list[float]] | None = None
+    """Scores completions, in TRL's convention, instead of `reward`."""
+    rollout: Callable[[list[Any], Any], dict[str, list[Any]]] | None = None
+    """TRL's `rollout_func`, for `rollouts=generate`."""
+    environment: Any = None
+    """TRL's `environment_factory`, for `rollouts=generate`; its reward replaces `reward`."""
+
+
 class MetricsFile(TrainerCallback):
     """Every log of the trainer as one JSON line with `group/name` keys."""
 
@@ -177,6 +195,7 @@ def run(
     config: RunConfig,
     *,
     on_metrics: Callable[[dict[str, Any]], None] | None = None,
+    parts: RunParts | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train, evaluate before and after, and write everything into `config.output`.
@@ -195,8 +214,11 @@ def run(
     args = trl_config(config, output)
     data = load_preference_data(config.dataset, revision=config.revision)
     model, tokenizer = load_model(config, data, seed=args.seed)
-    outer = outer_callbacks(config.outer, config.outer_options)
-    data = sharded(data) if outer else data
+    parts = parts or RunParts()
+    outer = outer_callbacks(
+        config.outer, config.outer_options, place=parts.place, store=parts.store
+    )
+    data = sharded(data, parts.place) if outer else data
     collator = ComposerDataCollator(
         tokenizer,
         max_prompt_tokens=args.max_prompt_tokens,
@@ -224,7 +246,7 @@ def run(
     stopping = StopAtStep(identity_of(asdict(config)), should_stop)
     callbacks = [*outer, metrics, stopping]
     trainer = build_trainer(
-        config, args, model, tokenizer, data, recorded, collator.renderer, callbacks
+        config, args, model, tokenizer, data, recorded, collator.renderer, callbacks, parts
     )
     resume_from: Any = config.resume_from
     if resume_from == LAST:
@@ -248,10 +270,19 @@ def run(
         "preference_accuracy_before": before["preference"]["accuracy"],
         "preference_accuracy_after": after["preference"]["accuracy"],
     }
-    evaluation = {"before": before, "after": after}
+    if trainer.is_world_process_zero():
+        plot_metrics(metrics.rows, output / "loss.png")
+        write_results(config, report, {"before": before, "after": after})
+    return report
+
+
+def write_results(
+    config: RunConfig, report: Mapping[str, Any], evaluation: Mapping[str, Any]
+) -> None:
+    """Write the report, the evaluation and the model card into the output folder."""
+    output = Path(config.output)
     _write_json(output / "evaluation.json", evaluation)
     _write_json(output / "report.json", report)
-    plot_metrics(metrics.rows, output / "loss.png")
     card = model_card(
         base=config.model or "random weights",
         dataset=config.dataset,
@@ -260,7 +291,6 @@ def run(
         evaluation=evaluation,
     )
     (output / "README.md").write_text(card, "utf-8")
-    return report
 
 
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
@@ -322,21 +352,39 @@ def build_trainer(
     recorded: RecordedRollouts | None,
     renderer: Renderer,
     callbacks: list[TrainerCallback],
+    parts: RunParts,
 ) -> ComposerReplicationTrainer:
     """The trainer of this run, on recorded or generated rollouts."""
+    options: dict[str, Any] = {}
+    if recorded is None:
+        options["train_dataset"] = prompts_dataset(data, renderer)
+        options["rollout_func"] = parts.rollout
+        options["environment_factory"] = parts.environment
+    elif parts.rollout is not None or parts.environment is not None:
+        raise TrainerConfigError(
+            f"rollouts={config.rollouts} are on record, nothing would be sampled: set "
+            "rollouts=generate"
+        )
     with without_upstream_warnings():
         trainer = ComposerReplicationTrainer(
             model,
-            as_trl_reward(load_reward(config.reward)),
+            reward_of(config, parts),
             args,
             pairs=data.pairs,
             recorded=recorded,
-            train_dataset=None if recorded is not None else prompts_dataset(data, renderer),
+            **options,
             processing_class=tokenizer,
             callbacks=callbacks,
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def reward_of(config: RunConfig, parts: RunParts) -> Callable[..., list[float]] | None:
+    """The reward in TRL's convention; `None` where the environment owns it."""
+    if parts.environment is not None:
+        return None
+    return parts.reward or as_trl_reward(load_reward(config.reward))
 
 
 def save_checkpoint(trainer: ComposerReplicationTrainer, tokenizer: Any, folder: Path) -> None:
@@ -354,6 +402,7 @@ def without_upstream_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         warnings.filterwarnings("ignore", ".*rollout_func", UserWarning)
+        warnings.filterwarnings("ignore", ".*environment_factory", UserWarning)
         yield
 
 
