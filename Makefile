@@ -9,7 +9,12 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: install demo test test-browser ui check format bench docs clean
+# Engines of docs/frameworks.md that run in an environment of their own: FRAMEWORKS="verl monarch".
+FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
+ENVIRONMENTS := .venv-frameworks
+
+.PHONY: install demo test test-browser test-frameworks ui check format bench docs clean
+.PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
 
@@ -33,12 +38,44 @@ test-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest browser_tests
 
+# Runs the real packages. They want other versions of the same dependencies than we and each other
+# do, so each gets an environment of its own, from recipes/<name>/requirements.txt.
+test-frameworks: $(FRAMEWORKS:%=test-framework-%)
+	@echo "frameworks tested: $(FRAMEWORKS)"
+
+test-framework-%: $(ENVIRONMENTS)/%/.installed
+	$(<D)/bin/python -m pytest -c frameworks_tests/pytest.ini --rootdir . frameworks_tests/$*
+
+$(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyrefly check
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+# The files of deploy/, by the tools they are for; these live in an environment of their own.
+check-deploy: build/deploy-tools
+	build/deploy-tools/bin/python deploy/check.py
+
+build/deploy-tools: deploy/tools.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check -r deploy/tools.txt
+	@touch $@
+
+# Asks public lists of vulnerabilities about every pin, so it needs a network and is no part of `test`.
+audit: build/audit-tools
+	grep -v '^#' constraints.txt > build/pins.txt
+	build/audit-tools/bin/pip-audit --strict --no-deps --disable-pip --requirement build/pins.txt
+
+build/audit-tools:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -49,7 +86,9 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m replay_pipeline.reference docs
-	$(BIN)/python -m pytest -q tests/test_docs.py
+	$(BIN)/python -m trainer.integrations.capabilities docs/frameworks.md
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_site.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(ENVIRONMENTS)

@@ -1,10 +1,11 @@
-"""The head of policy + self-distillation: CPU seconds and memory of one forward and backward pass.
+"""The head of policy + self-distillation: seconds and memory of one forward and backward pass.
 
     python benchmarks/losses.py            # V = 151,936, H = 896; about five minutes
     python benchmarks/losses.py --small    # seconds
+    python benchmarks/losses.py --device cuda
     python benchmarks/losses.py --json benchmarks/results/losses.json
 
-Four ways to the same loss, each in a fresh process on one thread:
+Four ways to the same loss, each in a fresh process, on one thread or on one GPU:
 
 - `fused`: `trainer.losses.head.fused_policy_distillation`, for losses of single tokens
 - `recompute`: the same with `mode="recompute"`, for any loss; what the trainer uses
@@ -16,9 +17,6 @@ The student's head is trainable and the teacher has a head of its own (as with a
 
 import argparse
 import json
-import platform
-import resource
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +25,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.measuring import (  # noqa: E402 - after the path above
+    MEMORY,
+    SECONDS,
+    best_of,
+    machine_of,
+    measure_fresh,
+    peak_mib,
+)
 
 FULL = {"vocab": 151_936, "hidden": 896}
 SMALL = {"vocab": 4_096, "hidden": 64}
@@ -38,32 +45,33 @@ SMALL_CASES = [
     {"n_tokens": 64, "dtype": "float32", "variants": ["fused", "recompute", "trl", "naive"]},
     {"n_tokens": 128, "dtype": "bfloat16", "variants": ["fused"]},
 ]
-SCALE_MIB = 1024 if sys.platform != "darwin" else 1024 * 1024
+CUDA_CASES = [
+    {"n_tokens": 4096, "dtype": "float32", "variants": ["fused", "recompute", "trl", "naive"]},
+    {"n_tokens": 4096, "dtype": "bfloat16", "variants": ["fused", "recompute", "trl", "naive"]},
+    {"n_tokens": 32_768, "dtype": "bfloat16", "variants": ["fused", "recompute", "trl"]},
+]
+CUDA_REPEATS = 5
 
 
-def peak_rss_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / SCALE_MIB
-
-
-def cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def make_inputs(n_tokens: int, vocab: int, hidden: int, dtype_name: str) -> dict[str, Any]:
+def make_inputs(sizes: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    dtype = getattr(torch, dtype_name)
-    return {
-        "hidden": torch.randn(n_tokens, hidden).to(dtype).requires_grad_(),
-        "weight": torch.empty(vocab, hidden, dtype=dtype).normal_(std=0.02).requires_grad_(),
+    n_tokens, vocab, hidden = sizes["n_tokens"], sizes["vocab"], sizes["hidden"]
+    dtype = getattr(torch, sizes["dtype"])
+    inputs = {
+        "hidden": torch.randn(n_tokens, hidden).to(dtype),
+        "weight": torch.empty(vocab, hidden, dtype=dtype).normal_(std=0.02),
         "teacher_hidden": torch.randn(n_tokens, hidden).to(dtype),
         "teacher_weight": torch.empty(vocab, hidden, dtype=dtype).normal_(std=0.02),
         "targets": torch.randint(vocab, (n_tokens,)),
         "advantages": torch.randn(n_tokens),
     }
+    inputs = {name: tensor.to(sizes["device"]) for name, tensor in inputs.items()}
+    inputs["hidden"].requires_grad_()
+    inputs["weight"].requires_grad_()
+    return inputs
 
 
 def policy_loss(logps: Any, advantages: Any, n_tokens: int) -> Any:
@@ -123,54 +131,57 @@ RUNS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """One variant in this process; the caller started it fresh."""
-    run = RUNS[variant]
-    run(make_inputs(8, 64, 16, sizes["dtype"])).backward()  # imports and first-call set-up
-    x = make_inputs(sizes["n_tokens"], sizes["vocab"], sizes["hidden"], sizes["dtype"])
-    before_mib, before_s = peak_rss_mib(), cpu_s()
-    loss = run(x)
-    loss.backward()
+    run, device = RUNS[variant], sizes["device"]
+    small = sizes | {"n_tokens": 8, "vocab": 64, "hidden": 16}
+    run(make_inputs(small)).backward()  # imports and first-call set-up
+    x = make_inputs(sizes)
+    before_mib = peak_mib(device)
+
+    def step() -> float:
+        x["hidden"].grad = x["weight"].grad = None
+        loss = run(x)
+        loss.backward()
+        return float(loss.detach())
+
+    n_calls = 1
+    if device == "cuda":
+        step()  # picks the matrix kernels
+        n_calls = CUDA_REPEATS
+    loss, seconds = best_of(n_calls, step, device=device)
     return {
         "variant": variant,
-        "cpu_s": round(cpu_s() - before_s, 3),
-        "peak_rss_mib": round(peak_rss_mib()),
-        "extra_mib": round(peak_rss_mib() - before_mib),
-        "loss": float(loss.detach()),
+        "seconds": round(seconds, 4),
+        "peak_mib": round(peak_mib(device)),
+        "extra_mib": round(peak_mib(device) - before_mib),
+        "loss": loss,
         "hidden_grad_norm": float(x["hidden"].grad.float().norm()),
         "weight_grad_norm": float(x["weight"].grad.float().norm()),
     }
 
 
-def measure_fresh(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    child = subprocess.run(
-        [sys.executable, __file__, "--variant", variant, "--sizes", json.dumps(sizes)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return json.loads(child.stdout.splitlines()[-1])
-
-
-def run_case(case: dict[str, Any], model: dict[str, int]) -> dict[str, Any]:
-    sizes = {"n_tokens": case["n_tokens"], "dtype": case["dtype"], **model}
+def run_case(case: dict[str, Any], model: dict[str, int], device: str) -> dict[str, Any]:
+    sizes = {"n_tokens": case["n_tokens"], "dtype": case["dtype"], "device": device, **model}
     print(f"\nN={sizes['n_tokens']} V={sizes['vocab']} H={sizes['hidden']} {sizes['dtype']}")
     rows = []
     for variant in case["variants"]:
-        rows.append(row := measure_fresh(variant, sizes))
+        rows.append(row := measure_fresh(__file__, variant, sizes))
         print(
-            f"  {variant:9} {row['cpu_s']:9.2f} CPU-s   peak RSS {row['peak_rss_mib']:6} MiB"
-            f"   of it the step {row['extra_mib']:6} MiB   loss {row['loss']:.6f}",
+            f"  {variant:9} {row['seconds']:9.4f} {SECONDS[device]}   {MEMORY[device]} "
+            f"{row['peak_mib']:6} MiB   of it the step {row['extra_mib']:6} MiB"
+            f"   loss {row['loss']:.6f}",
             flush=True,
         )
     fused = rows[0]
-    ratios = {row["variant"]: round(row["cpu_s"] / fused["cpu_s"], 2) for row in rows[1:]}
+    ratios = {row["variant"]: round(row["seconds"] / fused["seconds"], 2) for row in rows[1:]}
     for variant, ratio in ratios.items():
-        print(f"  fused takes {ratio:.2f} times less CPU than {variant}")
-    return {"sizes": sizes, "rows": rows, "cpu_ratio_over_fused": ratios}
+        print(f"  fused takes {ratio:.2f} times fewer {SECONDS[device]} than {variant}")
+    return {"sizes": sizes, "rows": rows, "ratio_over_fused": ratios}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="tiny sizes, seconds")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", help=argparse.SUPPRESS)
@@ -179,9 +190,11 @@ def main() -> None:
         print(json.dumps(measure(args.variant, json.loads(args.sizes))))
         return
     model, cases = (SMALL, SMALL_CASES) if args.small else (FULL, CASES)
-    results = [run_case(case, model) for case in cases]
+    if args.device == "cuda" and not args.small:
+        cases = CUDA_CASES
+    results = [run_case(case, model, args.device) for case in cases]
     if args.json:
-        report = {"benchmark": "losses", "machine": platform.machine(), "cases": results}
+        report = {"benchmark": "losses", "machine": machine_of(args.device), "cases": results}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

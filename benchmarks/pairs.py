@@ -1,13 +1,14 @@
-"""The preference pairs of one trace: CPU seconds of one optimizer step, packed and by TRL.
+"""The preference pairs of one trace: seconds of one optimizer step, packed and by TRL.
 
     python benchmarks/pairs.py            # 16 states; about two minutes
     python benchmarks/pairs.py --small    # seconds
+    python benchmarks/pairs.py --device cuda    # a model of Qwen2.5-0.5B's shape, bfloat16
     python benchmarks/pairs.py --json benchmarks/results/pairs.json
 
 The trace grows by the student's own action and a tool result at each state; the pair of a state is
 (everything before it, a teacher's action, the student's action). Each variant takes one AdamW step
-of sigmoid DPO on all pairs against another, frozen model, reference pass included, in a fresh process
-on one thread:
+of sigmoid DPO on all pairs against another, frozen model, reference pass included, in a fresh
+process, on one thread or on one GPU (there the best of the steps after the first):
 
 - `packed`: `trainer.losses.tree_layout.pack_pairs` and `trainer.integrations.packing.packed_logps`
 - `trl`: `trl.DPOTrainer`, one pair a micro-batch, as many accumulation steps as pairs
@@ -16,10 +17,7 @@ on one thread:
 
 import argparse
 import json
-import platform
 import random
-import resource
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -28,7 +26,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.measuring import (  # noqa: E402 - after the path above
+    MEMORY,
+    SECONDS,
+    machine_of,
+    measure_fresh,
+    peak_mib,
+    spent_s,
+)
+
 FULL = {
+    "device": "cpu",
+    "dtype": "float32",
     "n_states": 16,
     "n_prompt": 512,
     "n_action": 48,
@@ -38,21 +47,20 @@ FULL = {
     "n_layers": 4,
 }
 SMALL = FULL | {"n_states": 4, "n_prompt": 64, "n_result": 32, "vocab": 512, "hidden": 64}
+CUDA = FULL | {
+    "device": "cuda",
+    "dtype": "bfloat16",
+    "n_prompt": 2048,
+    "vocab": 151_936,
+    "hidden": 896,
+    "n_layers": 24,
+}
+CUDA_STEPS = 5
 BETA = 0.1
 EOS = 1
-SCALE_MIB = 1024 if sys.platform != "darwin" else 1024 * 1024
 
 
-def cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def peak_rss_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / SCALE_MIB
-
-
-def make_pairs(sizes: dict[str, int]) -> list[tuple[list[int], list[int], list[int]]]:
+def make_pairs(sizes: dict[str, Any]) -> list[tuple[list[int], list[int], list[int]]]:
     rng = random.Random(1)
 
     def tokens(n_tokens: int) -> list[int]:
@@ -69,7 +77,7 @@ def make_pairs(sizes: dict[str, int]) -> list[tuple[list[int], list[int], list[i
     return pairs
 
 
-def make_model(sizes: dict[str, int], *, seed: int = 0) -> Any:
+def make_model(sizes: dict[str, Any], *, seed: int = 0) -> Any:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -85,7 +93,8 @@ def make_model(sizes: dict[str, int], *, seed: int = 0) -> Any:
         max_position_embeddings=65_536,
         tie_word_embeddings=True,
     )
-    return Qwen2ForCausalLM(config).train()
+    model = Qwen2ForCausalLM(config).to(sizes["device"], getattr(torch, sizes["dtype"]))
+    return model.train()
 
 
 def dpo_sum(chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any) -> Any:
@@ -112,7 +121,7 @@ def step_one_by_one(model: Any, reference: Any, pairs: list[Any]) -> float:
     import torch
 
     def logps(network: Any, prompt: list[int], completion: list[int]) -> Any:
-        ids = torch.tensor([prompt + completion])
+        ids = torch.tensor([prompt + completion], device=network.device)
         kept = len(completion) + 1
         logits = network(input_ids=ids, logits_to_keep=kept, use_cache=False).logits[0, :-1]
         target_ids = ids[0, len(prompt) :, None]
@@ -129,26 +138,44 @@ def step_one_by_one(model: Any, reference: Any, pairs: list[Any]) -> float:
     return total
 
 
-def run_by_hand(variant: str, sizes: dict[str, int]) -> dict[str, float]:
-    """One step of ours."""
+def run_by_hand(variant: str, sizes: dict[str, Any]) -> dict[str, float]:
+    """Steps of ours; the figures of the first, the seconds of the fastest."""
     import torch
 
     model, reference = make_model(sizes), make_model(sizes, seed=1).eval()
     pairs = make_pairs(sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     step = {"packed": step_packed, "one_by_one": step_one_by_one}[variant]
-    before_s = cpu_s()
-    loss = step(model, reference, pairs)
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return {"cpu_s": cpu_s() - before_s, "loss": loss, "grad_norm": float(grad_norm)}
+    taken_s, losses, grad_norms = [], [], []
+    for _ in range(n_steps(sizes)):
+        before_s = spent_s(sizes["device"])
+        losses.append(step(model, reference, pairs))
+        grad_norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        optimizer.step()
+        optimizer.zero_grad()
+        taken_s.append(spent_s(sizes["device"]) - before_s)
+    return {"seconds": min(taken_s), "loss": losses[0], "grad_norm": grad_norms[0]}
 
 
-def run_trl(sizes: dict[str, int]) -> dict[str, float]:
-    """One step of `trl.DPOTrainer`."""
+def n_steps(sizes: dict[str, Any]) -> int:
+    return 1 if sizes["device"] == "cpu" else CUDA_STEPS
+
+
+def run_trl(sizes: dict[str, Any]) -> dict[str, float]:
+    """Steps of `trl.DPOTrainer`; the figures of the first, the seconds of the fastest."""
     from datasets import Dataset
+    from transformers import TrainerCallback
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.dpo_trainer import DPOTrainer
+
+    taken_s = []
+
+    class StepSeconds(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began_s = spent_s(sizes["device"])
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            taken_s.append(spent_s(sizes["device"]) - self.began_s)
 
     tokenizer = make_tokenizer(sizes["vocab"])
     sides = ("prompt", "chosen", "rejected")
@@ -161,13 +188,13 @@ def run_trl(sizes: dict[str, int]) -> dict[str, float]:
             output_dir=folder,
             per_device_train_batch_size=1,
             gradient_accumulation_steps=len(rows),
-            max_steps=1,
+            max_steps=n_steps(sizes),
             beta=BETA,
             max_length=None,
             learning_rate=1e-6,
             lr_scheduler_type="constant",
             gradient_checkpointing=False,
-            use_cpu=True,
+            use_cpu=sizes["device"] == "cpu",
             bf16=False,
             logging_steps=1,
             save_strategy="no",
@@ -180,12 +207,14 @@ def run_trl(sizes: dict[str, int]) -> dict[str, float]:
             args=args,
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
+            callbacks=[StepSeconds()],
         )
-        before_s = cpu_s()
+        before_s = spent_s(sizes["device"])
         trainer.train()
-        taken_s = cpu_s() - before_s
+        if sizes["device"] == "cpu":  # what precedes the only step belongs to it
+            taken_s = [spent_s("cpu") - before_s]
     logged = trainer.state.log_history[0]
-    return {"cpu_s": taken_s, "loss": logged["loss"], "grad_norm": logged["grad_norm"]}
+    return {"seconds": min(taken_s), "loss": logged["loss"], "grad_norm": logged["grad_norm"]}
 
 
 def make_tokenizer(vocab: int) -> Any:
@@ -203,55 +232,46 @@ def words_of(ids: list[int], tokenizer: Any) -> str:
     return "".join(f" {word}" for word in tokenizer.convert_ids_to_tokens(ids))
 
 
-def measure(variant: str, sizes: dict[str, int]) -> dict[str, Any]:
+def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """One variant in this process; the caller started it fresh."""
-    if variant != "trl":
+    if variant != "trl" and sizes["device"] == "cpu":
         warm_up = SMALL | {"n_states": 2, "n_layers": 1}
         run_by_hand(variant, warm_up)  # imports and first-call set-up
     step = run_trl(sizes) if variant == "trl" else run_by_hand(variant, sizes)
-    return {"variant": variant, **step, "peak_rss_mib": round(peak_rss_mib())}
+    return {"variant": variant, **step, "peak_mib": round(peak_mib(sizes["device"]))}
 
 
-def measure_fresh(variant: str, sizes: dict[str, int]) -> dict[str, Any]:
-    child = subprocess.run(
-        [sys.executable, __file__, "--variant", variant, "--sizes", json.dumps(sizes)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return json.loads(child.stdout.splitlines()[-1])
-
-
-def count_tokens(sizes: dict[str, int]) -> dict[str, int]:
+def count_tokens(sizes: dict[str, Any]) -> dict[str, Any]:
     from trainer.losses.tree_layout import pack_pairs
 
     tree = pack_pairs(make_pairs(sizes))
     return {"packed": tree.n_tokens, "one_by_one": tree.n_unpacked_tokens}
 
 
-def run_benchmark(sizes: dict[str, int]) -> dict[str, Any]:
+def run_benchmark(sizes: dict[str, Any]) -> dict[str, Any]:
     n_tokens = count_tokens(sizes)
+    seconds, memory = SECONDS[sizes["device"]], MEMORY[sizes["device"]]
     print(
         f"{sizes['n_states']} states: {n_tokens['one_by_one']} tokens one pair at a time, "
         f"{n_tokens['packed']} packed ({n_tokens['one_by_one'] / n_tokens['packed']:.1f} times fewer)"
     )
     rows = []
     for variant in ("packed", "trl", "one_by_one"):
-        rows.append(row := measure_fresh(variant, sizes))
+        rows.append(row := measure_fresh(__file__, variant, sizes))
         print(
-            f"  {variant:10} {row['cpu_s']:9.2f} CPU-s   peak RSS {row['peak_rss_mib']:6} MiB"
+            f"  {variant:10} {row['seconds']:9.3f} {seconds}   {memory} {row['peak_mib']:6} MiB"
             f"   loss {row['loss']:.6f}   gradient norm {row['grad_norm']:.5f}",
             flush=True,
         )
     packed = rows[0]
-    ratios = {row["variant"]: round(row["cpu_s"] / packed["cpu_s"], 2) for row in rows[1:]}
+    ratios = {row["variant"]: round(row["seconds"] / packed["seconds"], 2) for row in rows[1:]}
     for variant, ratio in ratios.items():
-        print(f"  packed takes {ratio:.2f} times less CPU than {variant}")
+        print(f"  packed takes {ratio:.2f} times fewer {seconds} than {variant}")
     return {
         "sizes": sizes,
         "n_tokens": n_tokens,
         "rows": rows,
-        "cpu_ratio_over_packed": ratios,
+        "ratio_over_packed": ratios,
     }
 
 
@@ -259,6 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="tiny sizes, seconds")
     parser.add_argument("--states", type=int, help="states of the trace (default 16; 4 if small)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", help=argparse.SUPPRESS)
@@ -266,12 +287,13 @@ def main() -> None:
     if args.variant:
         print(json.dumps(measure(args.variant, json.loads(args.sizes))))
         return
-    sizes = SMALL if args.small else FULL
+    sizes = SMALL if args.small else CUDA if args.device == "cuda" else FULL
+    sizes = sizes | {"device": args.device}
     if args.states:
         sizes = sizes | {"n_states": args.states}
     result = run_benchmark(sizes)
     if args.json:
-        report = {"benchmark": "pairs", "machine": platform.machine(), **result}
+        report = {"benchmark": "pairs", "machine": machine_of(args.device), **result}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

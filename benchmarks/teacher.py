@@ -4,16 +4,13 @@
     python benchmarks/teacher.py --small
     python benchmarks/teacher.py --json benchmarks/results/teacher.json
 
-One sequence, `prompt + hint + completion`, on one thread, the best of five passes each. The student's pass with a cache is shown
-as well, since keeping the cache is the price of reusing it.
+One sequence, `prompt + hint + completion`, on one thread, the best of five passes each. The
+student's pass with a cache is shown as well, since keeping the cache is the price of reusing it.
 """
 
 import argparse
 import json
-import platform
-import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402 - after the path above
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
+from benchmarks.measuring import best_of, machine_of  # noqa: E402
 from trainer.integrations.kv_reuse import (  # noqa: E402
     hinted_batch,
     student_hidden,
@@ -34,21 +32,6 @@ FULL = {"n_prompt": 2048, "n_hint": 64, "n_completion": 128, "hidden": 256, "n_l
 SMALL = {"n_prompt": 256, "n_hint": 16, "n_completion": 16, "hidden": 64, "n_layers": 2}
 VOCAB = 2000
 N_REPEATS = 5
-
-
-def best_of(call: Callable[[], Any]) -> tuple[Any, float]:
-    """The last result and the least CPU seconds of several calls."""
-
-    def now_s() -> float:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return usage.ru_utime + usage.ru_stime
-
-    taken_s, result = [], None
-    for _ in range(N_REPEATS):
-        before_s = now_s()
-        result = call()
-        taken_s.append(now_s() - before_s)
-    return result, min(taken_s)
 
 
 def run_benchmark(sizes: dict[str, int]) -> dict[str, Any]:
@@ -69,11 +52,15 @@ def run_benchmark(sizes: dict[str, int]) -> dict[str, Any]:
     )
     batch = hinted_batch(prompt, [[*prompt[0].tolist(), *hint[0].tolist()]], completion)
     student, student_s = best_of(
-        lambda: student_hidden(model, prompt, completion, n_tokens=batch.n_tokens)
+        N_REPEATS,
+        lambda: student_hidden(model, prompt, completion, n_tokens=batch.n_tokens),
+        device="cpu",
     )
-    full, full_s = best_of(lambda: teacher_hidden(model, batch))
+    full, full_s = best_of(N_REPEATS, lambda: teacher_hidden(model, batch), device="cpu")
     reused, reused_s = best_of(
-        lambda: teacher_hidden_with_prefix_reuse(model, batch, student.cache)
+        N_REPEATS,
+        lambda: teacher_hidden_with_prefix_reuse(model, batch, student.cache),
+        device="cpu",
     )
     return {
         "sizes": sizes,
@@ -101,7 +88,7 @@ def main() -> None:
     print(f"  reuse takes {result['cpu_ratio']:.1f} times less CPU than the full pass")
     print(f"  equal to the last bit: {result['is_bitwise_equal']}")
     if args.json:
-        report = {"benchmark": "teacher", "machine": platform.machine(), **result}
+        report = {"benchmark": "teacher", "machine": machine_of("cpu"), **result}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

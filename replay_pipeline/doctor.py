@@ -23,9 +23,14 @@ _MIN_FREE_BYTES = 1_000_000_000
 
 def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One finding per check: `what`, `ok`, and a `detail` that says what to do if it is not."""
-    findings = [_python(), *map(_package, _EXTRAS), _disk(settings.data_dir), _sources(settings)]
+    findings = [_python(), *map(_package, _EXTRAS), _disk(settings.local_dir()), _sources(settings)]
+    told: dict[str, str] = {}
     for teacher in teachers:
         problem = teacher["problem"]
+        if problem in told:
+            problem = f"the same as {told[problem]}"
+        elif problem is not None:
+            told[problem] = teacher["teacher"]
         detail = problem or (
             f"{teacher['model']} at {teacher['base_url']}, "
             f"${teacher['prompt_usd_per_mtok']} / ${teacher['completion_usd_per_mtok']} per million "
@@ -53,10 +58,10 @@ def _package(name: str) -> dict[str, Any]:
     return _finding(name, importlib.metadata.version(distribution), ok=True)
 
 
-def _disk(data_dir: Path) -> dict[str, Any]:
-    there = next(p for p in (data_dir.absolute(), *data_dir.absolute().parents) if p.exists())
+def _disk(folder: Path) -> dict[str, Any]:
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
-    detail = f"{free / 1e9:.1f} GB free under {data_dir}"
+    detail = f"{free / 1e9:.1f} GB free under {folder}"
     return _finding("disk", detail, ok=free >= _MIN_FREE_BYTES)
 
 

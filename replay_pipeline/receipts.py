@@ -3,9 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from replay_pipeline.store import stamps_below
 from replay_pipeline.tables import written_whole
 
 
@@ -21,6 +23,8 @@ class Receipt:
     seconds: float
     is_reused: bool = False
     """Whether nothing had changed, so that the stage did nothing this time."""
+    at: str = ""
+    """When it was written, in UTC."""
 
 
 class Receipts:
@@ -39,24 +43,30 @@ class Receipts:
 
     def write(self, receipt: Receipt) -> Receipt:
         """Keep `receipt` in place of the last one."""
+        receipt = replace(receipt, at=datetime.now(UTC).isoformat())
         with written_whole(self._path(receipt.stage, receipt.batch)) as file:
             file.write(json.dumps(asdict(receipt), indent=1, sort_keys=True).encode())
         return receipt
 
-    def stamps(self) -> dict[tuple[str, str], int]:
-        """When each receipt was written, to tell later which are new."""
+    def stamps(self, stage: str | None = None) -> dict[tuple[str, str], object]:
+        """What tells a receipt (of `stage`) from the one before it, to see later which are new."""
+        root = self._root if stage is None else self._root / stage
+        found = {PurePosixPath(name): stamp for name, stamp in stamps_below(root).items()}
         return {
-            (path.parent.name, path.stem): path.stat().st_mtime_ns
-            for path in sorted(self._root.glob("*/*.json"))
+            (path.parent.name or stage or "", path.stem): stamp
+            for path, stamp in found.items()
+            if path.suffix == ".json" and not path.name.startswith(".")
         }
 
-    def all(self, *, since: Mapping[tuple[str, str], int] | None = None) -> list[Receipt]:
+    def all(
+        self, *, since: Mapping[tuple[str, str], object] | None = None, stage: str | None = None
+    ) -> list[Receipt]:
         """Every receipt; those not written after the stamps `since` are marked as reused."""
         found = []
-        for (stage, batch), stamp in self.stamps().items():
-            receipt = self.read(stage, batch)
+        for (kind, batch), stamp in self.stamps(stage).items():
+            receipt = self.read(kind, batch)
             if receipt is not None:
-                is_reused = since is not None and since.get((stage, batch)) == stamp
+                is_reused = since is not None and since.get((kind, batch)) == stamp
                 found.append(replace(receipt, is_reused=is_reused))
         return found
 

@@ -1,12 +1,12 @@
 """The one Dagster resource: where the settings of this deployment are."""
 
 import contextvars
-from pathlib import Path
 
 import dagster as dg
 
 from replay_pipeline.pipeline import OnProgress, Pipeline
 from replay_pipeline.settings import Settings
+from replay_pipeline.store import as_path
 from replay_pipeline.types import Progress
 
 console_progress: contextvars.ContextVar[OnProgress | None] = contextvars.ContextVar(
@@ -33,8 +33,8 @@ class PipelineResource(dg.ConfigurableResource):
             ConfigError: a setting is wrong.
         """
         return Settings.load(
-            Path(self.settings_path) if self.settings_path else None,
-            data_dir=Path(self.data_dir) if self.data_dir else None,
+            as_path(self.settings_path) if self.settings_path else None,
+            data_dir=as_path(self.data_dir) if self.data_dir else None,
         )
 
     def open(self, on_progress: OnProgress | None = None) -> Pipeline:

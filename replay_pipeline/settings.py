@@ -6,10 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.store import as_path, check_reachable, is_local
 from replay_pipeline.types import AgreementLevel, TeacherSpec
+
+Place = Annotated[Path, PlainValidator(as_path), PlainSerializer(str)]
+"""A folder of this machine, or a URL of an object store."""
 
 DEFAULT_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="deepseek", model="deepseek/deepseek-v4-pro", is_distillable=True),
@@ -68,7 +81,8 @@ class ReplaySettings(_Section):
     max_concurrency: Annotated[int, Field(ge=1)] = 64
     """Calls in flight at once, all teachers together."""
     ledger: str | None = None
-    """Path or database URL of the ledger; by default `ledger.sqlite` under the data root."""
+    """Path or database URL of the ledger; by default `ledger.sqlite` under the data root.
+    `REPLAY_LEDGER` sets it too: the place for a URL with a password."""
     gates: tuple[str, ...] = ()
     """Gating policies by name, in order; empty: every teacher is asked at every state."""
     student: TeacherSpec | None = None
@@ -109,8 +123,8 @@ class NormalizeSettings(_Section):
 class PublishSettings(_Section):
     """Where the dataset goes."""
 
-    folder: Path | None = None
-    """Local dataset folder; by default `dataset` under the data root."""
+    folder: Place | None = None
+    """Dataset folder, or its place on an object store; by default `dataset` under the data root."""
     repo_id: str | None = None
     """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
     is_private: bool = True
@@ -125,20 +139,49 @@ class TrainSettings(_Section):
     config: Path | None = None
     """The trainer's own YAML file; by default the bundled tiny run on the CPU."""
     output: Path | None = None
-    """Folder for metrics, plots and checkpoint; by default `model` under the data root."""
+    """Folder of this machine for metrics, plots and checkpoint; by default `model` under the data
+    root, and from there a copy goes to a data root on an object store."""
+    stop_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """How long a trainer that is asked to stop may take to save a checkpoint, in seconds, before
+    it is killed."""
+
+
+class NotifySettings(_Section):
+    """Who is told, and of what."""
+
+    webhook_url: SecretStr | None = None
+    """Address that is told when a run fails: a JSON message with a `text`, as chat services take
+    it. `REPLAY_WEBHOOK` sets it too."""
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 10.0
+    """How long to wait for the webhook, all in all, in seconds."""
+    is_nightly: bool = False
+    """Tell it the summary of each night as well."""
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _is_web_address(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and not url.get_secret_value().startswith(("https://", "http://")):
+            raise ValueError("the address of a webhook begins with https:// or http://")
+        return url
 
 
 class Settings(_Section):
     """Everything a run of the pipeline can be told."""
 
-    data_dir: Path = Path("data")
-    """Folder that holds every table at rest. `REPLAY_DATA` sets it too."""
+    data_dir: Place = Path("data")
+    """The data root: a folder, or a URL such as `s3://bucket/root` or `gs://bucket/root`, that holds
+    every table at rest. `REPLAY_DATA` sets it too."""
+    home_dir: Path | None = None
+    """Folder of this machine for what cannot lie on an object store: the ledger's SQLite file,
+    Dagster's home, and working copies of dataset and model. By default the data root; needed with a
+    data root on an object store. `REPLAY_HOME` sets it too."""
     ingest: IngestSettings = IngestSettings()
     replay: ReplaySettings = ReplaySettings()
     pairs: PairSettings = PairSettings()
     normalize: NormalizeSettings = NormalizeSettings()
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
+    notify: NotifySettings = NotifySettings()
 
     @classmethod
     def load(
@@ -163,16 +206,23 @@ class Settings(_Section):
 
         Raises:
             ConfigError: the file is missing, or a field is unknown or invalid.
+            StorageError: the data root is on an object store that cannot be reached.
         """
         env = os.environ if env is None else env
-        root = data_dir or (Path(env["REPLAY_DATA"]) if env.get("REPLAY_DATA") else None)
+        root = data_dir or (as_path(env["REPLAY_DATA"]) if env.get("REPLAY_DATA") else None)
         path = path or _settings_file(root, env)
         try:
             fields: dict[str, Any] = tomllib.loads(path.read_text("utf-8")) if path else {}
             if root is not None:
                 fields["data_dir"] = root
+            if home := env.get("REPLAY_HOME"):
+                fields["home_dir"] = home
+            if ledger := env.get("REPLAY_LEDGER"):
+                fields = _merged(fields, {"replay": {"ledger": ledger}})
             if choice := env.get("REPLAY_TEACHERS"):
                 fields = _merged(fields, {"replay": _teachers(choice)})
+            if url := env.get("REPLAY_WEBHOOK"):
+                fields = _merged(fields, {"notify": {"webhook_url": url}})
             return cls.model_validate(_merged(fields, changes or {}))
         except ValidationError as error:
             what = "; ".join(
@@ -185,21 +235,43 @@ class Settings(_Section):
     def ledger_url(self) -> str:
         """Path or URL of the ledger. The sample's answers never mix with those of real models."""
         name = "sample-ledger.sqlite" if self.replay.sample_teachers else "ledger.sqlite"
-        return self.replay.ledger or str(self.data_dir / name)
+        return self.replay.ledger or str(self.local_dir() / name)
+
+    def local_dir(self) -> Path:
+        """The folder for what must be on this machine.
+
+        Raises:
+            ConfigError: the data root is on an object store, and no such folder is named.
+        """
+        if self.home_dir is not None:
+            return self.home_dir
+        if is_local(self.data_dir):
+            return self.data_dir
+        raise ConfigError(
+            f"{self.data_dir} is no folder of this machine: the SQLite ledger, Dagster's home and "
+            "the trainer's files need one. Set REPLAY_HOME (or `home_dir`) to a folder that is "
+            "kept; only a ledger on PostgreSQL (`replay.ledger`) can do without"
+        )
 
     def dataset_dir(self) -> Path:
-        """Folder of the published dataset."""
+        """Where the published dataset lies: a folder, or its place on an object store."""
         return self.publish.folder or self.data_dir / "dataset"
 
     def model_dir(self) -> Path:
-        """Folder of the trained model."""
+        """Where the trained model is kept: a folder, or its place on an object store."""
         return self.train.output or self.data_dir / "model"
+
+    def training_dir(self) -> Path:
+        """Folder of this machine that the trainer writes to."""
+        return self.train.output or self.local_dir() / "model"
 
 
 def _settings_file(root: Path | None, env: Mapping[str, str]) -> Path | None:
     if named := env.get("REPLAY_SETTINGS"):
         return Path(named)
-    beside = (root or Path("data")) / "settings.toml"
+    root = root or Path("data")
+    check_reachable(root)
+    beside = root / "settings.toml"
     return beside if beside.exists() else None
 
 
@@ -243,6 +315,26 @@ def api_key(name: str | None) -> SecretStr | None:
 def redaction_salt() -> str:
     """What makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
     return os.environ.get("REPLAY_SALT", "")
+
+
+DAGSTER_DATABASE = "REPLAY_DAGSTER_DB"
+"""The variable that holds the URL of Dagster's PostgreSQL database, with its password. Dagster reads
+it by itself, so that no file has the password."""
+
+
+def has_dagster_database() -> bool:
+    """Whether Dagster keeps its records on a PostgreSQL server.
+
+    Raises:
+        ConfigError: the URL does not name the driver that Dagster's storage works with.
+    """
+    url = os.environ.get(DAGSTER_DATABASE, "")
+    if url and not url.startswith("postgresql+psycopg2://"):
+        raise ConfigError(
+            f"{DAGSTER_DATABASE} has to begin with postgresql+psycopg2:// : Dagster's storage "
+            "works with that driver only"
+        )
+    return bool(url)
 
 
 def environment(name: str, default: str | None = None) -> str | None:

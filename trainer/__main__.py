@@ -1,18 +1,23 @@
-"""`python -m trainer --config FILE.yaml [--set key=value ...]`: one training run."""
+"""`python -m trainer [ENGINE] --config FILE.yaml [--set key=value ...]`: one training run."""
 
 import argparse
 import json
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trainer.errors import TrainerConfigError, TrainerError
+from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
+STOPPED = 128 + signal.SIGTERM
+"""Exit status of a run that was asked to stop, and has saved a checkpoint."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +49,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 on success, 2 when a setting or the dataset is wrong.
+    """Run the command; 0 on success, 2 when a setting or the dataset is wrong, 143 when stopped.
 
     `launch` as first word starts replicas of the rest: see `trainer.diloco.launch`.
     """
@@ -53,6 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _launch(given[1:])
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Train on a published preference dataset."
+    )
+    parser.add_argument(
+        "engine",
+        nargs="?",
+        choices=ENGINES,
+        default="trl",
+        help="who trains: trl in this process (default), or an engine of docs/frameworks.md",
     )
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="YAML file")
     parser.add_argument(
@@ -63,11 +75,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dest="overrides",
         help="put over the file, e.g. --set dataset=demo/dataset --set trl.max_steps=5",
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest complete checkpoint of the same run, if there is one "
+        "(resume_from=last, unless the file names a checkpoint)",
+    )
     options = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         values = read_config(options.config, options.overrides)
-        report = _run(values)
+        if options.resume and not values.get("resume_from"):
+            values["resume_from"] = "last"
+        report = ENGINES[options.engine](values)
+    except TrainingStoppedError as stopped:
+        sys.stderr.write(f"{stopped}\n")
+        return STOPPED
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -81,15 +104,69 @@ def _launch(arguments: Sequence[str]) -> int:
     return launch_command(arguments)
 
 
+def _run_on_mesh(values: dict[str, Any]) -> dict[str, Any]:
+    try:
+        from trainer.integrations.monarch.controller import train_on_mesh  # noqa: PLC0415
+    except ImportError as error:
+        raise TrainerConfigError(
+            f"the engine monarch needs the package torchmonarch ({error}): pip install "
+            "'torchmonarch>=0.7,<0.8'"
+        ) from error
+    return train_on_mesh(values)
+
+
 def _run(values: dict[str, Any]) -> dict[str, Any]:
     # Loading TRL takes seconds: a wrong flag should not have to wait for it.
     import torch  # noqa: PLC0415
 
+    from trainer.integrations.pipes import reporting  # noqa: PLC0415
     from trainer.integrations.trl.run import RunConfig, run  # noqa: PLC0415
 
     if values.get("model") is None:
         torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
-    return run(RunConfig.from_mapping(values))
+    with stop_signals() as should_stop, reporting() as on_metrics:
+        return run(RunConfig.from_mapping(values), on_metrics=on_metrics, should_stop=should_stop)
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Whether somebody has asked this process to stop, by SIGTERM or Ctrl-C.
+
+    The same signal again ends the process at once. Outside the main thread, where no handler can
+    be set, nobody can ask.
+    """
+    seen: set[int] = set()
+
+    def note(number: int, frame: object) -> None:
+        del frame
+        if number in seen:
+            raise KeyboardInterrupt
+        seen.add(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
+    from trainer.integrations.verl.launch import train_with_verl  # noqa: PLC0415 - loads torch
+
+    with stop_signals() as should_stop:
+        return train_with_verl(values, should_stop=should_stop)
+
+
+ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "trl": _run,
+    "monarch": _run_on_mesh,
+    "verl": _run_with_verl,
+}
+"""Who may train, by the name that the command line takes."""
 
 
 if __name__ == "__main__":

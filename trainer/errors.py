@@ -4,7 +4,9 @@
     ├── TrainerConfigError   a setting is wrong; raised before any step
     ├── DatasetError         the dataset lacks a column, a split or a row that a channel needs
     ├── ShapeError           two tensors that must line up do not
+    ├── EnvironmentFailedError  an environment server does not answer, or too often not
     ├── AlignmentError       student and teacher positions do not name the same tokens
+    ├── TrainingStoppedError somebody asked the run to stop; its checkpoint is complete
     └── OuterLoopError       an outer round failed
         ├── ObjectStoreError     the object store refused a request or cannot be reached
         ├── OuterTimeoutError    too few replicas answered, or none committed, in time
@@ -16,6 +18,7 @@ Every class also inherits the standard exception it refines, and pickles.
 __all__ = [
     "AlignmentError",
     "DatasetError",
+    "EnvironmentFailedError",
     "ObjectStoreError",
     "OuterLoopError",
     "OuterTimeoutError",
@@ -23,6 +26,7 @@ __all__ = [
     "ShapeError",
     "TrainerConfigError",
     "TrainerError",
+    "TrainingStoppedError",
 ]
 
 
@@ -44,6 +48,14 @@ class ShapeError(TrainerError, ValueError):
 
 class AlignmentError(TrainerError, ValueError):
     """Student and teacher positions do not name the same tokens."""
+
+
+class EnvironmentFailedError(TrainerError, RuntimeError):
+    """An environment server does not answer, or too many of its calls failed."""
+
+
+class TrainingStoppedError(TrainerError, RuntimeError):
+    """Somebody asked the run to stop. The message names the checkpoint from which it goes on."""
 
 
 class OuterLoopError(TrainerError, RuntimeError):

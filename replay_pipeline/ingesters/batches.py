@@ -301,14 +301,18 @@ def read_manifest(key: str, root: Path) -> TraceBatch:
     return _from_json(value, path)
 
 
+def list_batches(root: Path) -> list[str]:
+    """Keys of every batch under `root`, sorted."""
+    return sorted(path.stem for path in (root / "batches").glob("*.json"))
+
+
 def list_manifests(root: Path) -> list[TraceBatch]:
     """Every batch under `root`, sorted by key: what `discover` calls `known`.
 
     Raises:
         IngestError: a manifest is damaged.
     """
-    keys = sorted(path.stem for path in (root / "batches").glob("*.json"))
-    return [read_manifest(key, root) for key in keys]
+    return [read_manifest(key, root) for key in list_batches(root)]
 
 
 def _as_json(batch: TraceBatch) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.tables import written_whole
+from replay_pipeline.tables import readable, written_whole
 
 _SCHEMA = pa.schema([("step", pa.string()), ("key", pa.binary())])
 
@@ -39,7 +39,9 @@ class DedupIndex:
         for path in sorted(self._folder.glob("*.parquet")):
             if path.stem < self._batch:
                 try:
-                    rows = pq.read_table(path, filters=[("step", "=", step)], partitioning=None)
+                    rows = pq.read_table(
+                        readable(path), filters=[("step", "=", step)], partitioning=None
+                    )
                 except (OSError, pa.ArrowInvalid) as error:
                     raise StorageError(
                         f"{path}: not readable ({error}); delete it and normalize batch "

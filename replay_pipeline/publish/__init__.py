@@ -2,5 +2,15 @@
 
 from replay_pipeline.publish.card import CardFacts, TeacherFacts
 from replay_pipeline.publish.publisher import PublishReport, publish, retract
+from replay_pipeline.publish.versions import fetch, newest, to_be_published
 
-__all__ = ["CardFacts", "PublishReport", "TeacherFacts", "publish", "retract"]
+__all__ = [
+    "CardFacts",
+    "PublishReport",
+    "TeacherFacts",
+    "fetch",
+    "newest",
+    "publish",
+    "retract",
+    "to_be_published",
+]

@@ -46,7 +46,7 @@ def test_a_step_that_is_stopped_keeps_every_answer_that_was_charged(tmp_path: Pa
             instance.add_dynamic_partitions("trace_batch", [batch])
         process = subprocess.Popen(
             [
-                Path(sys.executable).with_name("dagster"),
+                *(sys.executable, "-m", "dagster"),
                 *("asset", "materialize", "--select", "teacher_actions"),
                 *("--partition", batch, "-m", "replay_pipeline.definitions"),
             ],

@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trainer.data.dataset import PreferenceData
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.exchange import RoundReport
-from trainer.diloco.object_store import open_store
+from trainer.diloco.object_store import ObjectStore, open_store
 from trainer.diloco.outer_step import outer_preset
 from trainer.diloco.parameters import ParameterVector, optimizer_tensors, restore_optimizer
 from trainer.diloco.replica import OuterReplica, OuterSettings
@@ -59,7 +59,11 @@ class OuterOptions:
 
 
 def outer_callbacks(
-    kind: str, options: OuterOptions, *, place: ReplicaPlace | None = None
+    kind: str,
+    options: OuterOptions,
+    *,
+    place: ReplicaPlace | None = None,
+    store: ObjectStore | None = None,
 ) -> list[TrainerCallback]:
     """Return the callbacks that join this replica to the others; none for `none`.
 
@@ -67,6 +71,7 @@ def outer_callbacks(
         kind: `none`, `torchft` or `object_store`.
         options: How.
         place: Which replica this is; None takes what the launcher told this process.
+        store: Joins the replicas (`object_store`) instead of the one at `options.uri`.
 
     Raises:
         TrainerConfigError: A setting is missing or unknown.
@@ -79,9 +84,9 @@ def outer_callbacks(
     if options.sync_every < 1:
         raise TrainerConfigError(f"outer_options.sync_every={options.sync_every}: at least 1")
     if kind == "object_store":
-        if not options.uri:
+        if store is None and not options.uri:
             raise TrainerConfigError("outer=object_store needs outer_options.uri")
-        return [ObjectStoreLoop(options, where)]
+        return [ObjectStoreLoop(options, where, store)]
     if not options.lighthouse:
         raise TrainerConfigError("outer=torchft needs outer_options.lighthouse")
     return [TorchftLoop(options, where)]
@@ -127,9 +132,12 @@ class ObjectStoreLoop(TrainerCallback):
     those that are left.
     """
 
-    def __init__(self, options: OuterOptions, place: ReplicaPlace) -> None:
+    def __init__(
+        self, options: OuterOptions, place: ReplicaPlace, store: ObjectStore | None = None
+    ) -> None:
         self.options = options
         self.place = place
+        self.store = store
         self.reports: list[RoundReport] = []
         self.replica: OuterReplica | None = None
         self._view: ParameterVector | None = None
@@ -147,7 +155,7 @@ class ObjectStoreLoop(TrainerCallback):
         options = self.options
         self._view = ParameterVector(context["model"])
         self.replica = OuterReplica(
-            open_store(options.uri),
+            self.store or open_store(options.uri),
             self._view.read(),
             rank=self.place.rank,
             world_size=self.place.world_size,

@@ -9,14 +9,16 @@ from typing import Literal
 from torch import Tensor
 
 from trainer.errors import TrainerConfigError
-from trainer.losses.divergence import generalized_jsd_loss
+from trainer.losses.divergence import generalized_jsd_loss, jsd_entries, log_probs
 from trainer.losses.entropy_opd import soft_gated_kl_per_token
 from trainer.losses.preference import dpo_per_pair, simpo_per_pair
-from trainer.losses.sdpo import Estimator, sdpo_per_token
+from trainer.losses.sdpo import Estimator, on_support, sampled_reverse_kl_per_token
 from trainer.losses.taid import taid_per_token
 
 Wrapper = Literal["none", "taid", "entropy_opd"]
 DPOVariant = Literal["dpo", "dpo_norm", "simpo"]
+DEFAULT_TOP_K = 100
+"""Entries of a top-k estimator when none are given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,8 @@ class SDPOOptions:
     """Entropy (nats) at which the soft gate is fully forward KL; `None`: log V."""
     estimator: Estimator = "full"
     top_k: int | None = None
-    """With estimator "full": teacher's top-k, renormalized. With "topk": the student's, with tail."""
+    """With estimator "full": teacher's top-k, renormalized. With "topk" (the student's) and
+    "teacher_topk": this many, and the rest as one more entry; `None`: 100."""
     token_clip: float | None = None
     """Cap on every vocabulary entry of the divergence; `None`: no cap."""
 
@@ -47,6 +50,15 @@ class SDPOOptions:
         if self.wrapper not in ("none", "taid", "entropy_opd"):
             raise TrainerConfigError(
                 f"sdpo_wrapper={self.wrapper!r} is not none, taid or entropy_opd"
+            )
+        if self.estimator not in ("full", "topk", "teacher_topk", "sampled"):
+            raise TrainerConfigError(
+                f"sdpo_estimator={self.estimator!r} is not full, topk, teacher_topk or sampled"
+            )
+        if self.estimator == "sampled" and self.wrapper != "none":
+            raise TrainerConfigError(
+                f"sdpo_wrapper={self.wrapper!r} needs distributions: with "
+                "sdpo_estimator='sampled' only the sampled token's log-prob is looked at"
             )
         if self.taid_t is not None and not 0.0 <= self.taid_t <= 1.0:
             raise TrainerConfigError(f"taid_t={self.taid_t} is not in [0, 1]")
@@ -98,39 +110,62 @@ def distillation_per_token(
         TrainerConfigError: the TAID wrapper without a `taid_t`.
     """
     teacher_logits_NV = teacher_logits_NV.detach()
-    if options.wrapper == "taid":
-        if options.taid_t is None:
-            raise TrainerConfigError("sdpo_wrapper='taid' needs taid_t, e.g. TAIDScheduler(...).t")
+    if options.estimator == "full" and options.wrapper == "none":
+        return generalized_jsd_loss(
+            student_logits_NV,
+            teacher_logits_NV,
+            beta=options.jsd_beta,
+            temperature=options.temperature,
+            reduction="none",
+            top_k=options.top_k,
+            token_clip=options.token_clip,
+        ).sum(-1)
+    if options.estimator == "full":
         scale = 1.0 / options.temperature
-        return taid_per_token(
-            student_logits_NV * scale, teacher_logits_NV * scale, t=options.taid_t
+        return _wrapped_per_token(student_logits_NV * scale, teacher_logits_NV * scale, options)
+    student_logp, teacher_logp = (
+        log_probs(logits, options.temperature) for logits in (student_logits_NV, teacher_logits_NV)
+    )
+    if options.estimator == "sampled":
+        student_N, teacher_N = (
+            logp.gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
+            for logp in (student_logp, teacher_logp)
         )
+        return sampled_reverse_kl_per_token(student_N, teacher_N)
+    top_k = options.top_k or DEFAULT_TOP_K
+    student_NK, teacher_NK = on_support(
+        student_logp, teacher_logp, estimator=options.estimator, top_k=top_k
+    )
+    return divergence_per_token(student_NK, teacher_NK, options)
+
+
+def divergence_per_token(
+    student_logp_NK: Tensor, teacher_logp_NK: Tensor, options: SDPOOptions
+) -> Tensor:
+    """Channel 2 from log-distributions over one support, [N].
+
+    The support is a part of the vocabulary and the rest as one entry (`with_tail`): what a scoring
+    server sends of a teacher. Temperature, estimator and top-k were the sender's concern.
+
+    Raises:
+        TrainerConfigError: the TAID wrapper without a `taid_t`.
+    """
+    teacher_logp_NK = teacher_logp_NK.detach()
+    if options.wrapper != "none":
+        return _wrapped_per_token(student_logp_NK, teacher_logp_NK, options)
+    entries_NK = jsd_entries(student_logp_NK, teacher_logp_NK, options.jsd_beta)
+    if options.token_clip is not None:
+        entries_NK = entries_NK.clamp(max=options.token_clip)
+    return entries_NK.sum(-1)
+
+
+def _wrapped_per_token(student_NV: Tensor, teacher_NV: Tensor, options: SDPOOptions) -> Tensor:
+    """TAID or the entropy gate on logits, or on log-probs, which are logits as well."""
     if options.wrapper == "entropy_opd":
-        return soft_gated_kl_per_token(
-            student_logits_NV,
-            teacher_logits_NV,
-            h_max=options.entropy_opd_h_max,
-            temperature=options.temperature,
-        )
-    if options.estimator != "full":
-        return sdpo_per_token(
-            student_logits_NV,
-            teacher_logits_NV,
-            ids_BT=ids_N,
-            estimator=options.estimator,
-            alpha=1.0 if options.estimator == "sampled" else options.jsd_beta,
-            temperature=options.temperature,
-            top_k=options.top_k or 100,
-        )
-    return generalized_jsd_loss(
-        student_logits_NV,
-        teacher_logits_NV,
-        beta=options.jsd_beta,
-        temperature=options.temperature,
-        reduction="none",
-        top_k=options.top_k,
-        token_clip=options.token_clip,
-    ).sum(-1)
+        return soft_gated_kl_per_token(student_NV, teacher_NV, h_max=options.entropy_opd_h_max)
+    if options.taid_t is None:
+        raise TrainerConfigError("sdpo_wrapper='taid' needs taid_t, e.g. TAIDScheduler(...).t")
+    return taid_per_token(student_NV, teacher_NV, t=options.taid_t)
 
 
 def replay_per_pair(

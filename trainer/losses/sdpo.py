@@ -1,4 +1,4 @@
-"""Self-distillation from a teacher that saw a hint (SDPO), in its three estimators.
+"""Self-distillation from a teacher that saw a hint (SDPO), in its four estimators.
 
 Dimensions in names: `B` sequences, `T` response tokens, `V` vocabulary, `K` top-k support.
 """
@@ -18,7 +18,7 @@ from trainer.losses.divergence import (
     with_tail,
 )
 
-Estimator = Literal["full", "topk", "sampled"]
+Estimator = Literal["full", "topk", "teacher_topk", "sampled"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 
 
@@ -36,9 +36,9 @@ def sdpo_per_token(
     """Divergence of every response token, [B, T].
 
     "full" sums over the vocabulary. "topk" keeps the *student's* k likeliest entries, with the
-    rest in one tail bucket (`add_tail`) or renormalized away. "sampled" needs `ids_BT` and is the
-    score-function estimator of the reverse KL, `(log p_s - log p_t).detach() log p_s`: its
-    gradient is right, its value is negative half of the time.
+    rest in one tail bucket (`add_tail`) or renormalized away; "teacher_topk" keeps the teacher's,
+    which is what a scoring server can send. "sampled" needs `ids_BT` and is
+    `sampled_reverse_kl_per_token`.
 
     `alpha` is the mixture weight `beta` of `jsd_entries`: 0 is KL(teacher || student), 1 is
     KL(student || teacher); "sampled" knows only 1.
@@ -58,13 +58,45 @@ def sdpo_per_token(
             logp.gather(-1, ids_BT.unsqueeze(-1)).squeeze(-1)
             for logp in (student_logp, teacher_logp)
         )
-        return (student_BT - teacher_BT).detach() * student_BT
-    if estimator == "topk":
-        support = student_logp.topk(min(top_k, student_logp.size(-1)), dim=-1).indices
-        finish = with_tail if add_tail else renormalized
-        student_logp = finish(student_logp.gather(-1, support))
-        teacher_logp = finish(teacher_logp.gather(-1, support))
+        return sampled_reverse_kl_per_token(student_BT, teacher_BT)
+    if estimator != "full":
+        student_logp, teacher_logp = on_support(
+            student_logp, teacher_logp, estimator=estimator, top_k=top_k, add_tail=add_tail
+        )
     return jsd_entries(student_logp, teacher_logp, alpha).sum(-1)
+
+
+def on_support(
+    student_logp_NV: Tensor,
+    teacher_logp_NV: Tensor,
+    *,
+    estimator: Estimator,
+    top_k: int,
+    add_tail: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Both log-distributions on the k entries that one of them finds likeliest, [N, K + 1].
+
+    The last entry is all the rest; without `add_tail` it is missing and the others are scaled up.
+    """
+    chooser_NV = teacher_logp_NV if estimator == "teacher_topk" else student_logp_NV
+    support_NK = chooser_NV.topk(min(top_k, chooser_NV.size(-1)), dim=-1).indices
+    finish = with_tail if add_tail else renormalized
+    return (
+        finish(student_logp_NV.gather(-1, support_NK)),
+        finish(teacher_logp_NV.gather(-1, support_NK)),
+    )
+
+
+def sampled_reverse_kl_per_token(student_logps_BT: Tensor, teacher_logps_BT: Tensor) -> Tensor:
+    """Score-function estimator of KL(student || teacher) from the sampled tokens alone, [B, T].
+
+    `(log p_s - log p_t).detach() log p_s`: over tokens that the student sampled, its gradient is
+    the divergence's; its value means nothing and is negative half of the time. It is all that is
+    left of channel 2 where no logits are at hand.
+
+    Source: SDPO, arXiv:2601.20802, sec. 3 (token-level credit).
+    """
+    return (student_logps_BT - teacher_logps_BT).detach() * student_logps_BT
 
 
 def importance_weights(

@@ -1,13 +1,12 @@
 """One contract for all executors: the real clients, against servers that speak the protocol."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
 
+from tests.trainer.diloco.cloud_servers import JobsHub, SandboxCloud
 from trainer.diloco import (
     HFJobsExecutor,
     LocalProcessExecutor,
@@ -22,39 +21,25 @@ from trainer.errors import OuterTimeoutError, ReplicaFailedError, TrainerConfigE
 pytestmark = pytest.mark.slow
 
 
-def load_servers():
-    path = Path(__file__).with_name("cloud_servers.py")
-    spec = importlib.util.spec_from_file_location("cloud_servers", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-servers = load_servers()
-
-
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    hub = servers.JobsHub(tmp_path_factory.mktemp("hub"))
+    hub = JobsHub(tmp_path_factory.mktemp("hub"))
     yield hub
     hub.close()
 
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory):
-    cloud = servers.SandboxCloud(tmp_path_factory.mktemp("cloud"))
+    cloud = SandboxCloud(tmp_path_factory.mktemp("cloud"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MODAL_SERVER_URL", cloud.url)
-        # GPU sandboxes always take the first version of the protocol; these take it too.
-        patch.setenv("MODAL_SANDBOX_V2", "0")
         patch.setenv("MODAL_TOKEN_ID", "ak-x")
         patch.setenv("MODAL_TOKEN_SECRET", "as-x")
         yield cloud
     cloud.close()
 
 
-@pytest.fixture(params=["local", "hf_jobs", "modal"])
+@pytest.fixture(params=["local", "hf_jobs", "modal", "modal_gpu"])
 def make(request, tmp_path, monkeypatch):
     """Return a maker of executors that all see the same platform."""
     if request.param == "local":
@@ -66,7 +51,8 @@ def make(request, tmp_path, monkeypatch):
             "cpu-basic", endpoint=url, token="hf_x", python=sys.executable, sleep=lambda s: None
         )
     request.getfixturevalue("cloud")
-    return lambda: ModalExecutor("python:3.12", python=sys.executable)
+    gpu = "T4" if request.param == "modal_gpu" else None
+    return lambda: ModalExecutor("python:3.12", gpu, python=sys.executable)
 
 
 def launch(executor, code, n=2, **options):
@@ -217,6 +203,18 @@ def test_modal_gets_gpu_image_and_timeout(cloud):
     definition = cloud.definitions[-1]
     assert definition.timeout_secs == 90
     assert definition.resources.gpu_config.gpu_type == "A100"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "call"), [(None, "SandboxStdioReadV2"), ("A100", "SandboxGetLogs")]
+)
+def test_modals_client_speaks_the_second_version_without_a_gpu_and_the_first_with(cloud, gpu, call):
+    cloud.calls.clear()
+    executor = ModalExecutor("python:3.12", gpu, python=sys.executable)
+    handles = launch(executor, "print('hi')", 1)
+    assert executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log.strip() == "hi"
+    streams = cloud.calls & {"SandboxStdioReadV2", "SandboxGetLogs"}
+    assert streams == {call}
 
 
 def test_a_killed_local_replica_has_failed(tmp_path):

@@ -1,13 +1,11 @@
 """The object store over S3: real client, real server, hostile network."""
 
-import importlib.util
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.trainer.diloco.s3_server import HostileNetwork, MotoServer
 from trainer.diloco import (
     MemoryStore,
     ObjectStoreAllReduce,
@@ -18,25 +16,19 @@ from trainer.diloco import (
 
 pytestmark = pytest.mark.slow
 
-path = Path(__file__).with_name("s3_server.py")
-spec = importlib.util.spec_from_file_location("s3_server", path)
-s3_server = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = s3_server
-spec.loader.exec_module(s3_server)
-
 N = 3000
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    server = s3_server.MotoServer(tmp_path_factory.mktemp("s3"))
+    server = MotoServer(tmp_path_factory.mktemp("s3"))
     yield server
     server.close()
 
 
 @pytest.fixture
 def network(server, request):
-    network = s3_server.HostileNetwork(server, seed=1, odds=getattr(request, "param", 0.0))
+    network = HostileNetwork(server, seed=1, odds=getattr(request, "param", 0.0))
     yield network
     network.close()
 

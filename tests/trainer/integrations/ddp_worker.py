@@ -4,9 +4,32 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+
+def shard_on_cpu() -> None:
+    """Let Accelerate shard on gloo as it does on GPUs; on a CPU it ignores the FSDP settings."""
+    make_state = AcceleratorState.__init__
+
+    def make_sharded_state(self: AcceleratorState, *args: Any, **options: Any) -> None:
+        make_state(self, *args, **options)
+        if (plugin := options.get("fsdp_plugin")) is not None:
+            self.fsdp_plugin = plugin
+            # Every further AcceleratorState() copies the type from here.
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+            self.distributed_type = DistributedType.FSDP
+
+    AcceleratorState.__init__ = make_sharded_state
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def main(settings_path: str) -> None:
@@ -22,6 +45,8 @@ def main(settings_path: str) -> None:
 
     settings = json.loads(Path(settings_path).read_text())
     output, n_pairs = Path(settings.pop("output")), settings.pop("n_pairs")
+    if settings.get("fsdp"):
+        shard_on_cpu()
     rows = [row for session in range(3) for row in fixtures.session_rows(session)]
     tokenizer = train_tokenizer(corpus(rows), vocab_size=512)
     model = make_model(tokenizer, hidden_size=32, n_layers=2, n_heads=2, seed=1)
@@ -33,10 +58,15 @@ def main(settings_path: str) -> None:
     state = trainer.accelerator.unwrap_model(trainer.model).state_dict()
     rank = trainer.accelerator.process_index
     save_file(
-        {name: value.clone() for name, value in state.items() if name != "lm_head.weight"},
+        {name: whole(value).clone() for name, value in state.items() if name != "lm_head.weight"},
         output / f"rank{rank}-of-{trainer.accelerator.num_processes}.safetensors",
     )
-    report = {"live": trainer.n_live_steps, "log": trainer.state.log_history}
+    is_sharded = any(isinstance(value, DTensor) for value in state.values())
+    report = {
+        "is_sharded": is_sharded,
+        "live": trainer.n_live_steps,
+        "log": trainer.state.log_history,
+    }
     (output / f"rank{rank}.json").write_text(json.dumps(report))
 
 

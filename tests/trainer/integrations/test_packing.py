@@ -34,6 +34,7 @@ from trainer.integrations.packing import (
 )
 from trainer.losses.tree_layout import pack_pairs
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SIZES = {
     "vocab_size": 60,
     "hidden_size": 32,
@@ -71,9 +72,9 @@ def trace_pairs(n_states, *, seed=0, vocab=60):
 
 def one_pair_at_a_time(model, pairs):
     def logp(prompt, completion):
-        logits = model(input_ids=torch.tensor([prompt + completion])).logits
-        logps = logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-        return logps.gather(-1, torch.tensor(completion)[:, None]).sum()
+        input_ids = torch.tensor([prompt + completion], device=model.device)
+        logps = model(input_ids=input_ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        return logps.gather(-1, input_ids[0, len(prompt) :, None]).sum()
 
     chosen = torch.stack([logp(prompt, chosen) for prompt, chosen, _ in pairs])
     rejected = torch.stack([logp(prompt, rejected) for prompt, _, rejected in pairs])
@@ -110,8 +111,9 @@ def test_packed_pairs_equal_one_pair_at_a_time(seed, n_states, family):
 
 
 @pytest.mark.slow
-def test_a_long_trace_equals_one_pair_at_a_time():
-    model = make_model(num_hidden_layers=3, hidden_size=64)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_long_trace_equals_one_pair_at_a_time(device):
+    model = make_model(num_hidden_layers=3, hidden_size=64).to(device)
     pairs = trace_pairs(40, seed=7)
     tree = pack_pairs(pairs)
     assert tree.n_unpacked_tokens > 20 * tree.n_tokens

@@ -116,6 +116,7 @@ def test_pairs_without_a_token_are_refused_by_name():
 
 
 # --- attention -----------------------------------------------------------------------------------
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def projections(tree: PackedTree, *, dtype=torch.float64, requires_grad=True):
@@ -151,9 +152,13 @@ def test_attention_equals_the_dense_mask_with_gradients(backend, seed):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_equals_the_dense_mask():
-    tree = pack_pairs(trace_pairs(6, vocab=3))
-    inputs = projections(tree, dtype=torch.float32, requires_grad=False)
+@pytest.mark.parametrize("device", DEVICES)
+def test_flex_attention_equals_the_dense_mask(device):
+    tree = pack_pairs(trace_pairs(6, vocab=3)).to(device)
+    inputs = [
+        projection.to(device)
+        for projection in projections(tree, dtype=torch.float32, requires_grad=False)
+    ]
     ours = FlexAttention(tree)(*inputs, scale=0.3)
     torch.testing.assert_close(ours, dense_attention(tree, *inputs, 0.3))
 

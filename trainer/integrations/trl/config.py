@@ -44,7 +44,9 @@ class ComposerConfig(GRPOConfig):
         default=0.5, metadata={"help": "0: KL(teacher||student), 1: KL(student||teacher)."}
     )
     sdpo_wrapper: str = field(default="none", metadata={"help": "none, taid or entropy_opd."})
-    sdpo_estimator: str = field(default="full", metadata={"help": "full, topk or sampled."})
+    sdpo_estimator: str = field(
+        default="full", metadata={"help": "full, topk, teacher_topk or sampled."}
+    )
     sdpo_top_k: int | None = field(default=None, metadata={"help": "Support of the divergence."})
     sdpo_token_clip: float | None = field(
         default=None, metadata={"help": "Cap on each vocabulary entry of the divergence."}

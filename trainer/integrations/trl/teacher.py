@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainer.errors import TrainerConfigError
@@ -20,7 +21,8 @@ class Teacher(TrainerCallback):
     """The model that sees the hint.
 
     `ema` and `base` keep a frozen copy of the student made at the start (`base` under PEFT is the
-    student with its adapter off); `live` is the student itself, without gradient.
+    student with its adapter off); `live` is the student itself, without gradient. A copy is whole
+    on every rank, also where the student is sharded.
     """
 
     def __init__(self, kind: str, student: nn.Module, *, ema_rate: float) -> None:
@@ -60,7 +62,8 @@ class Teacher(TrainerCallback):
         if self.kind != "ema" or self.copy is None:
             return
         for kept, current in zip(self.copy.parameters(), student.parameters(), strict=True):
-            kept.lerp_(current.to(kept.device, kept.dtype), self.ema_rate)
+            whole = current.full_tensor() if isinstance(current, DTensor) else current
+            kept.lerp_(whole.to(kept.device, kept.dtype), self.ema_rate)
 
     def on_step_end(
         self,

@@ -1,22 +1,22 @@
 """policy + alpha * SDPO + beta * replay as one `GRPOTrainer`.
 
 The policy objective, rewards, advantages, tools, environments and generation are TRL's own code.
-Two channels are added inside the *one* forward call that DDP sees, so its gradient hooks fire once
-however many channels a rank has.
+Two channels are added inside the *one* forward call that DDP and FSDP see, so that their hooks fire
+once however many channels a rank has.
 
 Dimensions in names: `B` sequences, `C` completion tokens, `H` hidden, `V` vocabulary, `N` tokens.
 """
 
-import functools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
@@ -41,9 +41,7 @@ from trainer.types import PairRow
 
 logger = logging.getLogger(__name__)
 
-PairForward = Callable[
-    [nn.Module, Mapping[str, Tensor]], tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-]
+PairLogps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 STATE_FILE = "composer_state.json"
 
@@ -97,7 +95,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.pairs = list(pairs or ())
         self._pair_sampler = self._make_sampler() if self.has_replay else None
         self._reference_logps = self._precompute_reference() if self.has_replay else None
-        self._pair_logps = self._choose_pair_forward() if self.has_replay else pair_logps
+        self._packs_pairs = self.has_replay and self._can_pack_pairs()
         self.teacher = self._make_teacher() if args.alpha_sdpo > 0 else None
         self.taid: TAIDScheduler | None = None
         self._taid_window: list[Tensor] = []
@@ -158,22 +156,29 @@ class ComposerReplicationTrainer(GRPOTrainer):
             and not self.args.activation_checkpointing
         )
 
-    def _choose_pair_forward(self) -> PairForward:
-        """Packed where the model's attention can follow a prefix tree.
+    def _can_pack_pairs(self) -> bool:
+        """Whether the model's attention can follow a prefix tree, as the settings may demand.
 
         Raises:
             TrainerConfigError: `pair_forward="packed"` and it cannot.
         """
         if self.composer.pair_forward == "padded":
-            return pair_logps
+            return False
         try:
             enable_tree_attention(self.accelerator.unwrap_model(self.model))
         except TrainerConfigError as error:
             if self.composer.pair_forward == "packed":
                 raise
             logger.info("pairs run one at a time: %s", error)
-            return pair_logps
-        return functools.partial(packed_pair_logps, max_tokens=self.composer.max_packed_tokens)
+            return False
+        return True
+
+    def _pair_logps(self, model: nn.Module, batch: Mapping[str, Tensor]) -> PairLogps:
+        if not self._packs_pairs:
+            return pair_logps(model, batch)
+        # Sharded ranks gather layers together: as many passes on each, so one.
+        max_tokens = None if isinstance(model, FSDPModule) else self.composer.max_packed_tokens
+        return packed_pair_logps(model, batch, max_tokens=max_tokens)
 
     def _precompute_reference(self) -> list[tuple[float, float]] | None:
         """Summed log-probs of both sides under the initial weights, once."""
@@ -259,8 +264,13 @@ class ComposerReplicationTrainer(GRPOTrainer):
         pairs: dict[str, Any] = {
             "total_weight": sum(float(self.pairs[i].get("weight") or 1.0) for i in everything)
         }
+        is_filler = not mine and isinstance(self.model, FSDPModule)
+        if is_filler:  # every rank must gather the same layers in the same order
+            mine = everything[:1]
         if mine:
             pairs["batch"] = self._on_device(self.collator([self.pairs[i] for i in mine]))
+            if is_filler:
+                pairs["batch"]["dpo_weight"].zero_()
             if self._reference_logps is not None:
                 for k, side in enumerate(("chosen", "rejected")):
                     pairs["batch"][f"dpo_{side}_ref_logprobs"] = torch.tensor(
@@ -271,7 +281,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         unwrapped = self.accelerator.unwrap_model(model)
-        if unwrapped is model:
+        # FSDP2 shards in place: there is nothing to unwrap, but its hooks sit on the forward call.
+        if unwrapped is model and not isinstance(model, FSDPModule):
             return self._three_channels(model, inputs)
         return _ForwardRedirection()(model, unwrapped, self._three_channels, unwrapped, inputs)
 
@@ -416,14 +427,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
             )
             term = (losses * batch["dpo_weight"]).sum()
             margin = (chosen / n_chosen.clamp_min(1) - rejected / n_rejected.clamp_min(1)).detach()
-            sums = torch.stack(
-                [
-                    losses.detach().sum(),
-                    (margin > 0).float().sum(),
-                    margin.sum(),
-                    torch.tensor(float(len(margin)), device=device),
-                ]
-            )
+            measures = [losses.detach(), margin > 0, margin, torch.ones_like(margin)]
+            is_real = batch["dpo_weight"] > 0  # a filler has no weight and does not count
+            sums = torch.stack([measure[is_real].float().sum() for measure in measures])
         self._note_replay(sums)
         return term * self.accelerator.num_processes / max(pairs["total_weight"], 1e-12)
 
@@ -445,16 +451,21 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if not self.args.should_save:
             return
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        state = {"taid": self.taid.state_dict() if self.taid else None}
-        (folder / STATE_FILE).write_text(json.dumps(state), "utf-8")
         if self.teacher is not None:
             self.teacher.save(folder)
+        # Last: a folder that has this file is a whole checkpoint.
+        state = {
+            "taid": self.taid.state_dict() if self.taid else None,
+            "n_live_steps": self.n_live_steps,
+        }
+        (folder / STATE_FILE).write_text(json.dumps(state), "utf-8")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not (Path(checkpoint) / STATE_FILE).exists():
             return
         state = json.loads((Path(checkpoint) / STATE_FILE).read_text("utf-8"))
+        self.n_live_steps |= state.get("n_live_steps", {})
         if state["taid"] is not None:
             self._taid_scheduler().load_state_dict(state["taid"])
         if self.teacher is not None:

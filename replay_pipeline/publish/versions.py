@@ -1,0 +1,150 @@
+"""The dataset on an object store: whole versions side by side, each published by one request.
+
+`<place>/000012-3f9a/` is a complete dataset folder that never changes again, and the object
+`<place>/000012.json` names it. The mark with the highest number says what the dataset is. A
+publisher that dies leaves a folder that nobody reads; of two publishers, the store lets one create
+the mark.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from replay_pipeline.errors import StorageError
+from replay_pipeline.publish import layout
+from replay_pipeline.store import (
+    copy_files,
+    files_below,
+    is_local,
+    put_whole,
+    remove_tree,
+    translated,
+)
+
+logger = logging.getLogger(__name__)
+
+_N_KEPT = 2
+"""Versions that stay: who reads the one before the newest may finish."""
+
+
+def newest(place: Path) -> Path | None:
+    """The folder that holds the dataset now; `None` where nothing is published.
+
+    On this machine that is `place` itself.
+    """
+    if is_local(place):
+        return place if place.is_dir() else None
+    numbers = _published(place)
+    return place / _folder_of(place, numbers[-1]) if numbers else None
+
+
+def fetch(place: Path, folder: Path) -> Path:
+    """The dataset as a folder of this machine: `place` itself, or a copy of the newest version.
+
+    Args:
+        place: where the dataset lies.
+        folder: where a copy goes; what is in it already is not fetched again.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    if is_local(place):
+        return place
+    source = newest(place)
+    wanted = set(files_below(source)) if source else set()
+    there = set(files_below(folder))
+    for name in there - wanted:
+        (folder / name).unlink()
+    if source:
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_files(source, folder, sorted(n for n in wanted if n not in there or not _lasts(n)))
+    return folder
+
+
+@contextmanager
+def to_be_published(place: Path, folder: Path) -> Iterator[Path]:
+    """Open the dataset to change it as a folder of this machine; what was changed is published.
+
+    Args:
+        place: where the dataset lies.
+        folder: where the copy of a dataset on an object store is worked on.
+
+    Raises:
+        StorageError: the store cannot be written, or somebody else published meanwhile; the
+            dataset there is as before, or theirs.
+    """
+    if is_local(place):
+        yield place
+        return
+    base = newest(place)
+    before = _content(fetch(place, folder))
+    yield folder
+    after = _content(folder)
+    if after != before:
+        same = sorted(name for name in after if before.get(name) == after[name])
+        _publish(place, base, folder, same=same, new=sorted(after.keys() - set(same)))
+
+
+def _publish(
+    place: Path, base: Path | None, folder: Path, *, same: list[str], new: list[str]
+) -> None:
+    number = _number_of(base.name) + 1 if base else 1
+    target = place / f"{number:06}-{uuid4().hex[:4]}"
+    if base:
+        copy_files(base, target, same)
+    copy_files(folder, target, new)
+    try:
+        with put_whole(place / f"{number:06}.json", is_new=True) as file:
+            file.write(json.dumps({"folder": target.name}).encode())
+    except FileExistsError as error:
+        remove_tree(target)
+        raise StorageError(
+            f"{place}: somebody else published version {number} meanwhile; publish again"
+        ) from error
+    logger.info("%s: version %d, %d new files", place, number, len(new))
+    _forget(place, before=number - _N_KEPT + 1)
+
+
+def _forget(place: Path, *, before: int) -> None:
+    """Delete old versions, each mark first, and what publishers that died have left of them."""
+    with translated(place, "listed"):
+        there = sorted(place.iterdir(), key=lambda path: (path.suffix != ".json", path.name))
+    for path in there:
+        if _number_of(path.name) < before:
+            remove_tree(path)
+
+
+def _published(place: Path) -> list[int]:
+    """Numbers of the published versions, oldest first."""
+    with translated(place, "listed"):
+        return sorted(_number_of(path.name) for path in place.glob("*.json"))
+
+
+def _folder_of(place: Path, number: int) -> str:
+    mark = place / f"{number:06}.json"
+    with translated(mark, "read"):
+        return json.loads(mark.read_text("utf-8"))["folder"]
+
+
+def _number_of(name: str) -> int:
+    """The number in the name of a mark or folder."""
+    match = re.match(r"(\d{6})[-.]", name)
+    if match is None:
+        raise StorageError(f"{name!r} is no version of a dataset; clear the place, or take another")
+    return int(match[1])
+
+
+def _lasts(name: str) -> bool:
+    """Whether a file of this name never changes: shards are named by their content."""
+    return name.startswith(f"{layout.DATA}/")
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    """Each file: the bytes of those that may change, nothing for those that never do."""
+    return {
+        name: b"" if _lasts(name) else (folder / name).read_bytes() for name in files_below(folder)
+    }

@@ -1,0 +1,140 @@
+"""The trainer as a process of its own: started, watched, asked to stop, killed only if it must be."""
+
+import json
+import logging
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.errors import TrainError
+from replay_pipeline.settings import child_environment
+from replay_pipeline.types import Progress
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+_N_LAST_WORDS = 3
+_MAX_POINTS = 200
+CURVES = (
+    "loss/objective",
+    "policy/loss",
+    "sdpo/loss",
+    "replay/loss",
+    "replay/accuracy",
+    "train/reward",
+    "train/grad_norm",
+)
+"""The metrics of a run that people look at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerJob:
+    """A trainer process that is to be run."""
+
+    command: Sequence[str]
+    output: Path
+    """Where the trainer writes `metrics.jsonl` and `report.json`; its words go to `trainer.log`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Put over the environment of this process."""
+    stop_timeout_s: float = 300.0
+    """How long it may take to save a checkpoint when it is asked to stop, before it is killed."""
+
+
+Launch = Callable[[TrainerJob, Callable[[Progress], None]], None]
+"""Runs a job to its end, calling back as it moves on."""
+
+
+def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> None:
+    """Run the trainer on this machine and wait for it.
+
+    Whatever interrupts the waiting asks the trainer to stop (SIGTERM), and waits for its
+    checkpoint; a second interruption, or the timeout, kills it.
+
+    Raises:
+        TrainError: the trainer failed or was stopped; the message ends with its last words.
+    """
+    job.output.mkdir(parents=True, exist_ok=True)
+    log_path = job.output / "trainer.log"
+    count = _StepCount(job.output / "metrics.jsonl")
+    with log_path.open("wb") as log:
+        # A group of its own: Ctrl-C in the terminal is ours to pass on, once.
+        process = subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=child_environment(**job.environment),
+            process_group=0,
+        )
+        try:
+            while (code := _wait(process, _POLL_S)) is None:
+                on_progress(Progress(stage="train", n_done=count()))
+        except BaseException:
+            _stop(process, job.stop_timeout_s)
+            raise
+    if code != 0:
+        raise TrainError(f"the trainer ended with code {code}; see {log_path}: {_end_of(log_path)}")
+
+
+def _stop(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
+    logger.warning("asking the trainer to stop; it may take %.0f s to save itself", timeout_s)
+    process.terminate()
+    try:
+        _wait(process, timeout_s)
+    finally:
+        if process.poll() is None:
+            logger.warning("the trainer did not stop: killed")
+            process.kill()
+            process.wait()
+
+
+def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end_of(log_path: Path) -> str:
+    lines = log_path.read_text("utf-8", "replace").strip().splitlines()
+    return " | ".join(lines[-_N_LAST_WORDS:]) or "it said nothing"
+
+
+class _StepCount:
+    """Steps in a metrics file, of this run: what an earlier run left there does not count."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._before = self._stamp()
+
+    def __call__(self) -> int:
+        if self._stamp() == self._before:
+            return 0
+        return self._path.read_bytes().count(b"\n")
+
+    def _stamp(self) -> int | None:
+        return self._path.stat().st_mtime_ns if self._path.exists() else None
+
+
+def training_curves(path: Path) -> dict[str, list[float]]:
+    """The metrics worth a picture, by name, one value per step or thinned to a few hundred.
+
+    Raises:
+        TrainError: the file cannot be read.
+    """
+    try:
+        rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise TrainError(f"{path}: not the metrics of a run ({error})") from error
+    curves = {
+        name: [row[name] for row in rows if isinstance(row.get(name), int | float)]
+        for name in CURVES
+    }
+    return {name: _thinned(values) for name, values in curves.items() if values}
+
+
+def _thinned(values: list[float]) -> list[float]:
+    step = -(-len(values) // _MAX_POINTS)
+    return values[::step] if step <= 1 else [*values[:-1:step], values[-1]]

@@ -1,0 +1,171 @@
+"""The whole pipeline with its data root on S3: real client, real server, Dagster on top."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from replay_pipeline.instance import run_jobs, sync
+from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.publish import newest
+from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.settings import Settings, child_environment
+from replay_pipeline.store import as_path, files_below
+
+pytestmark = pytest.mark.slow
+
+TRAINER = """\
+tiny: {vocab_size: 512, hidden_size: 32, n_layers: 1}
+reward: consensus
+evaluation: {max_pairs: 4, max_prompts: 1, max_new_tokens: 4}
+trl: {max_steps: 1, beta_replay: 1.0, dpo_variant: simpo, per_device_train_batch_size: 4,
+  num_generations: 4, pairs_per_step: 4, max_completion_length: 16, max_prompt_tokens: 256,
+  max_response_tokens: 64, render_tools: false, seed: 0}
+"""
+
+
+def load_s3_server():
+    path = Path(__file__).parents[1] / "trainer" / "diloco" / "s3_server.py"
+    spec = importlib.util.spec_from_file_location("s3_server_of_pipeline", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = load_s3_server().MotoServer(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(server, monkeypatch):
+    """Credentials and endpoint where a store's client looks for them: in the environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "not-checked")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-secret-of-the-store")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+def settings_at(place: str | Path, home: Path, **train: object) -> Settings:
+    return Settings.load(
+        data_dir=as_path(place),
+        changes={
+            "home_dir": home,
+            "ingest": {"sources": [SESSIONS_DIR], "max_batch_sessions": 4},
+            "replay": {"sample_teachers": True},
+            "train": train,
+        },
+        env={},
+    )
+
+
+def by_hand(work: Pipeline) -> None:
+    for batch in work.ingest_new():
+        for stage in (work.replay, work.pairs, work.normalize):
+            stage(batch)
+    work.publish()
+
+
+def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TRAINER)
+    here = Pipeline(settings_at(tmp_path / "here", tmp_path / "here"))
+    by_hand(here)
+    here.review()
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy(tmp_path / "here" / "sample-ledger.sqlite", home)
+    settings_file = tmp_path / "settings.toml"
+    settings_file.write_text(
+        f"home_dir = {json.dumps(str(home))}\n"
+        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 4\n"
+        "[replay]\nsample_teachers = true\n"
+        f"[train]\nconfig = {json.dumps(str(tmp_path / 'tiny.yaml'))}\n"
+    )
+    there = Pipeline(Settings.load(settings_file, data_dir=as_path("s3://bucket/demo"), env={}))
+    there.ingest_new()
+    run_jobs(there, settings_path=settings_file)
+    there.review()
+
+    root, folder = there.root.path, tmp_path / "here"
+    tables = [n for n in files_below(folder) if n.endswith(".parquet") and "dataset" not in n]
+    assert len(tables) > 9
+    for name in [*tables, "review.html"]:
+        assert (root / name).read_bytes() == (folder / name).read_bytes(), name
+    dataset = newest(root / "dataset")
+    assert dataset is not None
+    assert files_below(dataset) == files_below(folder / "dataset")
+    for name in files_below(dataset):
+        if not name.startswith("manifests/") and name != "README.md":
+            assert (dataset / name).read_bytes() == (folder / "dataset" / name).read_bytes(), name
+    assert (root / "model" / "checkpoint" / "model.safetensors").exists()
+    with dg.DagsterInstance.from_config(str(home / ".dagster")) as instance:
+        done = instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
+        assert done == set(there.batches())
+
+    stamps = there.receipts.stamps()
+    run_jobs(there, settings_path=settings_file)
+    assert there.receipts.stamps() == stamps
+    shutil.rmtree(home / ".dagster")
+    assert sync(there) == len(there.receipts.all())
+    for folder in (home, tmp_path / "here"):
+        for path in folder.rglob("*"):
+            assert not path.is_file() or b"planted-secret" not in path.read_bytes(), path
+
+
+def test_another_machine_goes_on_where_one_stopped(s3, tmp_path):
+    one = Pipeline(settings_at("s3://bucket/shared", tmp_path / "one"))
+    for batch in one.ingest_new():
+        one.replay(batch)
+    two = Pipeline(settings_at("s3://bucket/shared", tmp_path / "two"))
+    before = two.receipts.stamps()
+    by_hand(two)
+    fresh = {r.stage for r in two.receipts.all(since=before) if not r.is_reused}
+    assert fresh == {"pairs", "normalize", "publish"}
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = "from replay_pipeline.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=child_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_the_command_line_takes_a_url_and_tells_what_is_wrong_with_it(s3, tmp_path):
+    done = command("ingest", str(SESSIONS_DIR), "--data", "s3://bucket/cli", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["states"] > 0
+    status = command("status", REPLAY_DATA="s3://bucket/cli")
+    assert status.returncode == 2
+    assert "REPLAY_HOME" in status.stderr
+    assert "Traceback" not in status.stderr
+    status = command("status", REPLAY_DATA="s3://bucket/cli", REPLAY_HOME=str(tmp_path))
+    assert status.returncode == 0, status.stderr
+    missing = command("status", REPLAY_DATA="s3://no-such-bucket/cli", REPLAY_HOME=str(tmp_path))
+    assert missing.returncode == 1
+    assert "no-such-bucket" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
+def test_without_credentials_the_error_says_where_they_are_looked_for(s3, monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = command("status", "--data", "s3://bucket/other")
+    assert done.returncode == 1
+    assert "credentials, endpoint and region in the environment" in done.stderr
+    assert "Traceback" not in done.stderr

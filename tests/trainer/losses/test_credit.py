@@ -1,0 +1,135 @@
+"""The credit form of channel 3 has the pairwise gradient; channel 2 from support and from tokens."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.errors import TrainerConfigError
+from trainer.losses.channels import (
+    ReplayOptions,
+    SDPOOptions,
+    distillation_per_token,
+    divergence_per_token,
+    replay_per_pair,
+)
+from trainer.losses.credit import credit_per_token, replay_credit
+from trainer.losses.divergence import log_probs, with_tail
+from trainer.losses.sdpo import sampled_reverse_kl_per_token
+
+VARIANTS = ("dpo", "dpo_norm", "simpo")
+
+
+def pair_tokens(seed: int, scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probs of the tokens of three pairs [3, 2, 7], their mask, and reference sums [3, 2]."""
+    generator = torch.Generator().manual_seed(seed)
+    logps = -scale * torch.rand(3, 2, 7, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(1, 8, (3, 2), generator=generator)
+    mask = (torch.arange(7) < lengths[..., None]).double()
+    reference = -scale * lengths * torch.rand(3, 2, generator=generator, dtype=torch.float64)
+    return logps, mask, reference
+
+
+def pairwise_gradient(logps, mask, reference, options) -> torch.Tensor:
+    leaf = logps.clone().requires_grad_()
+    sums, lengths = (leaf * mask).sum(-1), mask.sum(-1)
+    sides = (*sums.unbind(-1), *lengths.unbind(-1), *reference.unbind(-1))
+    (gradient,) = torch.autograd.grad(replay_per_pair(*sides, options).sum(), leaf)
+    return gradient
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    scale=st.floats(0.01, 8.0),
+    variant=st.sampled_from(VARIANTS),
+    smoothing=st.sampled_from([0.0, 0.1]),
+)
+def test_credit_has_exactly_the_pairwise_gradient(seed, scale, variant, smoothing):
+    logps, mask, reference = pair_tokens(seed, scale)
+    options = ReplayOptions(variant=variant, label_smoothing=smoothing)
+    sums, lengths = (logps * mask).sum(-1), mask.sum(-1)
+    credits = torch.stack(
+        replay_credit(*sums.unbind(-1), *lengths.unbind(-1), *reference.unbind(-1), options), -1
+    )
+    leaf = logps.clone().requires_grad_()
+    charge = credit_per_token(leaf, credits[..., None] * mask, old_logps_N=None)
+    (gradient,) = torch.autograd.grad(charge.sum(), leaf)
+    expected = pairwise_gradient(logps, mask, reference, options)
+    error = (gradient - expected).norm() / expected.norm()
+    assert float(error) <= 1e-12
+
+
+def test_credit_of_plain_dpo_is_the_papers_weight():
+    logps, mask, reference = pair_tokens(0, 1.0)
+    sums = (logps * mask).sum(-1)
+    margin = (sums - reference)[:, 0] - (sums - reference)[:, 1]
+    chosen, rejected = replay_credit(
+        *sums.unbind(-1),
+        *mask.sum(-1).unbind(-1),
+        *reference.unbind(-1),
+        ReplayOptions(dpo_beta=0.3),
+    )
+    torch.testing.assert_close(chosen, 0.3 * torch.sigmoid(-0.3 * margin))
+    torch.testing.assert_close(rejected, -chosen)
+
+
+def test_credit_is_wrong_once_the_policy_has_moved():
+    """Why an engine has to score pairs again after each optimizer step."""
+    logps, mask, reference = pair_tokens(1, 1.0)
+    options = ReplayOptions()
+    sums, lengths = (logps * mask).sum(-1), mask.sum(-1)
+    credits = torch.stack(
+        replay_credit(*sums.unbind(-1), *lengths.unbind(-1), *reference.unbind(-1), options), -1
+    )
+    moved = (logps + torch.tensor([0.5, -0.5])[:, None]).requires_grad_()
+    charge = credit_per_token(moved, credits[..., None] * mask, old_logps_N=logps)
+    (stale,) = torch.autograd.grad(charge.sum(), moved)
+    expected = pairwise_gradient(moved.detach(), mask, reference, options)
+    assert float((stale - expected).norm() / expected.norm()) > 0.05
+
+
+@pytest.mark.parametrize("wrapper", ["none", "taid", "entropy_opd"])
+def test_divergence_on_the_teachers_support_is_the_teacher_topk_estimator(wrapper):
+    """What a scoring server sends (ids and log-probs) carries the whole of channel 2."""
+    student = torch.randn(5, 40, dtype=torch.float64)
+    teacher = torch.randn(5, 40, dtype=torch.float64)
+    options = SDPOOptions(estimator="teacher_topk", top_k=6, wrapper=wrapper, taid_t=0.3)
+    whole = distillation_per_token(student, teacher, torch.zeros(5, dtype=torch.long), options)
+    sent_logp, sent_ids = log_probs(teacher).topk(6, dim=-1)
+    mine = with_tail(log_probs(student).gather(-1, sent_ids))
+    torch.testing.assert_close(divergence_per_token(mine, with_tail(sent_logp), options), whole)
+
+
+def test_teacher_topk_with_the_whole_vocabulary_is_the_full_divergence():
+    student = torch.randn(5, 12, dtype=torch.float64)
+    teacher = torch.randn(5, 12, dtype=torch.float64)
+    ids = torch.zeros(5, dtype=torch.long)
+    full = distillation_per_token(student, teacher, ids, SDPOOptions())
+    topk = SDPOOptions(estimator="teacher_topk", top_k=12)
+    torch.testing.assert_close(
+        distillation_per_token(student, teacher, ids, topk), full, atol=1e-5, rtol=0
+    )
+
+
+def test_token_level_form_has_the_reverse_kls_gradient_on_average():
+    """Over all tokens, weighted by the student's own probability, it is the reverse KL's."""
+    logits = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(7, dtype=torch.float64).log_softmax(-1)
+    logp = logits.log_softmax(-1)
+    expected_loss = (logp.exp() * (logp - teacher)).sum()
+    (expected,) = torch.autograd.grad(expected_loss, logits, retain_graph=True)
+    charge = (logp.exp().detach() * sampled_reverse_kl_per_token(logp, teacher)).sum()
+    (gradient,) = torch.autograd.grad(charge, logits)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("wrapper", ["taid", "entropy_opd"])
+def test_wrapper_without_distributions_is_refused(wrapper):
+    with pytest.raises(TrainerConfigError, match="needs distributions"):
+        SDPOOptions(estimator="sampled", jsd_beta=1.0, wrapper=wrapper, taid_t=0.5)
+
+
+def test_unknown_estimator_is_refused():
+    with pytest.raises(TrainerConfigError, match="sdpo_estimator='top'"):
+        SDPOOptions(estimator="top")  # type: ignore[arg-type]

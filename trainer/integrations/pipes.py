@@ -1,0 +1,29 @@
+"""Dagster Pipes: a run that Dagster has started tells it each step as it is made.
+
+The package `dagster-pipes` is one file without dependencies, and the only piece of Dagster that a
+training machine needs; without it, or when nobody listens, the run reports to its files alone.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, Any]
+
+
+@contextmanager
+def reporting() -> Iterator[Callable[[Metrics], None] | None]:
+    """What takes the metrics of each step to Dagster; `None` when Dagster did not start this."""
+    try:
+        import dagster_pipes  # noqa: PLC0415 - need not be installed
+    except ImportError:
+        yield None
+        return
+    if not dagster_pipes.PipesEnvVarParamsLoader().is_dagster_pipes_process():
+        yield None
+        return
+    with dagster_pipes.open_dagster_pipes() as pipes:
+        yield lambda metrics: pipes.report_custom_message({"metrics": metrics})

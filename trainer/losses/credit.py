@@ -1,0 +1,60 @@
+"""The replay channel as credit per token, for engines that take advantages and nothing else.
+
+An engine whose loss is `-sum(advantage * ratio)` cannot see two responses at once, so it cannot
+compute a preference loss. It need not: at the policy that scored the pair, the gradient of any
+preference loss is a policy gradient in which every token of a side has the same advantage.
+
+Dimensions in names: `B` pairs, `N` tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from trainer.losses.channels import ReplayOptions, replay_per_pair
+
+
+def replay_credit(
+    chosen_logps_B: Tensor,
+    rejected_logps_B: Tensor,
+    n_chosen_B: Tensor,
+    n_rejected_B: Tensor,
+    ref_chosen_logps_B: Tensor | None,
+    ref_rejected_logps_B: Tensor | None,
+    options: ReplayOptions,
+) -> tuple[Tensor, Tensor]:
+    """Advantage of each token of the chosen side [B] and of the rejected side [B] of every pair.
+
+    It is minus the derivative of `replay_per_pair` by the side's summed log-probability: for plain
+    DPO `beta * sigmoid(-beta * h)` and its opposite. With these advantages `credit_per_token` has
+    exactly the pairwise gradient, as long as the policy is the one that scored the pair; after an
+    optimizer step, score again. A weight per pair multiplies its credit.
+
+    Source: DPO, arXiv:2305.18290, sec. 4 (gradient of eq. 7), for any of our variants.
+
+    Raises:
+        TrainerConfigError: a variant with a reference got no reference log-probs.
+    """
+    with torch.enable_grad():
+        chosen_B = chosen_logps_B.detach().requires_grad_()
+        rejected_B = rejected_logps_B.detach().requires_grad_()
+        losses_B = replay_per_pair(
+            chosen_B,
+            rejected_B,
+            n_chosen_B,
+            n_rejected_B,
+            ref_chosen_logps_B,
+            ref_rejected_logps_B,
+            options,
+        )
+        by_chosen_B, by_rejected_B = torch.autograd.grad(losses_B.sum(), (chosen_B, rejected_B))
+    return -by_chosen_B, -by_rejected_B
+
+
+def credit_per_token(logps_N: Tensor, credit_N: Tensor, *, old_logps_N: Tensor | None) -> Tensor:
+    """What an engine with a plain importance-weighted policy loss charges for each token, [N].
+
+    `-credit * exp(logps - old)`; `old_logps_N` are those of the policy that scored the pair,
+    `None` for the policy as it is now.
+    """
+    old_logps_N = logps_N.detach() if old_logps_N is None else old_logps_N
+    return -credit_N * (logps_N - old_logps_N).exp()
