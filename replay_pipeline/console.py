@@ -198,7 +198,16 @@ def show_status(report: Report) -> None:
     _draw_batches("Batches", report["batches"], ("ingest", "replay", "pairs", "normalize"))
     ledger = report["ledger"]
     plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
-    _table("Money", list(plain.items()))
+    kind = "of the sample's recorded teachers" if report["is_sample"] else "of real teachers"
+    _table(f"Money {kind}", list(plain.items()))
+    if report["other_ledger_usd"] is not None:
+        other = "real teachers" if report["is_sample"] else "the sample's teachers"
+        how = "openrouter" if report["is_sample"] else "sample"
+        out.print(
+            f"A second ledger holds ${report['other_ledger_usd']:.4f} of {other}: look at it with "
+            f"REPLAY_TEACHERS={how}.",
+            soft_wrap=True,
+        )
     if scopes := ledger.get("scopes"):
         rows = {scope["scope"]: scope for scope in scopes}
         names = tuple(name for name in scopes[0] if name != "scope")

@@ -42,7 +42,15 @@ from replay_pipeline.pairs import (
     positives_table,
 )
 from replay_pipeline.passes import Pass
-from replay_pipeline.publish import CardFacts, TeacherFacts, fetch, publish, to_be_published
+from replay_pipeline.publish import (
+    CardFacts,
+    PublishReport,
+    TeacherFacts,
+    fetch,
+    publish,
+    retract,
+    to_be_published,
+)
 from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.replay import (
     Estimate,
@@ -51,6 +59,7 @@ from replay_pipeline.replay import (
     estimate_sync,
     has_ledger,
     ledger_status,
+    replay_batch_in_thread,
     replay_in_thread,
     spent_since,
 )
@@ -71,6 +80,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
+
+_POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
+"""Seconds between two looks at a batch that was handed in."""
 
 _PLANNED_ABOVE_BUDGET = 1.25
 """Estimates are rough: plan for a little more than there is, so that no money is left over."""
@@ -222,12 +234,7 @@ class Pipeline:
         Raises:
             ConfigError: the budget is not above 0, or a teacher cannot be used.
         """
-        budget_usd = self.settings.replay.max_total_usd if max_usd is None else max_usd
-        if budget_usd <= 0:
-            raise ConfigError(
-                f"the replay budget is {budget_usd} USD, which buys no answer: set a budget above "
-                "0. Answers that are already paid for are kept in the ledger."
-            )
+        budget_usd = _above_0(self.settings.replay.max_total_usd if max_usd is None else max_usd)
         replay = self.settings.replay
         given = [
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
@@ -267,6 +274,30 @@ class Pipeline:
             work,
             is_final=lambda report: report["is_complete"],
         )
+
+    def hand_in(self, batches: Sequence[str], *, max_usd: float | None = None) -> ReplayReport:
+        """Ask by batch API, at half the price and within a day, and wait for the answers.
+
+        They are kept in the ledger; `replay` takes them from there. Stopped while it waits, it
+        leaves what was handed in running, and the next call takes the answers over.
+
+        Raises:
+            ConfigError: the budget is not above 0, or a teacher has no batch API.
+            TeacherError: an endpoint did not take a batch, or can't be reached.
+        """
+        replay = self.settings.replay
+        with self._teachers() as teachers:
+            return replay_batch_in_thread(
+                self._states(batches),
+                teachers,
+                max_total_usd=_above_0(replay.max_total_usd if max_usd is None else max_usd),
+                counts_recorded=False,
+                limits_usd=self._limits(),
+                ledger=self.settings.ledger_url(),
+                accepted_terms=replay.accepted_terms,
+                price_folder=self._price_folder(),
+                poll_s=_SAMPLE_POLL_S if replay.sample_teachers else _POLL_S,
+            )
 
     def replay_within(self, max_usd: float | None = None) -> Callable[[str], Receipt]:
         """`replay` under one ceiling for all batches: what one pays is not there for the next.
@@ -380,6 +411,40 @@ class Pipeline:
 
         return self._stage("publish", "all", given, (), work, has_outputs=place.exists)
 
+    def retract(
+        self,
+        *,
+        session_ids: Sequence[str] = (),
+        batches: Sequence[str] = (),
+        erase: bool = False,
+    ) -> PublishReport:
+        """Take sessions or batches out of the published dataset, for good.
+
+        They stay out of every later publication; the pipeline's own tables keep them.
+
+        Args:
+            session_ids: sessions, of any batch.
+            batches: whole batches.
+            erase: also forget the history of the Hub dataset.
+
+        Raises:
+            ConfigError: nothing is named, or there is no dataset.
+            PublishError: the Hub refused; the folder has the new version, the Hub the old one.
+        """
+        place = self.settings.dataset_dir()
+        if not (session_ids or batches):
+            raise ConfigError("nothing to retract: name a session or a batch")
+        if not place.exists():
+            raise ConfigError(f"{place}: no dataset yet, so there is nothing to take out of it")
+        with to_be_published(place, self._dataset_copy()) as folder:
+            return retract(
+                folder=folder,
+                session_ids=session_ids,
+                batches=batches,
+                repo_id=self.settings.publish.repo_id,
+                erase=erase,
+            )
+
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
         """The published dataset to a trained model, in a process of its own that `launch` runs.
 
@@ -465,10 +530,28 @@ class Pipeline:
             }
             for key in self.batches()
         }
-        ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
-        if has_ledger(self.settings.ledger_url()):
-            ledger = ledger_status(self.settings.ledger_url()).to_json()
-        return {"batches": batches, "ledger": ledger, "dataset": done.get(("publish", "all"))}
+        url = self.settings.ledger_url()
+        ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
+                  "calls": {}}  # fmt: skip
+        if has_ledger(url):
+            ledger = ledger_status(url).to_json()
+        return {
+            "batches": batches,
+            "teachers": [t.name for t in self.settings.replay.teachers],
+            "is_sample": self.settings.replay.sample_teachers,
+            "ledger": ledger,
+            "other_ledger_usd": self._other_ledger_usd(),
+            "dataset": done.get(("publish", "all")),
+        }
+
+    def _other_ledger_usd(self) -> float | None:
+        """What the sample's ledger holds when real teachers are set, or the other way round."""
+        if self.settings.replay.ledger is not None:
+            return None
+        is_sample = self.settings.replay.sample_teachers
+        changed = self.settings.replay.model_copy(update={"sample_teachers": not is_sample})
+        other = self.settings.model_copy(update={"replay": changed}).ledger_url()
+        return ledger_status(other).spent_usd if has_ledger(other) else None
 
     def show(self, state_id: str) -> str:
         """One state as text: what came before, the student's action, each teacher's answer.
@@ -615,6 +698,8 @@ class Pipeline:
         def open_batch(number: int) -> Traces:
             key = keys[number]
             tables = {name: self.root.read(name, key) for name in ("sessions", "turns", "states")}
+            # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
+            pa.default_memory_pool().release_unused()
             return Traces(**tables, tools=self._tools_until(key))
 
         sizes = [self.root.n_rows("states", key) for key in keys]
@@ -744,6 +829,15 @@ def run(
     if with_training:
         pipeline.train()
     return pipeline.summary(since=before)
+
+
+def _above_0(budget_usd: float) -> float:
+    if budget_usd <= 0:
+        raise ConfigError(
+            f"the replay budget is {budget_usd} USD, which buys no answer: set a budget above "
+            "0. Answers that are already paid for are kept in the ledger."
+        )
+    return budget_usd
 
 
 def replay_facts(report: ReplayReport) -> dict[str, Any]:

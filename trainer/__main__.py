@@ -157,7 +157,8 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
     from trainer.integrations.verl.launch import train_with_verl  # noqa: PLC0415 - loads torch
 
-    return train_with_verl(values)
+    with stop_signals() as should_stop:
+        return train_with_verl(values, should_stop=should_stop)
 
 
 ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

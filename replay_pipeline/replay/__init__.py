@@ -1,6 +1,6 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
-from replay_pipeline.replay.batch import replay_batch
+from replay_pipeline.replay.batch import replay_batch, replay_batch_in_thread
 from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
@@ -37,6 +37,7 @@ __all__ = [
     "parse_gates",
     "recorded_actions",
     "replay_batch",
+    "replay_batch_in_thread",
     "replay_in_thread",
     "replay_states",
     "replay_trace",

@@ -7,7 +7,7 @@ import math
 import threading
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -149,7 +149,7 @@ async def replay_states(
     asking = _asking(max_concurrency=max_concurrency, **options)
     budget = check(teachers, max_total_usd, asking)
     replay = _Replay(
-        _indexed(states),
+        indexed(states),
         list(teachers),
         budget,
         str(ledger or Settings.load().ledger_url()),
@@ -192,36 +192,45 @@ def replay_in_thread(
     in flight is answered and booked, and is raised again. A second interrupt does not wait.
     """
     stop = options.pop("stop", None) or threading.Event()
-    done = threading.Event()
     latest = [Progress(stage="replay", n_done=0, cost_usd=0.0)]
+    work = replay_states(
+        states,
+        teachers,
+        max_total_usd=max_total_usd,
+        stop=stop,
+        on_progress=lambda progress: latest.__setitem__(0, progress),
+        **options,
+    )
+    return drained(
+        work, stop, tick=(lambda: tick(latest[0])) if tick else None, tick_seconds=tick_seconds
+    )
+
+
+def drained(
+    work: Coroutine[Any, Any, ReplayReport],
+    stop: threading.Event,
+    *,
+    tick: Callable[[], None] | None = None,
+    tick_seconds: float = 1.0,
+) -> ReplayReport:
+    """Run `work` in a thread of its own; an interrupt sets `stop` and waits until it has ended."""
+    done = threading.Event()
     outcome: list[ReplayReport | BaseException] = []
 
-    def work() -> None:
+    def run() -> None:
         try:
-            outcome.append(
-                asyncio.run(
-                    replay_states(
-                        states,
-                        teachers,
-                        max_total_usd=max_total_usd,
-                        stop=stop,
-                        on_progress=lambda progress: latest.__setitem__(0, progress),
-                        **options,
-                    )
-                )
-            )
+            outcome.append(asyncio.run(work))
         except BaseException as error:  # noqa: BLE001 (raised again in the calling thread)
             outcome.append(error)
         finally:
             done.set()
 
-    thread = threading.Thread(target=work, name="replay", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="replay", daemon=True).start()
     try:
         # An event, not `Thread.join`: an interrupted join loses track of the thread.
         while not done.wait(tick_seconds):
             if tick:
-                tick(latest[0])
+                tick()
     except BaseException:
         stop.set()
         done.wait()
@@ -230,7 +239,7 @@ def replay_in_thread(
     if isinstance(result, BaseException):
         raise result
     if tick:
-        tick(latest[0])
+        tick()
     return result
 
 
@@ -252,7 +261,7 @@ async def estimate(
     """
     asking = _asking(price_folder=price_folder, **options)
     check(teachers, 0.0, asking)
-    states = _indexed(states)
+    states = indexed(states)
     prices = await fetch_prices(teachers, asking, keys=keys_of(teachers, is_required=False))
     known: set[str] = set()
     if ledger is not None and exists(ledger):
@@ -386,7 +395,7 @@ def _asking(**options: Any) -> Asking:
     return asking
 
 
-def _indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
+def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
     """States that can be asked for again by number; a sequence is taken as it is."""
     return states if isinstance(states, Sequence) else list(states)
 

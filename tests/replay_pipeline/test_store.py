@@ -46,9 +46,11 @@ def test_tables_and_receipts_lie_on_a_store_as_in_a_folder(bucket, tmp_path):
     assert DataRoot(bucket).batches("outcomes") == ["b1"]
     assert not DataRoot(bucket).has("outcomes", "b2")
     assert files_below(bucket) == files_below(tmp_path)
-    assert all(
-        (bucket / n).read_bytes() == (tmp_path / n).read_bytes() for n in files_below(bucket)
-    )
+    for name in files_below(bucket):
+        there, here = (bucket / name).read_bytes(), (tmp_path / name).read_bytes()
+        if name.endswith(".json"):
+            there, here = ({**json.loads(text), "at": None} for text in (there, here))
+        assert there == here
 
 
 def test_a_receipt_written_again_is_new_and_one_that_was_not_is_reused(bucket):
