@@ -173,6 +173,7 @@ ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "verl": _run_with_verl,
     "prime_rl": _prepare_prime_rl,
 }
+"""Who may train, by the name that the command line takes."""
 
 
 if __name__ == "__main__":

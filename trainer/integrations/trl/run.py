@@ -27,6 +27,7 @@ from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.diloco.environment import ReplicaPlace
 from trainer.diloco.object_store import ObjectStore
 from trainer.errors import TrainerConfigError
+from trainer.hints import hint_for_row
 from trainer.integrations.outer import OuterOptions, outer_callbacks, sharded
 from trainer.integrations.settings import without_engines
 from trainer.integrations.trl.config import ComposerConfig
@@ -225,6 +226,14 @@ def run(
         max_response_tokens=args.max_response_tokens,
         with_tools=args.render_tools,
     )
+    off = off_channels(args, data)
+    for name, reason in off.items():
+        logger.log(
+            logging.INFO if reason.endswith("is 0") else logging.WARNING,
+            "channel %s is off: %s",
+            name,
+            reason,
+        )
     recorded = recorded_rollouts(config, args, data, collator.renderer)
     level = load_function(config.agreement) if config.agreement else agreement
 
@@ -258,10 +267,16 @@ def run(
 
     save_checkpoint(trainer, tokenizer, output / "checkpoint")
     live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
+    off |= {
+        name: f"no step gave it anything to learn from ({why})"
+        for name, why in NOTHING_TO_LEARN.items()
+        if name not in live and name not in off
+    }
     report = {
         "loss_first": loss_first,
         "loss_last": loss_last,
         "channels_live": live,
+        "channels_off": off,
         "steps": trainer.state.global_step,
         "seconds": round(time.perf_counter() - started, 2),
         "pairs": len(data.pairs),
@@ -274,6 +289,34 @@ def run(
         plot_metrics(metrics.rows, output / "loss.png")
         write_results(config, report, {"before": before, "after": after})
     return report
+
+
+NOTHING_TO_LEARN = {
+    "policy": "all rewards of each group were equal",
+    "sdpo": "no state that was trained on has a hint",
+    "replay": "no pair was drawn",
+}
+"""Why a channel that has a weight and data may have been idle."""
+
+
+def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
+    """Channels that cannot teach anything, each with the reason, before the first step.
+
+    Raises:
+        TrainerConfigError: all three are.
+    """
+    off = {}
+    weights = {"policy": "policy_weight", "sdpo": "alpha_sdpo", "replay": "beta_replay"}
+    for channel, weight in weights.items():
+        if getattr(args, weight) == 0:
+            off[channel] = f"{weight} is 0"
+    states = [*data.pairs, *data.prompts, *data.positives]
+    if "sdpo" not in off and not any(map(hint_for_row, states)):
+        off["sdpo"] = "no row of the dataset has a hint"
+    if len(off) == len(weights):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
+        raise TrainerConfigError(f"all channels are off, nothing would be learnt ({reasons})")
+    return off
 
 
 def write_results(
