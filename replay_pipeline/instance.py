@@ -10,9 +10,8 @@ from pathlib import Path
 import dagster as dg
 
 from replay_pipeline.assets import checks, pairs, publish, replay, traces, train
-from replay_pipeline.assets.automation import RANGE_END, RANGE_START
-from replay_pipeline.assets.partitions import trace_batch
-from replay_pipeline.assets.reporting import Facts, effort
+from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batch
+from replay_pipeline.assets.reporting import Facts, as_metadata
 from replay_pipeline.definitions import define
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
 from replay_pipeline.pipeline import OnProgress, Pipeline, Receipt
@@ -212,7 +211,7 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
                 dg.AssetMaterialization(
                     name,
                     partition=None if receipt.batch == "all" else receipt.batch,
-                    metadata={**facts(pipeline, receipt), **effort(receipt)},
+                    metadata=as_metadata(pipeline, receipt, facts),
                 )
             )
     return len(missing)

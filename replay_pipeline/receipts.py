@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,6 +23,8 @@ class Receipt:
     seconds: float
     is_reused: bool = False
     """Whether nothing had changed, so that the stage did nothing this time."""
+    at: str = ""
+    """When it was written, in UTC."""
 
 
 class Receipts:
@@ -40,6 +43,7 @@ class Receipts:
 
     def write(self, receipt: Receipt) -> Receipt:
         """Keep `receipt` in place of the last one."""
+        receipt = replace(receipt, at=datetime.now(UTC).isoformat())
         with written_whole(self._path(receipt.stage, receipt.batch)) as file:
             file.write(json.dumps(asdict(receipt), indent=1, sort_keys=True).encode())
         return receipt

@@ -15,7 +15,6 @@ import yaml
 
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
 
-ENGINES = ("trl", "monarch")
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a run that was asked to stop, and has saved a checkpoint."""
@@ -64,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "engine",
         nargs="?",
         choices=ENGINES,
-        default=ENGINES[0],
-        help="trl in this process (default), or a mesh of Monarch actors around it",
+        default="trl",
+        help="who trains: trl in this process (default), or an engine of docs/frameworks.md",
     )
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="YAML file")
     parser.add_argument(
@@ -88,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         values = read_config(options.config, options.overrides)
         if options.resume and not values.get("resume_from"):
             values["resume_from"] = "last"
-        report = _run(values) if options.engine == "trl" else _run_on_mesh(values)
+        report = ENGINES[options.engine](values)
     except TrainingStoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")
         return STOPPED
@@ -153,6 +152,21 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
+    from trainer.integrations.verl.launch import train_with_verl  # noqa: PLC0415 - loads torch
+
+    with stop_signals() as should_stop:
+        return train_with_verl(values, should_stop=should_stop)
+
+
+ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "trl": _run,
+    "monarch": _run_on_mesh,
+    "verl": _run_with_verl,
+}
+"""Who may train, by the name that the command line takes."""
 
 
 if __name__ == "__main__":

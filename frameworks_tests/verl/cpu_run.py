@@ -16,6 +16,9 @@ def environment(**more: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": f"{HERE}{os.pathsep}{REPO}",
         "VERL_PLATFORM": "cpu",
+        # Engines are looked up as on a GPU machine: without the plug-in VeRL finds its own.
+        "VERL_ENGINE_DEVICE": "cuda",
+        "VERL_ENGINE_VENDOR": "nvidia",
         "VERL_USE_EXTERNAL_MODULES": "cpu_platform",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",

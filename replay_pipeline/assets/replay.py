@@ -57,9 +57,9 @@ def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "failed_calls": report["n_failed"],
         **{f"latency_s_{name}": value for name, value in marks.items()},
         "stop_reason": report["stop_reason"],
-        "cost_by_teacher": bars("US dollars, by teacher", by_teacher),
-        "latency": histogram("Seconds to the answer", latencies, marks=marks, unit=" s"),
+        "cost_by_teacher": bars(by_teacher),
+        "latency": histogram("seconds to the answer", latencies, marks=marks, unit=" s"),
         "tokens": markdown_table([report["tokens"]]),
-        "errors": bars("Failed calls, by reason", report["errors"]),
-        "not_asked": bars("Questions not asked, by reason", report["skipped"]),
+        "errors": bars(report["errors"]),
+        "not_asked": bars(report["skipped"]),
     }

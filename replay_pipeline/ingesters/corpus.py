@@ -18,6 +18,7 @@ from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, Sou
 from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
+from replay_pipeline.ingesters.copilot import Copilot
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.labels import judge_result, label_turns
 from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of
@@ -35,6 +36,7 @@ INGESTERS: tuple[Ingester, ...] = (
     Codex(),
     GeminiCli(),
     OpenCode(),
+    Copilot(),
     VerifiersTraces(),
     AgentTraces(),
 )

@@ -15,13 +15,20 @@ _MAX_RECOVERY_TURNS = 60
 # The rules below read the head of a text in lower case: ignoring case in each expression would
 # take ten times as long.
 _HEAD_CHARS = 600
-_REJECTED = ("the user doesn't want to ", "the user doesn\u2019t want to ", "user rejected ")
+_REJECTED = re.compile(
+    r"^the user doesn['\u2019]t want to |^user rejected "
+    r"|^the agent proposed a plan that was rejected by the user"
+    # A subagent is told of a refusal in other words, and of its reason in the user's.
+    r"|^permission for this tool use was denied\..*\bthe user said:",
+    re.DOTALL,
+)
 _FEEDBACK = re.compile(r"the user said:\s*(.+)", re.DOTALL | re.IGNORECASE)
 _CLEANED = re.compile(r"</?tool_use_error>")
 _CANCELLED = re.compile(r"sibling tool call errored|^cancelled: parallel|parallel tool call")
 _DENIED = re.compile(
     r"^permission (?:for this tool use was denied|to use )|haven't granted it yet"
     r"|denied by (?:your )?(?:permission|policy|the auto)|automode|is not allowed to be used"
+    r"|^permission denied and could not request permission"
 )
 _HOOK = re.compile(r"hook (?:error|blocked|denied|returned|stopped)|blocked by .{0,40}hook")
 _INTERRUPTED = re.compile(
@@ -29,6 +36,7 @@ _INTERRUPTED = re.compile(
 )
 
 _REFUSALS: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
+    ("user_rejected", _REJECTED),
     ("cancelled_sibling", _CANCELLED),
     ("denied_by_policy", _DENIED),
     ("interrupted", _INTERRUPTED),
@@ -47,6 +55,7 @@ _ERROR_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("timeout", r"command timed out|^(?:error: )?.{0,60}(?:timed? ?out|deadline exceeded)"),
         ("exit_code", r"^(?:error: )?(?:exit code|command failed with exit code) ?-?\d+"),
         ("is_directory", r"^eisdir"),
+        ("not_started", r"^e[a-z]+: .{1,80}, (?:posix_)?spawn "),
         (
             "not_found",
             r"^(?:file|path|directory) does not exist|^enoent|no such file or directory"
@@ -99,8 +108,6 @@ def _judged(result: Result) -> tuple[Outcome, str | None]:
         is_interrupt = result.text.startswith("[Request interrupted by user")
         return ("interrupted" if is_interrupt else "ok"), None
     text = _head(result.text)
-    if text.startswith(_REJECTED):
-        return "user_rejected", None
     for outcome, pattern in _REFUSALS:
         if pattern.search(text):
             return outcome, None

@@ -179,7 +179,7 @@ class LogRows:
             "recovered_by": [
                 state_id_of(label.recovered_by) if label.recovered_by else None for label in labels
             ],
-            "siblings": [state_ids_of(label.siblings) for label in labels],
+            "siblings": [state_ids_of(i.siblings) if i.siblings else [] for i in labels],
             "n_context_tokens": [n or None for n in n_context],
             "n_predicted_tokens": [predicted.get(turn) for turn in states],
             "fidelity": [

@@ -156,8 +156,10 @@ class Gates:
         """Whether teachers are asked one after the other."""
         return bool(self.rules)
 
-    def screen_states(self, states: Sequence[TraceState]) -> dict[int, str]:
+    def screen_states(self, states: Iterable[TraceState]) -> dict[int, str]:
         """States that are not asked at all: index to reason."""
+        if not (self.keeps_error_sites_only or self.skips_near_duplicates):
+            return {}
         skipped: dict[int, str] = {}
         seen: set[bytes] = set()
         for index, state in enumerate(states):
@@ -172,7 +174,8 @@ class Gates:
 
     def poll(self, state: TraceState) -> Poll:
         """A fresh poll at `state`, with the recorded action's free vote if there is one."""
-        poll = Poll(state, self.level, self.threshold)
+        # Without its messages: a poll may be open for as long as the run.
+        poll = Poll({**state, "messages": []}, self.level, self.threshold)
         if self.has_free_vote and poll.student.is_valid:
             poll.votes.append(Vote(_vendor(state.get("student_model")), poll.student))
         return poll

@@ -10,8 +10,9 @@ from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.publish import fetch, newest, publish, to_be_published
 from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.settings import Settings
-from replay_pipeline.store import as_path, copy_files, files_below, is_local
+from replay_pipeline.store import as_path, copy_files, files_below, is_local, put_whole
 from replay_pipeline.tables import DataRoot, table_of, written_whole
+from tests.trainer.diloco.bucket_servers import GoogleStorage
 
 
 @pytest.fixture
@@ -194,3 +195,26 @@ def test_a_publisher_that_dies_leaves_the_old_version_and_its_rest_is_cleared(
         publish_at(place, tmp_path / "copy", *numbers)
     kept = {name.split("/")[0][:6] for name in files_below(place)}
     assert kept == {"000003", "000004"}
+
+
+@pytest.mark.slow
+def test_google_storage_holds_tables_by_the_same_code(monkeypatch):
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    server = GoogleStorage()
+    try:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        root = DataRoot(as_path("gs://bucket/root"))
+        table = table_of([{"state_id": "s"}], "outcomes")
+        root.write("outcomes", "b1", table)
+        assert root.read("outcomes", "b1").equals(table)
+        assert root.batches("outcomes") == ["b1"]
+        with put_whole(root.path / "mark.json", is_new=True) as file:
+            file.write(b"mine")
+        with (
+            pytest.raises(FileExistsError),
+            put_whole(root.path / "mark.json", is_new=True) as file,
+        ):
+            file.write(b"theirs")
+        assert (root.path / "mark.json").read_bytes() == b"mine"
+    finally:
+        server.close()

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import TrainerConfigError, TrainerError
+from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
 from trainer.integrations.settings import read_settings
 from trainer.integrations.verl.doctor import require_version, silent_channels
 from trainer.integrations.verl.environment import child_environment
@@ -27,7 +27,9 @@ PREFLIGHT = (
 )
 
 
-def train_with_verl(values: Mapping[str, Any]) -> dict[str, Any]:
+def train_with_verl(
+    values: Mapping[str, Any], *, should_stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """Prepare the run of a settings file and train it; metrics and log go to its output folder.
 
     Raises:
@@ -44,7 +46,7 @@ def train_with_verl(values: Mapping[str, Any]) -> dict[str, Any]:
     preflight(run)
     metrics = folder / "verl_metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    rows = watched(run, metrics, folder / "verl.log")
+    rows = watched(run, metrics, folder / "verl.log", should_stop)
     _write_metrics(folder / "metrics.jsonl", rows)
     return {
         "steps": rows[-1]["step"] if rows else 0,
@@ -72,11 +74,14 @@ def preflight(run: PreparedRun) -> None:
         raise TrainerConfigError(f"the plug-in is not live: {last}")
 
 
-def watched(run: PreparedRun, metrics: Path, log: Path) -> list[dict[str, Any]]:
+def watched(
+    run: PreparedRun, metrics: Path, log: Path, should_stop: Callable[[], bool]
+) -> list[dict[str, Any]]:
     """Run `main_ppo` to its end; stop it after the first step if a channel is silent.
 
     Raises:
         TrainerConfigError: a channel with a weight left nothing in the first step's metrics.
+        TrainingStoppedError: `should_stop` said so.
         TrainerError: VeRL ended with an error.
     """
     command = [sys.executable, "-m", "verl.trainer.main_ppo"]
@@ -95,13 +100,16 @@ def watched(run: PreparedRun, metrics: Path, log: Path) -> list[dict[str, Any]]:
         try:
             while process.poll() is None:
                 _wait(process, POLL_S)
+                if should_stop():
+                    raise TrainingStoppedError("stopped; VeRL goes on from its last checkpoint")
                 if not is_checked:
                     is_checked = check_first_step(metrics, run.options)
         finally:
             _stop(process)
     if process.returncode != 0:
         raise TrainerError(f"VeRL ended with {process.returncode}: {_last_error(log)}; see {log}")
-    check_first_step(metrics, run.options)
+    if not is_checked and not check_first_step(metrics, run.options):
+        raise TrainerError(f"VeRL ended without a single step; see {log}")
     return list(_rows(metrics))
 
 
@@ -116,16 +124,24 @@ def check_first_step(metrics: Path, options: PluginOptions) -> bool:
         return False
     if problems := silent_channels(first, options):
         raise TrainerConfigError("stopped after the first step: " + "; ".join(problems))
-    if options.alpha_sdpo > 0 and first.get("actor/sdpo/n_tokens", first.get("sdpo/n_tokens")) == 0:
+    if options.alpha_sdpo > 0 and value_of(first, "sdpo/n_tokens") == 0:
         logger.warning("channel sdpo did nothing in the first step: none of its rows has a hint")
     return True
 
 
+def value_of(row: Mapping[str, Any], name: str) -> float:
+    """A metric under VeRL's name for it, which puts `actor/` before ours; 0 when it is missing."""
+    return float(row.get(f"actor/{name}", row.get(name, 0.0)))
+
+
 def live_channels(rows: list[dict[str, Any]], options: PluginOptions) -> list[str]:
     """Channels that contributed in some step."""
-    live = ["policy"] if options.policy_weight > 0 and rows else []
+    live = []
+    spread = ("critic/advantages/max", "critic/advantages/min")
+    if options.policy_weight > 0 and any(row.get(name, 0.0) for row in rows for name in spread):
+        live.append("policy")
     for name, key in (("sdpo", "sdpo/n_tokens"), ("replay", "replay/n_pairs")):
-        if any(value > 0 for row in rows for k, value in row.items() if k.endswith(key)):
+        if any(value_of(row, key) > 0 for row in rows):
             live.append(name)
     return live
 
