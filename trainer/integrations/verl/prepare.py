@@ -16,10 +16,10 @@ from trainer.data.rendering import Renderer
 from trainer.errors import DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.integrations.capabilities import check
+from trainer.integrations.pairs import write_pairs
 from trainer.integrations.settings import EngineSettings
 from trainer.integrations.verl.environment import VARIABLE
 from trainer.integrations.verl.options import PluginOptions, options_of
-from trainer.integrations.verl.pairs import write_pairs
 
 logger = logging.getLogger(__name__)
 
