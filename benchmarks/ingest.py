@@ -21,7 +21,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import orjson
-from jsonschema import Draft202012Validator
 
 from replay_pipeline.ingesters import TraceBatch, Traces, discover, ingest, write_traces
 from replay_pipeline.ingesters.tool_schemas import merge_tools
@@ -113,6 +112,8 @@ def in_order(messages: list[dict[str, Any]]) -> bool:
 
 def held_out(paths: list[Path]) -> float:
     """Share of calls in one half of the sessions that schemas of the other half accept."""
+    from jsonschema import Draft202012Validator
+
     slices = [s for batch in batches_of(paths) for s in batch.slices]
     n_calls = n_accepted = 0
     for learn, judge in ((slices[::2], slices[1::2]), (slices[1::2], slices[::2])):

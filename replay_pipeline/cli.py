@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
-from rich.markup import escape
 
 from replay_pipeline.console import (
+    PrintableFormatter,
     err,
+    escape,
     out,
     print_report,
     progress_bars,
@@ -96,11 +97,9 @@ def main() -> None:
 def _every_command(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=err, show_path=False)],
-    )
+    handler = RichHandler(console=err, show_path=False)
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
 
 
 # The whole
@@ -323,7 +322,7 @@ def pairs_show(
     from replay_pipeline import pipeline
 
     text = pipeline.Pipeline(_load(settings, data)).show(state)
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    out.print(escape(text), highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -337,7 +336,7 @@ def review(
 
     work = pipeline.Pipeline(_load(settings, data))
     path = work.review(to)
-    out.print(f"Open [bold]{path}[/] in a browser.")
+    out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")
 
 
 @app.command()
@@ -493,11 +492,23 @@ def ui(
 
 
 @app.command()
-def sync(data: DataOption = None, settings: SettingsOption = None) -> None:
+def sync(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    runs_are_here: Annotated[
+        bool,
+        typer.Option(
+            "--runs-are-here",
+            help="Every run is a process of this machine: end those whose process is gone, also "
+            "where Dagster's records are on a server.",
+        ),
+    ] = False,
+) -> None:
     """Bring Dagster's view up to date with the files, or back after its home was lost."""
     from replay_pipeline import instance, pipeline
 
-    n_added = instance.sync(pipeline.Pipeline(_load(settings, data)))
+    work = pipeline.Pipeline(_load(settings, data))
+    n_added = instance.sync(work, runs_are_here=runs_are_here)
     out.print(f"{n_added} materializations added")
 
 

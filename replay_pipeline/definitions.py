@@ -12,7 +12,7 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
         assets=dg.load_assets_from_modules(
             [traces, replay, pairs, publish, train, night], include_specs=True
         ),
-        asset_checks=dg.load_asset_checks_from_modules([checks]),
+        asset_checks=checks.CHECKS,
         jobs=[
             automation.batch_job,
             automation.dataset_job,

@@ -5,6 +5,7 @@
     ├── MissingDependencyError   an optional package is not installed; names the extra
     ├── StorageError             a folder or file cannot be read or written
     ├── SchemaError              a table at rest has not the columns we wrote
+    ├── CheckFailedError         a blocking check found broken data; what follows was not made
     ├── IngestError              a source cannot be turned into states
     ├── ReplayError
     │   ├── BudgetExceededError  the next call could overrun a limit
@@ -28,6 +29,7 @@ inherits the standard exception it refines, and pickles (it must cross process b
 
 __all__ = [
     "BudgetExceededError",
+    "CheckFailedError",
     "ConfigError",
     "IngestError",
     "LedgerError",
@@ -68,6 +70,10 @@ class StorageError(ReplayPipelineError, OSError):
 
 class SchemaError(ReplayPipelineError, ValueError):
     """A table at rest does not have the columns of `replay_pipeline.schemas`."""
+
+
+class CheckFailedError(ReplayPipelineError, ValueError):
+    """A blocking check found broken data: what would have been made from it was not made."""
 
 
 class IngestError(ReplayPipelineError, ValueError):

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from replay_pipeline.audit import refuse_unfit
 from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError, TeacherAuthError
 from replay_pipeline.ingesters import (
@@ -257,6 +258,7 @@ class Pipeline:
                     gates=replay.gates,
                     agreement_threshold=self.settings.pairs.agreement_threshold,
                     level=self.settings.pairs.level,
+                    count_own_family=self.settings.pairs.count_own_family,
                     accepted_terms=replay.accepted_terms,
                     price_folder=self._price_folder(),
                     tick=self._on_progress,
@@ -341,6 +343,7 @@ class Pipeline:
             self._write("dpo_pairs", batch, pairs_table(pairs))
             self._write("positives", batch, positives_table(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
+            write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
                 "n_pairs": len(pairs),
@@ -349,7 +352,14 @@ class Pipeline:
                 "n_agreement": report.outcome_counts.get("agreement", 0),
             }
 
-        return self._stage("pairs", batch, given, ("dpo_pairs", "positives", "outcomes"), work)
+        return self._stage(
+            "pairs",
+            batch,
+            given,
+            ("dpo_pairs", "positives", "outcomes"),
+            work,
+            has_outputs=self.review_path(batch).exists,
+        )
 
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
@@ -374,6 +384,7 @@ class Pipeline:
 
         Raises:
             SecretFoundError: a secret is in the data; nothing was published.
+            CheckFailedError: a batch breaks a contract; nothing was published.
         """
         batches = self.root.batches("normalized_pairs")
         options = self.settings.publish
@@ -386,6 +397,7 @@ class Pipeline:
         place = self.settings.dataset_dir()
 
         def work() -> dict[str, Any]:
+            refuse_unfit(self.root, batches)
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
                     ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
@@ -577,6 +589,10 @@ class Pipeline:
             path=path or self.root.path / "review.html",
             outcomes=self.root.read_all("outcomes").to_pylist(),
         )
+
+    def review_path(self, batch: str) -> Path:
+        """Where the review page of one batch is, written together with its pairs."""
+        return self.root.path / "review" / f"{batch}.html"
 
     def examine(self) -> list[dict[str, Any]]:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""

@@ -81,7 +81,8 @@ class ReplaySettings(_Section):
     max_concurrency: Annotated[int, Field(ge=1)] = 64
     """Calls in flight at once, all teachers together."""
     ledger: str | None = None
-    """Path or database URL of the ledger; by default `ledger.sqlite` under the data root."""
+    """Path or database URL of the ledger; by default `ledger.sqlite` under the data root.
+    `REPLAY_LEDGER` sets it too: the place for a URL with a password."""
     gates: tuple[str, ...] = ()
     """Gating policies by name, in order; empty: every teacher is asked at every state."""
     student: TeacherSpec | None = None
@@ -216,6 +217,8 @@ class Settings(_Section):
                 fields["data_dir"] = root
             if home := env.get("REPLAY_HOME"):
                 fields["home_dir"] = home
+            if ledger := env.get("REPLAY_LEDGER"):
+                fields = _merged(fields, {"replay": {"ledger": ledger}})
             if choice := env.get("REPLAY_TEACHERS"):
                 fields = _merged(fields, {"replay": _teachers(choice)})
             if url := env.get("REPLAY_WEBHOOK"):
@@ -312,6 +315,26 @@ def api_key(name: str | None) -> SecretStr | None:
 def redaction_salt() -> str:
     """What makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
     return os.environ.get("REPLAY_SALT", "")
+
+
+DAGSTER_DATABASE = "REPLAY_DAGSTER_DB"
+"""The variable that holds the URL of Dagster's PostgreSQL database, with its password. Dagster reads
+it by itself, so that no file has the password."""
+
+
+def has_dagster_database() -> bool:
+    """Whether Dagster keeps its records on a PostgreSQL server.
+
+    Raises:
+        ConfigError: the URL does not name the driver that Dagster's storage works with.
+    """
+    url = os.environ.get(DAGSTER_DATABASE, "")
+    if url and not url.startswith("postgresql+psycopg2://"):
+        raise ConfigError(
+            f"{DAGSTER_DATABASE} has to begin with postgresql+psycopg2:// : Dagster's storage "
+            "works with that driver only"
+        )
+    return bool(url)
 
 
 def environment(name: str, default: str | None = None) -> str | None:

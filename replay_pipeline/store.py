@@ -14,7 +14,11 @@ from typing import Any, BinaryIO, cast
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
+}
 _N_COPIES_AT_ONCE = 16
 _CHECK = "Check the address, and credentials, endpoint and region in the environment."
 

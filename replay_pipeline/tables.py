@@ -6,7 +6,7 @@ Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import SchemaError, StorageError
-from replay_pipeline.schemas import SCHEMA_VERSION, TABLES
+from replay_pipeline.schemas import SCHEMA_VERSION, TABLES, repeating_columns
 from replay_pipeline.store import is_local, put_whole
 
 _VERSION_KEY = b"schema_version"
@@ -74,8 +74,17 @@ def write_table(table: pa.Table, path: Path, name: str) -> Path:
         raise SchemaError(f"{name}: {error}") from error
     table = table.replace_schema_metadata({_VERSION_KEY: SCHEMA_VERSION.encode()})
     with written_whole(path) as file:
-        # Level 9 on large pages keeps turns and states under 5 % of the raw sessions.
-        pq.write_table(table, file, compression="zstd", compression_level=9, data_page_size=8 << 20)
+        # The lowest level, on pages of this size, that keeps turns and states under 5 % of the raw
+        # sessions. Statistics of texts would only repeat the texts.
+        pq.write_table(
+            table,
+            file,
+            compression="zstd",
+            compression_level=7,
+            data_page_size=4 << 20,
+            use_dictionary=repeating_columns(schema),
+            write_statistics=[field.name for field in schema if not pa.types.is_string(field.type)],
+        )
     return path
 
 
@@ -84,24 +93,25 @@ def readable(path: Path) -> Path | BinaryIO:
     return path if is_local(path) else io.BytesIO(path.read_bytes())
 
 
-def read_table(path: Path, name: str) -> pa.Table:
-    """Read a table written by `write_table`.
+def read_table(path: Path, name: str, *, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a table written by `write_table`, or some of its columns.
 
     Raises:
         StorageError: the file does not exist or cannot be read.
         SchemaError: it is no parquet file, or of another schema or version.
     """
     with _reading(path, name):
-        table = pq.read_table(readable(path), partitioning=None)
+        table = pq.read_table(readable(path), columns=columns and list(columns), partitioning=None)
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
     if version != SCHEMA_VERSION:
         raise SchemaError(
             f"{path}: schema version {version or 'unknown'}, this program reads {SCHEMA_VERSION}; "
             "run the stage again"
         )
-    if missing := set(TABLES[name].names) - set(table.column_names):
+    wanted = TABLES[name].names if columns is None else list(columns)
+    if missing := set(wanted) - set(table.column_names):
         raise SchemaError(f"{path}: columns {sorted(missing)} are missing")
-    return table.select(TABLES[name].names)
+    return table.select(wanted)
 
 
 @contextmanager
@@ -150,9 +160,9 @@ class DataRoot:
         """Replace the rows of `batch`. Raises what `write_table` raises."""
         return write_table(table, self.part(name, batch), name)
 
-    def read(self, name: str, batch: str) -> pa.Table:
-        """The rows of `batch`. Raises what `read_table` raises."""
-        return read_table(self.part(name, batch), name)
+    def read(self, name: str, batch: str, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of `batch`, or some of their columns. Raises what `read_table` raises."""
+        return read_table(self.part(name, batch), name, columns=columns)
 
     def n_rows(self, name: str, batch: str) -> int:
         """How many rows `batch` has, without reading them. Raises what `read_table` raises."""

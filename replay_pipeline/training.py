@@ -17,14 +17,16 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.5
 _N_LAST_WORDS = 3
 _MAX_POINTS = 200
-_CURVES = (
+CURVES = (
     "loss/objective",
     "policy/loss",
     "sdpo/loss",
     "replay/loss",
     "replay/accuracy",
     "train/reward",
+    "train/grad_norm",
 )
+"""The metrics of a run that people look at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,7 @@ def training_curves(path: Path) -> dict[str, list[float]]:
         raise TrainError(f"{path}: not the metrics of a run ({error})") from error
     curves = {
         name: [row[name] for row in rows if isinstance(row.get(name), int | float)]
-        for name in _CURVES
+        for name in CURVES
     }
     return {name: _thinned(values) for name, values in curves.items() if values}
 

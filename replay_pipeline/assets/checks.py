@@ -1,114 +1,147 @@
-"""Asset checks: what must hold of each table, and what to do when it does not."""
+"""Asset checks: what must hold of each table, and what to do when it does not.
+
+A blocking check that fails keeps the run from going on to the next table. Publishing looks once
+more at every batch by itself, so that no other way leads around a check.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import dagster as dg
-import polars as pl
 
+from replay_pipeline import audit
 from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.audit import Verdict
+from replay_pipeline.errors import CheckFailedError
+from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.publish import newest
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.tables import readable
 
-_MIN_FAITHFUL_SHARE = 0.9
-_TOLERANCE = 0.1
-
-
-@dg.asset_check(asset="trace_states", partitions_def=trace_batch)
-def every_row_is_accounted_for(
-    context: dg.AssetCheckExecutionContext, pipeline: PipelineResource
-) -> dg.AssetCheckResult:
-    """Rows in = rows used + rows skipped by reason."""
-    work = pipeline.open()
-    lost = 0
-    for batch in context.partition_keys:
-        report = work.ingest(batch).report
-        lost += report["rows"] - report["rows_used"] - sum(report["skipped"].values())
-    return dg.AssetCheckResult(passed=lost == 0, metadata={"rows_unaccounted": lost})
+OfBatches = Callable[[Pipeline, Sequence[str]], Verdict]
+OfDataset = Callable[[Path], Verdict]
 
 
-@dg.asset_check(asset="trace_states", partitions_def=trace_batch)
-def prefixes_are_faithful(
-    context: dg.AssetCheckExecutionContext, pipeline: PipelineResource
-) -> dg.AssetCheckResult:
-    """Predicted prompt tokens are within 10 % of the recorded ones for 9 of 10 states."""
-    root = pipeline.open().root
-    fidelity = [
-        value
-        for batch in context.partition_keys
-        for value in root.read("states", batch)["fidelity"].to_pylist()
-        if value is not None
-    ]
-    n_faithful = sum(abs(value - 1) < _TOLERANCE for value in fidelity)
-    share = n_faithful / len(fidelity) if fidelity else 1.0
+def batch_check(
+    asset: str, name: str, look: OfBatches, *, blocking: bool = False
+) -> dg.AssetChecksDefinition:
+    """A check of the batches of a run."""
+
+    def check(
+        context: dg.AssetCheckExecutionContext, pipeline: PipelineResource
+    ) -> dg.AssetCheckResult:
+        return as_result(look(pipeline.open(), sorted(context.partition_keys)))
+
+    return dg.asset_check(
+        asset=asset,
+        name=name,
+        partitions_def=trace_batch,
+        blocking=blocking,
+        description=_question(look),
+    )(check)
+
+
+def dataset_check(
+    name: str, look: OfDataset, *, blocking: bool = False
+) -> dg.AssetChecksDefinition:
+    """A check of the whole published dataset."""
+
+    def check(pipeline: PipelineResource) -> dg.AssetCheckResult:
+        place = pipeline.open().settings.dataset_dir()
+        return as_result(look(newest(place) or place))
+
+    return dg.asset_check(
+        asset="published_dataset", name=name, blocking=blocking, description=_question(look)
+    )(check)
+
+
+def as_result(verdict: Verdict) -> dg.AssetCheckResult:
+    """A verdict as Dagster shows it: the message says what is wrong and what to do."""
+    severity = dg.AssetCheckSeverity.WARN if verdict.is_warning else dg.AssetCheckSeverity.ERROR
     return dg.AssetCheckResult(
-        passed=share >= _MIN_FAITHFUL_SHARE,
-        severity=dg.AssetCheckSeverity.WARN,
-        metadata={
-            "share_within_10_percent": share,
-            "states_with_recorded_usage": len(fidelity),
-            "what_to_do": "Look at the states with the lowest `fidelity`: their recorded prompt "
-            "held something that the log does not, or the log was edited.",
-        },
+        passed=verdict.holds,
+        severity=severity,
+        description=verdict.message() or None,
+        metadata={**verdict.facts},
     )
 
 
-@dg.asset_check(asset="teacher_actions", partitions_def=trace_batch)
-def budget_is_kept(
-    context: dg.AssetCheckExecutionContext, pipeline: PipelineResource
-) -> dg.AssetCheckResult:
-    """No run spent more than its ceiling."""
-    receipts = pipeline.open().receipts
-    over = 0.0
-    for batch in context.partition_keys:
-        if receipt := receipts.read("replay", batch):
-            over += max(0.0, receipt.report["newly_spent_usd"] - receipt.report["budget_usd"])
-    return dg.AssetCheckResult(passed=over == 0.0, metadata={"usd_over_budget": over})
+@contextmanager
+def failures_told(instance: dg.DagsterInstance) -> Iterator[str]:
+    """The id for a run in this process, whose failed checks are raised with their messages.
+
+    Raises:
+        CheckFailedError: a blocking check failed; Dagster by itself only names it.
+    """
+    run_id = str(uuid.uuid4())
+    try:
+        yield run_id
+    except dg.DagsterError as error:
+        events = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+        found = [
+            event.dagster_event.asset_check_evaluation_data
+            for event in events
+            if event.dagster_event
+        ]
+        failed = [one for one in found if not one.passed and one.blocking]
+        if not failed:
+            raise
+        told = " ".join(f"{one.asset_check_key.name}: {one.description}" for one in failed)
+        raise CheckFailedError(told) from error
 
 
-@dg.asset_check(asset="dpo_pairs", partitions_def=trace_batch, blocking=True)
-def sides_differ(
-    context: dg.AssetCheckExecutionContext, pipeline: PipelineResource
-) -> dg.AssetCheckResult:
-    """Chosen and rejected are both there, and not the same."""
-    root = pipeline.open().root
-    bad = 0
-    for batch in context.partition_keys:
-        rows = root.read("dpo_pairs", batch).select(["chosen", "rejected"]).to_pylist()
-        bad += sum(not row["chosen"] or row["chosen"] == row["rejected"] for row in rows)
-    return dg.AssetCheckResult(passed=bad == 0, metadata={"bad_pairs": bad})
+def _question(look: Callable[..., Verdict]) -> str:
+    return (look.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
 
-@dg.asset_check(asset="normalized_pairs", partitions_def=trace_batch, blocking=True)
-def every_pair_is_kept_or_dropped(
-    context: dg.AssetCheckExecutionContext, pipeline: PipelineResource
-) -> dg.AssetCheckResult:
-    """Pairs in = pairs kept + pairs dropped with a reason."""
-    root = pipeline.open().root
-    lost = 0
-    for batch in context.partition_keys:
-        lost += root.read("dpo_pairs", batch).num_rows
-        lost -= root.read("normalized_pairs", batch).num_rows
-        lost -= root.read("dropped_pairs", batch).num_rows
-    return dg.AssetCheckResult(passed=lost == 0, metadata={"pairs_unaccounted": lost})
+def schema_check(asset: str, *tables: str) -> dg.AssetChecksDefinition:
+    """The tables of an asset have the columns and types that the next stage reads."""
+
+    def look(work: Pipeline, batches: Sequence[str]) -> Verdict:
+        return audit.matching_schemas(work.root, batches, tables)
+
+    look.__doc__ = audit.matching_schemas.__doc__
+    return batch_check(asset, f"{asset}_schema", look, blocking=True)
 
 
-@dg.asset_check(asset="published_dataset")
-def splits_share_no_session(pipeline: PipelineResource) -> dg.AssetCheckResult:
-    """No session is in both the train and the test split."""
-    place = pipeline.open().settings.dataset_dir()
-    folder = newest(place) or place
-    sessions = {
-        split: _sessions_of(sorted((folder / "data").glob(f"**/{split}/**/*.parquet")))
-        for split in ("train", "test")
-    }
-    shared = sessions["train"] & sessions["test"]
-    return dg.AssetCheckResult(passed=not shared, metadata={"shared_sessions": len(shared)})
+def _of_root(look: Callable[..., Verdict]) -> OfBatches:
+    return _with_question(look, lambda work, batches: look(work.root, batches))
 
 
-def _sessions_of(paths: list) -> set[str]:
-    return {
-        session
-        for path in paths
-        for session in pl.read_parquet(
-            readable(path), columns=["session_id"], hive_partitioning=False
-        )["session_id"]
-    }
+def _of_receipts(look: Callable[..., Verdict]) -> OfBatches:
+    return _with_question(look, lambda work, batches: look(work.receipts, batches))
+
+
+def _with_question(look: Callable[..., Verdict], bound: OfBatches) -> OfBatches:
+    bound.__doc__ = look.__doc__
+    return bound
+
+
+CHECKS = [
+    schema_check("trace_states", "sessions", "turns", "states", "tools"),
+    batch_check("trace_states", "every_row_is_accounted_for", _of_receipts(audit.rows_accounted)),
+    batch_check("trace_states", "states_are_whole", _of_root(audit.whole_states), blocking=True),
+    batch_check("trace_states", "prefixes_are_faithful", _of_root(audit.faithful_prefixes)),
+    schema_check("teacher_actions", "teacher_actions"),
+    batch_check(
+        "teacher_actions", "answers_match_states", _of_root(audit.answers_of_states), blocking=True
+    ),
+    batch_check("teacher_actions", "budget_is_kept", _of_receipts(audit.budget_kept)),
+    schema_check("dpo_pairs", "dpo_pairs", "positives", "outcomes"),
+    batch_check("dpo_pairs", "sides_differ", _of_root(audit.sides_differ), blocking=True),
+    batch_check("dpo_pairs", "agreement_is_steady", _of_receipts(audit.agreement_drift)),
+    schema_check("normalized_pairs", "normalized_pairs", "dropped_pairs"),
+    batch_check(
+        "normalized_pairs",
+        "every_pair_is_kept_or_dropped",
+        _of_root(audit.kept_or_dropped),
+        blocking=True,
+    ),
+    batch_check("normalized_pairs", "drops_are_steady", _of_receipts(audit.drop_drift)),
+    dataset_check("shards_match_manifests", audit.shards_against_manifests, blocking=True),
+    dataset_check("splits_share_no_session", audit.shared_sessions, blocking=True),
+    dataset_check("splits_share_no_prompt", audit.shared_prompts),
+    dataset_check("no_secret_is_published", audit.published_secrets, blocking=True),
+]
+"""Every check, asset by asset."""

@@ -6,8 +6,9 @@ from typing import Any
 import dagster as dg
 
 from replay_pipeline.assets.failures import failed_runs
-from replay_pipeline.assets.metadata import bars, markdown_table
+from replay_pipeline.assets.metadata import markdown_table
 from replay_pipeline.assets.partitions import GROUP, OWNERS
+from replay_pipeline.assets.pictures import bars
 from replay_pipeline.notify import notify
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.summary import night_words
@@ -56,7 +57,7 @@ def night_facts(night: dict[str, Any]) -> dict[str, Any]:
         **counted,
         "night": markdown_table(rows),
         "words": night_words(night),
-        "dropped": bars("Pairs dropped, by operator", night["dropped"]),
-        "failed_calls": bars("Failed calls, by reason", night["errors"]),
+        "dropped_pairs_by_operator": bars(night["dropped"]),
+        "failed_calls_by_reason": bars(night["errors"]),
         "failures": markdown_table(night["failures"]),
     }

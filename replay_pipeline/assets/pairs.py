@@ -1,28 +1,24 @@
 """Assets: preference pairs, raw and normalized."""
 
+from difflib import unified_diff
 from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.assets.metadata import bars, column_schema, markdown_table
-from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batch
+from replay_pipeline.assets.metadata import code_block, inert, markdown_table
+from replay_pipeline.assets.partitions import batch_asset
+from replay_pipeline.assets.pictures import bars
 from replay_pipeline.assets.reporting import each_batch
+from replay_pipeline.pairs import pairs_from_table
 from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
+from replay_pipeline.review import last_request, readable
+from replay_pipeline.types import DPOPair
 
 _N_SAMPLES = 3
 
 
-@dg.asset(
-    deps=["trace_states", "teacher_actions"],
-    partitions_def=trace_batch,
-    backfill_policy=ONE_RUN,
-    group_name=GROUP,
-    owners=OWNERS,
-    kinds={"python", "parquet"},
-    tags={"stage": "pairs"},
-    metadata={"dagster/column_schema": column_schema("dpo_pairs")},
-)
+@batch_asset(deps=["trace_states", "teacher_actions"], stage="pairs")
 def dpo_pairs(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
@@ -31,16 +27,7 @@ def dpo_pairs(
     return each_batch(context, work, work.pairs, pair_facts)
 
 
-@dg.asset(
-    deps=["dpo_pairs"],
-    partitions_def=trace_batch,
-    backfill_policy=ONE_RUN,
-    group_name=GROUP,
-    owners=OWNERS,
-    kinds={"python", "parquet"},
-    tags={"stage": "normalize"},
-    metadata={"dagster/column_schema": column_schema("normalized_pairs")},
-)
+@batch_asset(deps=["dpo_pairs"], stage="normalize")
 def normalized_pairs(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
@@ -50,16 +37,29 @@ def normalized_pairs(
 
 
 def pair_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
-    """Pairs, outcomes and a few samples of a batch."""
+    """Pairs, outcomes, what a pair costs, and a few samples of a batch."""
     report = receipt.report
     n_states = sum(report["outcomes"].values())
+    usd = sum(tally["cost_usd"] for tally in report["teachers"].values())
+    n_judged = report["n_consensus"] + report["outcomes"].get("no_consensus", 0)
     return {
         "dagster/partition_row_count": report["n_pairs"],
         "pair_yield": report["n_pairs"] / max(1, n_states),
+        "usd_per_pair": usd / max(1, report["n_pairs"]),
+        "consensus_rate": report["n_consensus"] / max(1, n_judged),
         "agreements_with_student": report["n_agreement"],
-        "outcomes": bars("States, by outcome", report["outcomes"]),
+        "rejected_in_review": report["n_rejected_in_review"],
+        "outcomes": bars(report["outcomes"]),
+        "sources": bars(report["pairs_by_source"]),
         "agreement": _matrix(report["matrix"]),
-        "samples": _samples(pipeline, receipt.batch),
+        "agreement_by_level": markdown_table(
+            [
+                {"level": level} | {name: f"{share:.0%}" for name, share in figures.items()}
+                for level, figures in report["agreement"].items()
+            ]
+        ),
+        **_samples(pipeline, receipt.batch),
+        "review_page": dg.MetadataValue.path(str(pipeline.review_path(receipt.batch))),
     }
 
 
@@ -70,7 +70,9 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> dg.MarkdownMetada
         [
             {"teacher": name}
             | {
-                other: f"{matrix[name][other]['rate']:.0%}" if other in matrix[name] else "—"
+                other: f"{matrix[name][other]['rate']:.0%} of {matrix[name][other]['n']}"
+                if other in matrix[name]
+                else "—"
                 for other in names
             }
             for name in names
@@ -78,17 +80,35 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> dg.MarkdownMetada
     )
 
 
-def _samples(pipeline: Pipeline, batch: str) -> dg.MarkdownMetadataValue:
-    columns = ("chosen", "rejected", "n_teachers_agreeing", "agreement_level")
-    rows = pipeline.root.read("dpo_pairs", batch).select(columns).slice(0, _N_SAMPLES)
-    return markdown_table(rows.to_pylist())
+def _samples(pipeline: Pipeline, batch: str) -> dict[str, dg.MarkdownMetadataValue]:
+    rows = pipeline.root.read("dpo_pairs", batch).slice(0, _N_SAMPLES)
+    return {
+        f"sample {n}": dg.MetadataValue.md(_sample(pair))
+        for n, pair in enumerate(pairs_from_table(rows), start=1)
+    }
+
+
+def _sample(pair: DPOPair) -> str:
+    """What was asked, and the difference between what the student did and the teachers would do."""
+    rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
+    chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
+    diff = unified_diff(rejected, chosen, "rejected", "chosen", n=99, lineterm="")
+    by = ", ".join(pair.get("teachers_agreeing") or ()) or pair.get("source", "")
+    return (
+        f"**{inert(pair['state_id'])}** · {inert(by)} · {inert(pair.get('agreement_level') or '—')}"
+        f"\n\n> {inert(last_request(pair['state_messages']))}"
+        f"\n\n{code_block(chr(10).join(diff), 'diff')}"
+    )
 
 
 def kept_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
-    """Pairs kept and dropped of a batch."""
+    """Pairs kept and dropped of a batch, and by what."""
     report = receipt.report
     return {
         "dagster/partition_row_count": report["n_kept"],
         "dropped": report["n_dropped"],
-        "dropped_by": bars("Pairs dropped, by operator", report["dropped"]),
+        "drop_rate": report["n_dropped"] / max(1, report["n_in"]),
+        **{f"dropped {name}": n for name, n in sorted(report["dropped"].items())},
+        "dropped_by": bars(report["dropped"]),
+        "recipe": f"{report['recipe']} ({report['recipe_sha']})",
     }

@@ -4,11 +4,17 @@ from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.assets.metadata import bars
+from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.partitions import GROUP, OWNERS
-from replay_pipeline.assets.reporting import effort
+from replay_pipeline.assets.pictures import bars
+from replay_pipeline.assets.reporting import as_metadata
 from replay_pipeline.pipeline import Pipeline, Receipt
+from replay_pipeline.publish import layout
 from replay_pipeline.resources import PipelineResource
+
+_COLUMNS = dg.TableSchema(
+    columns=[dg.TableColumn(field.name, str(field.type)) for field in layout.PAIRS]
+)
 
 
 @dg.asset(
@@ -17,22 +23,37 @@ from replay_pipeline.resources import PipelineResource
     owners=OWNERS,
     kinds={"huggingface", "parquet"},
     tags={"stage": "publish"},
+    metadata={
+        "dagster/column_schema": _COLUMNS,
+        "dagster/column_lineage": column_lineage("published_dataset"),
+    },
 )
 def published_dataset(pipeline: PipelineResource) -> dg.MaterializeResult:
     """All normalized pairs as one dataset that `datasets.load_dataset` opens."""
     work = pipeline.open()
     receipt = work.publish()
-    return dg.MaterializeResult(metadata={**dataset_facts(work, receipt), **effort(receipt)})
+    return dg.MaterializeResult(metadata=as_metadata(work, receipt, dataset_facts))
 
 
 def dataset_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
     """Rows by split, where the dataset is, and how to load it."""
-    by_split = receipt.report["rows_by_split"].get("pairs", {})
+    by_config = receipt.report["rows_by_split"]
     folder = str(pipeline.settings.dataset_dir().absolute())
-    code = f"from datasets import load_dataset\n\npairs = load_dataset({folder!r})"
-    return {
-        "dagster/row_count": sum(by_split.values()),
+    repo_id = pipeline.settings.publish.repo_id
+    code = f"from datasets import load_dataset\n\npairs = load_dataset({repo_id or folder!r})"
+    facts = {
+        "dagster/row_count": sum(by_config.get("pairs", {}).values()),
         "dagster/uri": folder,
-        "rows": bars("Pairs, by split", by_split),
+        "batches": len(receipt.report["batches"]),
+        **{
+            f"{config} {split}": n
+            for config, splits in sorted(by_config.items())
+            for split, n in sorted(splits.items())
+        },
+        "rows": bars(by_config.get("pairs", {})),
         "load": dg.MetadataValue.md(f"```python\n{code}\n```"),
+        "card": dg.MetadataValue.path(f"{folder}/{layout.CARD}"),
     }
+    if repo_id is not None:
+        facts["hub"] = dg.MetadataValue.url(f"https://huggingface.co/datasets/{repo_id}")
+    return facts

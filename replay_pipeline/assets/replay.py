@@ -5,9 +5,10 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from replay_pipeline.assets.metadata import bars, column_schema, markdown_table
-from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batch
-from replay_pipeline.assets.reporting import each_batch
+from replay_pipeline.assets.metadata import markdown_table
+from replay_pipeline.assets.partitions import batch_asset
+from replay_pipeline.assets.pictures import bars, histogram, quantile
+from replay_pipeline.assets.reporting import LiveCurves, each_batch
 from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.types import Progress
@@ -22,17 +23,7 @@ class ReplayConfig(dg.Config):
     )
 
 
-@dg.asset(
-    deps=["trace_states"],
-    partitions_def=trace_batch,
-    backfill_policy=ONE_RUN,
-    group_name=GROUP,
-    owners=OWNERS,
-    kinds={"python", "parquet"},
-    tags={"stage": "replay", "costs": "money"},
-    pool="teachers",
-    metadata={"dagster/column_schema": column_schema("teacher_actions")},
-)
+@batch_asset(deps=["trace_states"], stage="replay", pool="teachers", costs="money")
 def teacher_actions(
     context: dg.AssetExecutionContext, config: ReplayConfig, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
@@ -41,21 +32,10 @@ def teacher_actions(
     Every paid answer is in the ledger before it counts: stopping or killing this step loses none,
     and running it again asks only what was not answered.
     """
-    n_seen = 0
+    live = LiveCurves(context)
 
     def observe(progress: Progress) -> None:
-        nonlocal n_seen
-        if progress.n_done > n_seen:
-            n_seen = progress.n_done
-            context.log_event(
-                dg.AssetObservation(
-                    context.asset_key,
-                    metadata={
-                        "answers_so_far": progress.n_done,
-                        "usd_so_far": progress.cost_usd or 0.0,
-                    },
-                )
-            )
+        live.show({"answers_so_far": progress.n_done, "usd_so_far": progress.cost_usd or 0.0})
 
     work = pipeline.open(observe)
     return each_batch(context, work, work.replay_within(config.max_total_usd), answer_facts)
@@ -64,18 +44,22 @@ def teacher_actions(
 def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
     """Calls, dollars, latencies and failures of a batch."""
     report = receipt.report
-    latencies = report["latency_s"] or [0.0]
+    latencies = sorted(report["latency_s"])
+    marks = {name: quantile(latencies, share) for name, share in (("p50", 0.5), ("p95", 0.95))}
+    by_teacher = report["cost_by_teacher_usd"]
     return {
         "dagster/partition_row_count": report["n_answers"] + report["n_failed"],
         "calls_sent": 0 if receipt.is_reused else report["n_sent"],
         "usd": report["spent_usd"],
         "usd_budget": report["budget_usd"],
+        "usd_per_answer": report["spent_usd"] / max(1, report["n_answers"]),
+        **{f"usd {teacher}": usd for teacher, usd in sorted(by_teacher.items())},
         "failed_calls": report["n_failed"],
-        "latency_s_p50": latencies[len(latencies) // 2],
-        "latency_s_p95": latencies[int(len(latencies) * 0.95) - 1],
+        **{f"latency_s_{name}": value for name, value in marks.items()},
         "stop_reason": report["stop_reason"],
-        "cost_by_teacher": bars("US dollars, by teacher", report["cost_by_teacher_usd"]),
+        "cost_by_teacher": bars(by_teacher),
+        "latency": histogram("seconds to the answer", latencies, marks=marks, unit=" s"),
         "tokens": markdown_table([report["tokens"]]),
-        "errors": bars("Failed calls, by reason", report["errors"]),
-        "not_asked": bars("Questions not asked, by reason", report["skipped"]),
+        "errors": bars(report["errors"]),
+        "not_asked": bars(report["skipped"]),
     }

@@ -1,11 +1,14 @@
-"""How an asset walks its batches and reports each one as it finishes."""
+"""How an asset walks its batches and reports each one as it finishes, and while it works."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
 
 from replay_pipeline.pipeline import Pipeline, Receipt
+
+_OBSERVED_EVERY_S = 3.0
 
 Facts = Callable[[Pipeline, Receipt], Mapping[str, Any]]
 """What a receipt shows in Dagster."""
@@ -26,7 +29,7 @@ def each_batch(
     batches = sorted(context.partition_keys, key=lambda key: (order.get(key, len(order)), key))
     for i, batch in enumerate(batches):
         receipt = work(batch)
-        metadata = {**facts(pipeline, receipt), **effort(receipt)}
+        metadata = as_metadata(pipeline, receipt, facts)
         if i < len(batches) - 1:
             context.log_event(
                 dg.AssetMaterialization(context.asset_key, partition=batch, metadata=metadata)
@@ -35,6 +38,34 @@ def each_batch(
     return dg.MaterializeResult()
 
 
-def effort(receipt: Receipt) -> dict[str, Any]:
-    """How long the stage took, and whether there was anything to do."""
-    return {"seconds": receipt.seconds, "reused": receipt.is_reused}
+def as_metadata(pipeline: Pipeline, receipt: Receipt, facts: Facts) -> dict[str, Any]:
+    """The facts of a receipt, with how long the stage took and whether there was anything to do."""
+    metadata = {**facts(pipeline, receipt), "seconds": receipt.seconds, "reused": receipt.is_reused}
+    return {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value
+        for name, value in metadata.items()
+    }
+
+
+class LiveCurves:
+    """Draws numbers in the asset's plots while its step works, a point every few seconds."""
+
+    def __init__(
+        self, context: dg.AssetExecutionContext, *, every_s: float = _OBSERVED_EVERY_S
+    ) -> None:
+        self._context, self._every_s = context, every_s
+        self._seen: dict[str, float] = {}
+        self._next_s = time.monotonic() + every_s
+
+    def show(self, numbers: Mapping[str, float], *, is_last: bool = False) -> None:
+        """Record `numbers`, unless nothing changed or the last point is too young.
+
+        Must be called in the thread of the step, whose event log it writes.
+        """
+        now_s = time.monotonic()
+        if dict(numbers) == self._seen or not numbers or (now_s < self._next_s and not is_last):
+            return
+        self._seen, self._next_s = dict(numbers), now_s + self._every_s
+        self._context.log_event(
+            dg.AssetObservation(self._context.asset_key, metadata=dict(numbers))
+        )

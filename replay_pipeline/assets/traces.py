@@ -4,8 +4,8 @@ from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.assets.metadata import bars, column_schema
-from replay_pipeline.assets.partitions import GROUP, ONE_RUN, OWNERS, trace_batch
+from replay_pipeline.assets.partitions import GROUP, OWNERS, batch_asset, trace_batch
+from replay_pipeline.assets.pictures import bars
 from replay_pipeline.assets.reporting import each_batch
 from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
@@ -21,16 +21,7 @@ claude_code_sessions = dg.AssetSpec(
 )
 
 
-@dg.asset(
-    deps=[claude_code_sessions],
-    partitions_def=trace_batch,
-    backfill_policy=ONE_RUN,
-    group_name=GROUP,
-    owners=OWNERS,
-    kinds={"python", "parquet"},
-    tags={"stage": "ingest"},
-    metadata={"dagster/column_schema": column_schema("states")},
-)
+@batch_asset(deps=[claude_code_sessions], stage="ingest")
 def trace_states(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
@@ -48,6 +39,8 @@ def state_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "turns": report["n_turns"],
         "rows": report["rows"],
         "rows_used": report["rows_used"],
-        "rows_skipped": bars("Rows skipped, by reason", report["skipped"]),
-        "redactions": bars("Values replaced, by kind", report["redactions"]),
+        "redacted_values": sum(report["redactions"].values()),
+        "outcomes": bars(report["outcomes"]),
+        "rows_skipped": bars(report["skipped"]),
+        "redactions": bars(report["redactions"]),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from replay_pipeline.types import Tool
+from replay_pipeline.types import Outcome, Tool
 
 NO_RESULT = "[no result]"
 """Stands for the result of a call that the log never answered."""
@@ -52,6 +52,8 @@ class Result:
     """`user-rejected` or `automode-blocked` where the log says so."""
     feedback: str | None = None
     """The user's own words with a rejection."""
+    verdict: tuple[Outcome, str | None] | None = None
+    """Outcome and error kind, once somebody has asked for them."""
 
 
 @dataclass(slots=True, eq=False)

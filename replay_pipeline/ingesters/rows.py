@@ -199,32 +199,34 @@ def _salvaged_block(value: Any) -> Block:
 
 def progress_row(data: msgspec.Raw) -> tuple[str, Row] | None:
     """The subagent and its row inside a progress row, if it carries one."""
-    raw = memoryview(data).tobytes()
-    if b'"agent_progress"' not in raw:
-        return None
     try:
-        progress = _decode_progress(raw)
+        progress = _decode_progress(data)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    if progress.message is None or not progress.agent_id:
+    is_agent = progress.type == "agent_progress" and progress.agent_id
+    if not is_agent or progress.message is None:
         return None
-    return progress.agent_id, progress.message
+    return progress.agent_id or "", progress.message
 
 
 def text_of(content: msgspec.Raw) -> str:
     """The text of a tool result: a string, or blocks of which only text can be shown."""
     if not content:
         return ""
-    raw = memoryview(content).tobytes()
     try:
-        value = _decode_blocks(raw)
+        value = _decode_blocks(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        value = _loose_blocks(raw.decode("utf-8", "replace"))
+        value = _loose_blocks(json_text(content))
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     return "\n".join(b.text if b.text is not None else f"[{b.type}]" for b in value)
+
+
+def json_text(raw: msgspec.Raw) -> str:
+    """A value as it was recorded."""
+    return str(memoryview(raw), "utf-8", "replace")
 
 
 def _loose_blocks(text: str) -> str | list[Block]:

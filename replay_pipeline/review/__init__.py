@@ -6,6 +6,15 @@ policy lets nothing run but its own script.
 
 from replay_pipeline.review.marks import Mark, apply_marks, read_marks
 from replay_pipeline.review.page import write_review
+from replay_pipeline.review.sides import last_request, readable
 from replay_pipeline.review.text import show_state
 
-__all__ = ["Mark", "apply_marks", "read_marks", "show_state", "write_review"]
+__all__ = [
+    "Mark",
+    "apply_marks",
+    "last_request",
+    "read_marks",
+    "readable",
+    "show_state",
+    "write_review",
+]

@@ -16,11 +16,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
 from replay_pipeline.assets.automation import new_sessions, nightly_replay, notify_failures
+from replay_pipeline.assets.checks import failures_told
 from replay_pipeline.assets.failures import failed_runs
 from replay_pipeline.definitions import define
+from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.instance import sync
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.resources import PipelineResource
@@ -66,6 +69,7 @@ def run_range(
     instance: dg.DagsterInstance,
     job: str = "replay_batches",
     max_total_usd: float | None = None,
+    run_id: str | None = None,
 ):
     defs = define(PipelineResource(data_dir=str(root)))
     keys = pipeline_at(root).batches()
@@ -73,7 +77,10 @@ def run_range(
     tags = {f"{RANGE}start": keys[0], f"{RANGE}end": keys[-1]} if job == "replay_batches" else {}
     config = {"ops": {"teacher_actions": {"config": {"max_total_usd": max_total_usd}}}}
     return defs.resolve_job_def(job).execute_in_process(
-        instance=instance, tags=tags, run_config=None if max_total_usd is None else config
+        instance=instance,
+        tags=tags,
+        run_config=None if max_total_usd is None else config,
+        run_id=run_id,
     )
 
 
@@ -269,6 +276,93 @@ def test_no_key_is_left_behind_in_dagsters_own_files(root, monkeypatch):
         assert not [path for path in left if key.encode() in path.read_bytes()]
 
 
+# Blocking checks
+
+
+def damage(root: Path, table: str, **fields) -> str:
+    """Change the first row of the first batch of a table; returns the batch."""
+    data = pipeline_at(root).root
+    batch = data.batches(table)[0]
+    rows, schema = data.read(table, batch).to_pylist(), data.read(table, batch).schema
+    rows[0] |= fields
+    data.write(table, batch, pa.Table.from_pylist(rows, schema))
+    return batch
+
+
+def checks_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, tuple[bool, str]]:
+    events = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    found = [event.dagster_event.asset_check_evaluation_data for event in events]
+    return {
+        one.asset_check_key.name: (one.passed, one.severity.value, one.description or "")
+        for one in found
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "fields", "check"),
+    [
+        ("states", {"session_id": "?"}, "states_are_whole"),
+        ("teacher_actions", {"state_id": "?"}, "answers_match_states"),
+        ("dpo_pairs", {"chosen": ""}, "sides_differ"),
+    ],
+)
+def test_a_blocking_check_keeps_the_run_from_going_on(root, monkeypatch, table, fields, check):
+    stage = {"states": "ingest", "teacher_actions": "replay", "dpo_pairs": "pairs"}[table]
+    plain = getattr(Pipeline, stage)
+
+    def broken(self, batch, **options):
+        receipt = plain(self, batch, **options)
+        if batch == self.batches()[0]:
+            damage(root, table, **fields)
+        return receipt
+
+    monkeypatch.setattr(Pipeline, stage, broken)
+    pipeline_at(root).find_batches()
+    with dg.instance_for_test() as instance:
+        with pytest.raises(CheckFailedError) as stopped, failures_told(instance) as run_id:
+            run_range(root, instance, run_id=run_id)
+        found = checks_of(instance, run_id)
+        passed, severity, message = found[check]
+        assert (passed, severity) == (False, "ERROR")
+        assert f"batch {pipeline_at(root).batches()[0]}" in message
+        assert message in str(stopped.value)
+        after = {"states": "teacher_actions", "teacher_actions": "dpo_pairs"}
+        following = after.get(table, "normalized_pairs")
+        assert not instance.get_materialized_partitions(dg.AssetKey(following))
+    assert not pipeline_at(root).root.batches("normalized_pairs")
+
+
+def test_damage_after_the_checks_is_not_published(root):
+    pipeline_at(root).find_batches()
+    with dg.instance_for_test() as instance:
+        assert run_range(root, instance).success
+        batch = damage(root, "normalized_pairs", chosen="", rejected="")
+        with pytest.raises(CheckFailedError, match=f"batch {batch}: 1 with an empty or equal"):
+            run_range(root, instance, "publish")
+        assert instance.get_latest_materialization_event(dg.AssetKey("published_dataset")) is None
+
+
+def test_a_secret_in_a_shard_stops_the_training(root, monkeypatch):
+    pipeline_at(root).find_batches()
+    plain = Pipeline.publish
+
+    def leaking(self):
+        receipt = plain(self)
+        (self.settings.dataset_dir() / "README.md").write_text("token = ghp_" + "wJ4kTq9Zx" * 4)
+        return receipt
+
+    monkeypatch.setattr(Pipeline, "publish", leaking)
+    with dg.instance_for_test() as instance:
+        assert run_range(root, instance).success
+        with (
+            pytest.raises(CheckFailedError, match="revoke the secret"),
+            failures_told(instance) as run_id,
+        ):
+            run_range(root, instance, "publish_and_train", run_id=run_id)
+        assert instance.get_latest_materialization_event(dg.AssetKey("trained_model")) is None
+    assert not pipeline_at(root).settings.model_dir().exists()
+
+
 @contextmanager
 def webhook() -> Iterator[tuple[str, list[dict]]]:
     heard: list[dict] = []
@@ -412,4 +506,5 @@ def test_a_partition_is_materialized_through_the_web_server(root, tmp_path):
     entries = {entry["label"]: entry for entry in event["metadataEntries"]}
     assert entries["calls_sent"]["intValue"] > 0
     assert entries["usd"]["floatValue"] > 0
-    assert re.match(r"!\[.*\]\(data:image/svg\+xml;base64,", entries["cost_by_teacher"]["mdStr"])
+    assert re.match(r"!\[.*\]\(data:image/svg\+xml;base64,", entries["latency"]["mdStr"])
+    assert entries["usd deepseek"]["floatValue"] > 0

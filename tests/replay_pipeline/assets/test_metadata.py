@@ -1,41 +1,54 @@
-import base64
-import re
-from xml.etree import ElementTree
+"""Text of strangers in Markdown; schemas and lineage. A real browser renders it in browser_tests."""
 
 import pytest
 
-from replay_pipeline.assets.metadata import bars, curve, inert, markdown_table
-
-HOSTILE = "<script>alert(1)</script> [x](javascript:alert(1)) ![i](http://e/x) `code` \x1b[31m|"
-
-
-def picture(metadata) -> ElementTree.Element:
-    data = re.search(r"base64,([A-Za-z0-9+/=]+)\)", metadata.value)
-    assert data
-    return ElementTree.fromstring(base64.b64decode(data[1]))
+from replay_pipeline.assets.lineage import SOURCES, TABLE_OF, column_lineage
+from replay_pipeline.assets.metadata import code_block, column_schema, inert, markdown_table
+from replay_pipeline.publish import layout
+from replay_pipeline.schemas import TABLES
+from tests.hostile import HOSTILE
 
 
-def test_hostile_text_is_shown_and_never_interpreted():
-    shown = inert(HOSTILE)
-    assert not set("<>[]`|\x1b") & set(shown)
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_keeps_no_character_that_markdown_acts_on(text):
+    shown = inert(text)
+    assert not set("<>[]`|*_\\\x1b\x9b\u202e\n") & set(shown)
+    assert "://" not in shown
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_code_block_is_left_only_by_its_own_fence(text):
+    first, *lines, last = code_block(f"{text}\n```\n````\n{text}").split("\n")
+    assert first == f"{last}text"
+    assert set(last) == {"`"}
+    assert not any(last in line for line in lines)
+    assert not any(not c.isprintable() for line in lines for c in line)
 
 
 def test_a_table_keeps_its_columns_whatever_the_text():
-    table = markdown_table([{"chosen": HOSTILE, "rejected": "a\nb"}]).value
-    assert [line.count("|") for line in table.splitlines()] == [3, 3, 3]
+    table = markdown_table([{"chosen": text, "a|b": "a\nb"} for text in HOSTILE]).value
+    assert {line.count("|") for line in table.splitlines()} == {3}
 
 
 def test_long_text_is_cut_to_a_readable_length():
     assert len(inert("x" * 10_000)) < 500
+    assert len(code_block("x" * 10_000)) < 5_000
 
 
-@pytest.mark.parametrize("values", [{}, {"a": 0.0}, {"a": 1, HOSTILE: 3}])
-def test_bars_are_a_valid_picture(values):
-    drawn = picture(bars("Title & <more>", values))
-    assert sum(e.tag.endswith("rect") for e in drawn.iter()) == 1 + len(values)
+def test_lineage_names_columns_that_exist():
+    columns = {name: TABLES[table].names for name, table in TABLE_OF.items()}
+    columns["published_dataset"] = layout.PAIRS.names
+    for asset, sources in SOURCES.items():
+        for column, upstream in sources.items():
+            assert column in columns[asset]
+            for name, used in upstream.items():
+                assert set(used) <= set(columns[name]), (asset, column, name)
+    deps = column_lineage("published_dataset").deps_by_column["prompt"]
+    assert [(dep.asset_key.to_user_string(), dep.column_name) for dep in deps] == [
+        ("normalized_pairs", "state_messages_json")
+    ]
 
 
-@pytest.mark.parametrize("values", [[], [1.0], [3.0, 2.0, 1.0], [2.0, 2.0]])
-def test_a_curve_is_a_valid_picture_with_a_point_per_step(values):
-    (line,) = [e for e in picture(curve("Loss", values)).iter() if e.tag.endswith("polyline")]
-    assert len(line.attrib["points"].split()) == len(values)
+def test_every_column_of_a_table_is_described():
+    for table in TABLES:
+        assert all(column.description for column in column_schema(table).columns)

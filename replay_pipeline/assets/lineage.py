@@ -1,0 +1,78 @@
+"""Which column comes from which, for the column lineage in Dagster."""
+
+from collections.abc import Mapping
+
+import dagster as dg
+
+from replay_pipeline.publish import layout
+from replay_pipeline.schemas import DPO_PAIRS, NORMALIZED_PAIRS, TABLES
+
+_ACTION = ("action_text", "action_tool_calls_json")
+_STATE = {"trace_states": ("state_id",)}
+
+_PAIR_SOURCES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "state_id": _STATE,
+    "session_id": {"trace_states": ("session_id",)},
+    "state_messages_json": {"trace_states": ("session_id", "turn_idx")},
+    "chosen": {"teacher_actions": _ACTION},
+    "chosen_action_json": {"teacher_actions": _ACTION},
+    "rejected": {"trace_states": _ACTION},
+    "rejected_action_json": {"trace_states": _ACTION},
+    "n_teachers_agreeing": {"teacher_actions": (*_ACTION, "family")},
+    "n_teachers_asked": {"teacher_actions": ("teacher",)},
+    "n_teachers_valid": {"teacher_actions": _ACTION},
+    "teachers_agreeing": {"teacher_actions": (*_ACTION, "teacher")},
+    "agreement_level": {"teacher_actions": _ACTION},
+    "margin": {"teacher_actions": (*_ACTION, "family")},
+    "hint": {"trace_states": ("hint",)},
+    "outcome": {"trace_states": ("outcome",)},
+    "student_model": {"trace_states": ("student_model",)},
+    "shares_vendor": {"trace_states": ("student_model",), "teacher_actions": ("family",)},
+    "is_distillable": {"teacher_actions": ("is_distillable",)},
+    "cost_usd": {"teacher_actions": ("cost_usd",)},
+    "weight": {"teacher_actions": (*_ACTION, "propensity")},
+}
+
+_MADE_IN_NORMALIZATION = {
+    "chosen_messages_json": "chosen_action_json",
+    "rejected_messages_json": "rejected_action_json",
+}
+_MADE_IN_PUBLICATION = {
+    "prompt": "state_messages_json",
+    "chosen": "chosen_messages_json",
+    "rejected": "rejected_messages_json",
+    "tools": "tools_json",
+}
+
+SOURCES: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "teacher_actions": {"state_id": _STATE},
+    "dpo_pairs": _PAIR_SOURCES,
+    "normalized_pairs": {
+        name: {"dpo_pairs": (_MADE_IN_NORMALIZATION.get(name, name),)}
+        for name in NORMALIZED_PAIRS.names
+        if _MADE_IN_NORMALIZATION.get(name, name) in DPO_PAIRS.names
+    },
+    "published_dataset": {
+        name: {"normalized_pairs": (_MADE_IN_PUBLICATION.get(name, name),)}
+        for name in layout.PAIRS.names
+        if _MADE_IN_PUBLICATION.get(name, name) in NORMALIZED_PAIRS.names
+    },
+}
+"""Asset, column → upstream asset, columns."""
+
+TABLE_OF = {name: name for name in TABLES} | {"trace_states": "states"}
+"""The table in which an asset's columns are."""
+
+
+def column_lineage(asset: str) -> dg.TableColumnLineage:
+    """Where the columns of an asset come from."""
+    return dg.TableColumnLineage(
+        {
+            column: [
+                dg.TableColumnDep(dg.AssetKey(upstream), name)
+                for upstream, names in sources.items()
+                for name in names
+            ]
+            for column, sources in SOURCES.get(asset, {}).items()
+        }
+    )

@@ -1,0 +1,113 @@
+"""Small pictures for Markdown metadata: bars as text, lines as SVG in a data address.
+
+Dagster shows Markdown of up to 1,000 characters in place, and anything longer behind a click. So
+a picture is drawn in few bytes: no title (the key is one), whole pixels, one path.
+"""
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from math import log10
+
+import dagster as dg
+
+from replay_pipeline.assets.metadata import inert
+
+MAX_CHARS = 999
+_BLUE, _RED, _GRAY = "#43d", "#d41", "#667"
+_MAX_BARS = 12
+_BAR_CHARS = 20
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 550, 8, 120
+_N_BINS = 24
+_MAX_POINTS = 50
+
+
+def bars(values: Mapping[str, float]) -> dg.MarkdownMetadataValue:
+    """A table with a bar for each value, the largest first."""
+    if not values:
+        return dg.MetadataValue.md("*none*")
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    shown, rest = ordered[:_MAX_BARS], ordered[_MAX_BARS:]
+    if rest:
+        shown.append((f"{len(rest)} more", sum(value for _, value in rest)))
+    top = max(value for _, value in shown) or 1.0
+    lines = [f"| {inert(name)} | {value:,.4g} | {_bar(value / top)} |" for name, value in shown]
+    return dg.MetadataValue.md("\n".join(["| | | |", "|---|--:|---|", *lines]))
+
+
+def _bar(share: float) -> str:
+    whole, eighths = divmod(round(share * _BAR_CHARS * 8), 8)
+    return "█" * whole + _EIGHTHS[eighths].strip()
+
+
+def curve(name: str, values: Sequence[float]) -> dg.MarkdownMetadataValue:
+    """A line over the steps of a run."""
+    if not values:
+        return dg.MetadataValue.md("*none*")
+    shown = _thinned(values)
+    low, high = min(shown), max(shown)
+    span = (high - low) or 1.0
+    step_px = (_RIGHT - _LEFT) / max(1, len(shown) - 1)
+    points = " ".join(
+        f"{_LEFT + i * step_px:.0f},{_BOTTOM - (_BOTTOM - _TOP) * (value - low) / span:.0f}"
+        for i, value in enumerate(shown)
+    )
+    body = (
+        f'<polyline fill="none" stroke="{_BLUE}" stroke-width="2" points="{points}"/>'
+        + _text(4, _TOP + 4, f"{high:.3g}")
+        + _text(4, _BOTTOM, f"{low:.3g}")
+        + _text(_LEFT, 137, "step 1")
+        + _text(_RIGHT - 24, 137, str(len(values)))
+    )
+    return _picture(name, body)
+
+
+def histogram(
+    name: str, values: Sequence[float], *, marks: Mapping[str, float], unit: str
+) -> dg.MarkdownMetadataValue:
+    """How positive values are distributed, on a logarithmic axis, with lines at `marks`."""
+    positive = [value for value in values if value > 0]
+    if not positive:
+        return dg.MetadataValue.md("*none*")
+    low = log10(min(positive))
+    span = (log10(max(positive)) - low) or 1.0
+    counts = [0] * _N_BINS
+    for value in positive:
+        counts[min(int((log10(value) - low) / span * _N_BINS), _N_BINS - 1)] += 1
+    bin_px = (_RIGHT - _LEFT) // _N_BINS
+    tops = [_BOTTOM - round((_BOTTOM - _TOP) * count / max(counts)) for count in counts]
+    outline = "".join(f"V{top}h{bin_px}" for top in tops)
+    body = f'<path fill="{_BLUE}" d="M{_LEFT} {_BOTTOM}{outline}V{_BOTTOM}z"/>'
+    lines = ""
+    for i, (mark, value) in enumerate(marks.items()):
+        share = (log10(value) - low) / span if value > 0 else 0.0
+        lines += f"M{_LEFT + min(max(share, 0.0), 1.0) * bin_px * _N_BINS:.0f} {_TOP}V{_BOTTOM}"
+        body += _text(180 + 120 * i, 137, f"{mark} {value:.3g}{unit}", fill=_RED)
+    body += f'<path stroke="{_RED}" stroke-dasharray="4" d="{lines}"/>'
+    body += _text(_LEFT, 137, f"{10**low:.3g}{unit}")
+    body += _text(_RIGHT - 40, 137, f"{10 ** (low + span):.3g}{unit}")
+    return _picture(name, body + _text(4, _TOP + 4, str(max(counts))))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which this share of the ordered values lies; 0 of none."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+
+
+def _thinned(values: Sequence[float]) -> Sequence[float]:
+    step = -(-len(values) // _MAX_POINTS)
+    return values if step <= 1 else [*values[:-1:step], values[-1]]
+
+
+def _picture(name: str, body: str) -> dg.MarkdownMetadataValue:
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="560" height="142" style="background:#fff" '
+        f'font-size="11" font-family="sans-serif">{body}</svg>'
+    )
+    data = base64.b64encode(svg.encode()).decode()
+    return dg.MetadataValue.md(f"![{inert(name)}](data:image/svg+xml;base64,{data})")
+
+
+def _text(x: int, y: int, text: str, *, fill: str = _GRAY) -> str:
+    return f'<text x="{x}" y="{y}" fill="{fill}">{html.escape(text)}</text>'

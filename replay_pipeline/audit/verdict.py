@@ -1,0 +1,33 @@
+"""What an audit says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_MAX_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether something holds, and what to do if it does not."""
+
+    problems: Sequence[str] = ()
+    """What is wrong, where; empty when all is well."""
+    what_to_do: str = ""
+    facts: Mapping[str, float | int | str] = field(default_factory=dict)
+    """Figures that a person follows over time."""
+    is_warning: bool = False
+    """Whether the data may be used all the same."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is no problem."""
+        return not self.problems
+
+    def message(self) -> str:
+        """One paragraph: what is wrong and what to do; empty when all is well."""
+        if self.holds:
+            return ""
+        named = "; ".join(self.problems[:_MAX_NAMED])
+        more = len(self.problems) - _MAX_NAMED
+        rest = f"; and {more} more" if more > 0 else ""
+        return f"{named}{rest}. {self.what_to_do}".strip()
