@@ -215,9 +215,25 @@ class Night:
         self.world.jump(day, 1)
         wait("sensor", self._has_all_partitions, self.daemon)
         ended = [self._run(day, 2, "replay_batches", event)]
+        self._check_effect(event, ended[0])
         ended.append(self._run(day, 5, "publish", None))
         ended.append(self._run(day, 6, "summarize_night", None))
         return ended
+
+    def _check_effect(self, event: str | None, ended: str) -> None:
+        """See that what was to go wrong did go wrong: else the month proves nothing."""
+        work = self.world.pipeline()
+        n_open = len(set(work.batches()) - work.completed_batches())
+        overrun_usd = sum(scope["overrun_usd"] for scope in work.status()["ledger"]["scopes"])
+        happened = {
+            "crash": ended == "FAILURE",
+            "disk": ended == "FAILURE",
+            "outage": ended == "SUCCESS" and n_open > 0,
+            "budget": ended == "SUCCESS" and n_open > 0,
+            "price": ended == "SUCCESS" and overrun_usd > 0,
+            None: ended == "SUCCESS" and n_open == 0,
+        }
+        assert happened[event], f"{event}: the run ended with {ended}, {n_open} batches are open"
 
     def _has_all_partitions(self) -> bool:
         work = self.world.pipeline()
