@@ -14,8 +14,6 @@ from replay_pipeline.types import Outcome, Tool
 
 NO_RESULT = "[no result]"
 """Stands for the result of a call that the log never answered."""
-CLEARED_RESULT = "[Old tool result content cleared]"
-"""Stands for a result that the agent itself, or a windowing policy, took out of the prefix."""
 
 
 @dataclass(slots=True)
