@@ -105,7 +105,7 @@ def main() -> None:
     """Make the demo and take the pictures."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
-    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as home:
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory(prefix="replay-") as home:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         shoot(browser, make_demo(Path(home)), folder)
         browser.close()
