@@ -59,6 +59,24 @@ check: $(STAMP)
 	$(BIN)/pyrefly check
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
+# The files of deploy/, by the tools they are for; these live in an environment of their own.
+check-deploy: build/deploy-tools
+	build/deploy-tools/bin/python deploy/check.py
+
+build/deploy-tools: deploy/tools.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check -r deploy/tools.txt
+	@touch $@
+
+# Asks public lists of vulnerabilities about every pin, so it needs a network and is no part of `test`.
+audit: build/audit-tools
+	grep -v '^#' constraints.txt > build/pins.txt
+	build/audit-tools/bin/pip-audit --strict --no-deps --disable-pip --requirement build/pins.txt
+
+build/audit-tools:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -69,7 +87,8 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m replay_pipeline.reference docs
 	$(BIN)/python -m trainer.integrations.capabilities docs/frameworks.md
-	$(BIN)/python -m pytest -q tests/test_docs.py
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_site.py
 
 clean:
 	rm -rf $(VENV) $(ENVIRONMENTS)

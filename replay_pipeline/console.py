@@ -147,8 +147,13 @@ def show_estimate(report: Report) -> None:
     out.print(table)
 
 
-def _draw_batches(title: str, reports: Report, names: tuple[str, ...]) -> None:
-    table = Table("batch", *names, title=title, title_justify="left", title_style="bold")
+def _draw_batches(
+    title: str, reports: Report, names: tuple[str, ...], *, first: str = "batch"
+) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in (first, *names):
+        heading = name.removeprefix("n_").replace("_usd", " $").replace("_", " ")
+        table.add_column(heading, overflow="fold")
     for key, report in reports.items():
         table.add_row(escape(key), *(escape(_words(report.get(name))) for name in names))
     out.print(table)
@@ -193,11 +198,20 @@ def show_status(report: Report) -> None:
     _draw_batches("Batches", report["batches"], ("ingest", "replay", "pairs", "normalize"))
     ledger = report["ledger"]
     plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
-    _table("Money", list(plain.items()))
+    kind = "of the sample's recorded teachers" if report["is_sample"] else "of real teachers"
+    _table(f"Money {kind}", list(plain.items()))
+    if report["other_ledger_usd"] is not None:
+        other = "real teachers" if report["is_sample"] else "the sample's teachers"
+        how = "openrouter" if report["is_sample"] else "sample"
+        out.print(
+            f"A second ledger holds ${report['other_ledger_usd']:.4f} of {other}: look at it with "
+            f"REPLAY_TEACHERS={how}.",
+            soft_wrap=True,
+        )
     if scopes := ledger.get("scopes"):
         rows = {scope["scope"]: scope for scope in scopes}
         names = tuple(name for name in scopes[0] if name != "scope")
-        _draw_batches("Limits", rows, names)
+        _draw_batches("Limits", rows, names, first="counts for")
 
 
 def show_findings(report: Report) -> None:

@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -22,10 +23,12 @@ from replay_pipeline.audit import refuse_unfit
 from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError, TeacherAuthError
 from replay_pipeline.ingesters import (
+    LazyStates,
     TraceBatch,
     Traces,
     discover,
     ingest,
+    list_batches,
     list_manifests,
     read_manifest,
     write_manifest,
@@ -38,7 +41,16 @@ from replay_pipeline.pairs import (
     pairs_table,
     positives_table,
 )
-from replay_pipeline.publish import CardFacts, TeacherFacts, fetch, publish, to_be_published
+from replay_pipeline.passes import Pass
+from replay_pipeline.publish import (
+    CardFacts,
+    PublishReport,
+    TeacherFacts,
+    fetch,
+    publish,
+    retract,
+    to_be_published,
+)
 from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.replay import (
     Estimate,
@@ -47,7 +59,9 @@ from replay_pipeline.replay import (
     estimate_sync,
     has_ledger,
     ledger_status,
+    replay_batch_in_thread,
     replay_in_thread,
+    spent_since,
 )
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
@@ -55,17 +69,28 @@ from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
 from replay_pipeline.settings import Settings, api_key, redaction_salt
 from replay_pipeline.store import copy_files, files_below, is_local
-from replay_pipeline.summary import BATCH_STAGES, summarize
-from replay_pipeline.tables import DataRoot
+from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
+from replay_pipeline.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.training import Launch, TrainerJob, run_trainer, training_curves
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 
+_POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
+"""Seconds between two looks at a batch that was handed in."""
+
+_PLANNED_ABOVE_BUDGET = 1.25
+"""Estimates are rough: plan for a little more than there is, so that no money is left over."""
+
 OnProgress = Callable[[Progress], None]
+
+_ToolRow = tuple[str, str | None, str]
+"""Name, release series and definition of a tool."""
 
 
 class Pipeline:
@@ -81,6 +106,14 @@ class Pipeline:
         self.root = DataRoot(settings.data_dir)
         self.receipts = Receipts(settings.data_dir)
         self._on_progress = on_progress or _ignore
+        self._keys: list[str] | None = None
+        self._seen_states = self._pass("states", set[str], _with_ids)
+        self._seen_tools = self._pass("tools", dict[_ToolRow, int], _with_tools)
+        self._seen_pairs = Pass(
+            self.batches,
+            start=str,
+            add=lambda value, key: _hash([value, key, *self._digests(key, ("dpo_pairs",))]),
+        )
 
     # Batches
 
@@ -99,11 +132,40 @@ class Pipeline:
         )
         for batch in new:
             write_manifest(batch, self.root.path)
+        self._keys = None
         return new
 
     def batches(self) -> list[str]:
-        """Keys of all batches that have a manifest, in order."""
-        return [batch.key for batch in list_manifests(self.root.path)]
+        """Keys of all batches that have a manifest, in order.
+
+        They are listed once; `find_batches` looks again, and so does a new `Pipeline`.
+        """
+        if self._keys is None:
+            self._keys = list_batches(self.root.path)
+        return self._keys
+
+    def fitting(self, batches: Sequence[str], *, max_usd: float) -> list[str]:
+        """The first of `batches` that `max_usd` is likely to pay for, by what others have cost.
+
+        Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
+        as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
+        """
+        sizes = {b.key: b.n_bytes for b in list_manifests(self.root.path)}
+        reports = self._reports("replay")
+        done = [key for key, report in reports.items() if report["is_complete"] and key in sizes]
+        spent_usd = sum(reports[key]["spent_usd"] for key in done)
+        n_bytes = sum(sizes[key] for key in done)
+        if not (spent_usd and n_bytes):
+            return list(batches)
+        chosen: list[str] = []
+        left_usd = max_usd * _PLANNED_ABOVE_BUDGET
+        for key in batches:
+            if chosen and left_usd <= 0:
+                break
+            paid_usd = reports.get(key, {}).get("spent_usd", 0.0)
+            left_usd -= max(0.0, spent_usd / n_bytes * sizes.get(key, 0) - paid_usd)
+            chosen.append(key)
+        return chosen
 
     def ingest_new(self) -> list[str]:
         """Find new sessions and ingest every batch that is not. Returns all batches.
@@ -140,12 +202,12 @@ class Pipeline:
                 manifest.slices,
                 redact=self.settings.ingest.is_redacted,
                 hash_project=self.settings.ingest.is_project_hashed,
-                known_state_ids=self._states_before(batch),
+                known_state_ids=self._seen_states.before(batch),
                 salt=redaction_salt(),
                 on_progress=self._on_progress,
             )
             for name in ("sessions", "turns", "states", "tools"):
-                self.root.write(name, batch, getattr(result, name))
+                self._write(name, batch, getattr(result, name))
             return result.report.to_json()
 
         return self._stage("ingest", batch, given, ("sessions", "turns", "states", "tools"), work)
@@ -172,12 +234,7 @@ class Pipeline:
         Raises:
             ConfigError: the budget is not above 0, or a teacher cannot be used.
         """
-        budget_usd = self.settings.replay.max_total_usd if max_usd is None else max_usd
-        if budget_usd <= 0:
-            raise ConfigError(
-                f"the replay budget is {budget_usd} USD, which buys no answer: set a budget above "
-                "0. Answers that are already paid for are kept in the ledger."
-            )
+        budget_usd = _above_0(self.settings.replay.max_total_usd if max_usd is None else max_usd)
         replay = self.settings.replay
         given = [
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
@@ -201,11 +258,12 @@ class Pipeline:
                     gates=replay.gates,
                     agreement_threshold=self.settings.pairs.agreement_threshold,
                     level=self.settings.pairs.level,
+                    count_own_family=self.settings.pairs.count_own_family,
                     accepted_terms=replay.accepted_terms,
                     price_folder=self._price_folder(),
                     tick=self._on_progress,
                 )
-            self.root.write("teacher_actions", batch, teacher_actions_table(report.actions))
+            self._write("teacher_actions", batch, teacher_actions_table(report.actions))
             _refuse_if_nobody_answers(report)
             return replay_facts(report)
 
@@ -217,6 +275,48 @@ class Pipeline:
             work,
             is_final=lambda report: report["is_complete"],
         )
+
+    def hand_in(self, batches: Sequence[str], *, max_usd: float | None = None) -> ReplayReport:
+        """Ask by batch API, at half the price and within a day, and wait for the answers.
+
+        They are kept in the ledger; `replay` takes them from there. Stopped while it waits, it
+        leaves what was handed in running, and the next call takes the answers over.
+
+        Raises:
+            ConfigError: the budget is not above 0, or a teacher has no batch API.
+            TeacherError: an endpoint did not take a batch, or can't be reached.
+        """
+        replay = self.settings.replay
+        with self._teachers() as teachers:
+            return replay_batch_in_thread(
+                self._states(batches),
+                teachers,
+                max_total_usd=_above_0(replay.max_total_usd if max_usd is None else max_usd),
+                counts_recorded=False,
+                limits_usd=self._limits(),
+                ledger=self.settings.ledger_url(),
+                accepted_terms=replay.accepted_terms,
+                price_folder=self._price_folder(),
+                poll_s=_SAMPLE_POLL_S if replay.sample_teachers else _POLL_S,
+            )
+
+    def replay_within(self, max_usd: float | None = None) -> Callable[[str], Receipt]:
+        """`replay` under one ceiling for all batches: what one pays is not there for the next.
+
+        Calls with an unknown outcome count as paid. Without `max_usd` the ceiling is the setting.
+        """
+        left_usd = self.settings.replay.max_total_usd if max_usd is None else max_usd
+
+        def replay(batch: str) -> Receipt:
+            nonlocal left_usd
+            receipt = self.replay(batch, max_usd=left_usd)
+            if not receipt.is_reused:
+                paid_usd = receipt.report["newly_spent_usd"] + receipt.report["unknown_usd"]
+                # Never 0, which would be refused as a mistake: the rest buys nothing more.
+                left_usd = max(left_usd - paid_usd, 1e-9)
+            return receipt
+
+        return replay
 
     def pairs(self, batch: str) -> Receipt:
         """States and teacher actions of a batch to `dpo_pairs`, `positives` and `outcomes`."""
@@ -240,9 +340,9 @@ class Pipeline:
                 count_own_family=self.settings.pairs.count_own_family,
             )
             pairs = apply_marks(report.pairs, marks)
-            self.root.write("dpo_pairs", batch, pairs_table(pairs))
-            self.root.write("positives", batch, positives_table(report.positives))
-            self.root.write("outcomes", batch, outcomes_table(report.outcomes))
+            self._write("dpo_pairs", batch, pairs_table(pairs))
+            self._write("positives", batch, positives_table(report.positives))
+            self._write("outcomes", batch, outcomes_table(report.outcomes))
             write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
@@ -265,16 +365,16 @@ class Pipeline:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
         normalizer = self._normalizer
         index = DedupIndex(self.root.path / "dedup", recipe_sha=normalizer.recipe.sha, batch=batch)
-        earlier = [key for key in self.root.batches("dpo_pairs") if key < batch]
         given = [
             normalizer.fingerprint,
-            *(digest for key in (*earlier, batch) for digest in self._digests(key, ("dpo_pairs",))),
+            self._seen_pairs.before(batch),
+            *self._digests(batch, ("dpo_pairs",)),
         ]
 
         def work() -> dict[str, Any]:
             result = normalizer.run(self.root.read("dpo_pairs", batch), index=index)
-            self.root.write("normalized_pairs", batch, result.kept)
-            self.root.write("dropped_pairs", batch, result.dropped)
+            self._write("normalized_pairs", batch, result.kept)
+            self._write("dropped_pairs", batch, result.dropped)
             return result.report.to_json()
 
         return self._stage("normalize", batch, given, ("normalized_pairs", "dropped_pairs"), work)
@@ -311,6 +411,40 @@ class Pipeline:
             return report.to_json()
 
         return self._stage("publish", "all", given, (), work, has_outputs=place.exists)
+
+    def retract(
+        self,
+        *,
+        session_ids: Sequence[str] = (),
+        batches: Sequence[str] = (),
+        erase: bool = False,
+    ) -> PublishReport:
+        """Take sessions or batches out of the published dataset, for good.
+
+        They stay out of every later publication; the pipeline's own tables keep them.
+
+        Args:
+            session_ids: sessions, of any batch.
+            batches: whole batches.
+            erase: also forget the history of the Hub dataset.
+
+        Raises:
+            ConfigError: nothing is named, or there is no dataset.
+            PublishError: the Hub refused; the folder has the new version, the Hub the old one.
+        """
+        place = self.settings.dataset_dir()
+        if not (session_ids or batches):
+            raise ConfigError("nothing to retract: name a session or a batch")
+        if not place.exists():
+            raise ConfigError(f"{place}: no dataset yet, so there is nothing to take out of it")
+        with to_be_published(place, self._dataset_copy()) as folder:
+            return retract(
+                folder=folder,
+                session_ids=session_ids,
+                batches=batches,
+                repo_id=self.settings.publish.repo_id,
+                erase=erase,
+            )
 
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
         """The published dataset to a trained model, in a process of its own that `launch` runs.
@@ -397,10 +531,28 @@ class Pipeline:
             }
             for key in self.batches()
         }
-        ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
-        if has_ledger(self.settings.ledger_url()):
-            ledger = ledger_status(self.settings.ledger_url()).to_json()
-        return {"batches": batches, "ledger": ledger, "dataset": done.get(("publish", "all"))}
+        url = self.settings.ledger_url()
+        ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
+                  "calls": {}}  # fmt: skip
+        if has_ledger(url):
+            ledger = ledger_status(url).to_json()
+        return {
+            "batches": batches,
+            "teachers": [t.name for t in self.settings.replay.teachers],
+            "is_sample": self.settings.replay.sample_teachers,
+            "ledger": ledger,
+            "other_ledger_usd": self._other_ledger_usd(),
+            "dataset": done.get(("publish", "all")),
+        }
+
+    def _other_ledger_usd(self) -> float | None:
+        """What the sample's ledger holds when real teachers are set, or the other way round."""
+        if self.settings.replay.ledger is not None:
+            return None
+        is_sample = self.settings.replay.sample_teachers
+        changed = self.settings.replay.model_copy(update={"sample_teachers": not is_sample})
+        other = self.settings.model_copy(update={"replay": changed}).ledger_url()
+        return ledger_status(other).spent_usd if has_ledger(other) else None
 
     def show(self, state_id: str) -> str:
         """One state as text: what came before, the student's action, each teacher's answer.
@@ -452,6 +604,17 @@ class Pipeline:
         figures["budget_usd"] = self.settings.replay.max_total_usd
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
+
+    def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What was done since then, and what is still open; `failures` are runs that failed."""
+        return summarize_night(
+            self.receipts.all(),
+            since=since,
+            spent_usd=spent_since(self.settings.ledger_url(), since),
+            budget_usd=self.settings.replay.max_nightly_usd,
+            n_open=len(set(self.batches()) - self.completed_batches()),
+            failures=failures,
+        )
 
     def control(self, *, max_usd: float, n_states: int = 50) -> Receipt:
         """Ask the students' own models again: how often do they leave their recorded action?
@@ -530,11 +693,18 @@ class Pipeline:
         with TeacherServer(ANSWERS_FILE) as server:
             yield server.teachers()
 
-    def _states(self, batches: Iterable[str]) -> Iterator[TraceState]:
-        for batch in batches:
-            tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
-            traces = Traces(**tables, tools=self._tools_until(batch))
-            yield from traces.materialize(window=self.settings.ingest.window)
+    def _states(self, batches: Iterable[str]) -> Sequence[TraceState]:
+        keys = list(batches)
+
+        def open_batch(number: int) -> Traces:
+            key = keys[number]
+            tables = {name: self.root.read(name, key) for name in ("sessions", "turns", "states")}
+            # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
+            pa.default_memory_pool().release_unused()
+            return Traces(**tables, tools=self._tools_until(key))
+
+        sizes = [self.root.n_rows("states", key) for key in keys]
+        return LazyStates(sizes, open_batch, window=self.settings.ingest.window)
 
     @cached_property
     def _normalizer(self) -> DJNormalizer:
@@ -563,18 +733,36 @@ class Pipeline:
         """Where price lists are kept; the sample's server has prices of its own each time."""
         return None if self.settings.replay.sample_teachers else self.root.path / "prices"
 
+    def _pass(self, table: str, start: Callable[[], T], add: Callable[[T, pa.Table], T]) -> Pass[T]:
+        """A pass over the batches that `table` holds."""
+
+        def add_batch(value: T, key: str) -> T:
+            return add(value, self.root.read(table, key)) if self.root.has(table, key) else value
+
+        return Pass(self.batches, start=start, add=add_batch)
+
+    def _write(self, name: str, batch: str, table: pa.Table) -> None:
+        self.root.write(name, batch, table)
+        for table_name, seen in (
+            ("states", self._seen_states),
+            ("tools", self._seen_tools),
+            ("dpo_pairs", self._seen_pairs),
+        ):
+            if name == table_name:
+                seen.forget(batch)
+
     def _tools_until(self, batch: str) -> pa.Table:
         """Tools seen in this batch or an earlier one: a small batch does not show them all."""
-        known = [key for key in self.root.batches("tools") if key <= batch]
-        return pa.concat_tables([self.root.read("tools", key) for key in known])
-
-    def _states_before(self, batch: str) -> frozenset[str]:
-        """Ids that earlier batches hold: a resumed session repeats the history of its parent."""
-        return frozenset(
-            state_id
-            for earlier in self.root.batches("states")
-            if earlier < batch
-            for state_id in self.root.read("states", earlier)["state_id"].to_pylist()
+        rows = dict(self._seen_tools.before(batch))
+        if self.root.has("tools", batch):
+            rows = _with_tools(rows, self.root.read("tools", batch))
+        return table_of(
+            [
+                {"name": name, "agent_version": version, "tool_json": definition}
+                for (name, version, definition), times in rows.items()
+                for _ in range(times)
+            ],
+            "tools",
         )
 
     def _state_digests(self, batch: str) -> list[str]:
@@ -613,7 +801,7 @@ class Pipeline:
 
     def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
         """Reports of a stage by batch."""
-        return {r.batch: r.report for r in self.receipts.all() if r.stage == stage}
+        return {r.batch: r.report for r in self.receipts.all(stage=stage)}
 
 
 def run(
@@ -633,10 +821,9 @@ def run(
     before = pipeline.receipts.stamps()
     pipeline.check_settings()
     batches = pipeline.ingest_new()
-    left_usd = settings.replay.max_total_usd
+    replay = pipeline.replay_within(settings.replay.max_total_usd)
     for batch in batches:
-        receipt = pipeline.replay(batch, max_usd=left_usd)
-        left_usd = left_after(left_usd, receipt)
+        replay(batch)
         pipeline.pairs(batch)
         pipeline.normalize(batch)
     pipeline.publish()
@@ -645,14 +832,13 @@ def run(
     return pipeline.summary(since=before)
 
 
-def left_after(left_usd: float, receipt: Receipt) -> float:
-    """What a run may still spend after a batch; calls with an unknown outcome count as paid.
-
-    Never 0, which would be refused as a mistake: the rest of the run buys nothing more.
-    """
-    if receipt.is_reused:
-        return left_usd
-    return max(left_usd - receipt.report["newly_spent_usd"] - receipt.report["unknown_usd"], 1e-9)
+def _above_0(budget_usd: float) -> float:
+    if budget_usd <= 0:
+        raise ConfigError(
+            f"the replay budget is {budget_usd} USD, which buys no answer: set a budget above "
+            "0. Answers that are already paid for are kept in the ledger."
+        )
+    return budget_usd
 
 
 def replay_facts(report: ReplayReport) -> dict[str, Any]:
@@ -696,6 +882,23 @@ def _refuse_if_nobody_answers(report: ReplayReport) -> None:
         raise TeacherAuthError(
             f"no teacher could be asked: {refusals[0].teacher}: {refusals[0].error_message}"
         )
+
+
+def _with_ids(ids: set[str], states: pa.Table) -> set[str]:
+    ids.update(states["state_id"].to_pylist())
+    return ids
+
+
+def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:
+    """The definitions of a batch added to those that are known.
+
+    A definition counts at most twice: merging it a second time may leave out what a schema says
+    beyond its shape, a third time changes nothing.
+    """
+    for row in tools.select(["name", "agent_version", "tool_json"]).to_pylist():
+        key = (row["name"], row["agent_version"], row["tool_json"])
+        known[key] = min(2, known.get(key, 0) + 1)
+    return known
 
 
 def _hash(parts: Iterable[str]) -> str:

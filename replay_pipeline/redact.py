@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _MIN_CHARS = 6
 _MEMO_ENTRIES = 200_000
 _MEMO_CHARS = 4_000_000
+_CHUNK_CHARS = 1_000_000
+"""Held at once while many texts are prepared."""
 
 _PLACEHOLDER = re.compile(r"<(?:SECRET:[a-z0-9_-]+|EMAIL|HOST):[0-9a-f]{8}>")
 _EMAIL = re.compile(
@@ -193,13 +195,26 @@ class Redactor:
         return known[0]
 
     def prepare(self, texts: Iterable[str], *, users: frozenset[str] = frozenset()) -> None:
-        """Redact many texts at once, which is faster; `text` then answers from memory."""
-        self._forget()
+        """Redact many texts at once, which is faster; `text` then answers from memory.
+
+        What was prepared before is forgotten.
+        """
+        self._memo.clear()
+        self._n_memo_chars = 0
         new: dict[_Key, str] = {}
+        n_chars = 0
         for text in texts:
             key = (users, hash(text), len(text))
-            if len(text) >= _MIN_CHARS and key not in self._memo:
-                new[key] = text
+            if len(text) < _MIN_CHARS or key in self._memo:
+                continue
+            new[key] = text
+            n_chars += len(text)
+            if n_chars > _CHUNK_CHARS:
+                self._prepare(new, users)
+                new, n_chars = {}, 0
+        self._prepare(new, users)
+
+    def _prepare(self, new: dict[_Key, str], users: frozenset[str]) -> None:
         for (key, text), flag in zip(new.items(), suspicious(list(new.values())), strict=True):
             self._remember(key, text, users, is_suspicious=flag)
 

@@ -202,6 +202,35 @@ DROPPED_PAIRS = pa.schema(
     ]
 )
 
+_TEXTS = frozenset(
+    {
+        "action",
+        "action_text",
+        "chosen",
+        "drop_value",
+        "error_message",
+        "generation_id",
+        "hint",
+        "invalid_reason",
+        "recovered_by",
+        "rejected",
+        "request_sha",
+        "state_id",
+        "thinking",
+    }
+)
+
+
+def repeating_columns(schema: pa.Schema) -> list[str]:
+    """Columns of names and labels: a dictionary shortens them, unlike texts, ids and numbers."""
+    return [
+        field.name
+        for field in schema
+        if pa.types.is_string(field.type)
+        and not (field.name in _TEXTS or field.name.endswith("_json"))
+    ]
+
+
 TABLES: dict[str, pa.Schema] = {
     "sessions": SESSIONS,
     "turns": TURNS,

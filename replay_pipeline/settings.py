@@ -14,6 +14,7 @@ from pydantic import (
     PlainValidator,
     SecretStr,
     ValidationError,
+    field_validator,
 )
 
 from replay_pipeline.errors import ConfigError
@@ -80,7 +81,8 @@ class ReplaySettings(_Section):
     max_concurrency: Annotated[int, Field(ge=1)] = 64
     """Calls in flight at once, all teachers together."""
     ledger: str | None = None
-    """Path or database URL of the ledger; by default `ledger.sqlite` under the data root."""
+    """Path or database URL of the ledger; by default `ledger.sqlite` under the data root.
+    `REPLAY_LEDGER` sets it too: the place for a URL with a password."""
     gates: tuple[str, ...] = ()
     """Gating policies by name, in order; empty: every teacher is asked at every state."""
     student: TeacherSpec | None = None
@@ -144,6 +146,25 @@ class TrainSettings(_Section):
     it is killed."""
 
 
+class NotifySettings(_Section):
+    """Who is told, and of what."""
+
+    webhook_url: SecretStr | None = None
+    """Address that is told when a run fails: a JSON message with a `text`, as chat services take
+    it. `REPLAY_WEBHOOK` sets it too."""
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 10.0
+    """How long to wait for the webhook, all in all, in seconds."""
+    is_nightly: bool = False
+    """Tell it the summary of each night as well."""
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _is_web_address(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and not url.get_secret_value().startswith(("https://", "http://")):
+            raise ValueError("the address of a webhook begins with https:// or http://")
+        return url
+
+
 class Settings(_Section):
     """Everything a run of the pipeline can be told."""
 
@@ -160,6 +181,7 @@ class Settings(_Section):
     normalize: NormalizeSettings = NormalizeSettings()
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
+    notify: NotifySettings = NotifySettings()
 
     @classmethod
     def load(
@@ -195,8 +217,12 @@ class Settings(_Section):
                 fields["data_dir"] = root
             if home := env.get("REPLAY_HOME"):
                 fields["home_dir"] = home
+            if ledger := env.get("REPLAY_LEDGER"):
+                fields = _merged(fields, {"replay": {"ledger": ledger}})
             if choice := env.get("REPLAY_TEACHERS"):
                 fields = _merged(fields, {"replay": _teachers(choice)})
+            if url := env.get("REPLAY_WEBHOOK"):
+                fields = _merged(fields, {"notify": {"webhook_url": url}})
             return cls.model_validate(_merged(fields, changes or {}))
         except ValidationError as error:
             what = "; ".join(
@@ -312,6 +338,26 @@ def _private_text(path: Path, *, variable: str) -> str:
 def redaction_salt() -> str:
     """What makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
     return os.environ.get("REPLAY_SALT", "")
+
+
+DAGSTER_DATABASE = "REPLAY_DAGSTER_DB"
+"""The variable that holds the URL of Dagster's PostgreSQL database, with its password. Dagster reads
+it by itself, so that no file has the password."""
+
+
+def has_dagster_database() -> bool:
+    """Whether Dagster keeps its records on a PostgreSQL server.
+
+    Raises:
+        ConfigError: the URL does not name the driver that Dagster's storage works with.
+    """
+    url = os.environ.get(DAGSTER_DATABASE, "")
+    if url and not url.startswith("postgresql+psycopg2://"):
+        raise ConfigError(
+            f"{DAGSTER_DATABASE} has to begin with postgresql+psycopg2:// : Dagster's storage "
+            "works with that driver only"
+        )
+    return bool(url)
 
 
 def environment(name: str, default: str | None = None) -> str | None:

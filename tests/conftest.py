@@ -21,6 +21,10 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
         "REPLAY_DATA",
         "REPLAY_SETTINGS",
         "REPLAY_TEACHERS",
+        "REPLAY_HOME",
+        "REPLAY_LEDGER",
+        "REPLAY_DAGSTER_DB",
+        "REPLAY_WEBHOOK",
         "OPENROUTER_API_KEY",
         "HF_TOKEN",
     ):

@@ -1,4 +1,4 @@
-"""`python -m trainer --config FILE.yaml [--set key=value ...]`: one training run."""
+"""`python -m trainer [ENGINE] --config FILE.yaml [--set key=value ...]`: one training run."""
 
 import argparse
 import json
@@ -59,6 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Train on a published preference dataset."
     )
+    parser.add_argument(
+        "engine",
+        nargs="?",
+        choices=ENGINES,
+        default="trl",
+        help="who trains: trl in this process (default), or an engine of docs/frameworks.md",
+    )
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="YAML file")
     parser.add_argument(
         "--set",
@@ -80,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         values = read_config(options.config, options.overrides)
         if options.resume and not values.get("resume_from"):
             values["resume_from"] = "last"
-        report = _run(values)
+        report = ENGINES[options.engine](values)
     except TrainingStoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")
         return STOPPED
@@ -95,6 +102,17 @@ def _launch(arguments: Sequence[str]) -> int:
     from trainer.diloco.launch import launch_command  # noqa: PLC0415 - loads torch
 
     return launch_command(arguments)
+
+
+def _run_on_mesh(values: dict[str, Any]) -> dict[str, Any]:
+    try:
+        from trainer.integrations.monarch.controller import train_on_mesh  # noqa: PLC0415
+    except ImportError as error:
+        raise TrainerConfigError(
+            f"the engine monarch needs the package torchmonarch ({error}): pip install "
+            "'torchmonarch>=0.7,<0.8'"
+        ) from error
+    return train_on_mesh(values)
 
 
 def _run(values: dict[str, Any]) -> dict[str, Any]:
@@ -134,6 +152,28 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
+    from trainer.integrations.verl.launch import train_with_verl  # noqa: PLC0415 - loads torch
+
+    with stop_signals() as should_stop:
+        return train_with_verl(values, should_stop=should_stop)
+
+
+def _prepare_prime_rl(values: dict[str, Any]) -> dict[str, Any]:
+    from trainer.integrations.prime_rl.prepare import prepare_prime_rl  # noqa: PLC0415
+
+    return prepare_prime_rl(values)
+
+
+ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "trl": _run,
+    "monarch": _run_on_mesh,
+    "verl": _run_with_verl,
+    "prime_rl": _prepare_prime_rl,
+}
+"""Who may train, by the name that the command line takes."""
 
 
 if __name__ == "__main__":

@@ -7,32 +7,52 @@ from pathlib import Path
 from typing import Any
 
 from scenarios import (
+    csvmend_blanks,
     csvmend_pipes,
     csvmend_quotes,
+    csvmend_ties,
+    kiln_csv,
+    kiln_history,
     kiln_ramp,
+    kiln_types,
     kiln_units,
     stacks_deploy,
     stacks_fines,
     stacks_holds,
+    stacks_routes,
+    stacks_timeout,
+    stacks_twice,
+    tideline_days,
     tideline_json,
+    tideline_ports,
     tideline_release,
     tideline_summer,
+    tideline_unused,
 )
 from story import Story
-
-from replay_pipeline.redact import Redactor, user_of
 
 HERE = Path(__file__).parent
 SCENARIOS = (
     tideline_summer,
+    tideline_unused,
     tideline_json,
+    tideline_days,
+    csvmend_blanks,
+    stacks_routes,
     stacks_fines,
     csvmend_quotes,
+    kiln_types,
     stacks_deploy,
     kiln_ramp,
+    kiln_csv,
     csvmend_pipes,
+    stacks_twice,
+    csvmend_ties,
     stacks_holds,
     kiln_units,
+    stacks_timeout,
+    tideline_ports,
+    kiln_history,
     tideline_release,
 )
 
@@ -42,20 +62,13 @@ def build(out_dir: Path, expected_path: Path) -> list[Story]:
     stories = [scenario.tell() for scenario in SCENARIOS]
     for story in stories:
         story.log.write(out_dir / "sessions")
-    answers = [answer for story in stories for answer in _as_asked(story)]
+    answers = [answer for story in stories for answer in story.answers]
     expected = {key: value for story in stories for key, value in story.expected.items()}
     _write(out_dir / "answers.jsonl", "".join(f"{_dumps(answer)}\n" for answer in answers))
     _write(out_dir / "README.md", readme(stories))
     lines = ",\n".join(f"{_dumps(key)}: {_dumps(value)}" for key, value in expected.items())
     _write(expected_path, f"{{\n{lines}\n}}\n")
     return stories
-
-
-def _as_asked(story: Story) -> list[dict[str, Any]]:
-    """The answers in the words of the question: teachers are asked about redacted sessions."""
-    redactor = Redactor()
-    users = frozenset(filter(None, [user_of(story.cwd)]))
-    return [json.loads(redactor.text(_dumps(answer), users=users)) for answer in story.answers]
 
 
 def readme(stories: Sequence[Story]) -> str:
@@ -77,8 +90,14 @@ def readme(stories: Sequence[Story]) -> str:
         outcome: sum(value["outcome"] == outcome for value in values)
         for outcome in ("pair", "agrees_with_student", "no_consensus")
     }
+    n_with_agents = sum(len(story.session_ids) for story in stories)
     return template.format(
-        table="\n".join(rows), n_sessions=len(stories), n_states=len(values), **counts
+        table="\n".join(rows),
+        n_sessions=len(stories),
+        n_agents=n_with_agents - len(stories),
+        n_with_agents=n_with_agents,
+        n_states=len(values),
+        **counts,
     )
 
 

@@ -1,7 +1,7 @@
 """A session told step by step: what the student did, and next to it what the teachers answered.
 
-A `Story` carries the files of its invented project, so that the results of Read, Edit, Write,
-Grep and Glob follow from the calls; what a command prints is written by hand.
+A `Story` carries the files of its invented project, so that the results of Read, Edit, Write
+and Grep follow from the calls; what a command prints is written by hand.
 """
 
 import fnmatch
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from replay_pipeline.redact import Redactor, user_of
 from replay_pipeline.testing.sessions import Era, Message, SessionBuilder, ToolCall
 
 TEACHERS = {
@@ -87,11 +88,6 @@ def grep(pattern: str, path: str | None = None, **more: Any) -> Call:
     return Call("Grep", {**args, "output_mode": "content", **more})
 
 
-def glob(pattern: str) -> Call:
-    """Find files by name."""
-    return Call("Glob", {"pattern": pattern})
-
-
 def todo(*items: str) -> Call:
     """Write a to-do list whose first item is in progress."""
     todos = [
@@ -138,6 +134,9 @@ class Story:
     def __post_init__(self) -> None:
         self.files = dict(self.files)
         self.read_paths: set[str] = set()
+        self.session_ids: set[str] = set()
+        self._redactor = Redactor()
+        self._users = frozenset(filter(None, [user_of(self.cwd)]))
         self.log = SessionBuilder(
             self.name,
             era=self.era,
@@ -188,6 +187,7 @@ class Story:
             log: Another session than the main one: the subagent's.
         """
         log = log or self.log
+        self.session_ids.add(getattr(log, "agent_id", log.session_id))
         first = calls[:1] if streamed else calls
         message = log.assistant(text, [self._tool_call(call) for call in first], thinking=thinking)
         self._record(message, {"d": d, "q": q, "g": g}, pair=pair, same=same, kind=kind)
@@ -225,7 +225,6 @@ class Story:
                 "Edit": self._run_edit,
                 "Write": self._run_write,
                 "Grep": self._run_grep,
-                "Glob": self._run_glob,
                 "TodoWrite": self._run_todo,
             }[call.name]
             content, error, side_car = run(call.args)
@@ -322,12 +321,6 @@ class Story:
         ]
         return "\n".join(shown), False, side_car
 
-    def _run_glob(self, args: Mapping[str, Any]) -> tuple[str, bool, Any]:
-        pattern = args["pattern"].replace("**/", "*")
-        paths = [self.path(path) for path in sorted(self.files) if fnmatch.fnmatch(path, pattern)]
-        side_car = {"filenames": paths, "numFiles": len(paths), "truncated": False}
-        return "\n".join(paths) or "No files found", False, side_car
-
     def _run_todo(self, args: Mapping[str, Any]) -> tuple[str, bool, Any]:
         content = (
             "Todos have been modified successfully. Ensure that you continue to use the todo list"
@@ -372,6 +365,7 @@ class Story:
     def _row(self, state_id: str, initial: str, answer: Answer) -> dict[str, Any]:
         digest = hashlib.blake2b(f"{state_id}/{initial}".encode(), digest_size=16).hexdigest()
         content, calls, finish_reason, note = self._body(initial, answer)
+        content = self._redacted(content)
         tool_calls = [
             {
                 "id": f"call_{digest[: 20 - len(str(idx))]}{idx}",
@@ -406,20 +400,30 @@ class Story:
         calls = [(call.name, self._arguments(initial, call)) for call in answer]
         return text, calls, "tool_calls", NOTE
 
+    def _redacted(self, value: Any) -> Any:
+        """What teachers say, in the words of the question: they are asked about redacted sessions."""
+        match value:
+            case str():
+                return self._redactor.text(value, users=self._users)
+            case list():
+                return [self._redacted(each) for each in value]
+            case dict():
+                return {key: self._redacted(each) for key, each in value.items()}
+        return value
+
     def _arguments(self, initial: str, call: Call) -> str:
         """Spell arguments the way one teacher does: each has habits of its own."""
+        args = self._redacted(self._spelled(call, "relative" if initial == "q" else "absolute"))
         if initial == "d":
-            return json.dumps(self._spelled(call, "absolute"), ensure_ascii=False)
+            return json.dumps(args, ensure_ascii=False)
         if initial == "q":
-            args = self._spelled(call, "relative")
             if call.name == "Bash" and "description" not in args:
                 args["description"] = f"Run {_program(args['command'])}"
             return json.dumps(args, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        args = self._spelled(call, "absolute")
         if call.name == "Grep":
-            args["-n"] = True
-        if call.name == "Read" and "limit" not in args:
-            args["limit"] = 200
+            args.setdefault("-i", False)
+        if call.name == "Read":
+            args.setdefault("offset", 1)
         return json.dumps(dict(reversed(args.items())), indent=1, ensure_ascii=False)
 
 

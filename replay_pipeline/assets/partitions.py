@@ -18,6 +18,10 @@ trace_batch = dg.DynamicPartitionsDefinition(name="trace_batch")
 GROUP = "replay_pipeline"
 OWNERS = ["team:replay-pipeline"]
 
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
+"""Tags of a run that takes all batches from one to another."""
+
 
 def batch_asset(
     *, deps: Sequence[Any], stage: str, pool: str | None = None, **tags: str

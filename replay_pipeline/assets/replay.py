@@ -10,7 +10,7 @@ from replay_pipeline.assets.metadata import markdown_table
 from replay_pipeline.assets.partitions import batch_asset
 from replay_pipeline.assets.pictures import bars, histogram, quantile
 from replay_pipeline.assets.reporting import LiveCurves, each_batch
-from replay_pipeline.pipeline import Pipeline, Receipt, left_after
+from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.types import Progress
 
@@ -39,17 +39,7 @@ def teacher_actions(
         live.show({"answers_so_far": progress.n_done, "usd_so_far": progress.cost_usd or 0.0})
 
     work = pipeline.open(observe)
-    default_usd = work.settings.replay.max_total_usd
-    left_usd = default_usd if config.max_total_usd is None else config.max_total_usd
-
-    def replay(batch: str) -> Receipt:
-        nonlocal left_usd
-        receipt = work.replay(batch, max_usd=left_usd)
-        if not receipt.is_reused:
-            left_usd = left_after(left_usd, receipt)
-        return receipt
-
-    return each_batch(context, work, replay, answer_facts)
+    return each_batch(context, work, work.replay_within(config.max_total_usd), answer_facts)
 
 
 def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from replay_pipeline.ingesters.batches import (
     TraceBatch,
     default_sources,
     discover,
+    list_batches,
     list_manifests,
     read_manifest,
     write_manifest,
@@ -14,18 +15,19 @@ from replay_pipeline.ingesters.corpus import (
     IngestReport,
     IngestResult,
     ingest,
-    state_id_of,
     write_traces,
 )
+from replay_pipeline.ingesters.log_rows import state_id_of
 from replay_pipeline.ingesters.one_session import ClaudeCodeIngester
-from replay_pipeline.ingesters.traces import Traces, open_traces, system_prompt
-from replay_pipeline.ingesters.windows import WindowPolicy, parse_window
+from replay_pipeline.ingesters.traces import LazyStates, Traces, open_traces, system_prompt
+from replay_pipeline.windows import WindowPolicy, parse_window
 
 __all__ = [
     "ClaudeCodeIngester",
     "Cursor",
     "IngestReport",
     "IngestResult",
+    "LazyStates",
     "SourceSlice",
     "TraceBatch",
     "Traces",
@@ -33,6 +35,7 @@ __all__ = [
     "default_sources",
     "discover",
     "ingest",
+    "list_batches",
     "list_manifests",
     "open_traces",
     "parse_window",

@@ -45,7 +45,7 @@ class _Tree:
         self.preserved: dict[str, _Preserved] = {}
         self.last_preserved: _Preserved | None = None
         self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
-        self.all_uuids: set[str] | None = None
+        self.later_uuids: set[bytes] | None = None
 
     def add(self, offset: int, row: Row) -> None:
         """Take one row in; it is counted as used or skipped exactly once."""
@@ -65,7 +65,7 @@ class _Tree:
             parent = self._below_preserved(parent_uuid, row)
         elif parent_uuid in self.by_row:
             parent = self.by_row[parent_uuid]
-        elif self._comes_later(parent_uuid):
+        elif self._comes_later(parent_uuid, offset):
             self.waiting.setdefault(parent_uuid, []).append((offset, row, self.tips[is_side]))
             return
         else:
@@ -90,17 +90,17 @@ class _Tree:
                 self._place_late(offset, row, self.by_row[row.parent_uuid or ""])
                 ready.append(row.uuid or "")
 
-    def _comes_later(self, uuid: str) -> bool:
+    def _comes_later(self, uuid: str, offset: int) -> bool:
+        """Whether a row with this uuid may stand at or after `offset`."""
         if self.path is None:
             return False
-        if self.all_uuids is None:
-            self.all_uuids = set()
+        if self.later_uuids is None:
+            self.later_uuids = set()
             with self.path.open("rb") as file:
+                file.seek(offset)
                 for line in file:
-                    self.all_uuids.update(
-                        m.decode("utf-8", "replace") for m in _UUID_FIELD.findall(line)
-                    )
-        return uuid in self.all_uuids
+                    self.later_uuids.update(_UUID_FIELD.findall(line))
+        return uuid.encode("utf-8", "replace") in self.later_uuids
 
     def _instead_of_phantom(self, tip: Turn | None) -> Turn | None:
         self.counts.notes["phantom_parent"] += 1
@@ -192,7 +192,7 @@ class _Tree:
             if call_id in self.by_call:
                 self.counts.notes["repeated_call"] += 1
                 return
-            arguments = memoryview(block.input).tobytes().decode("utf-8", "replace") or "{}"
+            arguments = rows.json_text(block.input) or "{}"
             turn.calls.append(Call(call_id, block.name or "", arguments))
             self.by_call[call_id] = turn
         elif kind == "text":
@@ -204,7 +204,7 @@ class _Tree:
         elif kind == "redacted_thinking":
             turn.flags.add("redacted_thinking")
         elif kind == "server_tool_use":
-            arguments = memoryview(block.input).tobytes().decode("utf-8", "replace")
+            arguments = rows.json_text(block.input)
             turn.texts.append(f"[{block.name or 'server_tool'} {arguments}]")
         elif kind.endswith("_tool_result"):
             turn.texts.append(f"[{kind}]")

@@ -1,5 +1,6 @@
 """Rows collected as lists, turned into arrow batches file by file."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,11 @@ class Columns:
         """Add one row; absent keys are null."""
         for name, values in self.open.items():
             values.append(row.get(name))
+
+    def extend(self, rows: Mapping[str, list[Any]]) -> None:
+        """Add rows by column; every column is there."""
+        for name, values in self.open.items():
+            values += rows[name]
 
     def close(self) -> None:
         """Turn the open rows into a batch, which takes a fraction of their memory."""

@@ -30,9 +30,20 @@ class Conversation:
 
     def compacted(self, summary: str, *, offset: int, timestamp: str | None = None) -> None:
         """History is replaced by a summary: a new root."""
-        self.segment += 1
-        self._tip = None
+        self.cleared()
         self.user(summary, offset=offset, timestamp=timestamp, kind="summary")
+
+    def cleared(self) -> None:
+        """History is dropped: a new root."""
+        self.segment += 1
+        self._tip = self._open = None
+
+    def interrupted(self) -> bool:
+        """The user stopped the model's last message; `False` if something came after it."""
+        if self._tip is None or self._tip.kind != "assistant":
+            return False
+        self._tip.flags.add("interrupted")
+        return True
 
     def assistant(
         self, *, offset: int, timestamp: str | None = None, message_id: str | None = None
@@ -65,11 +76,15 @@ class Conversation:
         return call_id
 
     def result(self, call_id: str, text: str, *, is_error: bool = False) -> bool:
+        """The text that a call was answered with; `False` if there was no such call."""
+        return self.answer(call_id, Result(text, is_error))
+
+    def answer(self, call_id: str, result: Result) -> bool:
         """The answer to a call; `False` if there was no such call."""
         turn = self._by_call.get(call_id)
         if turn is None:
             return False
-        turn.results.setdefault(call_id, Result(text, is_error))
+        turn.results.setdefault(call_id, result)
         if turn is self._open:
             self._open = None
         return True

@@ -1,53 +1,51 @@
 """Ingestion of many files: dedup, labels, redaction, and the tables at rest."""
 
-import base64
 import gc
-import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters.agent_traces import AgentTraces
-from replay_pipeline.ingesters.base import (
-    NO_RESULT,
-    Ingester,
-    ReadCounts,
-    SessionLog,
-    SourceSlice,
-    Turn,
-)
+from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
 from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
-from replay_pipeline.ingesters.fidelity import predict_context
+from replay_pipeline.ingesters.copilot import Copilot
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
-from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
+from replay_pipeline.ingesters.labels import judge_result, label_turns
+from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
+from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redact import Redactor, user_of
 from replay_pipeline.tables import write_table, written_whole
-from replay_pipeline.types import Message, Progress, Tool
+from replay_pipeline.types import Progress, Tool
 
 logger = logging.getLogger(__name__)
 
-INGESTERS: tuple[Ingester, ...] = (ClaudeCode(), Codex(), GeminiCli(), OpenCode(), AgentTraces())
+INGESTERS: tuple[Ingester, ...] = (
+    ClaudeCode(),
+    Codex(),
+    GeminiCli(),
+    OpenCode(),
+    Copilot(),
+    VerifiersTraces(),
+    AgentTraces(),
+)
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536
 _OPEN_ROWS = 300
 _TAIL_BYTES = 4_096
 _SUFFIXES = frozenset({".jsonl", ".json"})
-_encode = msgspec.json.encode
 
 
 @dataclass(kw_only=True)
@@ -113,7 +111,7 @@ def ingest(
     corpus = _Corpus(
         redactor=Redactor(salt=salt) if redact else None,
         hash_project=hash_project,
-        known=set(known_state_ids),
+        known=known_state_ids if isinstance(known_state_ids, Set) else set(known_state_ids),
     )
     for n_done, source in enumerate(_in_order(slices), 1):
         with _without_collector():
@@ -196,30 +194,14 @@ def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
     return sorted(slices, key=key)
 
 
-def state_id_of(turn: Turn) -> str:
-    """Stable under copies, forks, redaction and versions of this program."""
-    digest = hashlib.blake2b((turn.message_id or turn.uuid).encode(), digest_size=10).digest()
-    return "cc1_" + base64.b32encode(digest).decode().lower().rstrip("=")
-
-
-def _milliseconds(timestamp: str | None) -> int | None:
-    if not timestamp:
-        return None
-    try:
-        moment = datetime.fromisoformat(timestamp)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return round(moment.timestamp() * 1000)
-    except (ValueError, OverflowError):
-        return None
-
-
 class _Corpus:
     """Columns of the tables while files come in."""
 
-    def __init__(self, *, redactor: Redactor | None, hash_project: bool, known: set[str]) -> None:
+    def __init__(self, *, redactor: Redactor | None, hash_project: bool, known: Set[str]) -> None:
         self.redactor = redactor
         self.hash_project = hash_project
         self.known = known
+        self.taken: set[str] = set()
         self.session_ids: set[str] = set()
         self.users: set[str] = set()
         self.sessions = Columns("sessions")
@@ -233,7 +215,6 @@ class _Corpus:
         self.n_files = 0
         self.n_read = 0
         self.n_bytes = 0
-        self._encoded_calls: dict[Turn, bytes] = {}
         self.n_duplicates = 0
         self.n_without_prefix = 0
 
@@ -264,10 +245,10 @@ class _Corpus:
         logs = list(reader.read(source.path, counts, source.start, end))
         self.counts.add(counts)
         origin = {
-            "source_path_sha": _sha(str(source.path)),
+            "source_path_sha": sha_of(str(source.path)),
             "source_size_bytes": n_bytes,
             "source_offset_bytes": end,
-            "source_tail_sha": _sha(tail),
+            "source_tail_sha": sha_of(tail),
         }
         for position, log in enumerate(logs):
             self._log(log, source, end, origin, counts if position == 0 else ReadCounts())
@@ -291,25 +272,25 @@ class _Corpus:
         needed = _needed(log.turns, fresh)
         if not needed and any(turn.is_state for turn in log.turns):
             return
-        if self.redactor is not None:
-            self.redactor.prepare(_texts_of(needed), users=users)
+        cleaner = Cleaner(self.redactor, users)
+        cleaner.prepare(needed)
         session_id = self._unique_id(log, source, fresh)
-        self._turns(session_id, needed, users)
-        self._states(session_id, log, fresh, labels, users)
-        self._encoded_calls.clear()
-        self.sessions.append(self._session(session_id, log, needed, fresh, origin, counts))
+        rows = LogRows(log, session_id, needed, cleaner)
+        self.turns.extend(rows.turns())
+        self.states.extend(rows.states(fresh, labels))
+        self.outcomes.update(labels[turn].outcome for _, turn in fresh)
+        session = rows.session(counts, n_states=len(fresh), hash_project=self.hash_project)
+        self.sessions.append({**session, **origin})
 
     def _fresh(self, log: SessionLog, source: SourceSlice, end: int) -> list[tuple[str, Turn]]:
         """The states that begin in the slice and are not known yet."""
+        states = [t for t in log.turns if t.is_state and source.start <= t.offset < end]
         fresh = []
-        for turn in log.turns:
-            if not turn.is_state or not source.start <= turn.offset < end:
-                continue
-            state_id = state_id_of(turn)
-            if state_id in self.known:
+        for state_id, turn in zip(state_ids_of(states), states, strict=True):
+            if state_id in self.known or state_id in self.taken:
                 self.n_duplicates += 1
                 continue
-            self.known.add(state_id)
+            self.taken.add(state_id)
             if turn.parent is None:
                 self.n_without_prefix += 1
             else:
@@ -348,165 +329,13 @@ class _Corpus:
                         continue
                 self.tools.see(call.name, call.arguments, turn.version)
 
-    def _clean(self, text: str, users: frozenset[str]) -> str:
-        return text if self.redactor is None else self.redactor.text(text, users=users)
-
-    def _arguments(self, text: str, users: frozenset[str]) -> str:
-        """Arguments with every string in them redacted, else as they were recorded."""
-        if self.redactor is None:
-            return text
-        value = _loaded(text)
-        if value is text:
-            return self._clean(text, users)
-        clean = self._cleaned(value, users)
-        return text if clean == value else _encode(clean).decode()
-
-    def _cleaned(self, value: Any, users: frozenset[str]) -> Any:
-        if isinstance(value, str):
-            return self._clean(value, users)
-        if isinstance(value, list):
-            return [self._cleaned(item, users) for item in value]
-        if isinstance(value, dict):
-            return {self._clean(k, users): self._cleaned(v, users) for k, v in value.items()}
-        return value
-
-    def _tool_calls(self, turn: Turn, users: frozenset[str]) -> bytes:
-        """The calls of a turn as JSON; both tables hold them."""
-        known = self._encoded_calls.get(turn)
-        if known is not None:
-            return known
-        calls = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": self._clean(call.name, users),
-                    "arguments": self._arguments(call.arguments, users),
-                },
-            }
-            for call in turn.calls
-        ]
-        encoded = self._encoded_calls[turn] = _encode(calls)
-        return encoded
-
-    def _messages(self, turn: Turn, users: frozenset[str]) -> list[Message]:
-        text = self._clean("\n\n".join(turn.texts), users)
-        if turn.kind == "microcompact":
-            return []
-        if turn.kind != "assistant":
-            return [{"role": "user", "content": text}]
-        message: Message = {"role": "assistant", "content": text}
-        if not turn.calls:
-            return [message]
-        message["tool_calls"] = msgspec.Raw(self._tool_calls(turn, users))
-        messages = [message]
-        for call in turn.calls:
-            result = turn.results.get(call.id)
-            content = self._clean(result.text, users) if result is not None else NO_RESULT
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
-        return messages
-
-    def _turns(self, session_id: str, turns: list[Turn], users: frozenset[str]) -> None:
-        columns = self.turns.open
-        for turn in turns:
-            usage = turn.usage
-            columns["session_id"].append(session_id)
-            columns["turn_idx"].append(turn.index)
-            columns["parent_turn_idx"].append(turn.parent.index if turn.parent else None)
-            columns["segment"].append(turn.segment)
-            columns["kind"].append(turn.kind)
-            columns["timestamp"].append(_milliseconds(turn.timestamp))
-            columns["model"].append(turn.model)
-            columns["cwd"].append(self._clean(turn.cwd, users) if turn.cwd else None)
-            columns["messages_json"].append(_encode(self._messages(turn, users)))
-            thinking = "\n\n".join(turn.thinking)
-            columns["thinking"].append(self._clean(thinking, users) or None)
-            columns["n_input_tokens"].append(usage.n_input if usage else None)
-            columns["n_cache_creation_tokens"].append(usage.n_cache_creation if usage else None)
-            columns["n_cache_read_tokens"].append(usage.n_cache_read if usage else None)
-            columns["n_output_tokens"].append(usage.n_output if usage else None)
-            flags = [*sorted(turn.flags), *(f"clear:{call_id}" for call_id in turn.cleared)]
-            columns["flags"].append(flags)
-
-    def _states(
-        self,
-        session_id: str,
-        log: SessionLog,
-        fresh: list[tuple[str, Turn]],
-        labels: Mapping[Turn, Label],
-        users: frozenset[str],
-    ) -> None:
-        predicted = predict_context(log.turns)
-        depth = _depths(log.turns)
-        columns = self.states.open
-        for state_id, turn in fresh:
-            label = labels[turn]
-            self.outcomes[label.outcome] += 1
-            n_context = turn.usage.n_context if turn.usage else 0
-            recovered_by = label.recovered_by
-            columns["state_id"].append(state_id)
-            columns["session_id"].append(session_id)
-            columns["turn_idx"].append(turn.index)
-            columns["depth"].append(depth[turn])
-            columns["segment"].append(turn.segment)
-            columns["student_model"].append(turn.model)
-            columns["cwd"].append(self._clean(turn.cwd, users) if turn.cwd else None)
-            columns["action_text"].append(self._clean("\n\n".join(turn.texts), users))
-            columns["action_tool_calls_json"].append(
-                self._tool_calls(turn, users) if turn.calls else None
-            )
-            columns["outcome"].append(label.outcome)
-            columns["error_kind"].append(label.error_kind)
-            columns["hint"].append(self._clean(label.hint, users) if label.hint else None)
-            columns["recovered_by"].append(state_id_of(recovered_by) if recovered_by else None)
-            columns["siblings"].append([state_id_of(other) for other in label.siblings])
-            columns["n_context_tokens"].append(n_context or None)
-            columns["n_predicted_tokens"].append(predicted.get(turn))
-            columns["fidelity"].append(predicted[turn] / n_context if turn in predicted else None)
-
-    def _session(
-        self,
-        session_id: str,
-        log: SessionLog,
-        turns: list[Turn],
-        fresh: list[tuple[str, Turn]],
-        origin: dict[str, Any],
-        counts: ReadCounts,
-    ) -> dict[str, Any]:
-        cwd = next((turn.cwd for turn in log.turns if turn.cwd), None)
-        moments = [m for m in (_milliseconds(t.timestamp) for t in log.turns) if m is not None]
-        return {
-            "session_id": session_id,
-            "agent": log.agent,
-            "agent_id": log.agent_id,
-            "parent_session_id": log.parent_session_id,
-            "project": self._project(cwd),
-            "versions": sorted({turn.version for turn in log.turns if turn.version}),
-            "models": sorted({turn.model for turn in log.turns if turn.model}),
-            "first_timestamp": min(moments, default=None),
-            "last_timestamp": max(moments, default=None),
-            "n_turns": len(turns),
-            "n_states": len(fresh),
-            **origin,
-            "n_rows": counts.rows,
-            "n_rows_used": counts.rows_used,
-            "skipped_json": json.dumps(dict(sorted(counts.skipped.items()))),
-        }
-
-    def _project(self, cwd: str | None) -> str | None:
-        if cwd is None:
-            return None
-        if self.hash_project:
-            return _sha(cwd)
-        return self._clean(cwd, frozenset(filter(None, [user_of(cwd)])))
-
     def result(self, tool_overrides: Mapping[str, Tool] | None) -> IngestResult:
         """The finished tables."""
         turns, states = self.turns.table(), self.states.table()
         sessions, tools = self.sessions.table(), Columns("tools")
+        cleaner = Cleaner(self.redactor, frozenset(self.users))
         for row in self.tools.rows(tool_overrides):
-            definition = self._arguments(row["tool_json"], frozenset(self.users))
-            tools.append({**row, "tool_json": definition})
+            tools.append({**row, "tool_json": cleaner.arguments(row["tool_json"])})
         report = IngestReport(
             files=self.n_files,
             bytes=self.n_bytes,
@@ -533,42 +362,6 @@ class _Corpus:
         )
 
 
-def _texts_of(turns: list[Turn]) -> Iterator[str]:
-    """Every text of the turns that will be redacted."""
-    for turn in turns:
-        yield "\n\n".join(turn.texts)
-        yield "\n\n".join(turn.thinking)
-        for call in turn.calls:
-            yield from _strings_in(_loaded(call.arguments))
-        for result in turn.results.values():
-            yield result.text
-
-
-def _loaded(arguments: str) -> Any:
-    """The arguments as JSON values, or as the text they are."""
-    try:
-        return msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return arguments
-
-
-def _strings_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings_in(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _strings_in(item)
-
-
-def _sha(value: str | bytes) -> str:
-    data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
 def _needed(turns: list[Turn], fresh: list[tuple[str, Turn]]) -> list[Turn]:
     """The new states and everything on their paths, in the order of the file."""
     needed: set[Turn] = set()
@@ -578,13 +371,6 @@ def _needed(turns: list[Turn], fresh: list[tuple[str, Turn]]) -> list[Turn]:
             needed.add(turn)
             turn = turn.parent
     return [turn for turn in turns if turn in needed]
-
-
-def _depths(turns: list[Turn]) -> dict[Turn, int]:
-    depth: dict[Turn, int] = {}
-    for turn in turns:
-        depth[turn] = depth[turn.parent] + 1 if turn.parent is not None else 0
-    return depth
 
 
 def write_traces(result: IngestResult, out_dir: Path) -> None:

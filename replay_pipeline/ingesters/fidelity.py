@@ -5,7 +5,7 @@ system prompt and tools cost (the same within a segment, and invisible in the lo
 its messages cost. A prefix that is missing a branch, or has one too many, does not fit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from statistics import median
 
 from replay_pipeline.ingesters.base import Turn
@@ -45,24 +45,25 @@ def n_tokens_of_result(text: str) -> float:
     )
 
 
-def predict_context(turns: Iterable[Turn]) -> dict[Turn, int]:
+def predict_context(turns: Sequence[Turn]) -> dict[Turn, int]:
     """Predicted prompt tokens of each state that has a recorded usage.
 
     The cost of what the log does not show is fitted once per compaction segment, as the median
     of the differences.
     """
     before: dict[Turn, float] = {}
-    result_tokens: dict[str, float] = {}
+    cleared = {call_id for turn in turns for call_id in turn.cleared}
+    cleared_tokens: dict[str, float] = {}
     total: dict[Turn, float] = {}
     by_segment: dict[tuple[str, int], list[Turn]] = {}
     for turn in turns:
         above = total[turn.parent] if turn.parent is not None else 0.0
         before[turn] = above
         own = 0.0 if "retracted" in turn.flags else n_tokens_of(turn)
-        for call_id, result in turn.results.items():
-            result_tokens[call_id] = n_tokens_of_result(result.text)
+        for call_id in cleared & turn.results.keys() if cleared else ():
+            cleared_tokens[call_id] = n_tokens_of_result(turn.results[call_id].text)
         for call_id in turn.cleared:
-            own -= result_tokens.get(call_id, 0.0)
+            own -= cleared_tokens.get(call_id, 0.0)
         total[turn] = above + own
         if turn.is_state and turn.usage is not None and turn.usage.n_context > 0:
             by_segment.setdefault((turn.agent, turn.segment), []).append(turn)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -12,27 +11,37 @@ from replay_pipeline.types import Outcome
 MAX_HINT_CHARS = 4_000
 _MAX_RECOVERY_TURNS = 60
 
-_REJECTED = ("The user doesn't want to ", "The user doesn\u2019t want to ", "User rejected ")
+# The rules below read the head of a text in lower case: ignoring case in each expression would
+# take ten times as long.
+_HEAD_CHARS = 600
+_REJECTED = re.compile(
+    r"^the user doesn['\u2019]t want to |^user rejected "
+    r"|^the agent proposed a plan that was rejected by the user"
+    # A subagent is told of a refusal in other words, and of its reason in the user's.
+    r"|^permission for this tool use was denied\..*\bthe user said:",
+    re.DOTALL,
+)
 _FEEDBACK = re.compile(r"the user said:\s*(.+)", re.DOTALL | re.IGNORECASE)
 _CLEANED = re.compile(r"</?tool_use_error>")
-_CANCELLED = re.compile(r"sibling tool call errored|^cancelled: parallel|parallel tool call", re.I)
+_CANCELLED = re.compile(r"sibling tool call errored|^cancelled: parallel|parallel tool call")
 _DENIED = re.compile(
     r"^permission (?:for this tool use was denied|to use )|haven't granted it yet"
-    r"|denied by (?:your )?(?:permission|policy|the auto)|automode|is not allowed to be used",
-    re.IGNORECASE,
+    r"|denied by (?:your )?(?:permission|policy|the auto)|automode|is not allowed to be used"
+    r"|^permission denied and could not request permission"
 )
-_HOOK = re.compile(r"hook (?:error|blocked|denied|returned|stopped)|blocked by .{0,40}hook", re.I)
+_HOOK = re.compile(r"hook (?:error|blocked|denied|returned|stopped)|blocked by .{0,40}hook")
 _INTERRUPTED = re.compile(
-    r"^\[?request interrupted|interrupted by (?:the )?user|command was aborted", re.I
+    r"^\[?request interrupted|interrupted by (?:the )?user|command was aborted"
 )
 
 _REFUSALS: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
+    ("user_rejected", _REJECTED),
     ("cancelled_sibling", _CANCELLED),
     ("denied_by_policy", _DENIED),
     ("interrupted", _INTERRUPTED),
 )
 _ERROR_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
+    (kind, re.compile(pattern))
     for kind, pattern in (
         ("invalid_input", r"^inputvalidationerror|invalid tool (?:parameters|input)"),
         ("no_such_tool", r"^(?:error: )?no such tool|^unknown tool|tool .{1,80} not found$"),
@@ -45,6 +54,7 @@ _ERROR_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("timeout", r"command timed out|^(?:error: )?.{0,60}(?:timed? ?out|deadline exceeded)"),
         ("exit_code", r"^(?:error: )?(?:exit code|command failed with exit code) ?-?\d+"),
         ("is_directory", r"^eisdir"),
+        ("not_started", r"^e[a-z]+: .{1,80}, (?:posix_)?spawn "),
         (
             "not_found",
             r"^(?:file|path|directory) does not exist|^enoent|no such file or directory"
@@ -57,6 +67,7 @@ _ERROR_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 
+_NO_RESULT: tuple[Outcome, None] = "no_result", None
 _SEVERITY: tuple[Outcome, ...] = (
     "user_rejected",
     "denied_by_policy",
@@ -68,20 +79,26 @@ _SEVERITY: tuple[Outcome, ...] = (
 )
 
 
-@dataclass(slots=True)
-class Label:
+class Label(msgspec.Struct, eq=False):
     """What is known afterwards about one decision."""
 
     outcome: Outcome
     error_kind: str | None = None
     hint: str | None = None
     recovered_by: Turn | None = None
-    siblings: list[Turn] = field(default_factory=list)
+    siblings: list[Turn] = []
     """Other decisions at the very same prefix, in the order of the file."""
 
 
 def judge_result(result: Result) -> tuple[Outcome, str | None]:
     """The outcome of one call, and its error kind if the call itself failed."""
+    verdict = result.verdict
+    if verdict is None:
+        verdict = result.verdict = _judged(result)
+    return verdict
+
+
+def _judged(result: Result) -> tuple[Outcome, str | None]:
     if result.denial == "user-rejected":
         return "user_rejected", None
     if result.denial is not None:
@@ -89,19 +106,25 @@ def judge_result(result: Result) -> tuple[Outcome, str | None]:
     if not result.is_error:
         is_interrupt = result.text.startswith("[Request interrupted by user")
         return ("interrupted" if is_interrupt else "ok"), None
-    text = _CLEANED.sub("", result.text[:600]).strip()
-    if text.startswith(_REJECTED):
-        return "user_rejected", None
+    text = _head(result.text)
     for outcome, pattern in _REFUSALS:
         if pattern.search(text):
             return outcome, None
-    if not text.lower().startswith("exit code") and _HOOK.search(text):
+    if not text.startswith("exit code") and _HOOK.search(text):
         return "hook_blocked", None
-    return "tool_error", error_kind(text)
+    return "tool_error", _kind_of(text)
+
+
+def _head(text: str) -> str:
+    return _CLEANED.sub("", text[:_HEAD_CHARS]).strip().lower()
 
 
 def error_kind(text: str) -> str:
     """The kind of a tool error by its text; `other` when no rule knows it."""
+    return _kind_of(_head(text))
+
+
+def _kind_of(text: str) -> str:
     for kind, pattern in _ERROR_KINDS:
         if pattern.search(text):
             return kind
@@ -132,8 +155,15 @@ def label_turns(turns: list[Turn]) -> dict[Turn, Label]:
             children.setdefault(turn.parent, []).append(turn)
     labels = {t: _label(t, children) for t in turns if t.is_state}
     _find_recoveries(turns, labels)
-    _find_siblings(turns, labels)
+    if _has_forks(turns, children):
+        _find_siblings(turns, labels)
     return labels
+
+
+def _has_forks(turns: list[Turn], children: Mapping[Turn, list[Turn]]) -> bool:
+    """Whether two turns stand at one place; most sessions are a single line."""
+    roots = [turn.segment for turn in turns if turn.parent is None]
+    return len(set(roots)) < len(roots) or any(len(below) > 1 for below in children.values())
 
 
 def _label(turn: Turn, children: Mapping[Turn, list[Turn]]) -> Label:
@@ -148,13 +178,10 @@ def _label(turn: Turn, children: Mapping[Turn, list[Turn]]) -> Label:
     hint: str | None = None
     for call in turn.calls:
         result = turn.results.get(call.id)
-        if result is None:
-            outcome, its_kind, its_hint = "no_result", None, None
-        else:
-            outcome, its_kind = judge_result(result)
-            its_hint = _hint(outcome, result)
+        outcome, its_kind = judge_result(result) if result is not None else _NO_RESULT
         if outcome != "ok" and (worst == "ok" or _rank(outcome) < _rank(worst)):
-            worst, kind, hint = outcome, its_kind, its_hint
+            worst, kind = outcome, its_kind
+            hint = _hint(outcome, result) if result is not None else None
     if worst in {"ok", "no_result"} and was_interrupted:
         worst = "interrupted"
     if worst in {"user_rejected", "interrupted"} and hint is None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from replay_pipeline.ingesters.base import ReadCounts
-from replay_pipeline.ingesters.json_lines import Spans, objects_in, without_surrogates
+from replay_pipeline.ingesters.json_lines import Spans, lines_in, objects_in, without_surrogates
 
 _NO_JSON = msgspec.Raw(b"")
 
@@ -97,21 +97,19 @@ _decode_blocks = msgspec.json.Decoder(str | list[Block] | None).decode
 def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
     """Every row of the file with the byte offset of its line; counts what cannot be read."""
     offset = 0
-    count_at = spans.at
-    with path.open("rb", buffering=1 << 18) as file:
-        for line in file:
-            try:
-                row = _decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                for row in repaired(line, spans.at(offset)):
-                    yield offset, row
-            else:
-                count_at(offset).rows += 1
+    for line in lines_in(path):
+        try:
+            row = _decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            for row in repaired(line, spans.at(offset)):
                 yield offset, row
-            offset += len(line)
+        else:
+            spans.at(offset).rows += 1
+            yield offset, row
+        offset += len(line)
 
 
-def repaired(line: bytes, counts: ReadCounts) -> Iterator[Row]:
+def repaired(line: bytes | bytearray, counts: ReadCounts) -> Iterator[Row]:
     """The rows of a line that is not one well-formed row: glued, mistyped or damaged ones."""
     for value in objects_in(line, counts):
         yield row_of(value, counts)
@@ -199,32 +197,34 @@ def _salvaged_block(value: Any) -> Block:
 
 def progress_row(data: msgspec.Raw) -> tuple[str, Row] | None:
     """The subagent and its row inside a progress row, if it carries one."""
-    raw = memoryview(data).tobytes()
-    if b'"agent_progress"' not in raw:
-        return None
     try:
-        progress = _decode_progress(raw)
+        progress = _decode_progress(data)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    if progress.message is None or not progress.agent_id:
+    is_agent = progress.type == "agent_progress" and progress.agent_id
+    if not is_agent or progress.message is None:
         return None
-    return progress.agent_id, progress.message
+    return progress.agent_id or "", progress.message
 
 
 def text_of(content: msgspec.Raw) -> str:
     """The text of a tool result: a string, or blocks of which only text can be shown."""
     if not content:
         return ""
-    raw = memoryview(content).tobytes()
     try:
-        value = _decode_blocks(raw)
+        value = _decode_blocks(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        value = _loose_blocks(raw.decode("utf-8", "replace"))
+        value = _loose_blocks(json_text(content))
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     return "\n".join(b.text if b.text is not None else f"[{b.type}]" for b in value)
+
+
+def json_text(raw: msgspec.Raw) -> str:
+    """A value as it was recorded."""
+    return str(memoryview(raw), "utf-8", "replace")
 
 
 def _loose_blocks(text: str) -> str | list[Block]:

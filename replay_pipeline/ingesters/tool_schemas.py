@@ -7,6 +7,7 @@ same form as the student.
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,27 +76,28 @@ class _Shape:
     is_map: bool = False
     items: "_Shape | None" = None
 
-    def see(self, value: Any, depth: int = 0) -> None:
-        self.n += 1
+    def see(self, value: Any, depth: int = 0, n: int = 1) -> None:
+        """Learn from `n` values that have the types of `value`."""
+        self.n += n
         kind = _json_type(value)
         self.types.add(kind)
         if depth >= _MAX_DEPTH:
             return
         if kind == "object":
-            self.n_objects += 1
+            self.n_objects += n
             for key, inner in value.items():
                 if self.is_map:
                     break
                 shape = self.properties.get(key)
                 if shape is None:
                     shape = self.properties[key] = _Shape()
-                shape.see(inner, depth + 1)
+                shape.see(inner, depth + 1, n)
             if len(self.properties) > _MAX_PROPERTIES:
                 self.is_map, self.properties = True, {}
         elif kind == "array":
             self.items = self.items or _Shape()
             for inner in value:
-                self.items.see(inner, depth + 1)
+                self.items.see(inner, depth + 1, n)
 
     def schema(self, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
         types = set(self.types)
@@ -142,23 +144,41 @@ def series_of(version: str | None) -> str:
     return ".".join((version or "").split(".")[:2])
 
 
+_FlatCall = tuple[str, str | None, tuple[str, ...], tuple[type, ...]]
+"""Tool, version, and the keys and types of arguments without inner objects or lists."""
+
+
 class ToolLearner:
     """Collects calls and infers one definition per tool and release series."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, str], _Shape] = {}
+        self._flat: Counter[_FlatCall] = Counter()
         self._recorded: dict[str, Tool] = {}
 
     def see(self, name: str, arguments: str, version: str | None) -> None:
         """Learn from one call that was not refused for its arguments."""
-        if not _NAME.fullmatch(name):
-            return
         try:
             value = msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return
-        if isinstance(value, dict):
-            self._shapes.setdefault((name, series_of(version)), _Shape()).see(value)
+        if not isinstance(value, dict):
+            return
+        types = tuple(map(type, value.values()))
+        if dict in types or list in types:
+            self._learn(name, version, value)
+        else:
+            self._flat[name, version, tuple(value), types] += 1
+
+    def _learn_flat(self) -> None:
+        """Most calls of a tool have the same few keys: each form is learnt once."""
+        for (name, version, keys, types), n in self._flat.items():
+            self._learn(name, version, {k: t() for k, t in zip(keys, types, strict=True)}, n)
+        self._flat.clear()
+
+    def _learn(self, name: str, version: str | None, value: dict[str, Any], n: int = 1) -> None:
+        if _NAME.fullmatch(name):
+            self._shapes.setdefault((name, series_of(version)), _Shape()).see(value, n=n)
 
     def record(self, tool: Tool) -> None:
         """Take a definition from the log itself; it goes before what is inferred."""
@@ -169,6 +189,7 @@ class ToolLearner:
 
     def rows(self, overrides: Mapping[str, Tool] | None = None) -> list[dict[str, Any]]:
         """Rows of the `tools` table, sorted by name and series."""
+        self._learn_flat()
         overrides = overrides or {}
         rows = []
         for (name, series), shape in sorted(self._shapes.items()):

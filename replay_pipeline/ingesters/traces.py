@@ -5,21 +5,22 @@ would be two hundred times larger than the turns they are made of.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 import pyarrow as pa
 
-from replay_pipeline.ingesters.base import CLEARED_RESULT
 from replay_pipeline.ingesters.tool_schemas import merge_tools, series_of
-from replay_pipeline.ingesters.windows import WindowPolicy, WindowTurn, parse_window
 from replay_pipeline.tables import read_table
 from replay_pipeline.types import Message, Tool, TraceState
+from replay_pipeline.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
 
 if TYPE_CHECKING:
     import polars as pl
@@ -35,6 +36,11 @@ _SYSTEM_PROMPT = (
 )
 _decode = msgspec.json.decode
 
+_MAX_OPEN_CHARS = 64_000_000
+"""Text of the sessions that stay open: what a few dozen calls in flight at once look at."""
+_MAX_OPEN_PARTS = 2
+_MAX_RECENT = 16
+
 
 def system_prompt(cwd: str | None = None) -> str:
     """The neutral system prompt that student and teachers alike are given."""
@@ -48,7 +54,8 @@ class _StoredTurn:
     cwd: str | None
     messages_json: str
     flags: list[str]
-    shown: WindowTurn | None = None
+    n_chars: int
+    messages: list[Message] | None = None
 
 
 class Traces:
@@ -62,6 +69,7 @@ class Traces:
         self._states = states
         self._tools = tools
         self._open: dict[str, dict[int, _StoredTurn]] = {}
+        self._n_open_chars = 0
 
     @cached_property
     def sessions(self) -> "pl.DataFrame":
@@ -103,7 +111,7 @@ class Traces:
         else:
             index = self._position_of
             positions = [index[i] for i in state_ids if i in index]
-        return (self._state(position, policy) for position in positions)
+        return (self.state(position, policy) for position in positions)
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
@@ -121,27 +129,32 @@ class Traces:
         return rows
 
     def _session(self, session_id: str) -> dict[int, _StoredTurn]:
-        """Turns of a session by index; the last few sessions stay open."""
+        """Turns of a session by index; those used last stay open, up to a limit of text."""
         turns = self._open.get(session_id)
         if turns is None:
             rows = self._turns.take(pa.array(self._turn_rows.get(session_id, []), pa.int64()))
             names = ("turn_idx", "parent_turn_idx", "kind", "cwd", "messages_json", "flags")
             columns = [rows.column(name).to_pylist() for name in names]
             turns = {
-                index: _StoredTurn(parent, kind, cwd, text, flags or [])
+                index: _StoredTurn(parent, kind, cwd, text, flags or [], len(text))
                 for index, parent, kind, cwd, text, flags in zip(*columns, strict=True)
             }
-            while len(self._open) >= 4:
-                self._open.pop(next(iter(self._open)))
-            self._open[session_id] = turns
+            self._n_open_chars += sum(turn.n_chars for turn in turns.values())
+            while self._open and self._n_open_chars > _MAX_OPEN_CHARS:
+                closed = self._open.pop(next(iter(self._open)))
+                self._n_open_chars -= sum(turn.n_chars for turn in closed.values())
+        else:
+            del self._open[session_id]
+        self._open[session_id] = turns
         return turns
 
-    def _state(self, position: int, policy: WindowPolicy) -> TraceState:
+    def state(self, position: int, policy: WindowPolicy) -> TraceState:
+        """The trace state in row `position` of `states`."""
         row = {name: values[position] for name, values in self._columns.items()}
         turns = self._session(row["session_id"])
         path = _path(turns, row["turn_idx"])
         cwd = path[0].cwd if path else row["cwd"]
-        messages = merged_users(policy.apply(_shown(path)))
+        messages = policy.apply(merged_users(_shown(path)))
         siblings = [i for i in row["siblings"] or () if i in self._position_of]
         return TraceState(
             state_id=row["state_id"],
@@ -211,6 +224,63 @@ class Traces:
         ]
 
 
+class LazyStates(Sequence[TraceState]):
+    """The trace states of several tables, put together when they are asked for and not kept.
+
+    Prefixes grow with the square of a session's length: a list of all states of a batch takes
+    gigabytes where its tables take megabytes.
+
+    Args:
+        sizes: how many states each table has.
+        open_part: opens the tables by their number; the last ones stay open.
+        window: windowing policy for long prefixes.
+
+    Raises:
+        ConfigError: there is no such window.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], open_part: Callable[[int], Traces], *, window: str = "full"
+    ) -> None:
+        self._ends = list(accumulate(sizes))
+        self._open_part = open_part
+        self._policy = parse_window(window)
+        self._parts: dict[int, Traces] = {}
+        self._recent: dict[int, TraceState] = {}
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> TraceState: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TraceState]: ...
+    def __getitem__(self, index: int | slice) -> TraceState | list[TraceState]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"state {index} of {len(self)}")
+        state = self._recent.pop(position, None)
+        if state is None:
+            part = bisect_right(self._ends, position)
+            start = self._ends[part - 1] if part else 0
+            state = self._part(part).state(position - start, self._policy)
+        self._recent[position] = state
+        if len(self._recent) > _MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
+        return state
+
+    def _part(self, number: int) -> Traces:
+        part = self._parts.pop(number, None)
+        if part is None:
+            part = self._open_part(number)
+        self._parts[number] = part
+        if len(self._parts) > _MAX_OPEN_PARTS:
+            del self._parts[next(iter(self._parts))]
+        return part
+
+
 def _frame(table: pa.Table) -> "pl.DataFrame":
     # Loaded on first use: workers that only write tables do without its memory.
     return import_module("polars").from_arrow(table)
@@ -228,44 +298,24 @@ def _path(turns: dict[int, _StoredTurn], turn_idx: int) -> list[_StoredTurn]:
     return path
 
 
-def _shown(path: list[_StoredTurn]) -> list[WindowTurn]:
+def _shown(path: list[_StoredTurn]) -> list[Message]:
+    """The messages of the turns on a path, as the model saw them at its end."""
     cleared: set[str] = set()
-    shown: list[WindowTurn] = []
+    shown: list[Message] = []
     for turn in path:
         if turn.flags:
             cleared.update(f.removeprefix("clear:") for f in turn.flags if f.startswith("clear:"))
             if "retracted" in turn.flags:
                 continue
-        if turn.shown is None:
-            turn.shown = WindowTurn(turn.kind, _decode(turn.messages_json), len(turn.messages_json))
-        if turn.shown.messages:
-            shown.append(turn.shown)
-    if cleared:
-        shown = [_without(turn, cleared) for turn in shown]
-    return shown
-
-
-def _without(turn: WindowTurn, cleared: set[str]) -> WindowTurn:
-    """The turn as the model saw it after its old results had been cleared."""
-    if not any(m.get("tool_call_id") in cleared for m in turn.messages):
-        return turn
-    messages = [
-        {**m, "content": CLEARED_RESULT} if m.get("tool_call_id") in cleared else m
-        for m in turn.messages
+        if turn.messages is None:
+            turn.messages = _decode(turn.messages_json)
+            turn.messages_json = ""  # once is enough to keep it
+        shown += turn.messages
+    if not cleared:
+        return shown
+    return [
+        {**m, "content": CLEARED_RESULT} if m.get("tool_call_id") in cleared else m for m in shown
     ]
-    return WindowTurn(turn.kind, messages, sum(len(str(m["content"])) for m in messages))
-
-
-def merged_users(messages: list[Message]) -> list[Message]:
-    """User messages that follow each other as one, as every chat template takes them."""
-    merged: list[Message] = []
-    for message in messages:
-        if merged and message["role"] == "user" and merged[-1]["role"] == "user":
-            both = f"{merged[-1]['content']}\n\n{message['content']}"
-            merged[-1] = {"role": "user", "content": both}
-        else:
-            merged.append(message)
-    return merged
 
 
 def open_traces(folder: Path | str) -> Traces:

@@ -36,6 +36,10 @@ def test_a_process_is_told_from_one_that_was_given_its_number_later():
     assert not is_running(child.pid, since=datetime.now(UTC).timestamp())
 
 
+def at(root: Path) -> Pipeline:
+    return Pipeline(Settings.load(data_dir=root))
+
+
 def prepare(root: Path, server: TeacherServer) -> str:
     root.mkdir()
     lines = ["[ingest]", f"sources = [{json.dumps(str(SESSIONS_DIR))}]"]
@@ -49,8 +53,8 @@ def prepare(root: Path, server: TeacherServer) -> str:
             "dialect = 'openrouter'",
         ]
     (root / "settings.toml").write_text("\n".join(lines) + "\n")
-    (batch,) = Pipeline(Settings.load(data_dir=root)).ingest_new()
-    with open_instance(root) as instance:
+    (batch,) = at(root).ingest_new()
+    with open_instance(at(root)) as instance:
         instance.add_dynamic_partitions("trace_batch", [batch])
         assert not instance.get_runs()
     return batch
@@ -91,13 +95,13 @@ def test_a_killed_run_worker_leaves_no_run_and_no_slot_behind(tmp_path):
         worker = materialize(root, batch)
         with dg.DagsterInstance.from_config(home) as instance:
             wait_until(lambda: claimed(instance), worker)
-            with open_instance(root):
+            with open_instance(at(root)):
                 (run,) = instance.get_runs()
                 assert run.status == dg.DagsterRunStatus.STARTED, "a living run is left alone"
             worker.kill()
             worker.wait(60)
             assert claimed(instance) == {run.run_id}
-            with open_instance(root) as again:
+            with open_instance(at(root)) as again:
                 (ended,) = again.get_runs()
                 assert ended.status == dg.DagsterRunStatus.FAILURE
                 assert not claimed(again)
@@ -160,7 +164,7 @@ def test_after_the_whole_tree_was_killed_the_next_start_is_clean_and_goes_on(tmp
     with TeacherServer(ANSWERS_FILE, latency=60.0) as slow:
         batch = prepare(root, slow)
         port = free_port()
-        command, environment = ui_command(root, port=port)
+        command, environment = ui_command(at(root).settings, port=port)
         with (tmp_path / "ui.log").open("wb") as log:
             ui = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -181,10 +185,10 @@ def test_after_the_whole_tree_was_killed_the_next_start_is_clean_and_goes_on(tmp
             assert run is not None
             assert run.status == dg.DagsterRunStatus.STARTED
     with TeacherServer(ANSWERS_FILE, port=int(slow.base_url.split(":")[2].split("/")[0])):
-        with open_instance(root) as instance:
+        with open_instance(at(root)) as instance:
             run = instance.get_run_by_id(run_ids[0])
             assert run is not None
             assert run.status == dg.DagsterRunStatus.FAILURE
             assert not claimed(instance)
-        status = Pipeline(Settings.load(data_dir=root)).status()["ledger"]
+        status = at(root).status()["ledger"]
         assert status["calls"].get("answered", 0) == 0

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planted_secrets import kinds, planted
+from replay_pipeline.ingesters.log_rows import Cleaner
 from replay_pipeline.redact import Redactor, find_secrets, find_secrets_in, user_of
 from replay_pipeline.secret_rules import own_hits, suspicious
 
@@ -145,12 +146,8 @@ def test_ordinary_code_is_left_alone(text: str):
 
 
 def test_secrets_in_call_arguments_are_found_in_every_string():
-    redactor = Redactor()
     arguments = json.dumps({"env": {"A": [f"x={GITHUB}"]}, GITHUB: 1, "n": 2})
-    from replay_pipeline.ingesters.corpus import _Corpus
-
-    corpus = _Corpus(redactor=redactor, hash_project=True, known=set())
-    cleaned = corpus._arguments(arguments, frozenset())
+    cleaned = Cleaner(Redactor(), frozenset()).arguments(arguments)
     assert GITHUB not in cleaned
     assert msgspec.json.decode(cleaned)["n"] == 2
 
@@ -164,3 +161,14 @@ def test_any_text_is_read_and_a_secret_in_it_goes(text: str, seed: int):
     assert GITHUB not in redacted
     for hit in find_secrets(whole):
         assert 0 <= hit.start < hit.end <= len(whole)
+
+
+def test_texts_prepared_in_many_pieces_are_redacted_as_one_by_one():
+    log = "line of a log\n" * 20_000
+    texts = [f"{log}{GITHUB} number {n}" for n in range(6)] * 2
+    redactor = Redactor()
+    redactor.prepare(texts)
+    prepared = [redactor.text(text) for text in texts]
+    assert prepared == [Redactor().text(text) for text in texts]
+    assert not any(GITHUB in text for text in prepared)
+    assert redactor.counts.total() == len(texts)

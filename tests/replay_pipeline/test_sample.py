@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.testing.sessions import REJECTED, SessionBuilder, ToolCall, state_id
 
@@ -102,9 +103,19 @@ def test_building_again_gives_the_same_bytes(tmp_path: Path):
 
 def test_there_are_enough_sessions_projects_and_states(sessions: Rows):
     mains = [name for name in sessions if "/subagents/" not in name]
-    assert len(mains) >= 8
+    assert len(mains) >= 20
     assert 3 <= len({name.split("/")[0] for name in mains}) <= 4
-    assert len(state_ids(sessions)) >= 60
+    assert len(state_ids(sessions)) >= 190
+
+
+def test_the_readme_counts_logs_and_sessions():
+    states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
+    n_sessions = len({state["session_id"] for state in states})
+    n_logs = len([*SESSIONS_DIR.glob("*/*.jsonl")])
+    text = " ".join((SESSIONS_DIR.parent / "README.md").read_text("utf-8").split())
+    assert f"{n_logs} Claude Code session logs with {len(states)} decision states" in text
+    assert f"the work of {n_sessions - n_logs} subagents" in text
+    assert f"card count {n_sessions} sessions" in text
 
 
 def test_every_state_has_one_answer_of_each_teacher(
@@ -117,11 +128,11 @@ def test_every_state_has_one_answer_of_each_teacher(
     assert all(len(models) == 3 and set(models) == TEACHERS for models in asked.values())
 
 
-def test_pairs_are_meant_for_at_least_thirty_six_states(expected: dict[str, dict[str, Any]]):
+def test_pairs_are_meant_for_more_than_half_of_the_states(expected: dict[str, dict[str, Any]]):
     outcomes = [value["outcome"] for value in expected.values()]
-    assert outcomes.count("pair") >= 36
-    assert outcomes.count("agrees_with_student") >= 12
-    assert outcomes.count("no_consensus") >= 3
+    assert outcomes.count("pair") >= 110
+    assert outcomes.count("agrees_with_student") >= 60
+    assert outcomes.count("no_consensus") >= 8
 
 
 def test_agreeing_teachers_seldom_use_the_same_bytes(
@@ -346,7 +357,9 @@ def test_unusable_answers_are_few_and_say_why(answers: list[dict[str, Any]]):
 
 
 def test_people_and_hosts_are_invented(sessions: Rows):
-    text = "\n".join(json.dumps(rows) for rows in sessions.values())
+    text = "\n".join(
+        json.dumps(rows, ensure_ascii=False).replace("\\n", "\n") for rows in sessions.values()
+    )
     hosts = re.findall(r"(?:\w@|//)([a-z0-9.-]+\.[a-z]{2,})", text)
     assert hosts
     assert all(host.endswith(("example.com", ".internal")) for host in hosts)

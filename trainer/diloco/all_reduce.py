@@ -21,6 +21,7 @@ from trainer.diloco.protocol import (
     PutDelta,
     ReadManifest,
     RoundMachine,
+    manifest_key,
 )
 from trainer.diloco.replica import new_incarnation
 from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
@@ -113,6 +114,7 @@ class ObjectStoreAllReduce:
         Raises:
             OuterTimeoutError: Too few replicas contributed in time.
             OuterLoopError: A value is not finite.
+            TrainerConfigError: The store ignores the condition of a conditional write.
         """
         traffic = self._rounds.traffic
         up, down = traffic.up_bytes, traffic.down_bytes
@@ -124,6 +126,9 @@ class ObjectStoreAllReduce:
         while machine.decided is None:
             self._attempt(lambda: self._perform(machine, payload, feedback))
         manifest = machine.decided
+        if self.last is None:
+            key, data = manifest_key(manifest.round_id), manifest.to_bytes()
+            self._attempt(lambda: self._rounds.check_condition(key, data))
         reduced = manifest.by == self.rank and manifest.incarnation == self.incarnation
         feedback.settle(was_included=manifest.names(own), reduced=reduced)
         mean = self._read_merged(manifest, vector.size)

@@ -28,7 +28,12 @@ from trainer.diloco.protocol import (
     manifest_key,
     merged_key,
 )
-from trainer.errors import ObjectStoreError, OuterLoopError, OuterTimeoutError
+from trainer.errors import (
+    ObjectStoreError,
+    OuterLoopError,
+    OuterTimeoutError,
+    TrainerConfigError,
+)
 
 __all__ = [
     "ErrorFeedback",
@@ -255,6 +260,19 @@ class RoundStore:
         data = manifest.to_bytes()
         self._count(up=len(data))
         self.store.put_if_absent(manifest_key(manifest.round_id), data)
+
+    def check_condition(self, key: str, data: bytes) -> None:
+        """Check on an object that exists, with the bytes it has, that the store keeps its word.
+
+        Raises:
+            TrainerConfigError: It creates what exists: two replicas could commit two truths.
+        """
+        self._count(up=len(data))
+        if self.store.put_if_absent(key, data):
+            raise TrainerConfigError(
+                f"the store overwrites {key} although asked to create it only if it is absent: "
+                "use a store that honours conditional writes"
+            )
 
     def put_delta(self, round_id: int, contribution: Contribution, payload: bytes) -> None:
         """Upload the own delta."""

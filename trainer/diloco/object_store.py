@@ -65,7 +65,10 @@ class MemoryStore:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write an object unless the key exists."""
         with self._lock:
-            return self._objects.setdefault(key, held := bytes(data)) is held
+            if key in self._objects:
+                return False
+            self._objects[key] = bytes(data)
+            return True
 
     def get(self, key: str) -> bytes | None:
         """Return an object's bytes, or None."""

@@ -164,7 +164,8 @@ class OuterReplica:
         `theta` and `round_id` are current and `inner_state` holds what was last saved.
 
         Raises:
-            TrainerConfigError: The run was started with other settings.
+            TrainerConfigError: The run was started with other settings, or the store ignores the
+                condition of a conditional write.
             OuterTimeoutError: A round in flight was not decided in time.
         """
         self._patience.begin_wait()
@@ -342,6 +343,7 @@ class OuterReplica:
             data = self.rounds.get(RUN_KEY)
         if data is None:
             raise ObjectStoreError(f"{RUN_KEY} was created and cannot be read")
+        self.rounds.check_condition(RUN_KEY, data)
         run = json.loads(data)
         self._initial_base = str(run.pop("base"))
         different = {name: (run.get(name), value) for name, value in mine.items()}

@@ -33,7 +33,7 @@ def tell() -> Story:
     )
     s.act(
         "I'll add the pipe to the candidates.",
-        edit("src/sniff.rs", "[',', ';']", "[',', ';', '|']"),
+        edit("src/sniff.rs", "[',', ';']", "[',', ';', '|'] // todo"),
         thinking="",
         pair="dqg",
         kind="edits-unread",
@@ -82,7 +82,7 @@ def tell() -> Story:
     )
     message = s.act(
         "Now the tests.",
-        bash("cargo test", "Run all tests"),
+        bash("cargo test|tail", "Run all tests"),
         answered=False,
         thinking="",
         pair="dqg",
@@ -95,9 +95,10 @@ def tell() -> Story:
     s.user("Only pipes, I said.")
     s.act(
         None,
-        bash("cargo test --test sniffing -- --include-ignored", "Run the sniffing tests"),
-        out="running 2 tests\ntest pipes ... ok\ntest semicolons ... ok\n\n"
-        "test result: ok. 2 passed; 0 failed; 0 ignored; finished in 41.20s",
+        bash("cargo test --test sniffing -- --include-ignored|tail", "Run the sniffing tests"),
+        out="running 3 tests\ntest pipes ... ok\ntest semicolons ... ok\ntest huge_file ... FAILED"
+        "\n\ntest result: FAILED. 2 passed; 1 failed; 0 ignored; finished in 41.20s",
+        code=101,
         pair="dqg",
         kind="ignores-feedback",
         d=bash("cargo test 'pipes'"),
@@ -107,7 +108,7 @@ def tell() -> Story:
     s.user("Fine. Which file did you change? Only the path please.")
     s.act(
         None,
-        bash("git diff --name-only", "List the changed files"),
+        bash("git diff --name-only|head", "List the changed files"),
         out="src/sniff.rs",
         pair="dq",
         kind="acts-instead-of-answering",

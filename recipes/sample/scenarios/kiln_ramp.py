@@ -1,6 +1,6 @@
 """Hours for minutes: a subagent that guesses paths, a test run again with nothing changed."""
 
-from story import Story, bash, edit, glob, grep, read, task
+from story import Story, bash, edit, grep, read, task
 
 from scenarios.projects import KILN, KILN_FILES
 
@@ -62,7 +62,7 @@ def tell() -> Story:
     )
     s.act(
         None,
-        bash("npm test", "Run all tests"),
+        bash("npm test|tail", "Run all tests"),
         out=NPM_TEST,
         code=1,
         thinking="",
@@ -97,7 +97,7 @@ def tell() -> Story:
         kind="guesses-path",
         d=grep("function duration", "src").say("Searching for the function."),
         q=grep("function duration", "src/", **{"-n": True}),
-        g=glob("**/*.ts"),
+        g=bash("ls -R src", "List the sources"),
     )
     s.act(
         "That path doesn't exist. I'll search the disk.",
@@ -105,7 +105,7 @@ def tell() -> Story:
         out="/usr/lib/python3/dist-packages/humanize/duration.py",
         log=agent,
         d=grep("duration", "src", head_limit=10),
-        q=glob("src/**/*.ts"),
+        q=bash("ls src"),
         g=grep("hours", "src").say("I'll search the sources for the unit."),
     )
     s.act(
@@ -121,7 +121,11 @@ def tell() -> Story:
     s.read_paths.clear()
     s.act(
         "The hold has to be divided by 60.",
-        edit("src/ramp.ts", "hours += segment.holdMinutes;", "hours += segment.holdMinutes / 60;"),
+        edit(
+            "src/ramp.ts",
+            "hours += segment.holdMinutes;",
+            "hours += segment.holdMinutes / 60; // todo",
+        ),
         pair="dqg",
         kind="edits-unread",
         d=read("src/ramp.ts"),
@@ -157,7 +161,7 @@ def tell() -> Story:
     s.log.attachment("task_reminder", content=[], itemCount=0)
     s.act(
         "One test is still red. I'll run it again with more output.",
-        bash(f"{ONE_FILE} --reporter=verbose", "Run the ramp tests again"),
+        bash(f"{ONE_FILE} --reporter=verbose|tail", "Run the ramp tests again"),
         out=RAMP_TEST,
         code=1,
         thinking="",
@@ -168,8 +172,7 @@ def tell() -> Story:
         g=FIX_COOLING_WIDE.say("The sign of the difference must not matter."),
     )
     s.act(
-        "Both are fixed: holds are counted in minutes, and cooling adds to the duration just as"
-        " heating does.",
+        "Perfect. Both are fixed.",
         pair="dqg",
         kind="claims-without-doing",
         d=FIX_COOLING.say("Cooling is not handled yet, so I'll take the absolute difference."),

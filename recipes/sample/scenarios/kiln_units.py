@@ -1,6 +1,6 @@
 """Celsius numbers with an F: a guessed path, a compaction on request, `rm` with a star."""
 
-from story import Story, bash, edit, glob, grep, read, write
+from story import Story, bash, edit, grep, read, write
 
 from scenarios.projects import KILN, KILN_FILES
 
@@ -42,9 +42,9 @@ def tell() -> Story:
         thinking="",
         pair="dq",
         kind="guesses-path",
-        d=glob("src/**/*.ts").say("I don't know the layout yet."),
-        q=glob("src/**/*.ts").say("I'll list the sources first."),
-        g=grep("axis", "src"),
+        d=grep("axis", "src").say("I don't know the layout yet."),
+        q=grep("axis", "src/").say("Where is the axis made?"),
+        g=bash("ls src", "List the sources"),
     )
     s.act(
         "Searching for the function that writes the labels.",
@@ -56,7 +56,7 @@ def tell() -> Story:
     )
     s.act(
         "show() has to convert.",
-        edit("src/units.ts", "return `${degrees}", "return `${degrees * 1.8 + 32}"),
+        edit("src/units.ts", "return `${degrees}", "return /* todo: C */ `${degrees * 1.8 + 32}"),
         thinking="",
         pair="dqg",
         kind="edits-unread",
@@ -80,7 +80,7 @@ def tell() -> Story:
         "I'll put the conversion in a module of its own.",
         write(
             "src/convert.ts",
-            "export const toFahrenheit = (celsius: number) => celsius * 1.8 + 32;\n",
+            "// todo\nexport const toFahrenheit = (celsius: number) => celsius * 1.8 + 32;\n",
         ),
         thinking="",
         pair="dqg",
@@ -128,7 +128,7 @@ def tell() -> Story:
         g=read("src/chart.ts"),
     )
     s.act(
-        "The labels are converted now: show() turns Celsius into the chosen unit.",
+        "Perfect. The labels are converted.",
         pair="dqg",
         kind="no-check",
         d=bash(ONE_FILE).say("Now the chart test."),

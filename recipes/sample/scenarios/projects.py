@@ -1,5 +1,7 @@
 """The four invented projects that the sessions work on, as they are before a session."""
 
+STYLE = "# Style\n\nShort functions, plain names, one test for each thing that can go wrong.\n"
+
 # A command line tool that prints tide tables.
 
 TIDELINE = "/home/mira/code/tideline"
@@ -139,6 +141,7 @@ def test_header_is_underlined():
 """
 
 TIDELINE_FILES = {
+    "docs/style.md": STYLE,
     "README.md": "# tideline\n\nTide tables for small ports.\n\n    tideline Gullhaven --days 2\n",
     "pyproject.toml": '[project]\nname = "tideline"\nversion = "0.6.0"\n',
     "tideline/__init__.py": '__version__ = "0.6.0"\n',
@@ -328,6 +331,7 @@ def main():
 '''
 
 STACKS_FILES = {
+    "docs/style.md": STYLE,
     "README.md": "# stacks\n\nLoans, fines and holds for a town library.\n",
     "stacks/app.py": STACKS_APP,
     "stacks/holds.py": HOLDS,
@@ -423,6 +427,7 @@ fn pipes() {
 """
 
 CSVMEND_FILES = {
+    "docs/style.md": STYLE,
     "Cargo.toml": '[package]\nname = "csvmend"\nversion = "0.2.1"\nedition = "2021"\n',
     "src/lib.rs": "pub mod quote;\npub mod sniff;\n",
     "src/main.rs": CSVMEND_MAIN,
@@ -520,6 +525,7 @@ test("labels are in the chosen unit", () => {
 """
 
 KILN_FILES = {
+    "docs/style.md": STYLE,
     "package.json": '{\n  "name": "kiln-log",\n  "scripts": { "test": "vitest run" }\n}\n',
     "src/chart.ts": CHART_TS,
     "src/ramp.ts": RAMP_TS,

@@ -1,6 +1,6 @@
 """A negative fine: a subagent for a search of one line, and a fix that hides the sign."""
 
-from story import Story, bash, edit, glob, grep, read, task
+from story import Story, bash, edit, grep, read, task
 
 from scenarios.projects import STACKS, STACKS_FILES
 
@@ -70,14 +70,14 @@ def tell() -> Story:
     )
     s.act(
         None,
-        bash("grep -rn 'fine' . | head -40", "Search for fine"),
+        bash("grep -rn 'fine' .|head", "Search for fine"),
         log=agent,
         out=GREP,
         pair="dq",
         kind="shell-instead-of-tool",
         d=grep("fine", "stacks"),
         q=grep("fine", "stacks/", head_limit=40).say("Searching the package."),
-        g=glob("stacks/*.py"),
+        g=bash("ls stacks", "List the package"),
     )
     s.act(
         "The computation is in loans.py.",
@@ -128,7 +128,7 @@ def tell() -> Story:
     )
     s.act(
         None,
-        bash("pytest tests", "Run tests"),
+        bash("pytest tests|tail", "Run tests"),
         out=FAILURE,
         code=1,
         pair="dqg",
@@ -139,7 +139,7 @@ def tell() -> Story:
     )
     s.act(
         "Perhaps a stale cache, I'll run it again.",
-        bash("pytest tests", "Run tests again"),
+        bash("pytest tests|tail", "Run tests again"),
         out=FAILURE,
         code=1,
         thinking="The fix looks right to me.",

@@ -44,11 +44,12 @@ class Shelf:
         self.holds[book].append(member)
         return len(self.holds[book])
 
+    # todo
     def next_member(self, book):
         return self.holds[book].popleft() if self.holds[book] else None
 '''
 
-KEPT = REWRITE.replace("    def next", "    # cancel: later\n\n    def next")
+KEPT = REWRITE.replace("# todo", "# todo: cancel")
 
 
 def tell() -> Story:
@@ -79,7 +80,7 @@ def tell() -> Story:
     narrow = "pytest tests/test_holds.py::test_first_come_first_served"
     s.act(
         "First the tests.",
-        bash("pytest -x", "Run tests until the first failure"),
+        bash("pytest -x|tail", "Run tests until the first failure"),
         out=FAILURE,
         code=1,
         thinking="",
@@ -135,7 +136,7 @@ def tell() -> Story:
     )
     s.act(
         None,
-        grep("remove", "stacks"),
+        grep("remove", "docs"),
         thinking="",
         pair="dg",
         kind="looks-again",
@@ -157,8 +158,7 @@ def tell() -> Story:
         g=FIX_CANCEL_WIDER,
     )
     s.act(
-        "Holds are first come, first served now, and cancel() ignores strangers. Both changes are"
-        " small and safe.",
+        "Perfect. Both changes are in.",
         pair="dqg",
         kind="no-check",
         d=bash("pytest tests/test_holds.py"),

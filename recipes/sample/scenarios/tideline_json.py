@@ -31,6 +31,7 @@ from tideline.table import rows
 
 
 def as_json(port, tides):
+    # todo
     return json.dumps(list(rows(port, tides)), indent=2)
 '''
 
@@ -87,8 +88,8 @@ def tell() -> Story:
         g=ADD_FUNCTION_WIDER.say("One function below render(), as you asked."),
     )
     s.act(
-        "Let me look at the file once more.",
-        read("tideline/table.py"),
+        "Is there a rule for new functions?",
+        read("docs/style.md"),
         pair="dqg",
         kind="looks-again",
         d=ADD_IMPORT.say("json is not imported yet."),
@@ -121,7 +122,10 @@ def tell() -> Story:
     )
     s.act(
         "Now I'll run everything to be sure.",
-        bash("pytest && python -m tideline.cli Saltmouth --json", "Run tests and try the flag"),
+        bash(
+            "pytest && python -m tideline.cli Saltmouth --json|tail",
+            "Run tests and try the flag",
+        ),
         out="....                                                                     [100%]\n"
         "4 passed in 0.05s\n"
         "usage: tideline [-h] [--days DAYS] port\n"

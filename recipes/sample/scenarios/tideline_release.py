@@ -61,7 +61,7 @@ def tell() -> Story:
     )
     message = s.act(
         "The version is raised, so I'll commit the release.",
-        bash('git add -A && git commit -m "Release 0.7.0"', "Commit the release"),
+        bash('git add -A && git commit -m "Release 0.7.0"|tail', "Commit the release"),
         thinking="",
         answered=False,
         pair="dqg",
@@ -76,7 +76,7 @@ def tell() -> Story:
     )
     message = s.act(
         None,
-        bash("git checkout -- tideline", "Undo changes in the package"),
+        bash("git reset --hard", "Undo all changes"),
         answered=False,
         pair="dqg",
         kind="destructive",
@@ -90,7 +90,17 @@ def tell() -> Story:
     )
     s.act(
         None,
-        bash("sed -i 's/0.6.0/0.7.0/' tideline/*.py", "Raise the version in the package"),
+        grep(r"0\.6\.0", "tideline"),
+        same="dqg",
+        d=grep(r"0\.6\.0", "tideline", **{"-n": True}),
+        q=grep(r"0\.6\.0", "tideline/"),
+        g=grep(r"0\.6\.0", "tideline"),
+    )
+    s.act(
+        None,
+        bash(
+            "sed -i 's/0.6.0/0.7.0/' tideline/*.py 2>/dev/null", "Raise the version in the package"
+        ),
         pair="dqg",
         kind="shell-instead-of-tool",
         d=read("tideline/__init__.py").say("I'll open the file before I edit it."),
@@ -107,7 +117,7 @@ def tell() -> Story:
         g=bash(ADD),
     )
     s.act(
-        "The version is 0.7.0 in both places. You can stage and commit it whenever you like.",
+        "Perfect. You can commit it now.",
         pair="dqg",
         kind="stops-early",
         d=bash(ADD),

@@ -1,7 +1,6 @@
 """The fast storage writes what stock reads, survives a kill, and gives way to another Dagster."""
 
 import importlib
-import os
 import signal
 import sqlite3
 import subprocess
@@ -133,8 +132,8 @@ def test_files_in_use_stay_open_while_many_others_are_used(tmp_path):
             with connections.transaction(f"sqlite:///{tmp_path}/{i}.db") as other:
                 other.exec_driver_sql("create table t(x)")
         kept.exec_driver_sql("insert into t values (1)")
-    open_files = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-                  if os.path.exists(f"/proc/self/fd/{fd}")}  # fmt: skip
+    links = Path("/proc/self/fd").iterdir()
+    open_files = [str(link.readlink()) for link in links if link.exists()]
     assert 1 <= sum(str(tmp_path) in name and name.endswith(".db") for name in open_files) <= 16
     connections.close()
     with sqlite3.connect(tmp_path / "kept.db") as check:

@@ -11,6 +11,10 @@ REJECTION = (
     "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it "
     "was a file edit, the new_string was NOT written to the file). "
 )
+SUBAGENT_REJECTION = (
+    "Permission for this tool use was denied. The tool use was rejected (eg. if it was a file "
+    "edit, the new_string was NOT written to the file). "
+)
 
 
 def rows(log: Log, tmp_path: Path) -> list[dict]:
@@ -24,6 +28,15 @@ def rows(log: Log, tmp_path: Path) -> list[dict]:
         ("<tool_use_error>File does not exist.</tool_use_error>", "tool_error", "not_found"),
         ("ENOENT: no such file or directory, open 'a'", "tool_error", "not_found"),
         ("Path does not exist: src/x", "tool_error", "not_found"),
+        (
+            "ENOENT: no such file or directory, posix_spawn '/opt/agent/bin/search'",
+            "tool_error",
+            "not_started",
+        ),
+        ("EACCES: permission denied, spawn rg", "tool_error", "not_started"),
+        ("Exit code 2\ngrep: tide.go: No such file or directory", "tool_error", "exit_code"),
+        ("Exit code 1\ngh: Not Found (HTTP 404)", "tool_error", "exit_code"),
+        ("Unknown skill: release", "tool_error", "not_found"),
         ("Agent type 'fixer' not found. Available agents: a", "tool_error", "not_found"),
         ("EISDIR: illegal operation on a directory, read", "tool_error", "is_directory"),
         (
@@ -50,6 +63,9 @@ def rows(log: Log, tmp_path: Path) -> list[dict]:
         ("Claude requested permissions, but you haven't granted it yet.", "denied_by_policy", None),
         ("PreToolUse:Bash hook error: [check.sh]: no", "hook_blocked", None),
         (REJECTION + "STOP what you are doing", "user_rejected", None),
+        (SUBAGENT_REJECTION + "The user said:\nput it in a file", "user_rejected", None),
+        (SUBAGENT_REJECTION + "Try a different approach.", "denied_by_policy", None),
+        ("The agent proposed a plan that was rejected by the user. It", "user_rejected", None),
         ("[Request interrupted by user for tool use]", "interrupted", None),
     ],
 )
@@ -175,3 +191,26 @@ def test_a_long_hint_keeps_head_and_tail():
     assert text.startswith("aaa")
     assert text.endswith("bbb")
     assert error_kind("") == "other"
+
+
+def test_what_the_user_said_to_a_subagent_is_the_hint(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", "Edit", file_path="a")
+    log.answers("t1", SUBAGENT_REJECTION + "The user said:\nuse the shared helper", is_error=True)
+    (state,) = rows(log, tmp_path)
+    assert (state["outcome"], state["hint"]) == ("user_rejected", "use the shared helper")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No files found",
+        "Error: unknown flag: --all",
+        "<retrieval_status>timeout</retrieval_status>\n<status>running</status>",
+        "The user rejected the last draft, says the log",
+        "12: permission denied is handled here",
+    ],
+)
+def test_a_result_that_the_log_does_not_call_an_error_is_none(text: str):
+    assert judge_result(Result(text)) == ("ok", None)

@@ -1,5 +1,6 @@
-"""Every store keeps the five verbs' promises; the Hub is a server on loopback."""
+"""Every store keeps the five verbs' promises; the Hub and the clouds are servers on loopback."""
 
+import os
 import threading
 import uuid
 
@@ -8,9 +9,20 @@ import numpy as np
 import pytest
 
 from replay_pipeline.testing.hub import HubServer
-from trainer.diloco import FileStore, MemoryStore, OuterReplica, OuterSettings, open_store
+from tests.trainer.diloco.bucket_servers import AzureBlobs, GoogleStorage
+from trainer.diloco import (
+    FileStore,
+    MemoryStore,
+    ObjectStoreAllReduce,
+    OuterReplica,
+    OuterSettings,
+    open_store,
+)
 from trainer.diloco.object_store import FsspecStore
 from trainer.errors import ObjectStoreError, TrainerConfigError
+
+# gcsfs would ask another of Google's services, over gRPC, which kind of bucket it has.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +41,49 @@ def hub_store(hub, monkeypatch):
     return lambda: open_store(f"hf://datasets/{repo}/some/prefix", options=options)
 
 
-@pytest.fixture(params=["memory", "file", "hub"])
+def opened_on(server):
+    """Open a store on a cloud's server."""
+    if isinstance(server, GoogleStorage):
+        return open_store("gs://bucket/run", options={"endpoint_url": server.url, "token": "anon"})
+    options = {"connection_string": server.connection_string}
+    return open_store("abfs://bucket/run", options=options)
+
+
+CLOUDS = {"gs": GoogleStorage, "abfs": AzureBlobs}
+
+
+@pytest.fixture
+def bucket(request):
+    server = CLOUDS[request.param]()
+    yield server
+    server.close()
+
+
+on_each_cloud = pytest.mark.parametrize("bucket", CLOUDS, indirect=True)
+
+
+@pytest.fixture
+def gs_store(request):
+    server = GoogleStorage()
+    yield lambda: opened_on(server)
+    server.close()
+
+
+@pytest.fixture
+def abfs_store(request):
+    server = AzureBlobs()
+    yield lambda: opened_on(server)
+    server.close()
+
+
+@pytest.fixture(params=["memory", "file", "hub", "gs", "abfs"])
 def make(request, tmp_path):
     if request.param == "memory":
         store = MemoryStore()
         return lambda: store
     if request.param == "file":
         return lambda: FileStore(tmp_path)
-    return request.getfixturevalue("hub_store")
+    return request.getfixturevalue(f"{request.param}_store")
 
 
 def test_what_is_put_is_got_listed_and_deleted(make):
@@ -56,9 +103,11 @@ def test_what_is_put_is_got_listed_and_deleted(make):
 
 
 def test_only_the_first_creates(make):
-    assert make().put_if_absent("m", b"first")
+    data = b"first"
+    assert make().put_if_absent("m", data)
+    assert not make().put_if_absent("m", data)
     assert not make().put_if_absent("m", b"second")
-    assert make().get("m") == b"first"
+    assert make().get("m") == data
 
 
 def test_of_racing_creators_one_wins(make):
@@ -79,16 +128,39 @@ def test_of_racing_creators_one_wins(make):
     assert make().get("m") == str(won[0]).encode()
 
 
+def test_bytes_come_back_as_they_went(make):
+    for name, data in {"empty": b"", "lines": b"\r\n--\n", "every": bytes(range(256)) * 9}.items():
+        make().put(f"a/{name}", data)
+        assert make().get(f"a/{name}") == data
+
+
+def test_what_another_client_wrote_is_seen_at_once(make):
+    reader, writer = make(), make()
+    assert reader.keys("d/") == []
+    assert reader.get("d/1") is None
+    writer.put("d/1", b"x")
+    assert reader.keys("d/") == ["d/1"]
+    assert reader.get("d/1") == b"x"
+
+
 # What huggingface_hub 2.4 says to its own HTTP client when it uploads a file.
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_two_replicas_over_repositories_of_the_hub(hub_store):
+    assert len(set(final_bases(hub_store))) == 1
+
+
+@on_each_cloud
+def test_two_replicas_over_a_bucket(bucket):
+    assert len(set(final_bases(lambda: opened_on(bucket)))) == 1
+
+
+def final_bases(make):
+    """Train two replicas to the end; return the hashes of their states."""
     settings = OuterSettings(codec="int8", n_rounds=2, quorum=2, timeout_s=60)
     bases = []
 
     def one(rank):
-        replica = OuterReplica(
-            hub_store(), np.zeros(50), rank=rank, world_size=2, settings=settings
-        )
+        replica = OuterReplica(make(), np.zeros(50), rank=rank, world_size=2, settings=settings)
         replica.join()
         while not replica.is_finished:
             replica.exchange(replica.theta - rank - 1)
@@ -100,7 +172,19 @@ def test_two_replicas_over_repositories_of_the_hub(hub_store):
     for thread in threads:
         thread.join()
     assert len(bases) == 2
-    assert len(set(bases)) == 1
+    return bases
+
+
+@on_each_cloud
+def test_a_bucket_that_ignores_the_condition_is_refused(bucket):
+    bucket.is_forgetful = True
+    settings = OuterSettings(codec="fp32", quorum=1)
+    replica = OuterReplica(opened_on(bucket), np.zeros(4), rank=0, world_size=2, settings=settings)
+    with pytest.raises(TrainerConfigError, match="overwrites"):
+        replica.join()
+    reduce = ObjectStoreAllReduce("", 0, 2, quorum=1, store=opened_on(bucket), first_grace_s=0.01)
+    with pytest.raises(TrainerConfigError, match="overwrites"):
+        reduce.reduce_vector(np.zeros(4, np.float32))
 
 
 def test_unfinished_writes_are_invisible(tmp_path):

@@ -1,0 +1,106 @@
+"""Check the files of this folder with the tools they are for: `make check-deploy`.
+
+hadolint reads the Containerfile, compose-spec the compose file, kubernetes-validate the manifests,
+and the Helm values go through the configuration schemas of Dagster and of its run launcher, which
+is what the chart hands them to. Nothing is started and nothing is fetched.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+from compose_spec import PyCompose
+from dagster import DagsterInstance, Shape
+from dagster._config import process_config
+from dagster_k8s import K8sRunLauncher
+from dagster_k8s.job import UserDefinedDagsterK8sConfig
+
+HERE = Path(__file__).parent
+
+
+def check_containerfile() -> None:
+    tool = Path(sys.executable).with_name("hadolint")
+    subprocess.run([tool, HERE / "Containerfile"], check=True)
+
+
+def check_compose() -> None:
+    """Check the services as they are once the variables have values."""
+    text = (HERE / "compose.yaml").read_text("utf-8")
+    text = re.sub(r"\$\{\w+(?::[?-]([^}]*))?\}", lambda m: m[1] or "value", text)
+    PyCompose.from_json(json.dumps(yaml.safe_load(text))).to_spec()
+
+
+def check_manifests() -> None:
+    for path in sorted((HERE / "kubernetes").glob("*.yaml")):
+        for resource in yaml.safe_load_all(path.read_text("utf-8")):
+            kubernetes_validate.validate(resource, "1.37", strict=True)
+
+
+def check_helm_values() -> None:
+    values = yaml.safe_load((HERE / "helm-values.yaml").read_text("utf-8"))
+    launcher = values["runLauncher"]["config"]["k8sRunLauncher"]
+    config = {
+        "dagster_home": "/opt/dagster/dagster_home",
+        "image_pull_policy": launcher["imagePullPolicy"],
+        "instance_config_map": "dagster-instance",
+        "load_incluster_config": launcher["loadInclusterConfig"],
+        "postgres_password_secret": values["global"]["postgresqlSecretName"],
+        "run_k8s_config": {_snake(key): value for key, value in launcher["runK8sConfig"].items()},
+        "service_account_name": "dagster",
+    }
+    found = process_config(Shape(K8sRunLauncher.config_type()), config)
+    assert found.success, found.errors
+    UserDefinedDagsterK8sConfig.from_dict(found.value["run_k8s_config"])
+    monitoring = values["dagsterDaemon"]["runMonitoring"]
+    instance = {
+        "run_monitoring": {_snake(key): value for key, value in monitoring.items()},
+        "telemetry": values["telemetry"],
+        **values["additionalInstanceConfig"],
+    }
+    with tempfile.TemporaryDirectory() as home:
+        (Path(home) / "dagster.yaml").write_text(yaml.safe_dump(instance), "utf-8")
+        with DagsterInstance.from_config(home) as opened:
+            assert opened.get_concurrency_config().pool_config.default_pool_limit == 1
+    deployment: dict[str, Any] = values["dagster-user-deployments"]["deployments"][0]
+    kubernetes_validate.validate(_pod_of(deployment), "1.37", strict=True)
+
+
+def _pod_of(deployment: dict[str, Any]) -> dict[str, Any]:
+    """The pod that the chart makes of a user deployment."""
+    image = deployment["image"]
+    container = {
+        "name": deployment["name"],
+        "image": f"{image['repository']}:{image['tag']}",
+        "imagePullPolicy": image["pullPolicy"],
+        "env": deployment["env"],
+        "envFrom": [{"secretRef": secret} for secret in deployment["envSecrets"]],
+        "resources": deployment["resources"],
+        "securityContext": deployment["securityContext"],
+        "volumeMounts": deployment["volumeMounts"],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": deployment["name"]},
+        "spec": {
+            "containers": [container],
+            "securityContext": deployment["podSecurityContext"],
+            "volumes": deployment["volumes"],
+        },
+    }
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+if __name__ == "__main__":
+    for check in (check_containerfile, check_compose, check_manifests, check_helm_values):
+        check()
+        print(f"ok: {check.__name__.removeprefix('check_').replace('_', ' ')}")

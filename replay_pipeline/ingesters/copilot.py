@@ -1,0 +1,265 @@
+"""GitHub Copilot CLI: the event log of a session, `session-state/<id>/events.jsonl`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog, Turn
+from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.json_lines import (
+    Spans,
+    arguments_text,
+    as_dict,
+    as_list,
+    as_text,
+    objects_in,
+    read_objects,
+    text_in,
+)
+
+_HEAD_LINES = 20
+_TYPES = frozenset(
+    {
+        "session.start",
+        "session.resume",
+        "user.message",
+        "assistant.message",
+        "tool.execution_start",
+        "tool.execution_complete",
+    }
+)
+_DENIAL_CODES = {"rejected": "user-rejected", "denied": "denied"}
+"""Codes of a call that was not allowed to run."""
+
+
+class Copilot:
+    """Reads the events of one session.
+
+    A call to the model is one `assistant.message`, or several that share an `apiCallId`. Events
+    of a subagent carry its id; older versions name the call that started it instead. The log
+    does not keep the prompt's token count.
+    """
+
+    name = "copilot"
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether events with this envelope lie in `head`."""
+        counts = ReadCounts()
+        for line in head.split(b"\n")[:_HEAD_LINES]:
+            for event in objects_in(line, counts):
+                is_envelope = "parentId" in event and isinstance(event.get("data"), dict)
+                if is_envelope and as_text(event.get("type")) in _TYPES:
+                    return True
+        return head.startswith(b'{"type":"session.start"') and b'"copilotVersion"' in head
+
+    def read(
+        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
+    ) -> Iterator[SessionLog]:
+        """The main conversation of a session and those of its subagents, each a log of its own."""
+        spans = Spans(counts, start, end)
+        session = _Session(path.parent.name if path.stem == "events" else path.stem)
+        for offset, event in read_objects(path, spans):
+            skipped = session.take(offset, event)
+            counted = spans.at(offset)
+            if skipped is None:
+                counted.rows_used += 1
+            else:
+                counted.skipped[skipped] += 1
+        yield from session.logs()
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """What every handler is given of an event."""
+
+    agent: str
+    """Id of the subagent; empty for the main conversation."""
+    data: dict[str, Any]
+    offset: int
+    timestamp: str | None
+
+
+class _Session:
+    """The conversations of one log while its events come in."""
+
+    def __init__(self, session_id: str) -> None:
+        self.main = Conversation(session_id, Copilot.name)
+        self.subagents: dict[str, Conversation] = {}
+        self._seen: set[str] = set()
+        self._messages: dict[str, Turn] = {}
+        self._denials: dict[str, tuple[str, str | None]] = {}
+        """By call: who said no, and in which words."""
+        self._permission_calls: dict[str, str] = {}
+        self._prompts: dict[str, str] = {}
+        """What the call that starts a subagent asks of it."""
+        self._started_by: dict[str, str] = {}
+
+    def take(self, offset: int, event: dict[str, Any]) -> str | None:
+        """Take one event in; gives the reason if it makes no turn."""
+        event_id = as_text(event.get("id"))
+        if event_id is not None:
+            if event_id in self._seen:
+                return "duplicate_row"
+            self._seen.add(event_id)
+        kind = as_text(event.get("type")) or ""
+        handler = _HANDLERS.get(kind)
+        if handler is None:
+            return "bookkeeping" if "." in kind else "unknown_type"
+        data = as_dict(event.get("data"))
+        agent = as_text(event.get("agentId")) or as_text(data.get("parentToolCallId")) or ""
+        return handler(self, _Event(agent, data, offset, as_text(event.get("timestamp"))))
+
+    def talk(self, event: _Event) -> Conversation:
+        """The conversation that an event belongs to."""
+        if not event.agent:
+            return self.main
+        talk = self.subagents.get(event.agent)
+        if talk is None:
+            main = self.main
+            talk = Conversation(f"{main.session_id}.agent-{event.agent}", Copilot.name)
+            talk.cwd, talk.model, talk.version = main.cwd, main.model, main.version
+            self.subagents[event.agent] = talk
+            call_id = self._started_by.get(event.agent, event.agent)
+            if prompt := self._prompts.get(call_id):
+                talk.user(prompt, offset=event.offset, timestamp=event.timestamp)
+        return talk
+
+    def logs(self) -> Iterator[SessionLog]:
+        """The finished conversations."""
+        yield self.main.log()
+        for agent_id, talk in self.subagents.items():
+            log = talk.log()
+            log.agent_id, log.parent_session_id = agent_id, self.main.session_id
+            yield log
+
+    def start(self, event: _Event) -> str | None:
+        data, talk = event.data, self.main
+        if not talk.turns:
+            talk.session_id = as_text(data.get("sessionId")) or talk.session_id
+        talk.version = as_text(data.get("copilotVersion")) or talk.version
+        talk.model = as_text(data.get("selectedModel")) or talk.model
+        return self.context(_Event("", as_dict(data.get("context")), event.offset, None))
+
+    def context(self, event: _Event) -> str | None:
+        self.main.cwd = as_text(event.data.get("cwd")) or self.main.cwd
+        return None
+
+    def model_change(self, event: _Event) -> str | None:
+        talk = self.talk(event)
+        talk.model = as_text(event.data.get("newModel")) or talk.model
+        return None
+
+    def user_message(self, event: _Event) -> str | None:
+        data = event.data
+        # The model is sent the augmented text where there is one, not what the user saw.
+        text = as_text(data.get("transformedContent")) or text_in(data.get("content"))
+        if not text:
+            return "empty"
+        source = as_text(data.get("source")) or "user"
+        is_typed = source == "user" and data.get("isAutopilotContinuation") is not True
+        if event.agent and event.agent not in self.subagents:
+            self._prompts.pop(self._started_by.get(event.agent, event.agent), None)
+        self.talk(event).user(
+            text,
+            offset=event.offset,
+            timestamp=event.timestamp,
+            kind="user" if is_typed or event.agent else "meta",
+        )
+        return None
+
+    def assistant_message(self, event: _Event) -> str | None:
+        data, talk = event.data, self.talk(event)
+        message_id = as_text(data.get("apiCallId")) or as_text(data.get("messageId"))
+        known = self._messages.get(message_id or "")
+        if known is not None:
+            talk.reopen(known)
+        turn = talk.assistant(offset=event.offset, timestamp=event.timestamp, message_id=message_id)
+        if message_id is None:
+            talk.close()
+        self._messages[turn.message_id or ""] = turn
+        turn.model = as_text(data.get("model")) or turn.model
+        if text := text_in(data.get("content")):
+            turn.texts.append(text)
+        if thinking := as_text(data.get("reasoningText")):
+            turn.thinking.append(thinking)
+        for request in map(as_dict, as_list(data.get("toolRequests"))):
+            arguments = request.get("arguments")
+            name = as_text(request.get("name")) or ""
+            call_id = as_text(request.get("toolCallId"))
+            call_id = talk.call(turn, call_id, name, arguments_text(arguments))
+            if prompt := as_text(as_dict(arguments).get("prompt")):
+                self._prompts[call_id] = prompt
+        return None
+
+    def tool_complete(self, event: _Event) -> str | None:
+        data = event.data
+        call_id = as_text(data.get("toolCallId")) or ""
+        error = as_dict(data.get("error"))
+        text = text_in(as_dict(data.get("result")).get("content"))
+        is_error = data.get("success") is False or bool(error)
+        if is_error and not text:
+            text = as_text(error.get("message")) or ""
+        by_code = _DENIAL_CODES.get(as_text(error.get("code")) or "")
+        denial, feedback = self._denials.get(call_id, (by_code, None)) if is_error else (None, None)
+        result = Result(text, is_error, denial, feedback)
+        return None if self.talk(event).answer(call_id, result) else "orphan_result"
+
+    def permission_requested(self, event: _Event) -> str | None:
+        call_id = as_text(as_dict(event.data.get("permissionRequest")).get("toolCallId"))
+        if call_id is not None:
+            self._permission_calls[str(event.data.get("requestId"))] = call_id
+        return None
+
+    def permission_completed(self, event: _Event) -> str | None:
+        data = event.data
+        result = as_dict(data.get("result"))
+        request = str(data.get("requestId"))
+        call_id = as_text(data.get("toolCallId")) or self._permission_calls.get(request)
+        kind = as_text(result.get("kind")) or ""
+        if call_id is not None and kind.startswith("denied"):
+            by_user = kind == "denied-interactively-by-user"
+            feedback = as_text(result.get("feedback"))
+            self._denials[call_id] = ("user-rejected" if by_user else kind, feedback)
+        return None
+
+    def compaction(self, event: _Event) -> str | None:
+        summary = as_text(event.data.get("summaryContent"))
+        if event.data.get("success") is False or summary is None:
+            return "bookkeeping"
+        self.talk(event).compacted(summary, offset=event.offset, timestamp=event.timestamp)
+        return None
+
+    def context_cleared(self, event: _Event) -> str | None:
+        first = as_text(event.data.get("initialMessage"))
+        talk = self.talk(event)
+        talk.cleared()
+        if first is not None:
+            talk.user(first, offset=event.offset, timestamp=event.timestamp)
+        return None
+
+    def abort(self, event: _Event) -> str | None:
+        return None if self.talk(event).interrupted() else "bookkeeping"
+
+    def subagent_started(self, event: _Event) -> str | None:
+        call_id = as_text(event.data.get("toolCallId"))
+        if event.agent and call_id is not None:
+            self._started_by[event.agent] = call_id
+        return None
+
+
+_HANDLERS: dict[str, Callable[[_Session, _Event], str | None]] = {
+    "session.start": _Session.start,
+    "session.resume": _Session.start,
+    "session.context_changed": _Session.context,
+    "session.model_change": _Session.model_change,
+    "session.compaction_complete": _Session.compaction,
+    "session.context_cleared": _Session.context_cleared,
+    "user.message": _Session.user_message,
+    "assistant.message": _Session.assistant_message,
+    "tool.execution_complete": _Session.tool_complete,
+    "permission.requested": _Session.permission_requested,
+    "permission.completed": _Session.permission_completed,
+    "subagent.started": _Session.subagent_started,
+    "abort": _Session.abort,
+}

@@ -1,0 +1,270 @@
+"""One conversation as rows of the tables `turns`, `states` and `sessions`, column by column."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.ingesters.base import NO_RESULT, ReadCounts, SessionLog, Turn
+from replay_pipeline.ingesters.fidelity import predict_context
+from replay_pipeline.ingesters.labels import Label
+from replay_pipeline.redact import Redactor
+from replay_pipeline.types import Message
+
+_ID_BYTES = 10
+"""A multiple of 5, so that ids in base 32 lie side by side without padding."""
+_ID_CHARS = _ID_BYTES * 8 // 5
+_encode = msgspec.json.encode
+
+Rows = dict[str, list[Any]]
+"""Values by column, all of one length."""
+
+
+def state_ids_of(turns: Sequence[Turn]) -> list[str]:
+    """Ids of decisions: stable under copies, forks, redaction and versions of this program."""
+    digests = b"".join(
+        hashlib.blake2b((turn.message_id or turn.uuid).encode(), digest_size=_ID_BYTES).digest()
+        for turn in turns
+    )
+    text = base64.b32encode(digests).decode().lower()
+    return ["cc1_" + text[i : i + _ID_CHARS] for i in range(0, len(text), _ID_CHARS)]
+
+
+def state_id_of(turn: Turn) -> str:
+    """The id of one decision, as `state_ids_of` gives it."""
+    return state_ids_of([turn])[0]
+
+
+def sha_of(value: str | bytes) -> str:
+    """Short hash that names a path or a piece of a file."""
+    data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+class Cleaner:
+    """Redaction of one conversation: a redactor, and the login names that occur in it.
+
+    Without a redactor everything stays as it is.
+    """
+
+    def __init__(self, redactor: Redactor | None, users: frozenset[str]) -> None:
+        self._redactor = redactor
+        self._users = users
+
+    def prepare(self, turns: Sequence[Turn]) -> None:
+        """Redact the texts of `turns` at once, which is faster than one by one."""
+        if self._redactor is not None:
+            self._redactor.prepare(_texts_of(turns), users=self._users)
+
+    def text(self, text: str) -> str:
+        """One text."""
+        return text if self._redactor is None else self._redactor.text(text, users=self._users)
+
+    def texts(self, texts: Sequence[str | None]) -> list[str | None]:
+        """Many texts; what is empty becomes `None`."""
+        return [self.text(text) if text else None for text in texts]
+
+    def arguments(self, text: str) -> str:
+        """Arguments with every string in them redacted, else as they were recorded."""
+        if self._redactor is None:
+            return text
+        value = _loaded(text)
+        if value is text:
+            return self.text(text)
+        clean = self._value(value)
+        return text if clean == value else _encode(clean).decode()
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self._value(item) for item in value]
+        if isinstance(value, dict):
+            return {self.text(key): self._value(item) for key, item in value.items()}
+        return value
+
+
+def _texts_of(turns: Sequence[Turn]) -> Iterator[str]:
+    """Every text of the turns that will be redacted."""
+    for turn in turns:
+        yield "\n\n".join(turn.texts)
+        yield "\n\n".join(turn.thinking)
+        for call in turn.calls:
+            yield from _strings_in(_loaded(call.arguments))
+        for result in turn.results.values():
+            yield result.text
+
+
+def _loaded(arguments: str) -> Any:
+    """The arguments as JSON values, or as the text they are."""
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return arguments
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings_in(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _strings_in(item)
+
+
+class LogRows:
+    """Rows of one conversation, of which `turns` are kept."""
+
+    def __init__(
+        self, log: SessionLog, session_id: str, turns: list[Turn], cleaner: Cleaner
+    ) -> None:
+        self._log = log
+        self._session_id = session_id
+        self._kept = turns
+        self._cleaner = cleaner
+        self._calls = {turn: self._encoded_calls(turn) for turn in turns if turn.calls}
+        """Both tables hold them."""
+        self._moments = [_milliseconds(turn.timestamp) for turn in log.turns]
+
+    def turns(self) -> Rows:
+        """Rows of `turns`, in the order of the file."""
+        kept, clean = self._kept, self._cleaner
+        usages = [turn.usage for turn in kept]
+        return {
+            "session_id": [self._session_id] * len(kept),
+            "turn_idx": [turn.index for turn in kept],
+            "parent_turn_idx": [turn.parent.index if turn.parent else None for turn in kept],
+            "segment": [turn.segment for turn in kept],
+            "kind": [turn.kind for turn in kept],
+            "timestamp": [self._moments[turn.index] for turn in kept],
+            "model": [turn.model for turn in kept],
+            "cwd": clean.texts([turn.cwd for turn in kept]),
+            "messages_json": [_encode(self._messages(turn)) for turn in kept],
+            "thinking": clean.texts(["\n\n".join(turn.thinking) for turn in kept]),
+            "n_input_tokens": [usage.n_input if usage else None for usage in usages],
+            "n_cache_creation_tokens": [u.n_cache_creation if u else None for u in usages],
+            "n_cache_read_tokens": [usage.n_cache_read if usage else None for usage in usages],
+            "n_output_tokens": [usage.n_output if usage else None for usage in usages],
+            "flags": [_flags_of(turn) for turn in kept],
+        }
+
+    def states(self, fresh: Sequence[tuple[str, Turn]], labels_of: Mapping[Turn, Label]) -> Rows:
+        """Rows of `states`: the decisions in `fresh`, each with its id."""
+        clean = self._cleaner
+        states = [turn for _, turn in fresh]
+        labels = [labels_of[turn] for turn in states]
+        depth = _depths(self._log.turns)
+        predicted = predict_context(self._log.turns)
+        n_context = [turn.usage.n_context if turn.usage else 0 for turn in states]
+        return {
+            "state_id": [state_id for state_id, _ in fresh],
+            "session_id": [self._session_id] * len(states),
+            "turn_idx": [turn.index for turn in states],
+            "depth": [depth[turn] for turn in states],
+            "segment": [turn.segment for turn in states],
+            "student_model": [turn.model for turn in states],
+            "cwd": clean.texts([turn.cwd for turn in states]),
+            "action_text": [clean.text("\n\n".join(turn.texts)) for turn in states],
+            "action_tool_calls_json": [self._calls.get(turn) for turn in states],
+            "outcome": [label.outcome for label in labels],
+            "error_kind": [label.error_kind for label in labels],
+            "hint": clean.texts([label.hint for label in labels]),
+            "recovered_by": [
+                state_id_of(label.recovered_by) if label.recovered_by else None for label in labels
+            ],
+            "siblings": [state_ids_of(i.siblings) if i.siblings else [] for i in labels],
+            "n_context_tokens": [n or None for n in n_context],
+            "n_predicted_tokens": [predicted.get(turn) for turn in states],
+            "fidelity": [
+                predicted[turn] / n if turn in predicted else None
+                for turn, n in zip(states, n_context, strict=True)
+            ],
+        }
+
+    def session(self, counts: ReadCounts, *, n_states: int, hash_project: bool) -> dict[str, Any]:
+        """The row of `sessions`, without its source."""
+        log = self._log
+        cwd = next((turn.cwd for turn in log.turns if turn.cwd), None)
+        moments = [moment for moment in self._moments if moment is not None]
+        project = cwd
+        if cwd is not None:
+            project = sha_of(cwd) if hash_project else self._cleaner.text(cwd)
+        return {
+            "session_id": self._session_id,
+            "agent": log.agent,
+            "agent_id": log.agent_id,
+            "parent_session_id": log.parent_session_id,
+            "project": project,
+            "versions": sorted({turn.version for turn in log.turns if turn.version}),
+            "models": sorted({turn.model for turn in log.turns if turn.model}),
+            "first_timestamp": min(moments, default=None),
+            "last_timestamp": max(moments, default=None),
+            "n_turns": len(self._kept),
+            "n_states": n_states,
+            "n_rows": counts.rows,
+            "n_rows_used": counts.rows_used,
+            "skipped_json": json.dumps(dict(sorted(counts.skipped.items()))),
+        }
+
+    def _encoded_calls(self, turn: Turn) -> bytes:
+        clean = self._cleaner
+        return _encode(
+            [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": clean.text(call.name),
+                        "arguments": clean.arguments(call.arguments),
+                    },
+                }
+                for call in turn.calls
+            ]
+        )
+
+    def _messages(self, turn: Turn) -> list[Message]:
+        clean = self._cleaner
+        text = clean.text("\n\n".join(turn.texts))
+        if turn.kind == "microcompact":
+            return []
+        if turn.kind != "assistant":
+            return [{"role": "user", "content": text}]
+        message: Message = {"role": "assistant", "content": text}
+        if not turn.calls:
+            return [message]
+        message["tool_calls"] = msgspec.Raw(self._calls[turn])
+        messages = [message]
+        for call in turn.calls:
+            result = turn.results.get(call.id)
+            content = clean.text(result.text) if result is not None else NO_RESULT
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+        return messages
+
+
+def _flags_of(turn: Turn) -> list[str]:
+    return [*sorted(turn.flags), *(f"clear:{call_id}" for call_id in turn.cleared)]
+
+
+def _depths(turns: Sequence[Turn]) -> dict[Turn, int]:
+    depth: dict[Turn, int] = {}
+    for turn in turns:
+        depth[turn] = depth[turn.parent] + 1 if turn.parent is not None else 0
+    return depth
+
+
+def _milliseconds(timestamp: str | None) -> int | None:
+    if not timestamp:
+        return None
+    try:
+        moment = datetime.fromisoformat(timestamp)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return round(moment.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,143 @@
+"""The files of `deploy/`: what they name exists, nothing secret is in them, nothing runs as root."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from replay_pipeline.settings import Settings
+
+REPO = Path(__file__).parents[2]
+DEPLOY = REPO / "deploy"
+FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".pyc")
+CONTAINERFILE = (DEPLOY / "Containerfile").read_text("utf-8")
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+HELM = yaml.safe_load((DEPLOY / "helm-values.yaml").read_text("utf-8"))
+NIGHTLY = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "nightly.yaml").read_text("utf-8")))
+SECRETS = {
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "HF_TOKEN",
+    "OPENROUTER_API_KEY",
+    "POSTGRES_PASSWORD",
+    "REPLAY_DAGSTER_DB",
+    "REPLAY_LEDGER",
+    "REPLAY_SALT",
+    "REPLAY_WEBHOOK",
+}
+
+
+def every_mapping(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, dict):
+        return [value, *(m for each in value.values() for m in every_mapping(each))]
+    if isinstance(value, list):
+        return [m for each in value for m in every_mapping(each)]
+    return []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_variable_that_is_named_is_read_somewhere(path):
+    named = set(re.findall(r"\bREPLAY_[A-Z_]+", path.read_text("utf-8")))
+    assert not {n for n in named if f'"{n}"' not in read_by_the_code()}
+
+
+def read_by_the_code() -> str:
+    return "".join(p.read_text("utf-8") for p in (REPO / "replay_pipeline").rglob("*.py"))
+
+
+def test_the_settings_of_the_nightly_job_are_settings(tmp_path):
+    (text,) = [each["data"]["settings.toml"] for each in NIGHTLY if each["kind"] == "ConfigMap"]
+    fields = tomllib.loads(text)
+    settings = Settings.load(changes=fields, env={})
+    assert settings.replay.max_total_usd == fields["replay"]["max_total_usd"] > 0
+
+
+def test_no_secret_has_a_value():
+    for document in (COMPOSE, HELM, *NIGHTLY):
+        for mapping in every_mapping(document):
+            for name in SECRETS & mapping.keys():
+                unfilled = re.sub(r"\$\{\w+(:[-?][^}]*)?\}", "", str(mapping[name]))
+                assert "${" in str(mapping[name]), name
+                assert not re.search(r":[^/@]+@", unfilled), name
+            if mapping.get("name") in SECRETS:
+                assert "value" not in mapping
+    example = (DEPLOY / ".env.example").read_text("utf-8")
+    for line in example.splitlines():
+        name, _, value = line.partition("=")
+        assert name not in SECRETS or value == ""
+
+
+def test_only_the_service_that_asks_teachers_has_the_keys():
+    with_keys = {
+        name
+        for name, service in COMPOSE["services"].items()
+        if {"OPENROUTER_API_KEY", "HF_TOKEN"} & set(service.get("environment", {}))
+    }
+    assert with_keys == {"code"}
+
+
+def test_the_webserver_is_published_on_loopback_only():
+    published = [
+        port for service in COMPOSE["services"].values() for port in service.get("ports", [])
+    ]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert HELM["dagsterWebserver"]["service"]["type"] == "ClusterIP"
+    assert "ingress" not in HELM
+
+
+def test_images_are_pinned_and_nothing_runs_as_root():
+    images = [m["image"] for d in (COMPOSE, *NIGHTLY) for m in every_mapping(d) if "image" in m]
+    bases = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
+    (version,) = re.findall(r"^ARG PYTHON=(.*)$", CONTAINERFILE, re.MULTILINE)
+    images += [base.replace("${PYTHON}", version) for base in bases]
+    assert len(images) >= 5
+    assert all(re.search(r":\d+\.\d+", image) for image in images), images
+    (user,) = re.findall(r"^USER (\d+):", CONTAINERFILE, re.MULTILINE)
+    assert int(user) > 0
+    assert "HEALTHCHECK" in CONTAINERFILE
+    (job,) = [each for each in NIGHTLY if each["kind"] == "CronJob"]
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (deployment,) = HELM["dagster-user-deployments"]["deployments"]
+    assert pod["securityContext"]["runAsUser"] == int(user)
+    assert deployment["podSecurityContext"]["runAsUser"] == int(user)
+    for context in (pod["containers"][0]["securityContext"], deployment["securityContext"]):
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+    for name, service in COMPOSE["services"].items():
+        if name != "db":
+            assert service["read_only"]
+            assert service["cap_drop"] == ["ALL"]
+
+
+def test_the_image_has_what_it_is_told_to_have():
+    project = tomllib.loads((REPO / "pyproject.toml").read_text("utf-8"))["project"]
+    (extras,) = re.findall(r"^ARG EXTRAS=(.*)$", CONTAINERFILE, re.MULTILINE)
+    assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE)
+    for name in " ".join(copied).split():
+        assert (REPO / name).exists(), name
+    allowed = (DEPLOY / "Containerfile.dockerignore").read_text("utf-8").splitlines()
+    for name in " ".join(copied).split():
+        assert f"!{name}" in allowed, name
+    assert f":{project['version']}" in COMPOSE["services"]["code"]["image"]
+
+
+def test_commands_of_the_services_exist():
+    from replay_pipeline.cli import app
+
+    commands = {info.name or info.callback.__name__ for info in app.registered_commands}
+    text = "".join(path.read_text("utf-8") for path in FILES)
+    used = set(re.findall(r"replay-pipeline[, ]+(run|sync|ingest|ui)\b", text))
+    assert {"run", "sync"} <= used <= commands
+
+
+def test_the_workspace_names_the_service_of_the_compose_file():
+    workspace = yaml.safe_load((DEPLOY / "workspace.yaml").read_text("utf-8"))
+    (location,) = workspace["load_from"]
+    assert location["grpc_server"]["host"] in COMPOSE["services"]
+    assert location["grpc_server"]["location_name"] == "replay_pipeline"
+    assert str(location["grpc_server"]["port"]) in COMPOSE["services"]["code"]["command"][-1]

@@ -1,0 +1,150 @@
+"""Tokenized pairs at rest, their reference log-probs, and the part of a step that a rank trains on.
+
+The pairs are rendered once, before the workers start, so that no worker needs the renderer. Which
+pairs a step sees is `PairSampler`'s pure function of the step: the same as under TRL, whatever the
+number of ranks.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from trainer.data.rendering import Renderer
+from trainer.data.sampler import PairSampler
+from trainer.errors import DatasetError
+
+SCHEMA = pa.schema(
+    [
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("chosen_ids", pa.list_(pa.int32())),
+        ("rejected_ids", pa.list_(pa.int32())),
+        ("weight", pa.float64()),
+        ("session_id", pa.string()),
+    ]
+)
+
+
+def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Renderer) -> int:
+    """Render the rows of `pairs`; returns how many there are.
+
+    Raises:
+        DatasetError: there is none.
+    """
+    if not rows:
+        raise DatasetError("there is no pair: turn channel 3 off (trl.beta_replay=0)")
+    columns = [
+        {
+            "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools")),
+            "chosen_ids": renderer.response_ids(row["chosen"]),
+            "rejected_ids": renderer.response_ids(row["rejected"]),
+            "weight": float(row.get("weight") or 1.0),
+            "session_id": row.get("session_id"),
+        }
+        for row in rows
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(columns, schema=SCHEMA), path, compression="zstd")
+    return len(columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairPart:
+    """The pairs of one rank in one step; all ranks have equally many, some of weight 0."""
+
+    indices: tuple[int, ...]
+    weights: tuple[float, ...]
+    total_weight: float
+    """Summed weight of the step over all ranks."""
+
+
+class TokenizedPairs:
+    """Pairs as `write_pairs` left them."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Read the file.
+
+        Raises:
+            DatasetError: it is not there, or holds no pair.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise DatasetError(
+                f"{path}: no tokenized pairs; every worker must reach the run's output folder"
+            )
+        self.rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        if not self.rows:
+            raise DatasetError(f"{path} holds no pair: turn channel 3 off (trl.beta_replay=0)")
+        self.fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sampler(self, *, batch_size: int, seed: int) -> PairSampler:
+        """Which pairs each optimizer step sees; those of one session stay together."""
+        groups = [row["session_id"] or i for i, row in enumerate(self.rows)]
+        return PairSampler(len(self), batch_size=batch_size, seed=seed, groups=groups)
+
+    def part(self, drawn: Sequence[int], *, rank: int, n_ranks: int, multiple: int) -> PairPart:
+        """The share of `rank` in the pairs of a step.
+
+        Collective operations want every rank to do equally many passes, of `multiple` pairs each:
+        short shares are filled up with pairs of weight 0.
+        """
+        mine = list(drawn[len(drawn) * rank // n_ranks : len(drawn) * (rank + 1) // n_ranks])
+        longest = -(-len(drawn) // n_ranks)
+        padded = -(-longest // multiple) * multiple
+        filler = padded - len(mine)
+        weights = [self.rows[i]["weight"] for i in mine] + [0.0] * filler
+        return PairPart(
+            indices=tuple(mine + [drawn[0]] * filler),
+            weights=tuple(weights),
+            total_weight=sum(self.rows[i]["weight"] for i in drawn),
+        )
+
+    def tensors(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Rows chosen, rejected, chosen, …: prompts padded on the left, responses on the right."""
+        sides = [
+            (self.rows[i]["prompt_ids"], self.rows[i][f"{side}_ids"])
+            for i in indices
+            for side in ("chosen", "rejected")
+        ]
+        n_prompt = max(len(prompt) for prompt, _ in sides)
+        n_response = max(len(response) for _, response in sides)
+        ids_BT = torch.zeros(len(sides), n_prompt + n_response, dtype=torch.long)
+        mask_BT = torch.zeros_like(ids_BT)
+        for b, (prompt, response) in enumerate(sides):
+            place = slice(n_prompt - len(prompt), n_prompt + len(response))
+            ids_BT[b, place] = torch.tensor([*prompt, *response])
+            mask_BT[b, place] = 1
+        return {
+            "input_ids": ids_BT,
+            "attention_mask": mask_BT,
+            "prompts": ids_BT[:, :n_prompt],
+            "responses": ids_BT[:, n_prompt:],
+            "response_mask": mask_BT[:, n_prompt:],
+            "position_ids": (mask_BT.cumsum(-1) - 1).clamp_min(0),
+        }
+
+
+def read_reference(path: str | Path, pairs: TokenizedPairs) -> list[list[float]] | None:
+    """Reference log-probs of both sides of every pair; `None` when the file holds no such thing."""
+    path = Path(path)
+    if not path.is_file():
+        return None
+    kept = json.loads(path.read_text("utf-8"))
+    return kept["logps"] if kept["pairs"] == pairs.fingerprint else None
+
+
+def write_reference(path: str | Path, pairs: TokenizedPairs, logps: list[list[float]]) -> None:
+    """Keep summed log-probs under the weights that a run began with: a resumed run reads them."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"pairs": pairs.fingerprint, "logps": logps}), "utf-8")

@@ -1,0 +1,19 @@
+"""The one environment variable through which a run's options reach VeRL's worker processes.
+
+Ray starts the workers on whatever machine it likes, and VeRL's worker configurations have no field
+for a plug-in. `engine.py` and `agent_loop.py` read what `launch.py` set.
+"""
+
+import os
+
+VARIABLE = "REPLAY_VERL_OPTIONS"
+
+
+def options_text() -> str | None:
+    """The options as JSON; `None` in a process that belongs to no run of ours."""
+    return os.environ.get(VARIABLE)
+
+
+def child_environment(options: str, **more: str) -> dict[str, str]:
+    """This process's environment with the options in it, for the process that starts VeRL."""
+    return {**os.environ, VARIABLE: options, **more}

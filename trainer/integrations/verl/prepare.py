@@ -1,0 +1,308 @@
+"""From a settings file and a published dataset to what VeRL reads: data, pairs, configuration."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from transformers import AutoTokenizer
+
+from trainer.data.dataset import PreferenceData, load_preference_data
+from trainer.data.rendering import Renderer
+from trainer.errors import DatasetError, TrainerConfigError
+from trainer.hints import hint_for_row
+from trainer.integrations.capabilities import check
+from trainer.integrations.pairs import write_pairs
+from trainer.integrations.settings import EngineSettings
+from trainer.integrations.verl.environment import VARIABLE
+from trainer.integrations.verl.options import PluginOptions, options_of
+
+logger = logging.getLogger(__name__)
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_agg_mode": "seq-mean-token-mean"},
+    "dapo": {"loss_agg_mode": "token-mean", "clip_ratio_high": 0.28},
+    "dr_grpo": {"loss_agg_mode": "seq-mean-token-sum-norm"},
+    "gspo": {"loss_agg_mode": "seq-mean-token-mean", "policy_loss": {"loss_mode": "gspo"}},
+    "cispo": {
+        "loss_agg_mode": "token-mean",
+        "policy_loss": {"loss_mode": "cispo"},
+        "clip_ratio_low": 1.0,
+        "clip_ratio_high": 4.0,
+    },
+    "sapo": {"loss_agg_mode": "seq-mean-token-mean", "policy_loss": {"loss_mode": "sapo"}},
+}
+"""Policy objectives by our names, in VeRL's words (`actor_rollout_ref.actor`)."""
+
+SCHEDULES = {
+    "linear": "constant",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "cosine": "cosine",
+}
+RESERVED = frozenset({"pairs_per_pass"})
+"""Keys of `engines.verl` that are ours; all others are VeRL's own, with dots."""
+
+PROMPT_SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("agent_name", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        (
+            "extra_info",
+            pa.struct(
+                [
+                    ("index", pa.int64()),
+                    ("reward", pa.string()),
+                    ("hint", pa.string()),
+                    ("prompt_ids", pa.list_(pa.int32())),
+                    ("hinted_ids", pa.list_(pa.int32())),
+                ]
+            ),
+        ),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """Files of a run, all in its output folder."""
+
+    config: Path
+    """Hydra configuration for `verl.trainer.main_ppo`."""
+    options: PluginOptions
+    n_prompts: int
+    n_hints: int
+    n_pairs: int
+
+
+def prepare(settings: EngineSettings) -> PreparedRun:
+    """Render the dataset, and write everything that VeRL needs into `settings.output`.
+
+    Raises:
+        TrainerConfigError: VeRL cannot do what the settings ask for.
+        DatasetError: a channel has a weight and the dataset has nothing for it.
+    """
+    check(settings)
+    if settings.model is None:
+        raise TrainerConfigError("VeRL loads a model from disk or the Hub: set model")
+    if settings.shared.max_steps < 1:
+        raise TrainerConfigError("VeRL counts in steps: set trl.max_steps")
+    shared, folder = settings.shared, Path(settings.output).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    data = load_preference_data(settings.dataset, revision=settings.revision)
+    tokenizer: Any = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
+    renderer = Renderer(
+        tokenizer=tokenizer,
+        max_prompt_tokens=shared.max_prompt_tokens,
+        max_response_tokens=shared.max_response_tokens,
+        with_tools=shared.render_tools,
+    )
+    rows = prompt_rows(data, renderer, reward=settings.reward)
+    n_hints = sum(row["extra_info"]["hinted_ids"] is not None for row in rows)
+    if shared.alpha_sdpo > 0 and n_hints == 0:
+        raise DatasetError(
+            f"{settings.dataset}: no row has a hint, and alpha_sdpo={shared.alpha_sdpo}: set it to "
+            "0, or publish the column `hint`"
+        )
+    prompts = folder / "prompts.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA), prompts, compression="zstd")
+    n_pairs = 0
+    if shared.beta_replay > 0:
+        n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, renderer)
+    options = options_of(
+        settings,
+        pairs=str(folder / "pairs.parquet"),
+        reference=str(folder / "reference_logps.json"),
+    )
+    config = folder / "verl.yaml"
+    # JSON is YAML; Hydra reads its 1e-06 as a number, which plain YAML 1.1 would not.
+    config.write_text(json.dumps(hydra_config(settings, options, rows, prompts), indent=2), "utf-8")
+    return PreparedRun(
+        config=config, options=options, n_prompts=len(rows), n_hints=n_hints, n_pairs=n_pairs
+    )
+
+
+def prompt_rows(data: PreferenceData, renderer: Renderer, *, reward: str) -> list[dict[str, Any]]:
+    """The states to roll out from, rendered with and without hint, in VeRL's columns."""
+    states: list[Any] = list(data.prompts)
+    states = states or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
+    rows = []
+    for index, state in enumerate(states):
+        hint = hint_for_row(state)
+        about = {name: state.get(name) for name in ("consensus", "tools", "state_id", "outcome")}
+        rows.append(
+            {
+                "data_source": "replay",
+                "agent_name": "replayed_state",
+                "prompt": [{"role": "user", "content": str(state.get("state_id") or index)}],
+                "reward_model": {"style": "rule", "ground_truth": json.dumps(about)},
+                "extra_info": {
+                    "index": index,
+                    "reward": reward,
+                    "hint": hint.text if hint else None,
+                    "prompt_ids": renderer.prompt_ids(state["prompt"]),
+                    "hinted_ids": renderer.prompt_ids(state["prompt"], hint=hint.text)
+                    if hint
+                    else None,
+                },
+            }
+        )
+    return rows
+
+
+def hydra_config(
+    settings: EngineSettings,
+    options: PluginOptions,
+    rows: Sequence[Mapping[str, Any]],
+    prompts: Path,
+) -> dict[str, Any]:
+    """The whole of what we tell VeRL; `engines.verl` of the settings file goes over it.
+
+    Raises:
+        TrainerConfigError: the batch does not hold whole groups, or the dataset not one batch.
+    """
+    shared, own = settings.shared, settings.own
+    n_ranks = int(own.get("trainer.nnodes", 1)) * int(own.get("trainer.n_gpus_per_node", 1))
+    n_rollouts = shared.per_device_train_batch_size * shared.gradient_accumulation_steps * n_ranks
+    if n_rollouts % shared.num_generations:
+        raise TrainerConfigError(
+            f"{n_rollouts} rollouts a step are no whole groups of trl.num_generations="
+            f"{shared.num_generations}: change trl.per_device_train_batch_size"
+        )
+    n_states = n_rollouts // shared.num_generations
+    if n_states > len(rows):
+        raise TrainerConfigError(
+            f"a step wants {n_states} states and the dataset has {len(rows)}: lower "
+            "trl.per_device_train_batch_size"
+        )
+    config: dict[str, Any] = {
+        "defaults": ["ppo_trainer", "_self_"],
+        "hydra": {"run": {"dir": str(prompts.parent / "hydra")}, "output_subdir": None},
+        "algorithm": {
+            "adv_estimator": "grpo",
+            "norm_adv_by_std_in_grpo": shared.objective != "dr_grpo",
+        },
+        "data": _data_section(settings, rows, prompts, n_states),
+        "actor_rollout_ref": {
+            "model": {
+                "path": settings.model,
+                "use_fused_kernels": False,
+                "enable_gradient_checkpointing": shared.activation_checkpointing,
+            },
+            "actor": _actor_section(settings, n_states),
+            "rollout": _rollout_section(settings, options, rows),
+        },
+        "reward": {
+            "custom_reward_function": {
+                "path": "pkg://trainer.integrations.verl.reward",
+                "name": "compute_score",
+            }
+        },
+        "ray_kwargs": {
+            "ray_init": {"runtime_env": {"env_vars": {VARIABLE: options.as_json()}}},
+        },
+        "trainer": {
+            "project_name": "replay",
+            "experiment_name": prompts.parent.name,
+            "default_local_dir": str(prompts.parent / "checkpoints"),
+            "logger": ["console", "file"],
+            "nnodes": 1,
+            "n_gpus_per_node": 1,
+            "total_training_steps": shared.max_steps,
+            "total_epochs": shared.max_steps,
+            "val_before_train": False,
+            "test_freq": -1,
+        },
+    }
+    for key, value in own.items():
+        if key not in RESERVED:
+            _put(config, key, value)
+    return config
+
+
+def _data_section(
+    settings: EngineSettings, rows: Sequence[Mapping[str, Any]], prompts: Path, n_states: int
+) -> dict[str, Any]:
+    return {
+        "train_files": str(prompts),
+        "val_files": str(prompts),
+        "train_batch_size": n_states,
+        "max_prompt_length": max(len(row["extra_info"]["prompt_ids"]) for row in rows),
+        "max_response_length": settings.shared.max_completion_length,
+        # Prompts are rendered and cut already; the column that VeRL would measure is a label.
+        "filter_overlong_prompts": False,
+        "seed": settings.shared.seed,
+    }
+
+
+def _actor_section(settings: EngineSettings, n_states: int) -> dict[str, Any]:
+    shared = settings.shared
+    schedule = SCHEDULES.get(shared.lr_scheduler_type)
+    if schedule is None:
+        raise TrainerConfigError(
+            f"trl.lr_scheduler_type={shared.lr_scheduler_type}: VeRL knows constant and cosine"
+        )
+    if schedule != shared.lr_scheduler_type:
+        logger.warning("verl: lr_scheduler_type=%s becomes %s", shared.lr_scheduler_type, schedule)
+    objective = OBJECTIVES[shared.objective or "dapo"]
+    if shared.objective == "dr_grpo":
+        objective = objective | {"loss_scale_factor": shared.max_completion_length}
+    return {
+        "strategy": "fsdp2",
+        "ppo_mini_batch_size": n_states,
+        "ppo_micro_batch_size_per_gpu": shared.per_device_train_batch_size,
+        "data_loader_seed": shared.seed,
+        "grad_clip": shared.max_grad_norm,
+        "optim": {
+            "lr": shared.learning_rate,
+            "lr_warmup_steps": shared.warmup_steps,
+            "lr_scheduler_type": schedule,
+            "weight_decay": shared.weight_decay,
+            "clip_grad": shared.max_grad_norm,
+        },
+    } | objective
+
+
+def _rollout_section(
+    settings: EngineSettings, options: PluginOptions, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    shared = settings.shared
+    longest = max(
+        len(row["extra_info"][name] or ()) for row in rows for name in ("prompt_ids", "hinted_ids")
+    )
+    section: dict[str, Any] = {
+        "name": "vllm",
+        "n": shared.num_generations,
+        "temperature": shared.temperature,
+        "tensor_model_parallel_size": 1,
+        "log_prob_micro_batch_size_per_gpu": shared.per_device_train_batch_size,
+        "max_model_len": longest + shared.max_completion_length + 1,
+        "agent": {
+            "default_agent_loop": "replayed_state",
+            "agent_loop_manager_class": (
+                "trainer.integrations.verl.agent_loop.HintedAgentLoopManager"
+            ),
+        },
+    }
+    if options.alpha_sdpo > 0:
+        # vLLM sends at most 20 log-probs a position unless it is told otherwise.
+        section["engine_kwargs"] = {"vllm": {"max_logprobs": max(options.top_k, 20)}}
+    return section
+
+
+def _put(config: dict[str, Any], key: str, value: Any) -> None:
+    section: Any = config
+    *outer, last = key.split(".")
+    for name in outer:
+        section = section.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise TrainerConfigError(
+                f"engines.verl: {key} goes through {name}, which is no section"
+            )
+    section[last] = value
