@@ -31,7 +31,6 @@ from replay_pipeline.replay.requests import (
     RequestOptions,
     dialect_of,
 )
-from replay_pipeline.replay.windows import window_messages
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings, api_key
 from replay_pipeline.types import (
     AgreementLevel,
@@ -41,6 +40,7 @@ from replay_pipeline.types import (
     TeacherSpec,
     TraceState,
 )
+from replay_pipeline.windows import window_messages
 
 logger = logging.getLogger(__name__)
 

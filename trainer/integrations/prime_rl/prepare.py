@@ -127,11 +127,11 @@ def rl_config(settings: EngineSettings, folder: Path) -> dict[str, Any]:
                     {
                         "name": "replay",
                         "taskset": {
-                            "id": "replay-states",
+                            "id": "replay_states",
                             "dataset": settings.dataset,
                             "task": {"reward": settings.reward},
                         },
-                        "harness": {"id": "replay-states"},
+                        "harness": {"id": "replay_states"},
                     }
                 ],
             },
