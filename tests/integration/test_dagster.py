@@ -1,5 +1,6 @@
 """The pipeline under a real Dagster: its definitions, a run, its web server."""
 
+import gc
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 import dagster as dg
 import pyarrow as pa
 import pytest
+from dagster._core.storage.defs_state.base import set_defs_state_storage
 
 from replay_pipeline.assets.automation import new_sessions, nightly_replay, notify_failures
 from replay_pipeline.assets.checks import failures_told
@@ -46,6 +48,14 @@ BY_BATCH = ["trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs"]
 RANGE = "dagster/asset_partition_range_"
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _no_instance_of_another_test():
+    """Dagster puts an instance back in place when a context that held it is collected."""
+    gc.collect()
+    with set_defs_state_storage(None):
+        yield
 
 
 @pytest.fixture
