@@ -26,10 +26,10 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
 
+from trainer.integrations.pairs import TokenizedPairs
 from trainer.integrations.verl.engine import ComposerEngine
 from trainer.integrations.verl.losses import NOT_SCORED
 from trainer.integrations.verl.options import current_options
-from trainer.integrations.verl.pairs import TokenizedPairs
 from trainer.losses.channels import distillation_per_token, replay_per_pair
 from trainer.losses.logps import response_logps
 

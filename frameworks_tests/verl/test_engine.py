@@ -7,9 +7,9 @@ from cpu_run import HERE, free_port, run
 
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
+from trainer.integrations.pairs import write_pairs
 from trainer.integrations.verl.environment import VARIABLE
 from trainer.integrations.verl.options import PluginOptions
-from trainer.integrations.verl.pairs import write_pairs
 from trainer.losses.channels import ReplayOptions, SDPOOptions
 
 WORKER = str(HERE / "engine_worker.py")

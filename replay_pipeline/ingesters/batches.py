@@ -195,11 +195,12 @@ def _tail_sha(path: Path, offset: int) -> str:
 
 def _complete_end(path: Path, n_bytes: int) -> int:
     """End of the last whole line; a last line that is valid JSON counts as whole."""
-    position = n_bytes
+    position, step = n_bytes, 1 << 16
     tail = b""
     with path.open("rb") as file:
         while position > 0:
-            step = min(1 << 16, position)
+            # Steps grow, so that a long line is not copied once per step.
+            step = min(step + len(tail), position)
             position -= step
             file.seek(position)
             tail = file.read(step) + tail
