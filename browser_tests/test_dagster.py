@@ -5,7 +5,8 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-PATIENCE_MS = 90_000
+from browser_tests.serving import PATIENCE_MS
+
 ASSETS = (
     "claude_code_sessions",
     "trace_states",

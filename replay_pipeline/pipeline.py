@@ -258,6 +258,7 @@ class Pipeline:
                     gates=replay.gates,
                     agreement_threshold=self.settings.pairs.agreement_threshold,
                     level=self.settings.pairs.level,
+                    count_own_family=self.settings.pairs.count_own_family,
                     accepted_terms=replay.accepted_terms,
                     price_folder=self._price_folder(),
                     tick=self._on_progress,

@@ -84,7 +84,7 @@ def _text_level(a: str, b: str, same_text: TextComparator | None) -> AgreementLe
 
 def _call_level(a: Call, b: Call) -> AgreementLevel | None:
     family = family_of(a.name)
-    if family != family_of(b.name):
+    if a.name != b.name and family != family_of(b.name):
         return None
     if a == b:
         return "exact"

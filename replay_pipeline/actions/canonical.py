@@ -4,7 +4,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +41,8 @@ class Call:
     working directory are relative to it."""
     cwd: str | None = None
     """Working directory that the paths are relative to."""
+    keys: Any = field(default=None, init=False, repr=False, compare=False)
+    """What `keys.keys_of` has read from it."""
 
     def __hash__(self) -> int:
         # A string keeps its hash, so this is much faster than hashing all fields.
@@ -76,6 +78,9 @@ class Action:
     """In the order they were made; order means nothing for agreement."""
     invalid_reason: str | None = None
     """Why the action cannot run: it has no vote. `None` for a valid action."""
+
+    def __hash__(self) -> int:
+        return hash(self.calls or self.text)
 
     @property
     def is_valid(self) -> bool:

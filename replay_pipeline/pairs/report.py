@@ -10,7 +10,7 @@ from typing import Any
 
 from replay_pipeline.actions import LEVELS, Action, agreement_level
 from replay_pipeline.actions.agreement import strictness
-from replay_pipeline.pairs.votes import Vote
+from replay_pipeline.actions.votes import Vote
 from replay_pipeline.types import AgreementLevel, DPOPair
 
 _N_CHANCE_STATES = 1_000

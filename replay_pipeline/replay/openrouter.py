@@ -88,10 +88,10 @@ class Client:
             return Reply(_lost(error, base_url, timeout_s))
         # Plain dict: the headers of a response are looked up many times per call.
         received = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
+            name.decode("latin-1").lower(): _without(key, value).decode("latin-1")
             for name, value in response.headers.raw
         }
-        content = response.content
+        content = _without(key, response.content)
         return Reply(read_reply(response.status_code, received, content), content)
 
     async def models(self, base_url: str, key: SecretStr | None = None) -> list[dict[str, Any]]:
@@ -184,6 +184,11 @@ def _with_key(headers: Mapping[str, str], key: SecretStr | None) -> dict[str, st
     if key is None:
         return dict(headers)
     return {**headers, "authorization": f"Bearer {key.get_secret_value()}"}
+
+
+def _without(key: SecretStr | None, sent: bytes) -> bytes:
+    """What an endpoint sent, without the key: some repeat it in their error messages."""
+    return sent if key is None else sent.replace(key.get_secret_value().encode(), b"<API KEY>")
 
 
 def _lost(error: Exception, base_url: str, timeout_s: float) -> Failure:

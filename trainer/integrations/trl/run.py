@@ -28,7 +28,12 @@ from trainer.diloco.environment import ReplicaPlace
 from trainer.diloco.object_store import ObjectStore
 from trainer.errors import DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
-from trainer.integrations.outer import OuterOptions, outer_callbacks, sharded
+from trainer.integrations.outer import (
+    OuterOptions,
+    inner_optimizers,
+    outer_callbacks,
+    sharded,
+)
 from trainer.integrations.settings import without_engines
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
@@ -419,6 +424,9 @@ def build_trainer(
             **options,
             processing_class=tokenizer,
             callbacks=callbacks,
+            optimizers=inner_optimizers(
+                config.outer, config.outer_options, model, args, place=parts.place
+            ),
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
