@@ -60,7 +60,7 @@ def test_a_batch_shows_figures_tables_samples_and_pictures(opened, ui):
     page.goto(f"{ui}/assets/teacher_actions?view=partitions")
     open_first_batch(page)
     expect(page.get_by_text("usd deepseek", exact=True)).to_be_visible(timeout=PATIENCE_MS)
-    assert pictures(page) == [560]
+    assert pictures(page) == [440]
 
 
 def test_columns_are_explained_and_numbers_are_drawn_over_the_batches(opened, ui):
@@ -77,7 +77,7 @@ def test_columns_are_explained_and_numbers_are_drawn_over_the_batches(opened, ui
 def test_the_training_shows_its_curves_and_the_points_it_reported_on_its_way(opened, ui):
     page = opened(f"{ui}/assets/trained_model?view=events")
     expect(page.get_by_text("loss/objective by step")).to_be_visible(timeout=PATIENCE_MS)
-    assert set(pictures(page)) == {560}
+    assert set(pictures(page)) == {440}
     page.goto(f"{ui}/assets/trained_model?view=overview")
     page.get_by_text("Plots", exact=True).last.click()
     expect(page.get_by_text("replay/accuracy", exact=True).last).to_be_visible(timeout=PATIENCE_MS)
