@@ -87,7 +87,8 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m replay_pipeline.reference docs
 	$(BIN)/python -m trainer.integrations.capabilities docs/frameworks.md
-	$(BIN)/python -m pytest -q tests/test_docs.py
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_site.py
 
 clean:
 	rm -rf $(VENV) $(ENVIRONMENTS)

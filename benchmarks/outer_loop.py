@@ -1,7 +1,7 @@
 """The outer loop against what it replaces: data-parallel training, and float32 on the wire.
 
     python benchmarks/outer_loop.py                 bytes, loss, gain and speed of each codec
-    python benchmarks/outer_loop.py --only speed    one part: scratch, finetune, traffic, speed
+    python benchmarks/outer_loop.py --only speed    one part: scratch, gap, finetune, traffic, speed
     python benchmarks/outer_loop.py --schedules N   N fault schedules of the protocol
     python benchmarks/outer_loop.py --chaos N       four processes, N random kills, 30 rounds
     python benchmarks/outer_loop.py --restarts N    N times: kill all four, restart, compare
@@ -41,6 +41,7 @@ from trainer.diloco.parameters import ParameterVector, optimizer_tensors, restor
 from trainer.diloco.simulation import run_schedule
 
 CONTEXT = 64
+AVERAGE = OuterStep(1.0, 0.0)
 
 
 class TinyLM(nn.Module):
@@ -105,9 +106,9 @@ def evaluate(model: nn.Module, data: torch.Tensor, n: int = 12) -> float:
     return sum(loss_of(model, batch(data, generator, 64)).item() for _ in range(n)) / n
 
 
-def build(regime: "Regime | None" = None, seed: int = 0) -> TinyLM:
-    """Return a model with fixed initial weights."""
-    torch.manual_seed(seed)
+def build(regime: "Regime | None" = None) -> TinyLM:
+    """Return a model with the initial weights of a regime's seed."""
+    torch.manual_seed(regime.seed if regime else 0)
     return TinyLM(regime.width, regime.depth) if regime else TinyLM()
 
 
@@ -128,14 +129,25 @@ class Regime:
     is_constant_lr: bool = False
     width: int = 64
     depth: int = 2
+    seed: int = 0
+    warm_up: int = 20
+    single_rounds: int = 0
+
+    @property
+    def n_steps(self) -> int:
+        """Inner steps of the whole run."""
+        return self.first_step(self.n_rounds)
+
+    def first_step(self, round_id: int) -> int:
+        """Return the first inner step of a round; the first `single_rounds` have one each."""
+        return round_id + max(0, round_id - self.single_rounds) * (self.inner_steps - 1)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of an inner step: cosine with a short warm-up."""
         if self.is_constant_lr:
             return self.lr
-        total = self.n_rounds * self.inner_steps
-        warm = min(1.0, (step + 1) / 20)
-        return self.lr * warm * (0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * step / total)))
+        warm = min(1.0, (step + 1) / self.warm_up)
+        return self.lr * warm * (0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * step / self.n_steps)))
 
 
 def load_start(model: nn.Module, regime: Regime) -> None:
@@ -146,11 +158,12 @@ def load_start(model: nn.Module, regime: Regime) -> None:
 
 def inner_round(model, optimizer, data, regime: Regime, rank: int, round_id: int) -> float:  # noqa: ANN001
     """Make one replica's inner steps; data depend on rank and round alone."""
-    generator = torch.Generator().manual_seed(1_000_003 * (rank + 1) + round_id)
+    seed = 1_000_003 * (rank + 1) + 10_007 * regime.seed + round_id
+    generator = torch.Generator().manual_seed(seed)
     loss = torch.zeros(())
-    for step in range(regime.inner_steps):
+    for step in range(regime.first_step(round_id), regime.first_step(round_id + 1)):
         for group, base in zip(optimizer.param_groups, optimizer.base_lrs, strict=True):
-            group["lr"] = base * regime.lr_at(round_id * regime.inner_steps + step) / regime.lr
+            group["lr"] = base * regime.lr_at(step) / regime.lr
         loss = loss_of(model, batch(data, generator, regime.batch_size))
         optimizer.zero_grad()
         loss.backward()
@@ -160,7 +173,9 @@ def inner_round(model, optimizer, data, regime: Regime, rank: int, round_id: int
 
 def inner_optimizer(model: nn.Module, regime: Regime) -> torch.optim.Optimizer:
     """Return the inner optimizer, with the rates it was made with."""
-    optimizer = make_inner_optimizer(model, regime.optimizer, lr=regime.lr)
+    optimizer = make_inner_optimizer(
+        model, regime.optimizer, lr=regime.lr, n_replicas=regime.n_replicas
+    )
     optimizer.base_lrs = [group["lr"] for group in optimizer.param_groups]  # type: ignore[attr-defined]
     return optimizer
 
@@ -169,7 +184,7 @@ def train_parallel(regime: Regime) -> float:
     """Train on all replicas' tokens with one optimizer; return the held-out loss."""
     whole = replace(regime, batch_size=regime.batch_size * regime.n_replicas)
     train, held_out = corpus(regime.text)
-    model = build()
+    model = build(regime)
     load_start(model, regime)
     optimizer = inner_optimizer(model, whole)
     for round_id in range(regime.n_rounds):
@@ -201,7 +216,7 @@ def train_replicas(regime: Regime) -> tuple[float, list[RoundReport], np.ndarray
             reports.append(replica.exchange(view.read()))
         done[rank] = (replica.theta, reports)
 
-    models = [build() for _ in range(regime.n_replicas)]
+    models = [build(regime) for _ in range(regime.n_replicas)]
     for model in models:
         load_start(model, regime)
     threads = [threading.Thread(target=one, args=pair) for pair in enumerate(models)]
@@ -211,7 +226,7 @@ def train_replicas(regime: Regime) -> tuple[float, list[RoundReport], np.ndarray
         thread.join()
     if len(done) < regime.n_replicas:
         raise SystemExit("a replica failed")
-    model = build()
+    model = build(regime)
     ParameterVector(model).write(done[0][0])
     reports = [report for _, rows in done.values() for report in rows]
     return evaluate(model, held_out), reports, done[0][0]
@@ -229,7 +244,7 @@ def bench_scratch() -> None:
     best = min(train_parallel(replace(regime, lr=lr)) for lr in (2e-3, 4e-3))
     print(f"  data-parallel AdamW, best of two rates   loss {best:.3f}", flush=True)
     for name, change in {
-        "outer loop, AdamW, fp32, averaging": {"outer": OuterStep(1.0, 0.0)},
+        "outer loop, AdamW, fp32, averaging": {"outer": AVERAGE},
         "outer loop, Muon,  fp32": {"optimizer": "muon"},
         "outer loop, Muon,  int4": {"optimizer": "muon", "codec": "int4"},
         "outer loop, Muon,  ternary": {"optimizer": "muon", "codec": "ternary"},
@@ -238,6 +253,53 @@ def bench_scratch() -> None:
         up = mean_up(reports, regime.n_replicas)
         row = f"loss {loss:.3f} ({loss / best - 1:+.1%})  {up:9,.0f} B up/round"
         print(f"  {name:40s} {row}", flush=True)
+
+
+TINY = Regime(
+    width=32, depth=1, n_rounds=400, inner_steps=1, warm_up=60, lr=4e-3, outer=AVERAGE,
+    optimizer="joint_adamw",
+)  # fmt: skip
+
+
+def in_rounds_of(regime: Regime, steps: int, single_rounds: int = 0) -> Regime:
+    """Return the same run with other rounds: single steps first, then so many steps each."""
+    n_rounds = single_rounds + -(-(regime.n_steps - single_rounds) // steps)
+    return replace(regime, inner_steps=steps, n_rounds=n_rounds, single_rounds=single_rounds)
+
+
+def mean_loss(losses: list[float]) -> tuple[float, float]:
+    """Return the mean over seeds, and its standard error."""
+    return float(np.mean(losses)), float(np.std(losses, ddof=1) / len(losses) ** 0.5)
+
+
+def bench_gap(seeds: tuple[int, ...] = (0, 1, 2)) -> None:
+    print(f"The gap to data-parallel AdamW from scratch: 4 replicas, {TINY.n_steps} steps,")
+    print(
+        f"  31,200 parameters, equal tokens, {len(seeds)} seeds; rates tuned, the baseline's most"
+    )
+
+    def over_seeds(train, regime: Regime) -> tuple[float, float]:  # noqa: ANN001
+        return mean_loss([train(replace(regime, seed=seed)) for seed in seeds])
+
+    base = 9.0
+    for lr in (6e-3, 1e-2, 1.5e-2):
+        loss, error = over_seeds(train_parallel, replace(TINY, optimizer="adamw", lr=lr))
+        print(
+            f"  data-parallel AdamW, lr {lr:<6g}         loss {loss:.3f} ± {error:.3f}", flush=True
+        )
+        base = min(base, loss)
+    for optimizer, lr, steps, single in (
+        ("adamw", 4e-3, 5, 0), ("adamw", 8e-3, 5, 0), ("joint_adamw", 4e-3, 1, 0),
+        ("joint_adamw", 4e-3, 5, 0), ("joint_adamw", 4e-3, 15, 0), ("joint_adamw", 4e-3, 15, 60),
+    ):  # fmt: skip
+        regime = in_rounds_of(replace(TINY, optimizer=optimizer, lr=lr), steps, single)
+        loss, error = over_seeds(lambda run: train_replicas(run)[0], regime)
+        rounds = f"H {steps}" + (f" after {single} single steps" if single else "")
+        print(
+            f"  {optimizer:11s} lr {lr:g}, {rounds:27s} loss {loss:.3f} ± {error:.3f}"
+            f" ({loss / base - 1:+.1%}), {regime.n_rounds} rounds",
+            flush=True,
+        )
 
 
 def pretrained(folder: Path) -> str:
@@ -263,7 +325,7 @@ def bench_finetune(codecs: list[str]) -> None:
         for lr in (1e-4, 1e-5):
             regime = Regime(
                 text="prose", n_rounds=12, inner_steps=8, lr=lr, start=start,
-                outer=OuterStep(1.0, 0.0), is_constant_lr=True,
+                outer=AVERAGE, is_constant_lr=True,
             )  # fmt: skip
             parallel = train_parallel(regime)
             print(
@@ -494,6 +556,7 @@ def bench_schedules(n: int) -> None:
 
 PARTS = {
     "scratch": bench_scratch,
+    "gap": bench_gap,
     "finetune": lambda: bench_finetune(list(CODECS)),
     "traffic": bench_traffic,
     "speed": bench_speed,

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
-from rich.markup import escape
 
 from replay_pipeline.console import (
+    PrintableFormatter,
     err,
+    escape,
     out,
     print_report,
     progress_bars,
@@ -71,6 +72,9 @@ BatchOption = Annotated[
     typer.Option("--batch", help="Only this trace batch; may be given again.", metavar="KEY"),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before paying.")]
+_NOTHING_MORE_USD = 1e-9
+"""A ceiling that buys no answer: what is in the ledger already is taken from there."""
+
 BudgetOption = Annotated[
     float | None,
     typer.Option("--budget", help="Hard ceiling for this run, in US dollars.", metavar="USD"),
@@ -93,11 +97,9 @@ def main() -> None:
 def _every_command(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=err, show_path=False)],
-    )
+    handler = RichHandler(console=err, show_path=False)
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
 
 
 # The whole
@@ -226,6 +228,14 @@ def replay(
     settings: SettingsOption = None,
     batch: BatchOption = None,
     budget: BudgetOption = None,
+    half_price: Annotated[
+        bool,
+        typer.Option(
+            "--half-price",
+            help="Hand all questions in by the batch API: half the price, answers within a day. "
+            "Ctrl-C ends the waiting; the same command takes the answers over.",
+        ),
+    ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -236,8 +246,16 @@ def replay(
     work = pipeline.Pipeline(loaded)
     batches = _chosen(work, batch)
     _confirm(work, yes=yes, batches=batches)
+    max_usd = None
+    if half_price:
+        err.print(
+            "handing the questions in; answers may take up to a day (Ctrl-C ends the waiting)"
+        )
+        by_batch = work.hand_in(batches)
+        err.print(f"{by_batch.n_sent} asked by batch for ${by_batch.newly_spent_usd:.4f}")
+        max_usd = _NOTHING_MORE_USD
     with progress_bars() as on_progress:
-        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within()
+        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(max_usd)
         reports = {key: replay_one(key).report for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
 
@@ -304,7 +322,7 @@ def pairs_show(
     from replay_pipeline import pipeline
 
     text = pipeline.Pipeline(_load(settings, data)).show(state)
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    out.print(escape(text), highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -318,7 +336,7 @@ def review(
 
     work = pipeline.Pipeline(_load(settings, data))
     path = work.review(to)
-    out.print(f"Open [bold]{path}[/] in a browser.")
+    out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")
 
 
 @app.command()
@@ -365,6 +383,45 @@ def publish(
         work = pipeline.Pipeline(_load(settings, data, changes=changes), on_progress=on_progress)
         report = work.publish().report
     print_report(report, as_json=as_json, show=show_publish)
+
+
+@app.command()
+def retract(
+    session: Annotated[
+        list[str] | None,
+        typer.Option("--session", help="Id of a session; may be given again.", metavar="ID"),
+    ] = None,
+    batch: Annotated[
+        list[str] | None,
+        typer.Option("--batch", help="A whole trace batch; may be given again.", metavar="KEY"),
+    ] = None,
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    repo: Annotated[
+        str | None, typer.Option(help="Hub dataset `owner/name` to take them out of as well.")
+    ] = None,
+    erase: Annotated[
+        bool, typer.Option(help="Forget the history of the Hub dataset too. Can't be undone.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take sessions or batches out of the dataset, for good: they are never published again.
+
+    What is on this machine stays: the pipeline's own tables, and the sessions themselves.
+    """
+    from replay_pipeline import pipeline
+
+    changes = {} if repo is None else {"publish": {"repo_id": repo}}
+    work = pipeline.Pipeline(_load(settings, data, changes=changes))
+    named = f"{len(session or ())} sessions and {len(batch or ())} batches"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"retracting {named} can't be undone: give --yes")
+        if not typer.confirm(f"Take {named} out of {work.settings.dataset_dir()} for good?"):
+            raise ConfigError("stopped; nothing was changed")
+    report = work.retract(session_ids=session or (), batches=batch or (), erase=erase)
+    print_report(report.to_json(), as_json=as_json, show=show_publish)
 
 
 @app.command()

@@ -1,23 +1,39 @@
 """What a person sees in a terminal: bars while work goes on, and a table at its end."""
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from replay_pipeline.printable import printable
 from replay_pipeline.types import Progress
 
 Report = Mapping[str, Any]
 
-out = Console()
-err = Console(stderr=True)
+
+def escape(text: str) -> str:
+    """`text` for a console: nothing in it is taken for a command, of rich or of the terminal."""
+    return markup.escape(printable(text))
+
+
+class PrintableFormatter(logging.Formatter):
+    """Log lines without terminal escapes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return printable(super().format(record))
+
+
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 
 @contextmanager
@@ -60,7 +76,7 @@ def _table(title: str, rows: list[tuple[str, Any]]) -> None:
     table.add_column(style="cyan")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, escape(_words(value)))
+        table.add_row(escape(name), escape(_words(value)))
     out.print(table)
 
 
@@ -139,7 +155,7 @@ def _draw_batches(
         heading = name.removeprefix("n_").replace("_usd", " $").replace("_", " ")
         table.add_column(heading, overflow="fold")
     for key, report in reports.items():
-        table.add_row(key, *(escape(_words(report.get(name))) for name in names))
+        table.add_row(escape(key), *(escape(_words(report.get(name))) for name in names))
     out.print(table)
 
 
@@ -182,7 +198,16 @@ def show_status(report: Report) -> None:
     _draw_batches("Batches", report["batches"], ("ingest", "replay", "pairs", "normalize"))
     ledger = report["ledger"]
     plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
-    _table("Money", list(plain.items()))
+    kind = "of the sample's recorded teachers" if report["is_sample"] else "of real teachers"
+    _table(f"Money {kind}", list(plain.items()))
+    if report["other_ledger_usd"] is not None:
+        other = "real teachers" if report["is_sample"] else "the sample's teachers"
+        how = "openrouter" if report["is_sample"] else "sample"
+        out.print(
+            f"A second ledger holds ${report['other_ledger_usd']:.4f} of {other}: look at it with "
+            f"REPLAY_TEACHERS={how}.",
+            soft_wrap=True,
+        )
     if scopes := ledger.get("scopes"):
         rows = {scope["scope"]: scope for scope in scopes}
         names = tuple(name for name in scopes[0] if name != "scope")

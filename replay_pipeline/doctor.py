@@ -24,8 +24,13 @@ _MIN_FREE_BYTES = 1_000_000_000
 def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One finding per check: `what`, `ok`, and a `detail` that says what to do if it is not."""
     findings = [_python(), *map(_package, _EXTRAS), _disk(settings.local_dir()), _sources(settings)]
+    told: dict[str, str] = {}
     for teacher in teachers:
         problem = teacher["problem"]
+        if problem in told:
+            problem = f"the same as {told[problem]}"
+        elif problem is not None:
+            told[problem] = teacher["teacher"]
         detail = problem or (
             f"{teacher['model']} at {teacher['base_url']}, "
             f"${teacher['prompt_usd_per_mtok']} / ${teacher['completion_usd_per_mtok']} per million "

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from replay_pipeline.audit import refuse_unfit
 from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError, TeacherAuthError
 from replay_pipeline.ingesters import (
+    LazyStates,
     TraceBatch,
     Traces,
     discover,
@@ -40,7 +42,15 @@ from replay_pipeline.pairs import (
     positives_table,
 )
 from replay_pipeline.passes import Pass
-from replay_pipeline.publish import CardFacts, TeacherFacts, fetch, publish, to_be_published
+from replay_pipeline.publish import (
+    CardFacts,
+    PublishReport,
+    TeacherFacts,
+    fetch,
+    publish,
+    retract,
+    to_be_published,
+)
 from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.replay import (
     Estimate,
@@ -49,7 +59,9 @@ from replay_pipeline.replay import (
     estimate_sync,
     has_ledger,
     ledger_status,
+    replay_batch_in_thread,
     replay_in_thread,
+    spent_since,
 )
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
@@ -57,7 +69,7 @@ from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
 from replay_pipeline.settings import Settings, api_key, redaction_salt
 from replay_pipeline.store import copy_files, files_below, is_local
-from replay_pipeline.summary import BATCH_STAGES, summarize
+from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
 from replay_pipeline.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.training import Launch, TrainerJob, run_trainer, training_curves
@@ -68,6 +80,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
+
+_POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
+"""Seconds between two looks at a batch that was handed in."""
 
 _PLANNED_ABOVE_BUDGET = 1.25
 """Estimates are rough: plan for a little more than there is, so that no money is left over."""
@@ -219,12 +234,7 @@ class Pipeline:
         Raises:
             ConfigError: the budget is not above 0, or a teacher cannot be used.
         """
-        budget_usd = self.settings.replay.max_total_usd if max_usd is None else max_usd
-        if budget_usd <= 0:
-            raise ConfigError(
-                f"the replay budget is {budget_usd} USD, which buys no answer: set a budget above "
-                "0. Answers that are already paid for are kept in the ledger."
-            )
+        budget_usd = _above_0(self.settings.replay.max_total_usd if max_usd is None else max_usd)
         replay = self.settings.replay
         given = [
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
@@ -248,6 +258,7 @@ class Pipeline:
                     gates=replay.gates,
                     agreement_threshold=self.settings.pairs.agreement_threshold,
                     level=self.settings.pairs.level,
+                    count_own_family=self.settings.pairs.count_own_family,
                     accepted_terms=replay.accepted_terms,
                     price_folder=self._price_folder(),
                     tick=self._on_progress,
@@ -264,6 +275,30 @@ class Pipeline:
             work,
             is_final=lambda report: report["is_complete"],
         )
+
+    def hand_in(self, batches: Sequence[str], *, max_usd: float | None = None) -> ReplayReport:
+        """Ask by batch API, at half the price and within a day, and wait for the answers.
+
+        They are kept in the ledger; `replay` takes them from there. Stopped while it waits, it
+        leaves what was handed in running, and the next call takes the answers over.
+
+        Raises:
+            ConfigError: the budget is not above 0, or a teacher has no batch API.
+            TeacherError: an endpoint did not take a batch, or can't be reached.
+        """
+        replay = self.settings.replay
+        with self._teachers() as teachers:
+            return replay_batch_in_thread(
+                self._states(batches),
+                teachers,
+                max_total_usd=_above_0(replay.max_total_usd if max_usd is None else max_usd),
+                counts_recorded=False,
+                limits_usd=self._limits(),
+                ledger=self.settings.ledger_url(),
+                accepted_terms=replay.accepted_terms,
+                price_folder=self._price_folder(),
+                poll_s=_SAMPLE_POLL_S if replay.sample_teachers else _POLL_S,
+            )
 
     def replay_within(self, max_usd: float | None = None) -> Callable[[str], Receipt]:
         """`replay` under one ceiling for all batches: what one pays is not there for the next.
@@ -377,6 +412,40 @@ class Pipeline:
 
         return self._stage("publish", "all", given, (), work, has_outputs=place.exists)
 
+    def retract(
+        self,
+        *,
+        session_ids: Sequence[str] = (),
+        batches: Sequence[str] = (),
+        erase: bool = False,
+    ) -> PublishReport:
+        """Take sessions or batches out of the published dataset, for good.
+
+        They stay out of every later publication; the pipeline's own tables keep them.
+
+        Args:
+            session_ids: sessions, of any batch.
+            batches: whole batches.
+            erase: also forget the history of the Hub dataset.
+
+        Raises:
+            ConfigError: nothing is named, or there is no dataset.
+            PublishError: the Hub refused; the folder has the new version, the Hub the old one.
+        """
+        place = self.settings.dataset_dir()
+        if not (session_ids or batches):
+            raise ConfigError("nothing to retract: name a session or a batch")
+        if not place.exists():
+            raise ConfigError(f"{place}: no dataset yet, so there is nothing to take out of it")
+        with to_be_published(place, self._dataset_copy()) as folder:
+            return retract(
+                folder=folder,
+                session_ids=session_ids,
+                batches=batches,
+                repo_id=self.settings.publish.repo_id,
+                erase=erase,
+            )
+
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
         """The published dataset to a trained model, in a process of its own that `launch` runs.
 
@@ -462,10 +531,28 @@ class Pipeline:
             }
             for key in self.batches()
         }
-        ledger = {"spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0, "calls": {}}
-        if has_ledger(self.settings.ledger_url()):
-            ledger = ledger_status(self.settings.ledger_url()).to_json()
-        return {"batches": batches, "ledger": ledger, "dataset": done.get(("publish", "all"))}
+        url = self.settings.ledger_url()
+        ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
+                  "calls": {}}  # fmt: skip
+        if has_ledger(url):
+            ledger = ledger_status(url).to_json()
+        return {
+            "batches": batches,
+            "teachers": [t.name for t in self.settings.replay.teachers],
+            "is_sample": self.settings.replay.sample_teachers,
+            "ledger": ledger,
+            "other_ledger_usd": self._other_ledger_usd(),
+            "dataset": done.get(("publish", "all")),
+        }
+
+    def _other_ledger_usd(self) -> float | None:
+        """What the sample's ledger holds when real teachers are set, or the other way round."""
+        if self.settings.replay.ledger is not None:
+            return None
+        is_sample = self.settings.replay.sample_teachers
+        changed = self.settings.replay.model_copy(update={"sample_teachers": not is_sample})
+        other = self.settings.model_copy(update={"replay": changed}).ledger_url()
+        return ledger_status(other).spent_usd if has_ledger(other) else None
 
     def show(self, state_id: str) -> str:
         """One state as text: what came before, the student's action, each teacher's answer.
@@ -517,6 +604,17 @@ class Pipeline:
         figures["budget_usd"] = self.settings.replay.max_total_usd
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
+
+    def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What was done since then, and what is still open; `failures` are runs that failed."""
+        return summarize_night(
+            self.receipts.all(),
+            since=since,
+            spent_usd=spent_since(self.settings.ledger_url(), since),
+            budget_usd=self.settings.replay.max_nightly_usd,
+            n_open=len(set(self.batches()) - self.completed_batches()),
+            failures=failures,
+        )
 
     def control(self, *, max_usd: float, n_states: int = 50) -> Receipt:
         """Ask the students' own models again: how often do they leave their recorded action?
@@ -595,11 +693,18 @@ class Pipeline:
         with TeacherServer(ANSWERS_FILE) as server:
             yield server.teachers()
 
-    def _states(self, batches: Iterable[str]) -> Iterator[TraceState]:
-        for batch in batches:
-            tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
-            traces = Traces(**tables, tools=self._tools_until(batch))
-            yield from traces.materialize(window=self.settings.ingest.window)
+    def _states(self, batches: Iterable[str]) -> Sequence[TraceState]:
+        keys = list(batches)
+
+        def open_batch(number: int) -> Traces:
+            key = keys[number]
+            tables = {name: self.root.read(name, key) for name in ("sessions", "turns", "states")}
+            # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
+            pa.default_memory_pool().release_unused()
+            return Traces(**tables, tools=self._tools_until(key))
+
+        sizes = [self.root.n_rows("states", key) for key in keys]
+        return LazyStates(sizes, open_batch, window=self.settings.ingest.window)
 
     @cached_property
     def _normalizer(self) -> DJNormalizer:
@@ -725,6 +830,15 @@ def run(
     if with_training:
         pipeline.train()
     return pipeline.summary(since=before)
+
+
+def _above_0(budget_usd: float) -> float:
+    if budget_usd <= 0:
+        raise ConfigError(
+            f"the replay budget is {budget_usd} USD, which buys no answer: set a budget above "
+            "0. Answers that are already paid for are kept in the ledger."
+        )
+    return budget_usd
 
 
 def replay_facts(report: ReplayReport) -> dict[str, Any]:

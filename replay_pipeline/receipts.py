@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from replay_pipeline.store import stamps_below
+from replay_pipeline.store import read_files, stamps_below
 from replay_pipeline.tables import written_whole
 
 
@@ -22,6 +23,8 @@ class Receipt:
     seconds: float
     is_reused: bool = False
     """Whether nothing had changed, so that the stage did nothing this time."""
+    at: str = ""
+    """When it was written, in UTC."""
 
 
 class Receipts:
@@ -33,13 +36,13 @@ class Receipts:
     def read(self, stage: str, batch: str) -> Receipt | None:
         """The last receipt, or `None`. An unreadable one counts as none."""
         try:
-            fields = json.loads(self._path(stage, batch).read_text("utf-8"))
-            return replace(Receipt(**fields), is_reused=True)
-        except (OSError, ValueError, TypeError):
+            return _read(self._path(stage, batch).read_bytes())
+        except OSError:
             return None
 
     def write(self, receipt: Receipt) -> Receipt:
         """Keep `receipt` in place of the last one."""
+        receipt = replace(receipt, at=datetime.now(UTC).isoformat())
         with written_whole(self._path(receipt.stage, receipt.batch)) as file:
             file.write(json.dumps(asdict(receipt), indent=1, sort_keys=True).encode())
         return receipt
@@ -58,13 +61,21 @@ class Receipts:
         self, *, since: Mapping[tuple[str, str], object] | None = None, stage: str | None = None
     ) -> list[Receipt]:
         """Every receipt; those not written after the stamps `since` are marked as reused."""
+        stamps = self.stamps(stage)
+        texts = read_files(self._root, [f"{kind}/{batch}.json" for kind, batch in stamps])
         found = []
-        for (kind, batch), stamp in self.stamps(stage).items():
-            receipt = self.read(kind, batch)
-            if receipt is not None:
-                is_reused = since is not None and since.get((kind, batch)) == stamp
+        for (key, stamp), text in zip(stamps.items(), texts, strict=True):
+            if text is not None and (receipt := _read(text)) is not None:
+                is_reused = since is not None and since.get(key) == stamp
                 found.append(replace(receipt, is_reused=is_reused))
         return found
 
     def _path(self, stage: str, batch: str) -> Path:
         return self._root / stage / f"{batch}.json"
+
+
+def _read(text: bytes) -> Receipt | None:
+    try:
+        return replace(Receipt(**json.loads(text)), is_reused=True)
+    except (ValueError, TypeError):
+        return None

@@ -14,6 +14,7 @@ from pydantic import (
     PlainValidator,
     SecretStr,
     ValidationError,
+    field_validator,
 )
 
 from replay_pipeline.errors import ConfigError
@@ -145,6 +146,25 @@ class TrainSettings(_Section):
     it is killed."""
 
 
+class NotifySettings(_Section):
+    """Who is told, and of what."""
+
+    webhook_url: SecretStr | None = None
+    """Address that is told when a run fails: a JSON message with a `text`, as chat services take
+    it. `REPLAY_WEBHOOK` sets it too."""
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 10.0
+    """How long to wait for the webhook, all in all, in seconds."""
+    is_nightly: bool = False
+    """Tell it the summary of each night as well."""
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _is_web_address(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and not url.get_secret_value().startswith(("https://", "http://")):
+            raise ValueError("the address of a webhook begins with https:// or http://")
+        return url
+
+
 class Settings(_Section):
     """Everything a run of the pipeline can be told."""
 
@@ -161,6 +181,7 @@ class Settings(_Section):
     normalize: NormalizeSettings = NormalizeSettings()
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
+    notify: NotifySettings = NotifySettings()
 
     @classmethod
     def load(
@@ -200,6 +221,8 @@ class Settings(_Section):
                 fields = _merged(fields, {"replay": {"ledger": ledger}})
             if choice := env.get("REPLAY_TEACHERS"):
                 fields = _merged(fields, {"replay": _teachers(choice)})
+            if url := env.get("REPLAY_WEBHOOK"):
+                fields = _merged(fields, {"notify": {"webhook_url": url}})
             return cls.model_validate(_merged(fields, changes or {}))
         except ValidationError as error:
             what = "; ".join(
@@ -278,15 +301,38 @@ def _teachers(choice: str) -> dict[str, Any]:
 def api_key(name: str | None) -> SecretStr | None:
     """The key in environment variable `name`, or `None` when `name` is `None` or empty.
 
+    Where the variable is not set, `<name>_FILE` may name a file that holds the key, as secrets are
+    mounted in containers. It must be readable by its owner only.
+
     Raises:
-        ConfigError: the variable is not set or empty.
+        ConfigError: there is no key, or others may read its file.
     """
     if not name:
         return None
     value = os.environ.get(name, "").strip()
+    if not value and (path := os.environ.get(f"{name}_FILE")):
+        value = _private_text(Path(path), variable=f"{name}_FILE")
     if not value:
-        raise ConfigError(f"{name} is not set: export it, or choose a teacher without a key")
+        raise ConfigError(
+            f"{name} is not set: export it, name a file with it in {name}_FILE, or choose a "
+            "teacher without a key"
+        )
     return SecretStr(value)
+
+
+def _private_text(path: Path, *, variable: str) -> str:
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{variable}: {path} cannot be read ({error})") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"{variable}: {path} may be read by others (mode {mode & 0o777:04o}): chmod 600 {path}"
+        )
+    if len(text.split()) != 1:
+        raise ConfigError(f"{variable}: {path} should hold the key and nothing else")
+    return text
 
 
 def redaction_salt() -> str:

@@ -100,12 +100,8 @@ def read_table(path: Path, name: str, *, columns: Sequence[str] | None = None) -
         StorageError: the file does not exist or cannot be read.
         SchemaError: it is no parquet file, or of another schema or version.
     """
-    try:
+    with _reading(path, name):
         table = pq.read_table(readable(path), columns=columns and list(columns), partitioning=None)
-    except FileNotFoundError as error:
-        raise StorageError(f"{path}: no such table; run the stage that writes {name}") from error
-    except (OSError, pa.ArrowInvalid) as error:
-        raise SchemaError(f"{path}: not a readable parquet file ({error})") from error
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
     if version != SCHEMA_VERSION:
         raise SchemaError(
@@ -116,6 +112,16 @@ def read_table(path: Path, name: str, *, columns: Sequence[str] | None = None) -
     if missing := set(wanted) - set(table.column_names):
         raise SchemaError(f"{path}: columns {sorted(missing)} are missing")
     return table.select(wanted)
+
+
+@contextmanager
+def _reading(path: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StorageError(f"{path}: no such table; run the stage that writes {name}") from error
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SchemaError(f"{path}: not a readable parquet file ({error})") from error
 
 
 def table_of(rows: list[dict[str, Any]], name: str) -> pa.Table:
@@ -157,6 +163,12 @@ class DataRoot:
     def read(self, name: str, batch: str, *, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of `batch`, or some of their columns. Raises what `read_table` raises."""
         return read_table(self.part(name, batch), name, columns=columns)
+
+    def n_rows(self, name: str, batch: str) -> int:
+        """How many rows `batch` has, without reading them. Raises what `read_table` raises."""
+        path = self.part(name, batch)
+        with _reading(path, name):
+            return pq.read_metadata(readable(path)).num_rows
 
     def has(self, name: str, batch: str) -> bool:
         """Whether `batch` has been written."""

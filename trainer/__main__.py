@@ -104,6 +104,17 @@ def _launch(arguments: Sequence[str]) -> int:
     return launch_command(arguments)
 
 
+def _run_on_mesh(values: dict[str, Any]) -> dict[str, Any]:
+    try:
+        from trainer.integrations.monarch.controller import train_on_mesh  # noqa: PLC0415
+    except ImportError as error:
+        raise TrainerConfigError(
+            f"the engine monarch needs the package torchmonarch ({error}): pip install "
+            "'torchmonarch>=0.7,<0.8'"
+        ) from error
+    return train_on_mesh(values)
+
+
 def _run(values: dict[str, Any]) -> dict[str, Any]:
     # Loading TRL takes seconds: a wrong flag should not have to wait for it.
     import torch  # noqa: PLC0415
@@ -146,13 +157,23 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
     from trainer.integrations.verl.launch import train_with_verl  # noqa: PLC0415 - loads torch
 
-    return train_with_verl(values)
+    with stop_signals() as should_stop:
+        return train_with_verl(values, should_stop=should_stop)
+
+
+def _prepare_prime_rl(values: dict[str, Any]) -> dict[str, Any]:
+    from trainer.integrations.prime_rl.prepare import prepare_prime_rl  # noqa: PLC0415
+
+    return prepare_prime_rl(values)
 
 
 ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "trl": _run,
+    "monarch": _run_on_mesh,
     "verl": _run_with_verl,
+    "prime_rl": _prepare_prime_rl,
 }
+"""Who may train, by the name that the command line takes."""
 
 
 if __name__ == "__main__":

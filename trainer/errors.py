@@ -4,6 +4,7 @@
     ├── TrainerConfigError   a setting is wrong; raised before any step
     ├── DatasetError         the dataset lacks a column, a split or a row that a channel needs
     ├── ShapeError           two tensors that must line up do not
+    ├── EnvironmentFailedError  an environment server does not answer, or too often not
     ├── AlignmentError       student and teacher positions do not name the same tokens
     ├── TrainingStoppedError somebody asked the run to stop; its checkpoint is complete
     └── OuterLoopError       an outer round failed
@@ -17,6 +18,7 @@ Every class also inherits the standard exception it refines, and pickles.
 __all__ = [
     "AlignmentError",
     "DatasetError",
+    "EnvironmentFailedError",
     "ObjectStoreError",
     "OuterLoopError",
     "OuterTimeoutError",
@@ -46,6 +48,10 @@ class ShapeError(TrainerError, ValueError):
 
 class AlignmentError(TrainerError, ValueError):
     """Student and teacher positions do not name the same tokens."""
+
+
+class EnvironmentFailedError(TrainerError, RuntimeError):
+    """An environment server does not answer, or too many of its calls failed."""
 
 
 class TrainingStoppedError(TrainerError, RuntimeError):

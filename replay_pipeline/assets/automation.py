@@ -4,11 +4,12 @@ from itertools import pairwise
 
 import dagster as dg
 
-from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.assets.failures import failure_facts
+from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batch
+from replay_pipeline.notify import notify
+from replay_pipeline.reconcile import reconcile
 from replay_pipeline.resources import PipelineResource
 
-RANGE_START = "dagster/asset_partition_range_start"
-RANGE_END = "dagster/asset_partition_range_end"
 _MAX_BATCHES_PER_RUN = 200
 
 _BY_BATCH = dg.AssetSelection.assets(
@@ -25,6 +26,11 @@ dataset_job = dg.define_asset_job(
     "publish_and_train",
     selection=_WHOLE,
     description="Publish all normalized pairs and train on them.",
+)
+summary_job = dg.define_asset_job(
+    "summarize_night",
+    selection=dg.AssetSelection.assets("night_summary"),
+    description="Say what was found, paid, made and dropped since the last summary.",
 )
 publish_job = dg.define_asset_job(
     "publish",
@@ -59,16 +65,24 @@ def new_sessions(
 def nightly_replay(
     context: dg.ScheduleEvaluationContext, pipeline: PipelineResource
 ) -> list[dg.RunRequest] | dg.SkipReason:
-    """One run per contiguous range of missing batches; the nightly budget is split among them."""
+    """One run per contiguous range of the missing batches that tonight's money is likely to reach.
+
+    The nightly budget is split among the runs; what it does not reach is planned tomorrow. Runs
+    that died without a word are ended first, so that none holds the paid step.
+    """
+    reconcile(context.instance)
     keys = list(context.instance.get_dynamic_partitions(trace_batch.name or ""))
     work = pipeline.open()
     if work.settings.replay.max_nightly_usd <= 0:
         return dg.SkipReason("the nightly budget is 0")
     done = context.instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
     done &= work.completed_batches()
-    ranges = missing_ranges(keys, done, max_batches=_MAX_BATCHES_PER_RUN)
+    missing = [key for key in keys if key not in done]
+    planned = work.fitting(missing, max_usd=work.settings.replay.max_nightly_usd)
+    ranges = missing_ranges(keys, set(keys) - set(planned), max_batches=_MAX_BATCHES_PER_RUN)
     if not ranges:
         return dg.SkipReason("every batch is replayed")
+    context.log.info("%d of %d missing batches are planned", len(planned), len(missing))
     share_usd = work.settings.replay.max_nightly_usd / len(ranges)
     tick = context.scheduled_execution_time.isoformat()
     return [
@@ -89,6 +103,27 @@ nightly_publish = dg.ScheduleDefinition(
     cron_schedule="0 5 * * *",
     description="Brings what the night has made into the one growing dataset.",
 )
+
+
+nightly_summary = dg.ScheduleDefinition(
+    name="nightly_summary",
+    job=summary_job,
+    cron_schedule="0 6 * * *",
+    description="Says what the night has done.",
+)
+
+
+@dg.run_failure_sensor(
+    name="notify_failures",
+    minimum_interval_seconds=30,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Tells the webhook of the settings, if there is one, that a run has failed and why.",
+)
+def notify_failures(context: dg.RunFailureSensorContext, pipeline: PipelineResource) -> None:
+    """Telling never fails anything: a webhook that can't be reached is logged."""
+    facts = failure_facts(context.instance, context.dagster_run)
+    text = f"{facts['job']} {facts['batches']} failed: {facts['why']}"
+    notify(pipeline.settings().notify, "run_failed", text, facts)
 
 
 def missing_ranges(keys: list[str], done: set[str], *, max_batches: int) -> list[tuple[str, str]]:

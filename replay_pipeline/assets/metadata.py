@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 
 from replay_pipeline.columns import describe
+from replay_pipeline.printable import printable
 from replay_pipeline.schemas import TABLES
 
 _SHOWN_CHARS = 400
@@ -47,7 +48,7 @@ def inert(value: object) -> str:
     """`value` as Markdown text that is shown and never interpreted, cut to a readable length."""
     text = f"{value:,.4g}" if isinstance(value, float) else str(value)
     text = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " …"
-    shown = html.escape(_printable(text).replace("\n", " ⏎ "), quote=False)
+    shown = html.escape(printable(text).replace("\n", " ⏎ "), quote=False)
     # The joiner is invisible; without it, Markdown links the address that the entities spell.
     shown = re.sub(r"(?i)(https?|ftp|www|mailto|xmpp)(?=[:.])|(?=@)", "\\g<0>\u2060", shown)
     return re.sub(f"[{re.escape(_MARKS)}]", lambda mark: f"&#{ord(mark[0])};", shown)
@@ -58,9 +59,4 @@ def code_block(text: str, language: str = "text") -> str:
     text = text if len(text) <= _BLOCK_CHARS else text[:_BLOCK_CHARS] + "\n…"
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{_printable(text)}\n{fence}"
-
-
-def _printable(text: str) -> str:
-    """`text` with a mark in place of terminal escapes and of characters that turn text around."""
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text.replace("\t", "    "))
+    return f"{fence}{language}\n{printable(text)}\n{fence}"

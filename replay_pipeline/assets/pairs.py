@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 
+from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.metadata import code_block, inert, markdown_table
 from replay_pipeline.assets.partitions import batch_asset
 from replay_pipeline.assets.pictures import bars
@@ -49,8 +50,8 @@ def pair_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "consensus_rate": report["n_consensus"] / max(1, n_judged),
         "agreements_with_student": report["n_agreement"],
         "rejected_in_review": report["n_rejected_in_review"],
-        "outcomes": bars("States, by outcome", report["outcomes"]),
-        "sources": bars("Pairs, by source", report["pairs_by_source"]),
+        "outcomes": bars(report["outcomes"]),
+        "sources": bars(report["pairs_by_source"]),
         "agreement": _matrix(report["matrix"]),
         "agreement_by_level": markdown_table(
             [
@@ -58,8 +59,9 @@ def pair_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
                 for level, figures in report["agreement"].items()
             ]
         ),
-        "samples": _samples(pipeline, receipt.batch),
+        **_samples(pipeline, receipt.batch),
         "review_page": dg.MetadataValue.path(str(pipeline.review_path(receipt.batch))),
+        **column_lineage("dpo_pairs"),
     }
 
 
@@ -80,10 +82,12 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> dg.MarkdownMetada
     )
 
 
-def _samples(pipeline: Pipeline, batch: str) -> dg.MarkdownMetadataValue:
+def _samples(pipeline: Pipeline, batch: str) -> dict[str, dg.MarkdownMetadataValue]:
     rows = pipeline.root.read("dpo_pairs", batch).slice(0, _N_SAMPLES)
-    shown = [_sample(pair) for pair in pairs_from_table(rows)]
-    return dg.MetadataValue.md("\n\n".join(shown) or "*none*")
+    return {
+        f"sample {n}": dg.MetadataValue.md(_sample(pair))
+        for n, pair in enumerate(pairs_from_table(rows), start=1)
+    }
 
 
 def _sample(pair: DPOPair) -> str:
@@ -107,6 +111,7 @@ def kept_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "dropped": report["n_dropped"],
         "drop_rate": report["n_dropped"] / max(1, report["n_in"]),
         **{f"dropped {name}": n for name, n in sorted(report["dropped"].items())},
-        "dropped_by": bars("Pairs dropped, by operator", report["dropped"]),
+        "dropped_by": bars(report["dropped"]),
         "recipe": f"{report['recipe']} ({report['recipe_sha']})",
+        **column_lineage("normalized_pairs"),
     }

@@ -1,4 +1,8 @@
-"""Small pictures inside Markdown metadata: SVG in a data address, so nothing is fetched."""
+"""Small pictures for Markdown metadata: bars as text, lines as SVG in a data address.
+
+Dagster shows Markdown of up to 1,000 characters in place, and anything longer behind a click. So
+a picture is drawn in few bytes: no title (the key is one), whole pixels, one path.
+"""
 
 import base64
 import html
@@ -9,94 +13,82 @@ import dagster as dg
 
 from replay_pipeline.assets.metadata import inert
 
-_INK, _DIM, _GRID = "#1c1f26", "#5f6675", "#e3e6ec"
-_COLORS = ("#4f43dd", "#0e9f6e", "#d9480f", "#0b7285", "#a61e4d", "#5c940d")
-_WIDTH, _PLOT_LEFT, _PLOT_WIDTH = 620, 58, 540
+MAX_CHARS = 999
+_BLUE, _RED, _GRAY = "#43d", "#d41", "#667"
+_MAX_BARS = 12
+_BAR_CHARS = 20
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_WIDTH, _HEIGHT = 440, 142
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 432, 8, 120
 _N_BINS = 24
+_MAX_POINTS = 50
 
 
-def bars(title: str, values: Mapping[str, float], unit: str = "") -> dg.MarkdownMetadataValue:
-    """A horizontal bar chart; nothing to show is said in words."""
+def bars(values: Mapping[str, float]) -> dg.MarkdownMetadataValue:
+    """A table with a bar for each value, the largest first."""
     if not values:
-        return dg.MetadataValue.md(f"*{inert(title)}: none*")
-    row_px, label_px, bar_px = 26, 210, 300
-    top = max(values.values()) or 1.0
-    parts = [_title(title)]
-    for i, (label, value) in enumerate(values.items()):
-        y = 34 + i * row_px
-        width = bar_px * value / top
-        parts += [
-            _text(8, y + 15, label if len(label) <= 30 else label[:29] + "…"),
-            f'<rect x="{label_px}" y="{y + 3}" width="{width:.1f}" height="17" rx="3" '
-            f'fill="{_COLORS[0]}"/>',
-            _text(label_px + width + 6, y + 16, f"{value:,.4g}{unit}", fill=_DIM),
-        ]
-    return _picture(title, "".join(parts), height=44 + row_px * len(values))
+        return dg.MetadataValue.md("*none*")
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    shown, rest = ordered[:_MAX_BARS], ordered[_MAX_BARS:]
+    if rest:
+        shown.append((f"{len(rest)} more", sum(value for _, value in rest)))
+    top = max(value for _, value in shown) or 1.0
+    lines = [f"| {inert(name)} | {value:,.4g} | {_bar(value / top)} |" for name, value in shown]
+    return dg.MetadataValue.md("\n".join(["| | | |", "|---|--:|---|", *lines]))
 
 
-def curves(title: str, lines: Mapping[str, Sequence[float]]) -> dg.MarkdownMetadataValue:
-    """One line per series over the steps, on one scale."""
-    values = [value for line in lines.values() for value in line]
+def _bar(share: float) -> str:
+    whole, eighths = divmod(round(share * _BAR_CHARS * 8), 8)
+    return "█" * whole + _EIGHTHS[eighths].strip()
+
+
+def curve(name: str, values: Sequence[float]) -> dg.MarkdownMetadataValue:
+    """A line over the steps of a run."""
     if not values:
-        return dg.MetadataValue.md(f"*{inert(title)}: none*")
-    low, high = min(values), max(values)
+        return dg.MetadataValue.md("*none*")
+    shown = _thinned(values)
+    low, high = min(shown), max(shown)
     span = (high - low) or 1.0
-    parts = [_title(title)]
-    for share in (0.0, 0.5, 1.0):
-        y = 190 - 140 * share
-        parts += [
-            f'<line x1="{_PLOT_LEFT}" x2="{_PLOT_LEFT + _PLOT_WIDTH}" y1="{y}" y2="{y}" '
-            f'stroke="{_GRID}"/>',
-            _text(_PLOT_LEFT - 6, y + 4, f"{low + span * share:.3g}", fill=_DIM, anchor="end"),
-        ]
-    for i, (name, line) in enumerate(lines.items()):
-        color = _COLORS[i % len(_COLORS)]
-        step_px = _PLOT_WIDTH / max(1, len(line) - 1)
-        points = " ".join(
-            f"{_PLOT_LEFT + n * step_px:.1f},{190 - 140 * (value - low) / span:.1f}"
-            for n, value in enumerate(line)
-        )
-        parts += [
-            f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{points}"/>',
-            f'<rect x="{_PLOT_LEFT + i * 135}" y="207" width="10" height="10" rx="2" fill="{color}"/>',
-            _text(_PLOT_LEFT + 14 + i * 135, 216, name),
-        ]
-    return _picture(title, "".join(parts), height=228)
+    step_px = (_RIGHT - _LEFT) / max(1, len(shown) - 1)
+    points = " ".join(
+        f"{_LEFT + i * step_px:.0f},{_BOTTOM - (_BOTTOM - _TOP) * (value - low) / span:.0f}"
+        for i, value in enumerate(shown)
+    )
+    body = (
+        f'<polyline fill="none" stroke="{_BLUE}" stroke-width="2" points="{points}"/>'
+        + _text(4, _TOP + 4, f"{high:.3g}")
+        + _text(4, _BOTTOM, f"{low:.3g}")
+        + _text(_LEFT, 137, "step 1")
+        + _text(_RIGHT - 24, 137, str(len(values)))
+    )
+    return _picture(name, body)
 
 
 def histogram(
-    title: str, values: Sequence[float], *, marks: Mapping[str, float], unit: str
+    name: str, values: Sequence[float], *, marks: Mapping[str, float], unit: str
 ) -> dg.MarkdownMetadataValue:
     """How positive values are distributed, on a logarithmic axis, with lines at `marks`."""
     positive = [value for value in values if value > 0]
     if not positive:
-        return dg.MetadataValue.md(f"*{inert(title)}: none*")
+        return dg.MetadataValue.md("*none*")
     low = log10(min(positive))
     span = (log10(max(positive)) - low) or 1.0
     counts = [0] * _N_BINS
     for value in positive:
         counts[min(int((log10(value) - low) / span * _N_BINS), _N_BINS - 1)] += 1
-    bin_px, top = _PLOT_WIDTH / _N_BINS, max(counts)
-    parts = [_title(title)]
-    for i, count in enumerate(counts):
-        height = 110 * count / top
-        parts.append(
-            f'<rect x="{_PLOT_LEFT + i * bin_px + 1:.1f}" y="{170 - height:.1f}" '
-            f'width="{bin_px - 2:.1f}" height="{height:.1f}" rx="2" fill="{_COLORS[0]}"/>'
-        )
-    ends = {10**low: "start", 10 ** (low + span): "end"}
-    for value, anchor in ends.items():
-        x = _PLOT_LEFT if anchor == "start" else _PLOT_LEFT + _PLOT_WIDTH
-        parts.append(_text(x, 188, f"{value:.3g}{unit}", fill=_DIM, anchor=anchor))
-    for i, (name, value) in enumerate(marks.items()):
-        x = _PLOT_LEFT + _PLOT_WIDTH * min(max((log10(value) - low) / span, 0.0), 1.0)
-        color = _COLORS[2 - i % 2]
-        parts += [
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="36" y2="170" stroke="{color}" stroke-width="2" '
-            'stroke-dasharray="4 3"/>',
-            _text(_PLOT_LEFT + 150 * i, 206, f"┆ {name} {value:.3g}{unit}", fill=color),
-        ]
-    return _picture(title, "".join(parts), height=216)
+    bin_px = (_RIGHT - _LEFT) // _N_BINS
+    tops = [_BOTTOM - round((_BOTTOM - _TOP) * count / max(counts)) for count in counts]
+    outline = "".join(f"V{top}h{bin_px}" for top in tops)
+    body = f'<path fill="{_BLUE}" d="M{_LEFT} {_BOTTOM}{outline}V{_BOTTOM}z"/>'
+    lines = ""
+    for i, (mark, value) in enumerate(marks.items()):
+        share = (log10(value) - low) / span if value > 0 else 0.0
+        lines += f"M{_LEFT + min(max(share, 0.0), 1.0) * bin_px * _N_BINS:.0f} {_TOP}V{_BOTTOM}"
+        body += _text(140 + 100 * i, 137, f"{mark} {value:.3g}{unit}", fill=_RED)
+    body += f'<path stroke="{_RED}" stroke-dasharray="4" d="{lines}"/>'
+    body += _text(_LEFT, 137, f"{10**low:.3g}{unit}")
+    body += _text(_RIGHT - 40, 137, f"{10 ** (low + span):.3g}{unit}")
+    return _picture(name, body + _text(4, _TOP + 4, str(max(counts))))
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -104,32 +96,19 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
-def _picture(title: str, body: str, *, height: float) -> dg.MarkdownMetadataValue:
+def _thinned(values: Sequence[float]) -> Sequence[float]:
+    step = -(-len(values) // _MAX_POINTS)
+    return values if step <= 1 else [*values[:-1:step], values[-1]]
+
+
+def _picture(name: str, body: str) -> dg.MarkdownMetadataValue:
     svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-        f'font-family="system-ui, sans-serif"><rect width="100%" height="100%" fill="#fff"/>'
-        f"{body}</svg>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'style="background:#fff" font-size="11" font-family="sans-serif">{body}</svg>'
     )
     data = base64.b64encode(svg.encode()).decode()
-    return dg.MetadataValue.md(f"![{inert(title)}](data:image/svg+xml;base64,{data})")
+    return dg.MetadataValue.md(f"![{inert(name)}](data:image/svg+xml;base64,{data})")
 
 
-def _title(title: str) -> str:
-    return _text(8, 20, title, size=14, weight=600)
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    fill: str = _INK,
-    anchor: str = "start",
-    size: int = 12,
-    weight: int = 400,
-) -> str:
-    shown = html.escape("".join(c for c in text if c.isprintable()))
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" fill="{fill}" '
-        f'text-anchor="{anchor}">{shown}</text>'
-    )
+def _text(x: int, y: int, text: str, *, fill: str = _GRAY) -> str:
+    return f'<text x="{x}" y="{y}" fill="{fill}">{html.escape(text)}</text>'

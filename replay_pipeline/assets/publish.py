@@ -7,7 +7,7 @@ import dagster as dg
 from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.partitions import GROUP, OWNERS
 from replay_pipeline.assets.pictures import bars
-from replay_pipeline.assets.reporting import effort
+from replay_pipeline.assets.reporting import as_metadata
 from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.publish import layout
 from replay_pipeline.resources import PipelineResource
@@ -23,16 +23,13 @@ _COLUMNS = dg.TableSchema(
     owners=OWNERS,
     kinds={"huggingface", "parquet"},
     tags={"stage": "publish"},
-    metadata={
-        "dagster/column_schema": _COLUMNS,
-        "dagster/column_lineage": column_lineage("published_dataset"),
-    },
+    metadata={"dagster/column_schema": _COLUMNS},
 )
 def published_dataset(pipeline: PipelineResource) -> dg.MaterializeResult:
     """All normalized pairs as one dataset that `datasets.load_dataset` opens."""
     work = pipeline.open()
     receipt = work.publish()
-    return dg.MaterializeResult(metadata={**dataset_facts(work, receipt), **effort(receipt)})
+    return dg.MaterializeResult(metadata=as_metadata(work, receipt, dataset_facts))
 
 
 def dataset_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
@@ -50,9 +47,10 @@ def dataset_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
             for config, splits in sorted(by_config.items())
             for split, n in sorted(splits.items())
         },
-        "rows": bars("Pairs, by split", by_config.get("pairs", {})),
+        "rows": bars(by_config.get("pairs", {})),
         "load": dg.MetadataValue.md(f"```python\n{code}\n```"),
         "card": dg.MetadataValue.path(f"{folder}/{layout.CARD}"),
+        **column_lineage("published_dataset"),
     }
     if repo_id is not None:
         facts["hub"] = dg.MetadataValue.url(f"https://huggingface.co/datasets/{repo_id}")

@@ -5,6 +5,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.metadata import markdown_table
 from replay_pipeline.assets.partitions import batch_asset
 from replay_pipeline.assets.pictures import bars, histogram, quantile
@@ -57,9 +58,10 @@ def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "failed_calls": report["n_failed"],
         **{f"latency_s_{name}": value for name, value in marks.items()},
         "stop_reason": report["stop_reason"],
-        "cost_by_teacher": bars("US dollars, by teacher", by_teacher),
-        "latency": histogram("Seconds to the answer", latencies, marks=marks, unit=" s"),
+        "cost_by_teacher": bars(by_teacher),
+        "latency": histogram("seconds to the answer", latencies, marks=marks, unit=" s"),
         "tokens": markdown_table([report["tokens"]]),
-        "errors": bars("Failed calls, by reason", report["errors"]),
-        "not_asked": bars("Questions not asked, by reason", report["skipped"]),
+        "errors": bars(report["errors"]),
+        "not_asked": bars(report["skipped"]),
+        **column_lineage("teacher_actions"),
     }

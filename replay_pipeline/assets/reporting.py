@@ -29,7 +29,7 @@ def each_batch(
     batches = sorted(context.partition_keys, key=lambda key: (order.get(key, len(order)), key))
     for i, batch in enumerate(batches):
         receipt = work(batch)
-        metadata = {**facts(pipeline, receipt), **effort(receipt)}
+        metadata = as_metadata(pipeline, receipt, facts)
         if i < len(batches) - 1:
             context.log_event(
                 dg.AssetMaterialization(context.asset_key, partition=batch, metadata=metadata)
@@ -38,9 +38,13 @@ def each_batch(
     return dg.MaterializeResult()
 
 
-def effort(receipt: Receipt) -> dict[str, Any]:
-    """How long the stage took, and whether there was anything to do."""
-    return {"seconds": receipt.seconds, "reused": receipt.is_reused}
+def as_metadata(pipeline: Pipeline, receipt: Receipt, facts: Facts) -> dict[str, Any]:
+    """The facts of a receipt, with how long the stage took and whether there was anything to do."""
+    metadata = {**facts(pipeline, receipt), "seconds": receipt.seconds, "reused": receipt.is_reused}
+    return {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value
+        for name, value in metadata.items()
+    }
 
 
 class LiveCurves:

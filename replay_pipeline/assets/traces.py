@@ -40,7 +40,7 @@ def state_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "rows": report["rows"],
         "rows_used": report["rows_used"],
         "redacted_values": sum(report["redactions"].values()),
-        "outcomes": bars("States, by what became of the action", report["outcomes"]),
-        "rows_skipped": bars("Rows skipped, by reason", report["skipped"]),
-        "redactions": bars("Values replaced, by kind", report["redactions"]),
+        "outcomes": bars(report["outcomes"]),
+        "rows_skipped": bars(report["skipped"]),
+        "redactions": bars(report["redactions"]),
     }

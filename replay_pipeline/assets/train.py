@@ -7,8 +7,8 @@ from typing import Any
 import dagster as dg
 
 from replay_pipeline.assets.partitions import GROUP, OWNERS
-from replay_pipeline.assets.pictures import curves
-from replay_pipeline.assets.reporting import LiveCurves, effort
+from replay_pipeline.assets.pictures import curve
+from replay_pipeline.assets.reporting import LiveCurves, as_metadata
 from replay_pipeline.pipeline import Pipeline, Receipt
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.training import CURVES, TrainerJob, run_trainer
@@ -33,7 +33,7 @@ def trained_model(
     """
     work = pipeline.open()
     receipt = work.train(launch=PipedTrainer(context))
-    return dg.MaterializeResult(metadata={**model_facts(work, receipt), **effort(receipt)})
+    return dg.MaterializeResult(metadata=as_metadata(work, receipt, model_facts))
 
 
 class PipedTrainer:
@@ -80,9 +80,6 @@ def model_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
     """Losses, live channels, curves and the evaluation on held-out sessions."""
     report = receipt.report
     folder = pipeline.settings.model_dir().absolute()
-    lines = report.get("curves", {})
-    losses = {name: line for name, line in lines.items() if name.endswith(("loss", "objective"))}
-    scores = {n: line for n, line in lines.items() if n.endswith(("reward", "accuracy"))}
     evaluation = {key: report[key] for key in sorted(report) if key.startswith("preference_")}
     return {
         "dagster/uri": str(folder),
@@ -90,8 +87,7 @@ def model_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "loss_last": report["loss_last"],
         "steps": report["steps"],
         "channels": ", ".join(report["channels_live"]),
-        "losses": curves("Losses by step", losses),
-        "rewards": curves("Reward and preference accuracy by step", scores),
+        **{f"{name} by step": curve(name, line) for name, line in report.get("curves", {}).items()},
         "card": dg.MetadataValue.path(str(folder / "README.md")),
         "log": dg.MetadataValue.path(str(folder / "trainer.log")),
         **evaluation,

@@ -24,6 +24,7 @@ from replay_pipeline.ingesters.labels import judge_result, label_turns
 from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
+from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redact import Redactor, user_of
 from replay_pipeline.tables import write_table, written_whole
 from replay_pipeline.types import Progress, Tool
@@ -36,6 +37,7 @@ INGESTERS: tuple[Ingester, ...] = (
     GeminiCli(),
     OpenCode(),
     Copilot(),
+    VerifiersTraces(),
     AgentTraces(),
 )
 """Asked in this order whose file it is."""

@@ -5,12 +5,14 @@ would be two hundred times larger than the turns they are made of.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 import pyarrow as pa
@@ -34,6 +36,11 @@ _SYSTEM_PROMPT = (
 )
 _decode = msgspec.json.decode
 
+_MAX_OPEN_CHARS = 64_000_000
+"""Text of the sessions that stay open: what a few dozen calls in flight at once look at."""
+_MAX_OPEN_PARTS = 2
+_MAX_RECENT = 16
+
 
 def system_prompt(cwd: str | None = None) -> str:
     """The neutral system prompt that student and teachers alike are given."""
@@ -47,6 +54,7 @@ class _StoredTurn:
     cwd: str | None
     messages_json: str
     flags: list[str]
+    n_chars: int
     messages: list[Message] | None = None
 
 
@@ -61,6 +69,7 @@ class Traces:
         self._states = states
         self._tools = tools
         self._open: dict[str, dict[int, _StoredTurn]] = {}
+        self._n_open_chars = 0
 
     @cached_property
     def sessions(self) -> "pl.DataFrame":
@@ -102,7 +111,7 @@ class Traces:
         else:
             index = self._position_of
             positions = [index[i] for i in state_ids if i in index]
-        return (self._state(position, policy) for position in positions)
+        return (self.state(position, policy) for position in positions)
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
@@ -120,22 +129,27 @@ class Traces:
         return rows
 
     def _session(self, session_id: str) -> dict[int, _StoredTurn]:
-        """Turns of a session by index; the last few sessions stay open."""
+        """Turns of a session by index; those used last stay open, up to a limit of text."""
         turns = self._open.get(session_id)
         if turns is None:
             rows = self._turns.take(pa.array(self._turn_rows.get(session_id, []), pa.int64()))
             names = ("turn_idx", "parent_turn_idx", "kind", "cwd", "messages_json", "flags")
             columns = [rows.column(name).to_pylist() for name in names]
             turns = {
-                index: _StoredTurn(parent, kind, cwd, text, flags or [])
+                index: _StoredTurn(parent, kind, cwd, text, flags or [], len(text))
                 for index, parent, kind, cwd, text, flags in zip(*columns, strict=True)
             }
-            while len(self._open) >= 4:
-                self._open.pop(next(iter(self._open)))
-            self._open[session_id] = turns
+            self._n_open_chars += sum(turn.n_chars for turn in turns.values())
+            while self._open and self._n_open_chars > _MAX_OPEN_CHARS:
+                closed = self._open.pop(next(iter(self._open)))
+                self._n_open_chars -= sum(turn.n_chars for turn in closed.values())
+        else:
+            del self._open[session_id]
+        self._open[session_id] = turns
         return turns
 
-    def _state(self, position: int, policy: WindowPolicy) -> TraceState:
+    def state(self, position: int, policy: WindowPolicy) -> TraceState:
+        """The trace state in row `position` of `states`."""
         row = {name: values[position] for name, values in self._columns.items()}
         turns = self._session(row["session_id"])
         path = _path(turns, row["turn_idx"])
@@ -210,6 +224,63 @@ class Traces:
         ]
 
 
+class LazyStates(Sequence[TraceState]):
+    """The trace states of several tables, put together when they are asked for and not kept.
+
+    Prefixes grow with the square of a session's length: a list of all states of a batch takes
+    gigabytes where its tables take megabytes.
+
+    Args:
+        sizes: how many states each table has.
+        open_part: opens the tables by their number; the last ones stay open.
+        window: windowing policy for long prefixes.
+
+    Raises:
+        ConfigError: there is no such window.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], open_part: Callable[[int], Traces], *, window: str = "full"
+    ) -> None:
+        self._ends = list(accumulate(sizes))
+        self._open_part = open_part
+        self._policy = parse_window(window)
+        self._parts: dict[int, Traces] = {}
+        self._recent: dict[int, TraceState] = {}
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> TraceState: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TraceState]: ...
+    def __getitem__(self, index: int | slice) -> TraceState | list[TraceState]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"state {index} of {len(self)}")
+        state = self._recent.pop(position, None)
+        if state is None:
+            part = bisect_right(self._ends, position)
+            start = self._ends[part - 1] if part else 0
+            state = self._part(part).state(position - start, self._policy)
+        self._recent[position] = state
+        if len(self._recent) > _MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
+        return state
+
+    def _part(self, number: int) -> Traces:
+        part = self._parts.pop(number, None)
+        if part is None:
+            part = self._open_part(number)
+        self._parts[number] = part
+        if len(self._parts) > _MAX_OPEN_PARTS:
+            del self._parts[next(iter(self._parts))]
+        return part
+
+
 def _frame(table: pa.Table) -> "pl.DataFrame":
     # Loaded on first use: workers that only write tables do without its memory.
     return import_module("polars").from_arrow(table)
@@ -238,6 +309,7 @@ def _shown(path: list[_StoredTurn]) -> list[Message]:
                 continue
         if turn.messages is None:
             turn.messages = _decode(turn.messages_json)
+            turn.messages_json = ""  # once is enough to keep it
         shown += turn.messages
     if not cleared:
         return shown

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute
 import yaml
 
+from replay_pipeline.printable import printable
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.splits import SPLITS, session_sha
 
@@ -349,7 +350,7 @@ def _agreement(ordered: Sequence[Mapping[str, Any]]) -> str:
     }
     for name, title in titles.items():
         counts = _added(manifest["counts"][name] for manifest in ordered)
-        rows = [(f"`{value}`", n, _percent(n, n_pairs)) for value, n in _by_size(counts)]
+        rows = [(_code(value), n, _percent(n, n_pairs)) for value, n in _by_size(counts)]
         parts.append(_table((title, "pairs", "share"), rows))
     n_shared = sum(manifest["n_sharing_vendor"] for manifest in ordered)
     n_hints = sum(manifest["n_hints"] for manifest in ordered)
@@ -369,8 +370,8 @@ def _teachers(ordered: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) ->
         return ""
     allows = {True: "yes", False: "no"}
     columns = {
-        "teacher": [f"`{name}`" for name in names],
-        "model": [told.get(name, {}).get("model", "") for name in names],
+        "teacher": [_code(name) for name in names],
+        "model": [_code(told.get(name, {}).get("model", "")) for name in names],
         "votes in pairs": [votes.get(name, 0) for name in names],
         "cost, USD": [f"{costs[name]:.4f}" if name in costs else "" for name in names],
         "asked": [_period(told.get(name, {})) for name in names],
@@ -413,11 +414,11 @@ def _making(ordered: Sequence[Mapping[str, Any]]) -> str:
     dropped = _added(_stage(manifest, "normalize").get("dropped", {}) for manifest in ordered)
     recipes = sorted({_stage(m, "normalize").get("recipe", "") for m in ordered} - {""})
     if recipes:
-        named = ", ".join(f"`{recipe}`" for recipe in recipes)
+        named = ", ".join(map(_code, recipes))
         lines.append(f"Recipe: {named}." + ("" if dropped else " It dropped nothing."))
     if dropped:
         lines.append(
-            _table(("dropped by", "pairs"), [(f"`{name}`", n) for name, n in _by_size(dropped)])
+            _table(("dropped by", "pairs"), [(_code(name), n) for name, n in _by_size(dropped)])
         )
     return "## How it was made\n\n" + "\n\n".join(lines)
 
@@ -431,7 +432,7 @@ def _control(facts: Mapping[str, Any]) -> str:
         "students' own models were asked again at a sample of states: `left` is the share of their "
         "answers that left their own recorded action. The higher it is, the less a teacher's "
         "disagreement says about the student.\n\n"
-        + _table(("measure", "value"), [(f"`{name}`", value) for name, value in results.items()])
+        + _table(("measure", "value"), [(_code(name), value) for name, value in results.items()])
     )
 
 
@@ -446,7 +447,7 @@ def _terms(ordered: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> st
         "config `pairs_distillable`. This is no legal advice."
     ]
     if accepted := facts.get("accepted_terms"):
-        models = ", ".join(f"`{model}`" for model in accepted)
+        models = ", ".join(map(_code, accepted))
         lines.append(
             f"The publisher used {models} knowing that the vendor's terms restrict training on "
             "answers."
@@ -484,7 +485,8 @@ def _sample_row(ordered: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _indented(message: str) -> str:
-    text = json.dumps(json.loads(message), indent=2, ensure_ascii=False).replace("~~~", "~ ~ ~")
+    text = printable(json.dumps(json.loads(message), indent=2, ensure_ascii=False))
+    text = text.replace("~~~", "~ ~ ~")
     return text if len(text) <= _MAX_SAMPLE_CHARS else f"{text[:_MAX_SAMPLE_CHARS]} …"
 
 
@@ -532,6 +534,12 @@ def _amount(n: int, one: str, many: str | None = None) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
+
+
+def _code(text: str) -> str:
+    """A name that somebody else chose, as code: nothing in it is taken for Markdown or HTML."""
+    shown = " ".join(printable(text).replace("`", "'").split())
+    return f"`{shown}`" if shown else ""
 
 
 def _cell(value: Any) -> str:

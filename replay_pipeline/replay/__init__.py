@@ -1,6 +1,6 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
-from replay_pipeline.replay.batch import replay_batch
+from replay_pipeline.replay.batch import replay_batch, replay_batch_in_thread
 from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
@@ -15,7 +15,7 @@ from replay_pipeline.replay.run import (
     replay_trace,
     replay_trace_sync,
 )
-from replay_pipeline.replay.status import LedgerStatus, ledger_status
+from replay_pipeline.replay.status import LedgerStatus, ledger_status, spent_since
 from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
 
 __all__ = [
@@ -37,8 +37,10 @@ __all__ = [
     "parse_gates",
     "recorded_actions",
     "replay_batch",
+    "replay_batch_in_thread",
     "replay_in_thread",
     "replay_states",
     "replay_trace",
     "replay_trace_sync",
+    "spent_since",
 ]

@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,18 @@ from replay_pipeline.replay.ledger import (
     encode_row,
 )
 from replay_pipeline.replay.openrouter import Client
-from replay_pipeline.replay.prices import nano, usd
+from replay_pipeline.replay.prices import floor_nano, nano, usd
 from replay_pipeline.replay.replies import Answer, read_reply
 from replay_pipeline.replay.requests import RequestBuilder, dialect_of
-from replay_pipeline.replay.run import Asking, check, fetch_prices, keys_of, lanes_of
+from replay_pipeline.replay.run import (
+    Asking,
+    check,
+    drained,
+    fetch_prices,
+    indexed,
+    keys_of,
+    lanes_of,
+)
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec, TraceState
 
@@ -94,16 +103,33 @@ async def replay_batch(
     url = str(ledger or Settings.load().ledger_url())
     opened = await asyncio.to_thread(Ledger, url, is_durable=asking.is_durable)
     try:
-        run = _BatchRun(list(states), teachers, budget, asking, opened, poll_s)
+        run = _BatchRun(indexed(states), teachers, budget, asking, opened, poll_s)
         return await run.run(stop or threading.Event())
     finally:
         await asyncio.to_thread(opened.close)
 
 
+def replay_batch_in_thread(
+    states: Iterable[TraceState],
+    teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
+    *,
+    max_total_usd: float,
+    **options: Any,
+) -> ReplayReport:
+    """`replay_batch` for callers without an event loop.
+
+    An interrupt ends the waiting and is raised again; what was handed in goes on, and the next run
+    takes its answers.
+    """
+    stop = options.pop("stop", None) or threading.Event()
+    work = replay_batch(states, teachers, max_total_usd=max_total_usd, stop=stop, **options)
+    return drained(work, stop)
+
+
 class _BatchRun:
     def __init__(
         self,
-        states: list[TraceState],
+        states: Sequence[TraceState],
         teachers: Sequence[TeacherSpec],
         budget_nano: int,
         asking: Asking,
@@ -117,6 +143,7 @@ class _BatchRun:
         self.ledger = ledger
         self.poll_s = poll_s
         self.run_id = asking.run_id or uuid.uuid4().hex[:12]
+        self.day = f"day:{datetime.now(UTC):%Y-%m-%d}"
         self.n_sent = 0
         self.n_skipped = 0
         self.newly_spent = 0
@@ -148,7 +175,10 @@ class _BatchRun:
         return self._report(known, n_cached, stop)
 
     def _open_scopes(self, known: Mapping[str, Known]) -> None:
-        self.ledger.open_scopes({f"teacher:{name}": None for name in self.teachers})
+        limits: dict[str, int | None] = {f"teacher:{name}": None for name in self.teachers}
+        day = self.asking.limits_usd.get("day")
+        limits[self.day] = None if day is None else floor_nano(day)
+        self.ledger.open_scopes(limits)
         carried = sum(each.cost_nano for each in known.values())
         self.ledger.open_run(self.run_id, self.budget_nano, carried_nano=carried)
 
@@ -210,7 +240,7 @@ class _BatchRun:
                 teacher=question.teacher,
                 model=task.teacher.model,
                 run_id=self.run_id,
-                scopes=(f"run:{self.run_id}", f"teacher:{question.teacher}"),
+                scopes=(f"run:{self.run_id}", self.day, f"teacher:{question.teacher}"),
                 reserved_nano=-(-bound // 2),
                 is_patient=False,
             )
@@ -282,7 +312,7 @@ class _BatchRun:
         self, known: Mapping[str, Known], n_cached: int, stop: threading.Event
     ) -> ReplayReport:
         actions = [
-            replace(_ROW.decode(known[task.question.sha].row), state_id=task.state["state_id"])
+            replace(_ROW.decode(known[task.question.sha].row), state_id=task.state_id)
             for task in self.tasks
             if task.question.sha in known
         ]

@@ -6,6 +6,7 @@ figure belongs with the dataset.
 """
 
 import hashlib
+import heapq
 import math
 import re
 from collections import Counter
@@ -129,11 +130,12 @@ def _version(found: re.Match[str]) -> str:
 
 
 def _sample(states: Iterable[TraceState], n_states: int) -> list[TraceState]:
-    known = [state for state in states if state.get("student_model")]
-    known.sort(key=lambda state: hashlib.sha256(state["state_id"].encode()).digest())
-    chosen = {state["state_id"] for state in known[:n_states]}
+    known = (state for state in states if state.get("student_model"))
+    chosen = heapq.nsmallest(
+        n_states, known, key=lambda state: hashlib.sha256(state["state_id"].encode()).digest()
+    )
     return sorted(
-        (state for state in known if state["state_id"] in chosen),
+        chosen,
         key=lambda state: (state.get("session_id", ""), state.get("turn_idx", 0)),
     )
 

@@ -66,13 +66,24 @@ class Task:
 
     index: int
     """Place in the report: states in order, teachers in order."""
-    state: TraceState
+    states: Sequence[TraceState]
+    """All states of the run, which may be put together only when they are asked for."""
+    state_index: int
     teacher: TeacherSpec
     question: Question
-    state_index: int = 0
     lost: tuple[Lost, ...] = ()
     gate: str | None = None
     propensity: float = 1.0
+
+    @property
+    def state(self) -> TraceState:
+        """The state with its messages, which can be large: not to be kept."""
+        return self.states[self.state_index]
+
+    @property
+    def state_id(self) -> str:
+        """Id of the state."""
+        return self.question.state_id
 
 
 class _FreeFailure(Exception):  # noqa: N818 (a signal to tenacity, never seen outside)
@@ -120,15 +131,15 @@ class Engine:
     def know(self, task: Task, known: Known) -> None:
         """Take over a call that was decided before."""
         row = _ROW.decode(known.row)
-        if row.state_id != task.state["state_id"]:
-            row = replace(row, state_id=task.state["state_id"])
+        if row.state_id != task.state_id:
+            row = replace(row, state_id=task.state_id)
         self.decided[task.index] = row
         self.n_cached += 1
         self.tell(task, row)
 
     def tell(self, task: Task, answer: TeacherAction | None) -> None:
         """Let the other teachers at this state go on."""
-        if self.board:
+        if self.board and self.board.gates.is_sequential:
             self.board.decide(task.state_index, task.state, task.teacher, answer)
 
     async def run(self, lanes: Sequence[tuple[TeacherSpec, deque[Task]]]) -> None:
@@ -182,18 +193,17 @@ class Engine:
                 self.stop.set()
 
     async def _work(self, lanes: deque[deque[Task]]) -> None:
-        builder = RequestBuilder(self.options)
         while lanes:
             lane = lanes.popleft()
             while lane:
-                await self._decide(lane.popleft(), builder)
+                await self._decide(lane.popleft())
 
-    async def _decide(self, task: Task, builder: RequestBuilder) -> None:
+    async def _decide(self, task: Task) -> None:
         try:
             if reason := await self._reason_not_to_ask(task):
                 self.skipped[reason] += 1
                 return
-            await self._ask(task, builder)
+            await self._ask(task)
         except LedgerError as error:
             self._fatal = self._fatal or error
             self.stop.set()
@@ -213,8 +223,9 @@ class Engine:
             return "teacher_stopped"
         return None
 
-    async def _ask(self, task: Task, builder: RequestBuilder) -> None:
-        body = builder.body(task.state, task.teacher, self.prices[task.teacher.name])
+    async def _ask(self, task: Task) -> None:
+        price = self.prices[task.teacher.name]
+        body = RequestBuilder(self.options).body(task.state, task.teacher, price)
         lost = list(task.lost)
         for _ in range(1 + _MAX_SENT_AGAIN):
             if not await self._let_finish(lost):
@@ -517,7 +528,7 @@ def _checked(task: Task, answer: Answer) -> Answer:
 
 def _answered_row(task: Task, call: Sent, answer: Answer, cost: int) -> TeacherAction:
     return TeacherAction(
-        state_id=task.state["state_id"],
+        state_id=task.state_id,
         teacher=task.teacher.name,
         action=answer.action,
         model=answer.model or task.teacher.model,
@@ -545,7 +556,7 @@ def _failed_row(task: Task, call: Sent) -> TeacherAction:
     outcome = call.reply.outcome if call.reply else None
     failure = outcome if isinstance(outcome, Failure) else None
     return TeacherAction(
-        state_id=task.state["state_id"],
+        state_id=task.state_id,
         teacher=task.teacher.name,
         model=task.teacher.model,
         family=task.teacher.vendor,
@@ -560,7 +571,7 @@ def _failed_row(task: Task, call: Sent) -> TeacherAction:
 
 def _unknown_row(task: Task, n_lost: int) -> TeacherAction:
     return TeacherAction(
-        state_id=task.state["state_id"],
+        state_id=task.state_id,
         teacher=task.teacher.name,
         model=task.teacher.model,
         family=task.teacher.vendor,

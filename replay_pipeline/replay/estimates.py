@@ -76,7 +76,7 @@ def forecast(
     shares = _shares(len(every), gates)
     teachers = tuple(_scaled(each, share) for each, share in zip(every, shares, strict=True))
     return Estimate(
-        n_states=len({task.state["state_id"] for _, lane in lanes for task in lane}),
+        n_states=len({task.state_id for _, lane in lanes for task in lane}),
         n_calls=sum(teacher.n_calls for teacher in teachers),
         expected_usd=round(math.fsum(teacher.expected_usd for teacher in teachers), 9),
         bound_usd=round(math.fsum(teacher.bound_usd for teacher in teachers), 9),
@@ -87,9 +87,9 @@ def forecast(
 def _asked_once(
     lanes: Sequence[tuple[TeacherSpec, Sequence[Task]]], gates: Sequence[str]
 ) -> list[tuple[TeacherSpec, list[Task]]]:
-    states = {task.state_index: task.state for _, lane in lanes for task in lane}
-    indices = sorted(states)
-    screened = parse_gates(gates).screen_states([states[index] for index in indices])
+    tasks = {task.state_index: task for _, lane in lanes for task in lane}
+    indices = sorted(tasks)
+    screened = parse_gates(gates).screen_states(tasks[index].state for index in indices)
     left_out = {indices[place] for place in screened}
     seen: set[str] = set()
     asked = []

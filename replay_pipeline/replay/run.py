@@ -7,7 +7,7 @@ import math
 import threading
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -64,6 +64,8 @@ class Asking:
     """Votes of distinct families that make a consensus, for gates that look at votes."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to be one vote, for gates that look at votes."""
+    count_own_family: bool = False
+    """Whether teachers of the student's own family vote, for gates that look at votes."""
     counts_recorded: bool = True
     """Whether answers that were already in the ledger count against the ceiling of this run."""
     run_id: str | None = None
@@ -77,7 +79,12 @@ class Asking:
 
     def gating(self) -> Gates:
         """The gates, ready for one run."""
-        return parse_gates(self.gates, level=self.level, threshold=self.agreement_threshold)
+        return parse_gates(
+            self.gates,
+            level=self.level,
+            threshold=self.agreement_threshold,
+            count_own_family=self.count_own_family,
+        )
 
     def request_options(self) -> RequestOptions:
         """The part that decides the requests."""
@@ -103,7 +110,8 @@ async def replay_trace(
     the ceiling. When the ceiling is reached nothing more is sent, and what is there is returned.
 
     Args:
-        states: decision points; those of one session go to a teacher in the order given.
+        states: decision points; those of one session go to a teacher in the order given. A
+            sequence is not copied: it may put its states together as they are asked for.
         teachers: models to ask.
         max_total_usd: hard ceiling in US dollars. 0 sends nothing.
         ledger: path or database URL; by default `ledger.sqlite` under the data root.
@@ -148,7 +156,11 @@ async def replay_states(
     asking = _asking(max_concurrency=max_concurrency, **options)
     budget = check(teachers, max_total_usd, asking)
     replay = _Replay(
-        list(states), list(teachers), budget, str(ledger or Settings.load().ledger_url()), asking
+        indexed(states),
+        list(teachers),
+        budget,
+        str(ledger or Settings.load().ledger_url()),
+        asking,
     )
     replay.on_progress = on_progress
     replay.stop = stop or threading.Event()
@@ -187,36 +199,45 @@ def replay_in_thread(
     in flight is answered and booked, and is raised again. A second interrupt does not wait.
     """
     stop = options.pop("stop", None) or threading.Event()
-    done = threading.Event()
     latest = [Progress(stage="replay", n_done=0, cost_usd=0.0)]
+    work = replay_states(
+        states,
+        teachers,
+        max_total_usd=max_total_usd,
+        stop=stop,
+        on_progress=lambda progress: latest.__setitem__(0, progress),
+        **options,
+    )
+    return drained(
+        work, stop, tick=(lambda: tick(latest[0])) if tick else None, tick_seconds=tick_seconds
+    )
+
+
+def drained(
+    work: Coroutine[Any, Any, ReplayReport],
+    stop: threading.Event,
+    *,
+    tick: Callable[[], None] | None = None,
+    tick_seconds: float = 1.0,
+) -> ReplayReport:
+    """Run `work` in a thread of its own; an interrupt sets `stop` and waits until it has ended."""
+    done = threading.Event()
     outcome: list[ReplayReport | BaseException] = []
 
-    def work() -> None:
+    def run() -> None:
         try:
-            outcome.append(
-                asyncio.run(
-                    replay_states(
-                        states,
-                        teachers,
-                        max_total_usd=max_total_usd,
-                        stop=stop,
-                        on_progress=lambda progress: latest.__setitem__(0, progress),
-                        **options,
-                    )
-                )
-            )
+            outcome.append(asyncio.run(work))
         except BaseException as error:  # noqa: BLE001 (raised again in the calling thread)
             outcome.append(error)
         finally:
             done.set()
 
-    thread = threading.Thread(target=work, name="replay", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="replay", daemon=True).start()
     try:
         # An event, not `Thread.join`: an interrupted join loses track of the thread.
         while not done.wait(tick_seconds):
             if tick:
-                tick(latest[0])
+                tick()
     except BaseException:
         stop.set()
         done.wait()
@@ -225,7 +246,7 @@ def replay_in_thread(
     if isinstance(result, BaseException):
         raise result
     if tick:
-        tick(latest[0])
+        tick()
     return result
 
 
@@ -247,7 +268,7 @@ async def estimate(
     """
     asking = _asking(price_folder=price_folder, **options)
     check(teachers, 0.0, asking)
-    states = list(states)
+    states = indexed(states)
     prices = await fetch_prices(teachers, asking, keys=keys_of(teachers, is_required=False))
     known: set[str] = set()
     if ledger is not None and exists(ledger):
@@ -381,6 +402,11 @@ def _asking(**options: Any) -> Asking:
     return asking
 
 
+def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
+    """States that can be asked for again by number; a sequence is taken as it is."""
+    return states if isinstance(states, Sequence) else list(states)
+
+
 def lanes_of(
     states: Sequence[TraceState], teachers: Sequence[TeacherSpec], asking: Asking
 ) -> list[tuple[TeacherSpec, deque[Task]]]:
@@ -392,7 +418,7 @@ def lanes_of(
         for j, teacher in enumerate(teachers):
             _, lane = lanes.setdefault((session, teacher.name), (teacher, deque()))
             question = builder.question(state, teacher)
-            lane.append(Task(i * len(teachers) + j, state, teacher, question, i))
+            lane.append(Task(i * len(teachers) + j, states, i, teacher, question))
     return list(lanes.values())
 
 
@@ -417,7 +443,7 @@ class _Replay:
 
     def __init__(
         self,
-        states: list[TraceState],
+        states: Sequence[TraceState],
         teachers: list[TeacherSpec],
         budget_nano: int,
         ledger: str,
@@ -506,7 +532,7 @@ class _Replay:
         if not (self.gates.names and prices):
             return None
         costs = {
-            (task.state["state_id"], teacher.name): usd(
+            (task.state_id, teacher.name): usd(
                 prices[teacher.name].cost_nano(task.question.expected_prompt_tokens, 300)
             )
             for teacher, lane in lanes
@@ -562,7 +588,7 @@ class _Replay:
                 elif gate := screened.get(task.state_index):
                     engine.skipped[gate] += 1
                     if engine.board:
-                        engine.board.saved(gate, task.state["state_id"], teacher)
+                        engine.board.saved(gate, task.state_id, teacher)
                     engine.tell(task, None)
                 else:
                     task.lost = tuple(lost.get(sha, ()))

@@ -1,6 +1,7 @@
 """What a ledger holds: money by scope, calls by state."""
 
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,24 @@ class LedgerStatus:
     def to_json(self) -> dict[str, Any]:
         """Plain data for a report."""
         return asdict(self)
+
+
+def spent_since(url: str | Path, since: datetime) -> float:
+    """US dollars booked since then, as the ledger has them; 0 without a ledger.
+
+    Raises:
+        LedgerError: the ledger can't be read.
+    """
+    if not exists(url):
+        return 0.0
+    database = connect(url)
+    try:
+        rows = database.query(
+            "select sum(cost) from calls where settled_at >= ?", (since.isoformat(),)
+        )
+    finally:
+        database.close()
+    return usd(int(rows[0][0] or 0))
 
 
 def ledger_status(url: str | Path) -> LedgerStatus:

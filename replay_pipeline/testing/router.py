@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -250,7 +251,7 @@ class Router:
         payload = msgspec.json.encode(reply)
         if use_cache and fault is None:
             self._replies[name] = (payload, reply["id"])
-        return _deliver(payload, reply, fault)
+        return _deliver(payload, reply, fault, is_stream=bool(body.get("stream")))
 
     def _replay(self, name: bytes) -> Response:
         payload, source = self._replies[name]
@@ -394,6 +395,7 @@ class _Call:
         reply = {
             "id": generation,
             "object": "chat.completion",
+            "created": int(datetime.now(UTC).timestamp()),
             "model": self.model.model,
             "provider": "Loopback",
             "choices": [
@@ -463,8 +465,10 @@ def _free_failure(fault: Fault) -> Response | None:
     return None
 
 
-def _deliver(payload: bytes, reply: Mapping[str, Any], fault: Fault | None) -> Response:
-    kind = fault.kind if fault else None
+def _deliver(
+    payload: bytes, reply: Mapping[str, Any], fault: Fault | None, *, is_stream: bool = False
+) -> Response:
+    kind = fault.kind if fault else "stream" if is_stream else None
     if kind == "drop_after":
         return Response(200, b"", delivery="hang_up")
     if kind == "stall":
@@ -484,6 +488,7 @@ def _as_stream(reply: Mapping[str, Any], *, is_whole: bool) -> bytes:
     if calls := message.get("tool_calls"):
         delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
     head = {key: reply[key] for key in ("id", "model", "provider")}
+    head |= {"object": "chat.completion.chunk", "created": reply["created"]}
     chunks = [{**head, "choices": [{"index": 0, "delta": delta}]}]
     if is_whole:
         end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}

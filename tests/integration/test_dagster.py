@@ -6,19 +6,22 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import dagster as dg
 import pyarrow as pa
 import pytest
 
-from replay_pipeline.assets.automation import new_sessions, nightly_replay
+from replay_pipeline.assets.automation import new_sessions, nightly_replay, notify_failures
 from replay_pipeline.assets.checks import failures_told
+from replay_pipeline.assets.failures import failed_runs
 from replay_pipeline.definitions import define
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.instance import sync
@@ -32,6 +35,7 @@ BIN = Path(sys.executable).parent
 ASSETS = {
     "claude_code_sessions",
     "dpo_pairs",
+    "night_summary",
     "normalized_pairs",
     "published_dataset",
     "teacher_actions",
@@ -208,6 +212,12 @@ def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
     assert sync(work) == 0
     shutil.rmtree(root / ".dagster")
     assert sync(work) == n_done
+    first, second = work.batches()[:2]
+    later = Pipeline(Settings.load(data_dir=root, changes={"pairs": {"agreement_threshold": 3}}))
+    assert not later.pairs(first).is_reused
+    assert not later.pairs(second).is_reused
+    assert sync(later) == 2
+    assert sync(later) == 0
     with dg.DagsterInstance.from_config(str(root / ".dagster")) as instance:
         for asset in BY_BATCH:
             done = instance.get_materialized_partitions(dg.AssetKey(asset))
@@ -216,6 +226,48 @@ def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
         assert event is not None
         assert event.asset_materialization is not None
         assert event.asset_materialization.metadata["dagster/row_count"].value > 0
+
+
+def test_the_morning_after_says_what_was_done_and_what_failed(root):
+    pipeline_at(root).find_batches()
+    defs = define(PipelineResource(data_dir=str(root)))
+    began = datetime.now(UTC)
+    with dg.instance_for_test() as instance:
+        assert run_range(root, instance).success
+        (root / "settings.toml").write_text(
+            (root / "settings.toml").read_text() + "[normalize]\nrecipe = 'no-such-recipe'\n"
+        )
+        job = defs.resolve_job_def("replay_batches")
+        batch = pipeline_at(root).batches()[0]
+        failed = job.execute_in_process(
+            instance=instance, tags={"dagster/partition": batch}, raise_on_error=False
+        )
+        assert not failed.success
+        (failure,) = failed_runs(instance, since=began)
+        assert failure["job"] == "replay_batches"
+        assert failure["batches"] == batch
+        assert "no-such-recipe" in failure["why"]
+        told = dg.build_run_status_sensor_context(
+            "notify_failures",
+            dagster_event=failed.get_run_failure_event(),
+            dagster_instance=instance,
+            dagster_run=failed.dagster_run,
+        )
+        with webhook() as (url, heard):
+            with (root / "settings.toml").open("a") as file:
+                file.write(f"[notify]\nwebhook_url = '{url}'\nis_nightly = true\n")
+            notify_failures(told.for_run_failure(), pipeline=PipelineResource(data_dir=str(root)))
+            summary = defs.resolve_job_def("summarize_night").execute_in_process(instance=instance)
+        assert [message["event"] for message in heard] == ["run_failed", "night"]
+        assert "no-such-recipe" in heard[0]["text"]
+        event = summary.asset_materializations_for_node("night_summary")[0]
+        figures = {key: value.value for key, value in event.metadata.items()}
+        status = pipeline_at(root).status()
+        assert figures["spent_usd"] == pytest.approx(status["ledger"]["spent_usd"], abs=1e-6)
+        assert figures["pairs"] == sum(each["pairs"] for each in status["batches"].values())
+        assert figures["runs_failed"] == 1
+        assert "no-such-recipe" in figures["failures"]
+        assert "runs failed" in figures["night"]
 
 
 def test_no_key_is_left_behind_in_dagsters_own_files(root, monkeypatch):
@@ -315,6 +367,27 @@ def test_a_secret_in_a_shard_stops_the_training(root, monkeypatch):
             run_range(root, instance, "publish_and_train", run_id=run_id)
         assert instance.get_latest_materialization_event(dg.AssetKey("trained_model")) is None
     assert not pipeline_at(root).settings.model_dir().exists()
+
+
+@contextmanager
+def webhook() -> Iterator[tuple[str, list[dict]]]:
+    heard: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            heard.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/", heard
+        server.shutdown()
+        thread.join()
 
 
 # The web server
@@ -439,4 +512,5 @@ def test_a_partition_is_materialized_through_the_web_server(root, tmp_path):
     entries = {entry["label"]: entry for entry in event["metadataEntries"]}
     assert entries["calls_sent"]["intValue"] > 0
     assert entries["usd"]["floatValue"] > 0
-    assert re.match(r"!\[.*\]\(data:image/svg\+xml;base64,", entries["cost_by_teacher"]["mdStr"])
+    assert re.match(r"!\[.*\]\(data:image/svg\+xml;base64,", entries["latency"]["mdStr"])
+    assert entries["usd deepseek"]["floatValue"] > 0

@@ -39,6 +39,22 @@ CHAT_TEMPLATE = r"""
 """Chat template with tools (names and parameter names), tool calls in the Hermes form and tool
 results. It preserves prefixes: earlier messages are rendered the same whatever follows."""
 
+RESPONSE_TEMPLATE: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
+    },
+}
+"""The same the other way round: how transformers reads tool calls out of a generated response."""
+
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
@@ -62,6 +78,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 1024) -> PreTrain
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE
+    fast.response_template = RESPONSE_TEMPLATE  # type: ignore[attr-defined]
     return fast
 
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainer.data.dataset import PreferenceData
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.exchange import RoundReport
-from trainer.diloco.object_store import open_store
+from trainer.diloco.inner import make_inner_optimizer
+from trainer.diloco.object_store import ObjectStore, open_store
 from trainer.diloco.outer_step import outer_preset
 from trainer.diloco.parameters import ParameterVector, optimizer_tensors, restore_optimizer
 from trainer.diloco.replica import OuterReplica, OuterSettings
@@ -22,6 +24,7 @@ __all__ = [
     "ObjectStoreLoop",
     "OuterOptions",
     "TorchftLoop",
+    "inner_optimizers",
     "outer_callbacks",
     "shard",
     "sharded",
@@ -42,6 +45,11 @@ class OuterOptions:
     """Store that joins the replicas (`object_store`)."""
     sync_every: int = 50
     """Optimizer steps per round."""
+    single_rounds: int = 0
+    """Rounds of one step before the others (`object_store`): from scratch, replicas that part
+    while they learn fastest learn less (post-local SGD: Lin et al. 2020, arXiv:1808.07217)."""
+    inner: str = ""
+    """Inner optimizer: `joint_adamw` from scratch, `muon` or `adamw`; none: the trainer's own."""
     codec: str = "ternary"
     """Wire format: fp32, bf16, int8, int4, ternary or topk."""
     optimizer: str = "average"
@@ -59,7 +67,11 @@ class OuterOptions:
 
 
 def outer_callbacks(
-    kind: str, options: OuterOptions, *, place: ReplicaPlace | None = None
+    kind: str,
+    options: OuterOptions,
+    *,
+    place: ReplicaPlace | None = None,
+    store: ObjectStore | None = None,
 ) -> list[TrainerCallback]:
     """Return the callbacks that join this replica to the others; none for `none`.
 
@@ -67,6 +79,7 @@ def outer_callbacks(
         kind: `none`, `torchft` or `object_store`.
         options: How.
         place: Which replica this is; None takes what the launcher told this process.
+        store: Joins the replicas (`object_store`) instead of the one at `options.uri`.
 
     Raises:
         TrainerConfigError: A setting is missing or unknown.
@@ -78,13 +91,45 @@ def outer_callbacks(
     where = place or replica_place() or ReplicaPlace()
     if options.sync_every < 1:
         raise TrainerConfigError(f"outer_options.sync_every={options.sync_every}: at least 1")
+    if options.single_rounds and kind == "torchft":
+        raise TrainerConfigError(
+            "outer_options.single_rounds needs outer=object_store: rounds of torchft have one length"
+        )
     if kind == "object_store":
-        if not options.uri:
+        if store is None and not options.uri:
             raise TrainerConfigError("outer=object_store needs outer_options.uri")
-        return [ObjectStoreLoop(options, where)]
+        return [ObjectStoreLoop(options, where, store)]
     if not options.lighthouse:
         raise TrainerConfigError("outer=torchft needs outer_options.lighthouse")
     return [TorchftLoop(options, where)]
+
+
+def inner_optimizers(
+    kind: str,
+    options: OuterOptions,
+    model: nn.Module,
+    args: TrainingArguments,
+    *,
+    place: ReplicaPlace | None = None,
+) -> tuple[torch.optim.Optimizer | None, None]:
+    """Return the inner optimizer of a replica, in the form that a `Trainer` takes.
+
+    Without an outer loop, or if the options name none, the trainer makes its own.
+
+    Raises:
+        TrainerConfigError: There is no such optimizer.
+    """
+    if kind == "none" or not options.inner:
+        return None, None
+    where = place or replica_place() or ReplicaPlace()
+    optimizer = make_inner_optimizer(
+        model,
+        options.inner,
+        lr=args.learning_rate,
+        weight_decay=args.weight_decay,
+        n_replicas=where.world_size,
+    )
+    return optimizer, None
 
 
 def shard(rows: Sequence[Row], place: ReplicaPlace | None = None) -> Sequence[Row]:
@@ -123,13 +168,16 @@ def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> Preferen
 class ObjectStoreLoop(TrainerCallback):
     """Exchanges the trainable parameters over an object store every so many optimizer steps.
 
-    The run has ⌈max_steps / sync_every⌉ rounds. A replica that comes late or anew takes part in
+    The run has ⌈max_steps / sync_every⌉ rounds, more if the first are of one step. A replica that comes late or anew takes part in
     those that are left.
     """
 
-    def __init__(self, options: OuterOptions, place: ReplicaPlace) -> None:
+    def __init__(
+        self, options: OuterOptions, place: ReplicaPlace, store: ObjectStore | None = None
+    ) -> None:
         self.options = options
         self.place = place
+        self.store = store
         self.reports: list[RoundReport] = []
         self.replica: OuterReplica | None = None
         self._view: ParameterVector | None = None
@@ -147,7 +195,7 @@ class ObjectStoreLoop(TrainerCallback):
         options = self.options
         self._view = ParameterVector(context["model"])
         self.replica = OuterReplica(
-            open_store(options.uri),
+            self.store or open_store(options.uri),
             self._view.read(),
             rank=self.place.rank,
             world_size=self.place.world_size,
@@ -155,7 +203,7 @@ class ObjectStoreLoop(TrainerCallback):
             settings=OuterSettings(
                 codec=options.codec,
                 outer=outer_preset(options.optimizer),
-                n_rounds=-(-state.max_steps // options.sync_every),
+                n_rounds=self._n_rounds(state.max_steps),
                 signature=self._view.signature,
                 quorum=options.quorum,
                 timeout_s=options.timeout_s,
@@ -183,8 +231,10 @@ class ObjectStoreLoop(TrainerCallback):
         if replica is None or view is None:
             return
         self._n_steps += 1
+        is_single = replica.round_id < self.options.single_rounds
+        is_due = self._n_steps >= (1 if is_single else self.options.sync_every)
         is_last = state.global_step >= state.max_steps
-        if not replica.is_finished and (self._n_steps >= self.options.sync_every or is_last):
+        if not replica.is_finished and (is_due or is_last):
             kept = {}
             if self.options.state_uri:
                 tensors = optimizer_tensors(_inner(context["optimizer"]))
@@ -197,6 +247,10 @@ class ObjectStoreLoop(TrainerCallback):
             control.should_training_stop = True
         if self._n_steps == 0 or replica.is_finished:
             view.write(replica.theta)
+
+    def _n_rounds(self, n_steps: int) -> int:
+        single = min(self.options.single_rounds, n_steps)
+        return single + -(-(n_steps - single) // self.options.sync_every)
 
     def on_log(
         self,

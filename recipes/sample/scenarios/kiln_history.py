@@ -1,6 +1,6 @@
 """Who added the holds: reading today's file for yesterday's answer, commands that go too far."""
 
-from story import Story, bash, edit, grep, read
+from story import Story, bash, grep, read
 
 from scenarios.projects import KILN, KILN_FILES
 

@@ -4,16 +4,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from replay_pipeline.assets.pictures import bars, curves, histogram, quantile
+from replay_pipeline.assets.pictures import MAX_CHARS, bars, curve, histogram, quantile
 from tests.hostile import HOSTILE
-
-UNKIND = "".join(HOSTILE)
 
 
 def picture(metadata) -> ElementTree.Element:
-    data = re.fullmatch(
-        r"!\[[^\]]*\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", metadata.value
-    )
+    data = re.fullmatch(r"!\[[^\]]*\]\(data:image/svg\+xml;base64,([\w+/=]+)\)", metadata.value)
     assert data, metadata.value
     return ElementTree.fromstring(base64.b64decode(data[1]))
 
@@ -22,37 +18,52 @@ def drawn(metadata, tag: str) -> list[ElementTree.Element]:
     return [e for e in picture(metadata).iter() if e.tag.endswith(f"}}{tag}")]
 
 
-@pytest.mark.parametrize("values", [{"a": 0.0}, {"a": 1, UNKIND: 3}])
-def test_bars_have_one_bar_each_whatever_their_names(values):
-    metadata = bars("Title & <more>", values)
-    assert len(drawn(metadata, "rect")) == 1 + len(values)
-    assert {e.tag.rpartition("}")[2] for e in picture(metadata).iter()} == {"svg", "rect", "text"}
+def test_bars_are_a_table_with_the_largest_first():
+    lines = bars({"small": 1, "large": 3.5, "none": 0}).value.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| large", "| small", "| none"]
+    assert [line.count("█") for line in lines[2:]] == [20, 5, 0]
 
 
-@pytest.mark.parametrize("lines", [{"a": [1.0]}, {"a": [3.0, 2.0], UNKIND: [2.0, 2.0, 2.0]}])
-def test_curves_have_a_point_per_step(lines):
-    metadata = curves("Loss", lines)
-    points = [line.attrib["points"].split() for line in drawn(metadata, "polyline")]
-    assert [len(line) for line in points] == [len(line) for line in lines.values()]
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_bar_keeps_its_row_whatever_its_name(name):
+    assert [line.count("|") for line in bars({name: 1}).value.splitlines()] == [4, 4, 4]
 
 
-@pytest.mark.parametrize("values", [[1.0], [0.5, 0.5], [0.001, 1.0, 100.0, 0.0]])
-def test_a_histogram_counts_every_positive_value(values):
-    metadata = histogram("Latency", values, marks={"p50": 1.0, "p95": 200.0}, unit=" s")
-    heights = [float(e.attrib["height"]) for e in drawn(metadata, "rect")[1:]]
-    n_highest = max(heights)
-    assert n_highest == 110.0
-    assert 1 <= sum(height > 0 for height in heights) <= len(values)
-    assert all(0 <= float(e.attrib["x1"]) <= 620 for e in drawn(metadata, "line"))
+def test_many_bars_end_in_a_sum_of_the_rest():
+    lines = bars({f"n{i}": 1 for i in range(100)}).value.splitlines()
+    assert len(lines) == 15
+    assert lines[-1].startswith("| 88 more | 88 |")
+
+
+@pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [-1e-9, 3.0], [i**0.5 for i in range(1000)]])
+def test_a_curve_has_a_point_per_step_until_it_is_thinned(values):
+    metadata = curve("loss", values)
+    (line,) = drawn(metadata, "polyline")
+    points = [tuple(map(int, point.split(","))) for point in line.attrib["points"].split()]
+    assert len(points) == min(len(values), 51)
+    assert all(0 <= x <= 440 and 0 <= y <= 142 for x, y in points)
+    assert len(metadata.value) <= MAX_CHARS
 
 
 @pytest.mark.parametrize(
-    "metadata",
-    [bars("Errors", {}), curves("Loss", {}), histogram("Latency", [], marks={}, unit=" s")],
+    "values", [[1.0], [0.5, 0.5], [0.001, 1.0, 100.0, 0.0], [1.01**n for n in range(900)]]
+)
+def test_a_histogram_reaches_its_top_and_stays_inside(values):
+    metadata = histogram("latency", values, marks={"p50": 1.0, "p95": 200.0}, unit=" s")
+    bins, lines = (path.attrib["d"] for path in drawn(metadata, "path"))
+    tops = [int(top) for top in re.findall(r"V(\d+)h", bins)]
+    assert len(tops) == 24
+    assert min(tops) == 8
+    assert 1 <= sum(top < 120 for top in tops) <= len(values)
+    assert all(48 <= int(x) <= 432 for x in re.findall(r"M(\d+) ", lines))
+    assert len(metadata.value) <= MAX_CHARS
+
+
+@pytest.mark.parametrize(
+    "metadata", [bars({}), curve("loss", []), histogram("latency", [], marks={}, unit=" s")]
 )
 def test_nothing_to_draw_is_said_in_words(metadata):
-    assert metadata.value.endswith(": none*") or "none" in metadata.value
-    assert "svg" not in metadata.value
+    assert metadata.value == "*none*"
 
 
 def test_quantiles_are_values_that_were_seen():

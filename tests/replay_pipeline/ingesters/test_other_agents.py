@@ -242,6 +242,87 @@ def test_agent_trace_rows_are_one_session_each_with_their_own_tools(tmp_path: Pa
     assert tool["source"] == "recorded"
 
 
+def node(role: str, content: str | None, parent: int | None, **more: Any) -> dict[str, Any]:
+    message = {"role": role, "content": content}
+    for name in ("tool_calls", "tool_call_id", "reasoning_content"):
+        if name in more:
+            message[name] = more.pop(name)
+    return {"parent": parent, "message": message, "timestamp": 1772000000.5, **more}
+
+
+def flat_call(name: str, call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "name": name, "arguments": '{"path": "a"}'}
+
+
+def episode() -> dict[str, Any]:
+    """A recorded call in the prompt, two calls of the model, and a branch with a cut result."""
+    tools = [{"type": "function", "name": "read", "parameters": {"type": "object"}}]
+    nodes = [
+        node("system", "You fix.", None, tools=tools),
+        node("user", "Fix it", 0),
+        node("assistant", None, 1, tool_calls=[flat_call("read", "p1")]),
+        node("tool", "no such file", 2, tool_call_id="p1"),
+        node("assistant", None, 3, tool_calls=[flat_call("read", "v1")], sampled=True),
+        node("tool", "A long file", 4, tool_call_id="v1"),
+        node("assistant", "Fixed.", 5, sampled=True, reasoning_content="hm"),
+        node("tool", "[cut]", 4, tool_call_id="v1"),
+        node("user", "Go on", 7),
+        node("assistant", "Done.", 8, sampled=True),
+        node("user", "Without reading", 4),
+        node("assistant", "Really done.", 10, sampled=True),
+    ]
+    usage = {"prompt_tokens": 100, "cached_input_tokens": 20, "completion_tokens": 7}
+    call = {"node": 4, "model": "m/other", "finish_reason": "tool_calls", "usage": usage}
+    config = {"model": "m/one", "harness": {"id": "claude_code"}}
+    trace = {"version": 1, "id": "t" * 32, "verifiers": {"version": "0.4.0"}, "task": {}}
+    trace |= {"agent": {"config": config}, "nodes": nodes, "calls": [call], "ok": True}
+    return {"id": "0" * 32, "env": {"id": "x"}, "task": {"type": "T"}, "traces": [trace]}
+
+
+def check_verifiers(path: Path) -> IngestResult:
+    result, states = read(path)
+    assert [shape([s["student_action"]])[0] for s in states] == [
+        "(v1)",
+        "Fixed.",
+        "Done.",
+        "Really done.",
+    ]
+    start = ["> You fix.\n\nFix it", "(p1)", "p1=no such file"]
+    assert shape(states[0]["messages"]) == start
+    assert shape(states[1]["messages"]) == [*start, "(v1)", "v1=A long file"]
+    assert shape(states[2]["messages"]) == [*start, "(v1)", "v1=[cut]", "> Go on"]
+    assert shape(states[3]["messages"])[-1] == "> Without reading"
+    assert "A long file" not in json.dumps(states[3]["messages"])
+    assert [s["student_model"] for s in states] == ["m/other", "m/one", "m/one", "m/one"]
+    assert states[0]["n_context_tokens"] == 120
+    (session,) = result.sessions.to_pylist()
+    assert (session["session_id"], session["agent"]) == ("t" * 32, "claude_code")
+    return result
+
+
+def test_a_verifiers_episode_has_a_state_wherever_the_model_was_called(tmp_path: Path):
+    result = check_verifiers(lines(tmp_path / "traces.jsonl", episode()))
+    (tool,) = result.tools.to_pylist()
+    assert (tool["name"], tool["source"]) == ("read", "recorded")
+
+
+def test_a_verifiers_file_may_hold_traces_instead_of_episodes(tmp_path: Path):
+    check_verifiers(lines(tmp_path / "traces.jsonl", *episode()["traces"]))
+
+
+def test_a_verifiers_file_is_told_by_the_head_of_a_long_first_line(tmp_path: Path):
+    long = episode()
+    long["task"]["data"] = {"prompt": "x" * 200_000, "messages": [{"role": "user"}]}
+    check_verifiers(lines(tmp_path / "traces.jsonl", long))
+
+
+def test_an_episode_that_failed_before_any_message_is_counted(tmp_path: Path):
+    failed = episode() | {"id": "1" * 32}
+    failed["traces"] = [episode()["traces"][0] | {"nodes": [], "ok": False}]
+    result, _ = read(lines(tmp_path / "traces.jsonl", episode(), failed))
+    assert result.report.skipped == {"no_message": 1}
+
+
 def test_a_folder_of_all_agents_is_told_apart_by_content(tmp_path: Path):
     codex(tmp_path / "a")
     lines(tmp_path / "full.jsonl", agent_trace())
@@ -258,7 +339,7 @@ def test_a_folder_of_all_agents_is_told_apart_by_content(tmp_path: Path):
     assert result.report.skipped_files == {"foreign": 1}
 
 
-@pytest.mark.parametrize("agent", ["codex", "gemini", "opencode", "agent_traces"])
+@pytest.mark.parametrize("agent", ["codex", "gemini", "opencode", "agent_traces", "verifiers"])
 def test_damage_to_any_agent_is_no_exception(tmp_path: Path, agent: str):
     codex_rows = codex(tmp_path / "a").read_bytes().splitlines(keepends=True)
     source = {
@@ -266,6 +347,7 @@ def test_damage_to_any_agent_is_no_exception(tmp_path: Path, agent: str):
         "gemini": [json.dumps(gemini()).encode() + b"\n"],
         "opencode": [json.dumps(opencode()).encode() + b"\n"],
         "agent_traces": [json.dumps(agent_trace()).encode() + b"\n"] * 2,
+        "verifiers": [json.dumps(episode()).encode() + b"\n"] * 2,
     }[agent]
     path = tmp_path / "x.json"
     n_read = 0

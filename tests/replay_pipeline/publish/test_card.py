@@ -54,7 +54,7 @@ def test_the_card_tells_what_the_data_and_the_caller_know(card):
         "# Pairs of a team",
         "| `positives` | states at which the student did what the teachers would |",
         "7 sessions in 2 trace batches",
-        "| `qwen` | qwen/qwen3-coder | 14 | 0.7500 | 2026-11-01 to 2026-11-20 | yes |",
+        "| `qwen` | `qwen/qwen3-coder` | 14 | 0.7500 | 2026-11-01 to 2026-11-20 | yes |",
         "| `deepseek` |  | 14 |  |  | not known |",
         "| answers of teachers | 42 |",
         "| US dollars spent on answers | 0.7500 |",

@@ -91,6 +91,8 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
         f"dataset={dataset_folder}",
         f"output={tmp_path}/model-{{rank}}",
         "outer_options.sync_every=2",
+        "outer_options.single_rounds=2",
+        "outer_options.inner=joint_adamw",
         "outer_options.quorum=2",
         "trl.max_steps=4",
         "tiny.hidden_size=32",
@@ -110,7 +112,9 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
     for name, value in weights[0].items():
         np.testing.assert_array_equal(value, weights[1][name])
     rows = (tmp_path / "model-0" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(rows[-1])["outer/contributions"] == 2
+    last = json.loads(rows[-1])
+    assert last["outer/contributions"] == 2
+    assert last["outer/round"] == 2, "two rounds of one step and one of two"
     reports = [
         json.loads((tmp_path / f"model-{rank}" / "report.json").read_text()) for rank in range(2)
     ]

@@ -24,8 +24,16 @@ from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
 from trainer.data.tiny import corpus, make_model, train_tokenizer
-from trainer.errors import TrainerConfigError
-from trainer.integrations.outer import OuterOptions, outer_callbacks, sharded
+from trainer.diloco.environment import ReplicaPlace
+from trainer.diloco.object_store import ObjectStore
+from trainer.errors import DatasetError, TrainerConfigError
+from trainer.hints import hint_for_row
+from trainer.integrations.outer import (
+    OuterOptions,
+    inner_optimizers,
+    outer_callbacks,
+    sharded,
+)
 from trainer.integrations.settings import without_engines
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
@@ -113,6 +121,22 @@ def _check_names(prefix: str, section: type, values: Mapping[str, Any]) -> None:
         raise TrainerConfigError(f"unknown setting {prefix}{unknown[0]}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """What a host of the run puts in the place of the run's own parts."""
+
+    place: ReplicaPlace | None = None
+    """Which replica this is; None takes what the launcher told this process."""
+    store: ObjectStore | None = None
+    """Joins the replicas (`outer=object_store`) instead of the one at `outer_options.uri`."""
+    reward: Callable[..., list[float]] | None = None
+    """Scores completions, in TRL's convention, instead of `reward`."""
+    rollout: Callable[[list[Any], Any], dict[str, list[Any]]] | None = None
+    """TRL's `rollout_func`, for `rollouts=generate`."""
+    environment: Any = None
+    """TRL's `environment_factory`, for `rollouts=generate`; its reward replaces `reward`."""
+
+
 class MetricsFile(TrainerCallback):
     """Every log of the trainer as one JSON line with `group/name` keys."""
 
@@ -177,6 +201,7 @@ def run(
     config: RunConfig,
     *,
     on_metrics: Callable[[dict[str, Any]], None] | None = None,
+    parts: RunParts | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train, evaluate before and after, and write everything into `config.output`.
@@ -195,14 +220,25 @@ def run(
     args = trl_config(config, output)
     data = load_preference_data(config.dataset, revision=config.revision)
     model, tokenizer = load_model(config, data, seed=args.seed)
-    outer = outer_callbacks(config.outer, config.outer_options)
-    data = sharded(data) if outer else data
+    parts = parts or RunParts()
+    outer = outer_callbacks(
+        config.outer, config.outer_options, place=parts.place, store=parts.store
+    )
+    data = sharded(data, parts.place) if outer else data
     collator = ComposerDataCollator(
         tokenizer,
         max_prompt_tokens=args.max_prompt_tokens,
         max_response_tokens=args.max_response_tokens,
         with_tools=args.render_tools,
     )
+    off = off_channels(args, data)
+    for name, reason in off.items():
+        logger.log(
+            logging.INFO if reason.endswith("is 0") else logging.WARNING,
+            "channel %s is off: %s",
+            name,
+            reason,
+        )
     recorded = recorded_rollouts(config, args, data, collator.renderer)
     level = load_function(config.agreement) if config.agreement else agreement
 
@@ -224,7 +260,7 @@ def run(
     stopping = StopAtStep(identity_of(asdict(config)), should_stop)
     callbacks = [*outer, metrics, stopping]
     trainer = build_trainer(
-        config, args, model, tokenizer, data, recorded, collator.renderer, callbacks
+        config, args, model, tokenizer, data, recorded, collator.renderer, callbacks, parts
     )
     resume_from: Any = config.resume_from
     if resume_from == LAST:
@@ -236,10 +272,16 @@ def run(
 
     save_checkpoint(trainer, tokenizer, output / "checkpoint")
     live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
+    off |= {
+        name: f"no step gave it anything to learn from ({why})"
+        for name, why in NOTHING_TO_LEARN.items()
+        if name not in live and name not in off
+    }
     report = {
         "loss_first": loss_first,
         "loss_last": loss_last,
         "channels_live": live,
+        "channels_off": off,
         "steps": trainer.state.global_step,
         "seconds": round(time.perf_counter() - started, 2),
         "pairs": len(data.pairs),
@@ -248,10 +290,47 @@ def run(
         "preference_accuracy_before": before["preference"]["accuracy"],
         "preference_accuracy_after": after["preference"]["accuracy"],
     }
-    evaluation = {"before": before, "after": after}
+    if trainer.is_world_process_zero():
+        plot_metrics(metrics.rows, output / "loss.png")
+        write_results(config, report, {"before": before, "after": after})
+    return report
+
+
+NOTHING_TO_LEARN = {
+    "policy": "all rewards of each group were equal",
+    "sdpo": "no state that was trained on has a hint",
+    "replay": "no pair was drawn",
+}
+"""Why a channel that has a weight and data may have been idle."""
+
+
+def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
+    """Channels that cannot teach anything, each with the reason, before the first step.
+
+    Raises:
+        TrainerConfigError: all three are.
+    """
+    off = {}
+    weights = {"policy": "policy_weight", "sdpo": "alpha_sdpo", "replay": "beta_replay"}
+    for channel, weight in weights.items():
+        if getattr(args, weight) == 0:
+            off[channel] = f"{weight} is 0"
+    states = [*data.pairs, *data.prompts, *data.positives]
+    if "sdpo" not in off and not any(map(hint_for_row, states)):
+        off["sdpo"] = "no row of the dataset has a hint"
+    if len(off) == len(weights):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
+        raise TrainerConfigError(f"all channels are off, nothing would be learnt ({reasons})")
+    return off
+
+
+def write_results(
+    config: RunConfig, report: Mapping[str, Any], evaluation: Mapping[str, Any]
+) -> None:
+    """Write the report, the evaluation and the model card into the output folder."""
+    output = Path(config.output)
     _write_json(output / "evaluation.json", evaluation)
     _write_json(output / "report.json", report)
-    plot_metrics(metrics.rows, output / "loss.png")
     card = model_card(
         base=config.model or "random weights",
         dataset=config.dataset,
@@ -260,7 +339,6 @@ def run(
         evaluation=evaluation,
     )
     (output / "README.md").write_text(card, "utf-8")
-    return report
 
 
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
@@ -322,21 +400,43 @@ def build_trainer(
     recorded: RecordedRollouts | None,
     renderer: Renderer,
     callbacks: list[TrainerCallback],
+    parts: RunParts,
 ) -> ComposerReplicationTrainer:
     """The trainer of this run, on recorded or generated rollouts."""
+    options: dict[str, Any] = {}
+    if recorded is None:
+        has_environment = parts.environment is not None
+        options["train_dataset"] = prompts_dataset(data, renderer, only_calls=has_environment)
+        options["rollout_func"] = parts.rollout
+        options["environment_factory"] = parts.environment
+    elif parts.rollout is not None or parts.environment is not None:
+        raise TrainerConfigError(
+            f"rollouts={config.rollouts} are on record, nothing would be sampled: set "
+            "rollouts=generate"
+        )
     with without_upstream_warnings():
         trainer = ComposerReplicationTrainer(
             model,
-            as_trl_reward(load_reward(config.reward)),
+            reward_of(config, parts),
             args,
             pairs=data.pairs,
             recorded=recorded,
-            train_dataset=None if recorded is not None else prompts_dataset(data, renderer),
+            **options,
             processing_class=tokenizer,
             callbacks=callbacks,
+            optimizers=inner_optimizers(
+                config.outer, config.outer_options, model, args, place=parts.place
+            ),
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def reward_of(config: RunConfig, parts: RunParts) -> Callable[..., list[float]] | None:
+    """The reward in TRL's convention; `None` where the environment owns it."""
+    if parts.environment is not None:
+        return None
+    return parts.reward or as_trl_reward(load_reward(config.reward))
 
 
 def save_checkpoint(trainer: ComposerReplicationTrainer, tokenizer: Any, folder: Path) -> None:
@@ -354,16 +454,27 @@ def without_upstream_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         warnings.filterwarnings("ignore", ".*rollout_func", UserWarning)
+        warnings.filterwarnings("ignore", ".*environment_factory", UserWarning)
         yield
 
 
-def prompts_dataset(data: PreferenceData, renderer: Renderer) -> Dataset:
+def prompts_dataset(
+    data: PreferenceData, renderer: Renderer, *, only_calls: bool = False
+) -> Dataset:
     """Prompts to generate from, within the token budget, with what rewards and hints need.
 
-    Tools are left out: TRL renders those that it can call, not those of a dataset.
+    Tools are left out: TRL renders those that it can call, not those of a dataset. With
+    `only_calls`, states whose consensus is a text are left out: no environment sees a text.
+
+    Raises:
+        DatasetError: no row is left.
     """
     rows: list[Any] = list(data.prompts)
     rows = rows or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
+    if only_calls:
+        rows = [row for row in rows if row["consensus"].get("tool_calls")]
+    if not rows:
+        raise DatasetError("no state has a tool call as its consensus: nothing to act on")
     kinds: dict[str, Any] = {
         "prompt": List(Json()),
         "consensus": Json(),

@@ -451,13 +451,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if not self.args.should_save:
             return
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if self.teacher is not None:
+            self.teacher.save(folder)
+        # Last: a folder that has this file is a whole checkpoint.
         state = {
             "taid": self.taid.state_dict() if self.taid else None,
             "n_live_steps": self.n_live_steps,
         }
         (folder / STATE_FILE).write_text(json.dumps(state), "utf-8")
-        if self.teacher is not None:
-            self.teacher.save(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

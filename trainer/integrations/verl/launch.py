@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import TrainerConfigError, TrainerError
+from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
 from trainer.integrations.settings import read_settings
 from trainer.integrations.verl.doctor import require_version, silent_channels
 from trainer.integrations.verl.environment import child_environment
@@ -27,7 +27,9 @@ PREFLIGHT = (
 )
 
 
-def train_with_verl(values: Mapping[str, Any]) -> dict[str, Any]:
+def train_with_verl(
+    values: Mapping[str, Any], *, should_stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """Prepare the run of a settings file and train it; metrics and log go to its output folder.
 
     Raises:
@@ -40,11 +42,14 @@ def train_with_verl(values: Mapping[str, Any]) -> dict[str, Any]:
     require_version()
     run = prepare(settings)
     logger.info("verl: %d states (%d with hint), %d pairs", run.n_prompts, run.n_hints, run.n_pairs)
+    for name, weight in (("sdpo", run.options.alpha_sdpo), ("replay", run.options.beta_replay)):
+        if weight == 0:
+            logger.info("channel %s is off: its weight is 0", name)
     folder = run.config.parent
     preflight(run)
     metrics = folder / "verl_metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    rows = watched(run, metrics, folder / "verl.log")
+    rows = watched(run, metrics, folder / "verl.log", should_stop)
     _write_metrics(folder / "metrics.jsonl", rows)
     return {
         "steps": rows[-1]["step"] if rows else 0,
@@ -72,11 +77,14 @@ def preflight(run: PreparedRun) -> None:
         raise TrainerConfigError(f"the plug-in is not live: {last}")
 
 
-def watched(run: PreparedRun, metrics: Path, log: Path) -> list[dict[str, Any]]:
+def watched(
+    run: PreparedRun, metrics: Path, log: Path, should_stop: Callable[[], bool]
+) -> list[dict[str, Any]]:
     """Run `main_ppo` to its end; stop it after the first step if a channel is silent.
 
     Raises:
         TrainerConfigError: a channel with a weight left nothing in the first step's metrics.
+        TrainingStoppedError: `should_stop` said so.
         TrainerError: VeRL ended with an error.
     """
     command = [sys.executable, "-m", "verl.trainer.main_ppo"]
@@ -95,6 +103,8 @@ def watched(run: PreparedRun, metrics: Path, log: Path) -> list[dict[str, Any]]:
         try:
             while process.poll() is None:
                 _wait(process, POLL_S)
+                if should_stop():
+                    raise TrainingStoppedError("stopped; VeRL goes on from its last checkpoint")
                 if not is_checked:
                     is_checked = check_first_step(metrics, run.options)
         finally:

@@ -1,0 +1,113 @@
+"""Dagster in a real browser, as a person walks through it: graph, batch, plots, checks, a run."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from browser_tests.serving import PATIENCE_MS
+
+ASSETS = (
+    "claude_code_sessions",
+    "trace_states",
+    "teacher_actions",
+    "dpo_pairs",
+    "normalized_pairs",
+    "published_dataset",
+    "trained_model",
+)
+
+
+def pictures(page: Page) -> list[int]:
+    """Widths of the inline pictures that the browser could draw."""
+    page.wait_for_function(
+        "document.querySelectorAll('img[src^=\"data:image/svg\"]').length > 0"
+        " && [...document.querySelectorAll('img[src^=\"data:image/svg\"]')].every(i => i.complete)"
+    )
+    images = page.locator('img[src^="data:image/svg"]')
+    return images.evaluate_all("images => images.map(image => image.naturalWidth)")
+
+
+def open_first_batch(page: Page) -> None:
+    first = page.get_by_text(re.compile("-0001-")).locator("visible=true").last
+    first.click(timeout=PATIENCE_MS)
+
+
+def row(page: Page, key: str):
+    return page.locator("tr", has=page.get_by_text(key, exact=True)).last
+
+
+def test_the_graph_shows_every_asset_materialized(opened, ui):
+    page = opened(f"{ui}/asset-groups")
+    for name in ASSETS:
+        expect(page.get_by_text(name).first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text("Materialize all (6)")).to_be_visible()
+
+
+def test_a_batch_shows_figures_tables_samples_and_pictures(opened, ui):
+    page = opened(f"{ui}/assets/dpo_pairs?view=partitions")
+    open_first_batch(page)
+    expect(page.get_by_text("usd_per_pair")).to_be_visible(timeout=PATIENCE_MS)
+    for teacher in ("deepseek", "glm", "qwen"):
+        expect(row(page, "agreement")).to_contain_text(teacher)
+    expect(row(page, "outcomes")).to_contain_text("█")
+    expect(row(page, "review_page")).to_contain_text(".html")
+    row(page, "sample 1").get_by_text("Show Markdown").or_(
+        row(page, "sample 1").locator("code")
+    ).first.click()
+    expect(page.locator("pre code").last).to_contain_text("+++ chosen")
+
+    page.goto(f"{ui}/assets/teacher_actions?view=partitions")
+    open_first_batch(page)
+    expect(page.get_by_text("usd deepseek", exact=True)).to_be_visible(timeout=PATIENCE_MS)
+    assert pictures(page) == [440]
+
+
+def test_columns_are_explained_and_numbers_are_drawn_over_the_batches(opened, ui):
+    page = opened(f"{ui}/assets/teacher_actions?view=overview")
+    expect(page.get_by_text("Model that answered, as its endpoint names it.")).to_be_visible(
+        timeout=PATIENCE_MS
+    )
+    page.get_by_text("Plots", exact=True).last.click()
+    for name in ("usd", "usd qwen", "latency_s_p95"):
+        expect(page.get_by_text(name, exact=True).last).to_be_visible()
+    page.wait_for_function("document.querySelectorAll('canvas').length >= 5")
+
+
+def test_the_training_shows_its_curves_and_the_points_it_reported_on_its_way(opened, ui):
+    page = opened(f"{ui}/assets/trained_model?view=events")
+    expect(page.get_by_text("loss/objective by step")).to_be_visible(timeout=PATIENCE_MS)
+    assert set(pictures(page)) == {440}
+    page.goto(f"{ui}/assets/trained_model?view=overview")
+    page.get_by_text("Plots", exact=True).last.click()
+    expect(page.get_by_text("replay/accuracy", exact=True).last).to_be_visible(timeout=PATIENCE_MS)
+
+
+def test_checks_say_what_they_look_for(opened, ui):
+    page = opened(f"{ui}/assets/published_dataset?view=checks")
+    for name in ("no_secret_is_published", "splits_share_no_session", "shards_match_manifests"):
+        expect(page.get_by_text(name).first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text("Is there no secret in any text").first).to_be_visible()
+    expect(page.get_by_text("Succeeded")).to_have_count(4)
+
+
+@pytest.mark.parametrize("column", ["chosen", "hint"])
+def test_a_column_is_followed_to_where_it_comes_from(opened, ui, column):
+    page = opened(f"{ui}/assets/normalized_pairs?view=lineage&column={column}")
+    expect(page.get_by_text("dpo_pairs").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text(column, exact=True).first).to_be_visible()
+
+
+def test_a_batch_is_materialized_by_clicks(opened, ui):
+    page = opened(f"{ui}/assets/trace_states?view=partitions")
+    open_first_batch(page)
+    page.get_by_role("button", name=re.compile("Materialize")).first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.wait_for()
+    launch = dialog.get_by_role("button", name=re.compile("Launch"))
+    expect(launch).to_be_enabled(timeout=PATIENCE_MS)
+    launch.click()
+    page.goto(f"{ui}/runs")
+    expect(page.get_by_text("Success").first).to_be_visible(timeout=2 * PATIENCE_MS)
+    expect(page.get_by_text("trace_states").first).to_be_visible()
+    expect(page.get_by_text("Failure")).to_have_count(0)

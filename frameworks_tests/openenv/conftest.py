@@ -1,0 +1,73 @@
+"""A published dataset, and a process that serves its states as an OpenEnv environment."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+ROOT = Path(__file__).parents[2]
+
+
+def _trainer_fixtures():
+    path = ROOT / "tests" / "trainer" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("trainer_fixtures", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    return _trainer_fixtures().write_dataset(folder, n_sessions=5, n_test=1)
+
+
+def serve(dataset: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "trainer.integrations.openenv.server", "--port", "0"]
+    return subprocess.Popen(
+        [*command, "--dataset", str(dataset), *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen) -> None:
+    process.terminate()
+    process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def server(dataset) -> Iterator[str]:
+    """Address of a server that scores with the pipeline's own matcher."""
+    process = serve(dataset, "--reward", "replay_pipeline.actions:consensus_reward")
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        end(process)
+
+
+@pytest.fixture
+def mortal_server(dataset) -> Iterator[tuple[str, subprocess.Popen]]:
+    """One more, with two sessions, that a test may end."""
+    process = serve(dataset, "--max-sessions", "2")
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        end(process)
+
+
+@pytest.fixture
+def plain_server() -> Iterator[str]:
+    """A server that knows nothing of us."""
+    command = [sys.executable, str(Path(__file__).with_name("plain_server.py"))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        end(process)

@@ -1,0 +1,5 @@
+"""The taskset under a name of one word, as verifiers looks tasksets up."""
+
+from trainer.integrations.verifiers.taskset import OneDecision, ReplayTaskset
+
+__all__ = ["OneDecision", "ReplayTaskset"]

@@ -1,0 +1,49 @@
+"""Runs that failed: why, in the words of our own errors, which say what to do."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
+
+from replay_pipeline.assets.partitions import RANGE_END, RANGE_START
+from replay_pipeline.notify import shown
+
+_PARTITION = "dagster/partition"
+_MAX_RUNS = 50
+
+
+def failed_runs(instance: dg.DagsterInstance, *, since: datetime) -> list[dict[str, Any]]:
+    """The runs that failed since then: job, batches, and why."""
+    records = instance.get_run_records(
+        RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=since), limit=_MAX_RUNS
+    )
+    return [failure_facts(instance, record.dagster_run) for record in reversed(records)]
+
+
+def failure_facts(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, Any]:
+    """One failed run: its id, job, batches, and why it failed."""
+    first = run.tags.get(RANGE_START) or run.tags.get(_PARTITION, "")
+    last = run.tags.get(RANGE_END, first)
+    return {
+        "run": run.run_id,
+        "job": run.job_name,
+        "batches": first if first == last else f"{first} to {last}",
+        "why": "; ".join(shown(list(_reasons(instance, run)))) or "no reason was recorded",
+    }
+
+
+def _reasons(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterable[str]:
+    """The innermost error of each failed step; of a run that died without one, the last word."""
+    steps = instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
+    for entry in steps:
+        data = entry.get_dagster_event().step_failure_data
+        error = data.error
+        while error is not None and error.cause is not None:
+            error = error.cause
+        if error is not None:
+            yield error.message.strip()
+    if not steps:
+        for entry in instance.all_logs(run.run_id, of_type=DagsterEventType.RUN_FAILURE):
+            yield entry.get_dagster_event().message or ""

@@ -1,0 +1,63 @@
+"""Asset: what the night has done, on one page."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+
+from replay_pipeline.assets.failures import failed_runs
+from replay_pipeline.assets.metadata import markdown_table
+from replay_pipeline.assets.partitions import GROUP, OWNERS
+from replay_pipeline.assets.pictures import bars
+from replay_pipeline.notify import notify
+from replay_pipeline.resources import PipelineResource
+from replay_pipeline.summary import night_words
+
+_A_DAY = timedelta(days=1)
+
+
+@dg.asset(
+    deps=[dg.AssetDep("normalized_pairs", partition_mapping=dg.AllPartitionMapping())],
+    group_name=GROUP,
+    owners=OWNERS,
+    kinds={"python", "json"},
+    tags={"stage": "report"},
+)
+def night_summary(
+    context: dg.AssetExecutionContext, pipeline: PipelineResource
+) -> dg.MaterializeResult:
+    """What was found, paid, made, dropped and what failed since the last summary."""
+    work = pipeline.open()
+    since = _last_time(context)
+    night = work.night(since=since, failures=failed_runs(context.instance, since=since))
+    if work.settings.notify.is_nightly:
+        notify(work.settings.notify, "night", night_words(night), _plain(night))
+    return dg.MaterializeResult(metadata=night_facts(night))
+
+
+def _last_time(context: dg.AssetExecutionContext) -> datetime:
+    """When the last summary was made, or a day ago."""
+    last = context.instance.get_latest_materialization_event(context.asset_key)
+    return (
+        datetime.now(UTC) - _A_DAY if last is None else datetime.fromtimestamp(last.timestamp, UTC)
+    )
+
+
+def _plain(night: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in night.items() if isinstance(value, int | float | str)}
+
+
+def night_facts(night: dict[str, Any]) -> dict[str, Any]:
+    """The night as a table, with what was dropped and what failed below it."""
+    counted = {key: value for key, value in night.items() if isinstance(value, int | float)}
+    rows = [
+        {"figure": key.replace("_", " "), "this night": value} for key, value in counted.items()
+    ]
+    return {
+        **counted,
+        "night": markdown_table(rows),
+        "words": night_words(night),
+        "dropped_pairs_by_operator": bars(night["dropped"]),
+        "failed_calls_by_reason": bars(night["errors"]),
+        "failures": markdown_table(night["failures"]),
+    }

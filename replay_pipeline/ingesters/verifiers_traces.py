@@ -1,0 +1,208 @@
+"""verifiers: `traces.jsonl` of rollouts, each a graph of messages with the model's own marked."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.json_lines import (
+    Spans,
+    arguments_text,
+    as_count,
+    as_dict,
+    as_list,
+    as_text,
+    objects_in,
+    read_objects,
+    text_in,
+)
+from replay_pipeline.types import Tool
+
+# An episode, and a trace by itself; heads of lines too long to be read whole.
+_HEAD = re.compile(
+    rb'\s*\{"id":\s?"[0-9a-f]{32}",\s?"env":\s?\{|'
+    rb'\s*\{"version":\s?\d+,\s?"id":\s?"[^"]+",\s?"verifiers":\s?\{'
+)
+
+
+class VerifiersTraces:
+    """Reads `traces.jsonl`: one episode a row with the traces of its agents, or one trace a row.
+
+    A message is stored once and names the one before it. Only what a model call of the rollout
+    produced is a decision; an assistant message that came with the prompt is context.
+    """
+
+    name = "verifiers"
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether the first row is an episode or a trace."""
+        for row in objects_in(head.split(b"\n", 1)[0], ReadCounts()):
+            return "task" in row and any(_nodes(trace) for trace in _traces(row))
+        return bool(_HEAD.match(head))
+
+    def read(
+        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
+    ) -> Iterator[SessionLog]:
+        """One conversation per trace."""
+        spans = Spans(counts, start, end)
+        for number, (offset, row) in enumerate(read_objects(path, spans)):
+            traces = [trace for trace in _traces(row) if _nodes(trace)]
+            if not traces:
+                spans.at(offset).skipped["no_message"] += 1
+                continue
+            spans.at(offset).rows_used += 1
+            for k, trace in enumerate(traces):
+                yield _Graph(trace, f"{path.stem}-{number}-{k}", offset).log()
+
+
+def _traces(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [as_dict(trace) for trace in as_list(row.get("traces"))] or [row]
+
+
+def _nodes(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    nodes = [as_dict(node) for node in as_list(trace.get("nodes"))]
+    return nodes if any("message" in node for node in nodes) else []
+
+
+class _Graph:
+    """Turns from the message graph of one trace."""
+
+    def __init__(self, trace: dict[str, Any], name: str, offset: int) -> None:
+        self.session_id = as_text(trace.get("id")) or name
+        self.trace, self.offset = trace, offset
+        self.turns: list[Turn] = []
+        self._copies: dict[tuple[str, int], Turn] = {}
+        self._sealed: set[str] = set()
+        # Of every node: the turn it belongs to, and how many of its results stand above.
+        self._views: list[tuple[Turn, int] | None] = []
+        agent = as_dict(as_dict(trace.get("agent")).get("config"))
+        self._model = as_text(agent.get("model"))
+        self._harness = as_text(as_dict(agent.get("harness")).get("id"))
+        calls = [as_dict(call) for call in as_list(trace.get("calls"))]
+        self._calls = {call["node"]: call for call in calls if isinstance(call.get("node"), int)}
+
+    def log(self) -> SessionLog:
+        """The session; a result that differs between branches makes a copy of its message."""
+        nodes = _nodes(self.trace)
+        for index, node in enumerate(nodes):
+            parent = node.get("parent")
+            is_known = isinstance(parent, int) and 0 <= parent < index
+            self._views.append(self._take(index, node, self._views[parent] if is_known else None))
+        for index, turn in enumerate(self.turns):
+            turn.index = index
+        log = SessionLog(self.session_id, self._harness or VerifiersTraces.name, self.turns)
+        log.tools = _tools(nodes) or _tools([self.trace])
+        return log
+
+    def _take(
+        self, index: int, node: dict[str, Any], above: tuple[Turn, int] | None
+    ) -> tuple[Turn, int] | None:
+        message = as_dict(node.get("message"))
+        if message.get("role") == "tool" and above is not None:
+            return self._result(message, *above)
+        role, text = message.get("role"), text_in(message.get("content"))
+        kind = role if role in ("user", "assistant") else "meta"
+        turn = Turn(
+            parent=self._seen(above),
+            kind=str(kind),
+            offset=self.offset,
+            uuid=f"{self.session_id}-{index}",
+            timestamp=_instant(node.get("timestamp")),
+            texts=[text] if text else [],
+        )
+        if kind == "assistant":
+            self._decision(turn, index, node, message)
+        if kind != "assistant" and not text:
+            return above
+        self.turns.append(turn)
+        return turn, 0
+
+    def _decision(
+        self, turn: Turn, index: int, node: dict[str, Any], message: dict[str, Any]
+    ) -> None:
+        turn.message_id = f"verifiers:{self.session_id}:{index}"
+        turn.flags = set() if node.get("sampled") else {"copy"}
+        thinking = as_text(message.get("reasoning_content"))
+        turn.thinking = [thinking] if thinking else []
+        for number, call in enumerate(map(as_dict, as_list(message.get("tool_calls")))):
+            call_id = as_text(call.get("id")) or f"{turn.message_id}-{number}"
+            name = as_text(call.get("name")) or ""
+            turn.calls.append(Call(call_id, name, arguments_text(call.get("arguments"))))
+        made_by = self._calls.get(index, {})
+        turn.model = as_text(made_by.get("model")) or self._model
+        turn.stop_reason = as_text(made_by.get("finish_reason"))
+        if usage := as_dict(made_by.get("usage")):
+            turn.usage = Usage(
+                n_input=as_count(usage.get("prompt_tokens")),
+                n_cache_read=as_count(usage.get("cached_input_tokens")),
+                n_output=as_count(usage.get("completion_tokens")),
+            )
+
+    def _result(self, message: dict[str, Any], turn: Turn, n_above: int) -> tuple[Turn, int]:
+        """Put a result behind its call; another branch may have put others there."""
+        call_id = as_text(message.get("tool_call_id")) or ""
+        text = text_in(message.get("content"))
+        have = list(turn.results.items())
+        if len(have) > n_above and have[n_above] == (call_id, Result(text)):
+            return turn, n_above + 1
+        if len(have) > n_above or turn.uuid in self._sealed:
+            turn = self._copy(turn, n_above)
+        turn.results.setdefault(call_id, Result(text))
+        return turn, len(turn.results)
+
+    def _seen(self, above: tuple[Turn, int] | None) -> Turn | None:
+        """The turn above as this branch saw it: with the results that stand on its path."""
+        if above is None:
+            return None
+        turn, n_results = above
+        if len(turn.results) == n_results:
+            self._sealed.add(turn.uuid)
+            return turn
+        key = (turn.uuid, n_results)
+        if key not in self._copies:
+            self._copies[key] = self._copy(turn, n_results)
+        self._sealed.add(self._copies[key].uuid)
+        return self._copies[key]
+
+    def _copy(self, turn: Turn, n_results: int) -> Turn:
+        copied = replace(
+            turn,
+            uuid=f"{turn.uuid}-{len(self.turns)}",
+            flags=turn.flags | {"copy"},
+            results=dict(list(turn.results.items())[:n_results]),
+        )
+        self.turns.append(copied)
+        return copied
+
+
+def _tools(holders: list[dict[str, Any]]) -> list[Tool]:
+    """The tools that the first holder with any names, in the OpenAI form."""
+    for holder in holders:
+        tools = [as_dict(tool) for tool in as_list(holder.get("tools"))]
+        named = [tool for tool in tools if as_text(tool.get("name"))]
+        if named:
+            return [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": tool["name"],
+                        "description": as_text(tool.get("description")) or "",
+                        "parameters": as_dict(tool.get("parameters")),
+                    },
+                }
+                for tool in named
+            ]
+    return []
+
+
+def _instant(value: Any) -> str | None:
+    """Seconds since 1970 as the log's other ingesters write times."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return datetime.fromtimestamp(value, UTC).isoformat().replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return None

@@ -1,0 +1,101 @@
+"""A data root in which strangers' text is everywhere that a stranger can put it."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.receipts import Receipt
+from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.settings import Settings
+from replay_pipeline.tables import DataRoot
+from tests.hostile import HOSTILE
+
+_COUNTED = ("outcomes", "errors", "skipped", "redactions", "dropped", "pairs_by_source")
+
+
+def sample_root(root: Path, *, n_batch_sessions: int = 4) -> Pipeline:
+    """The bundled sample, taken through every batch stage."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "settings.toml").write_text(
+        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\n"
+        f"max_batch_sessions = {n_batch_sessions}\nsettle_s = 0\n[replay]\nsample_teachers = true\n"
+    )
+    work = Pipeline(Settings.load(data_dir=root))
+    for batch in work.ingest_new():
+        for stage in (work.replay, work.pairs, work.normalize):
+            stage(batch)
+    return work
+
+
+def hostile_root(root: Path) -> Pipeline:
+    """The sample with hostile text in messages, actions, hints, names, errors and receipts."""
+    work = sample_root(root, n_batch_sessions=64)
+    (batch,) = work.batches()
+    texts = itertools.cycle(HOSTILE)
+    for table in ("turns", "states", "teacher_actions", "dpo_pairs", "outcomes"):
+        _spoil(work.root, table, batch, texts)
+    for receipt in work.receipts.all():
+        report = _spoiled_report(receipt.report, texts)
+        work.receipts.write(
+            Receipt(stage=receipt.stage, batch=batch, fingerprint="", report=report, seconds=1.0)
+        )
+    work.normalize(batch)
+    work.publish()
+    work.review()
+    return work
+
+
+def _spoil(root: DataRoot, table: str, batch: str, texts) -> None:
+    rows = root.read(table, batch).to_pylist()
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, str):
+                row[name] = _spoiled(name, value, texts)
+            elif isinstance(value, list) and table != "states":
+                row[name] = [next(texts) for _ in value]
+    root.write(table, batch, pa.Table.from_pylist(rows, root.read(table, batch).schema))
+
+
+def _spoiled(name: str, value: str, texts) -> str:
+    if name.endswith("_json"):
+        return json.dumps(_in_json(json.loads(value), texts))
+    if name.endswith("_id") or name in ("kind", "source", "rejected_source", "request_sha"):
+        return value
+    return next(texts)
+
+
+def _in_json(value: Any, texts) -> Any:
+    """The same shape with hostile text where a session or a model chose the words."""
+    if isinstance(value, list):
+        return [_in_json(item, texts) for item in value]
+    if isinstance(value, dict):
+        return {
+            key: next(texts)
+            if key in ("content", "text", "name", "description") and isinstance(item, str)
+            else json.dumps({next(texts): next(texts), "command": next(texts)})
+            if key == "arguments"
+            else _in_json(item, texts)
+            for key, item in value.items()
+        }
+    return value
+
+
+def _spoiled_report(report: dict[str, Any], texts) -> dict[str, Any]:
+    spoiled = dict(report)
+    for name in _COUNTED:
+        if isinstance(spoiled.get(name), dict):
+            spoiled[name] |= {next(texts): n for n in range(1, 4)}
+    for name in ("cost_by_teacher_usd", "teachers"):
+        if isinstance(spoiled.get(name), dict):
+            spoiled[name] = {next(texts): each for each in spoiled[name].values()}
+    if "matrix" in spoiled:
+        name = next(texts)
+        spoiled["matrix"] = {name: {name: {"rate": 0.5, "n": 2, "n_agree": 1}}}
+    for name in ("stop_reason", "recipe"):
+        if name in spoiled:
+            spoiled[name] = next(texts)
+    return spoiled

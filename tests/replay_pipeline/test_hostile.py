@@ -1,0 +1,163 @@
+"""Strangers' text in every place that a person looks at is shown, and does nothing."""
+
+import io
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from replay_pipeline import console
+from replay_pipeline.assets.pairs import kept_facts, pair_facts
+from replay_pipeline.assets.replay import answer_facts
+from replay_pipeline.assets.traces import state_facts
+from replay_pipeline.console import PrintableFormatter
+from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.printable import printable
+from replay_pipeline.settings import child_environment
+from tests.hostile import HOSTILE, REMOTE, TERMINAL_CONTROLS
+from tests.hostile_data import hostile_root
+
+OWN_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""What rich itself writes: colours, and nothing that moves or asks."""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Pipeline:
+    return hostile_root(tmp_path_factory.mktemp("hostile") / "data")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_printable_text_keeps_its_words_and_no_control(text):
+    shown = printable(text)
+    assert not TERMINAL_CONTROLS & set(shown)
+    kept = "".join(c for c in text if c.isprintable())
+    assert "".join(c for c in shown if c != "�" and c.isprintable()) == kept
+
+
+def test_plain_text_of_any_language_stays_as_it_is():
+    for text in ("plain", "tabs\tand\nlines", "für Ärger 漢字 العربية 👩‍🔬", ""):
+        assert printable(text) == text
+
+
+def terminal(command: list[str], folder: Path) -> str:
+    """What a command writes to a terminal, stdout and stderr together."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=follower,
+        stderr=follower,
+        env=child_environment(TERM="xterm-256color", COLUMNS="100"),
+    )
+    os.close(follower)
+    written = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # Linux: the other side is closed
+            break
+        if not part:
+            break
+        written += part
+    os.close(leader)
+    process.wait(60)
+    return written.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["pairs", "show"], ["status"], ["-v", "pairs", "show", "\x1b]0;title\x07nothing"]]
+)
+def test_no_command_sends_a_strangers_escape_to_the_terminal(work, words):
+    state = work.root.read("dpo_pairs", work.batches()[0])["state_id"][0].as_py()
+    words = [*words, state] if words == ["pairs", "show"] else words
+    tool = str(Path(sys.executable).with_name("replay-pipeline"))
+    code = "from replay_pipeline.cli import main; main()"
+    command = [sys.executable, "-c", code, *words] if not Path(tool).exists() else [tool, *words]
+    shown = terminal([*command, "--data", str(work.root.path)], Path.cwd())
+    rest = OWN_COLORS.sub("", shown)
+    assert not (TERMINAL_CONTROLS - {"\t"}) & set(rest), ascii(rest)[:2000]
+    assert "Traceback" not in rest
+    if words[0] == "pairs":
+        assert "window.hit" in rest
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda text: console.show_pairs({text: {"outcomes": {text: 1}, "n_pairs": text}}),
+        lambda text: console.show_status(
+            {
+                "batches": {text: {"ingest": text}},
+                "ledger": {text: text, "scopes": ()},
+                "is_sample": True,
+            }
+        ),
+        lambda text: console.show_ingest({"skipped": {text: 2}}),
+        lambda text: console.show_train({text: text}),
+        lambda text: console.show_findings(
+            {"findings": [{"ok": False, "what": text, "detail": text}]}
+        ),
+        lambda text: console.show_teachers(
+            {
+                "teachers": [
+                    {
+                        "teacher": text,
+                        "model": text,
+                        "problem": text,
+                        "is_distillable": None,
+                        "prompt_usd_per_mtok": None,
+                        "completion_usd_per_mtok": None,
+                    }
+                ]
+            }
+        ),
+    ],
+)
+def test_tables_show_hostile_names_as_they_are(monkeypatch, show):
+    for text in HOSTILE:
+        written = io.StringIO()
+        monkeypatch.setattr(
+            console, "out", Console(file=written, force_terminal=True, width=400, emoji=False)
+        )
+        show(text)
+        rest = OWN_COLORS.sub("", written.getvalue())
+        assert not TERMINAL_CONTROLS & set(rest)
+        first_line = printable(text).split("\n")[0]
+        assert "".join(first_line.split())[:20] in "".join(rest.split())
+
+
+def test_log_lines_hold_no_escape():
+    record = logging.LogRecord("x", logging.INFO, "p", 1, "read %s", ("\x1b[2Jfile",), None)
+    assert PrintableFormatter("%(message)s").format(record) == "read �[2Jfile"
+
+
+def markdown_of(work: Pipeline) -> dict[str, str]:
+    """Everything that Dagster would render as Markdown, from the spoiled receipts and tables."""
+    shown = {"ingest": state_facts, "replay": answer_facts, "pairs": pair_facts}
+    facts = {**shown, "normalize": kept_facts}
+    return {
+        f"{stage}/{name}": value.value
+        for stage, of in facts.items()
+        for receipt in [work.receipts.read(stage, work.batches()[0])]
+        for name, value in of(work, receipt).items()
+        if type(value).__name__ == "MarkdownMetadataValue"
+    }
+
+
+def test_metadata_of_hostile_data_holds_no_live_markdown(work):
+    found = markdown_of(work)
+    assert len(found) >= 12
+    for name, text in found.items():
+        outside = re.sub(r"(?ms)^(`{3,})\w+\n.*?^\1$", "", text)
+        outside = re.sub(r"!\[[^\]]*\]\(data:image/svg\+xml;base64,[\w+/=]+\)", "", outside)
+        assert not re.search(r"<[a-z/!]|\]\(|\]\[|\]:|://", outside), (name, outside[:300])
+        assert REMOTE not in outside
+        assert not TERMINAL_CONTROLS & set(text)

@@ -1,0 +1,83 @@
+"""Messages and tools of a dataset in the form of verifiers' traces, and back.
+
+Ours is the OpenAI form with the call's function nested; theirs is flat, with arguments as text.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.errors import DatasetError
+from trainer.types import Message, Tool
+
+__all__ = ["flat_messages", "flat_tools", "nested_action", "nested_tools"]
+
+
+def flat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """A prompt as verifiers' `Messages`.
+
+    Raises:
+        DatasetError: a message has a role that verifiers does not know.
+    """
+    return [_flat(message) for message in messages]
+
+
+def _flat(message: Message) -> dict[str, Any]:
+    role, text = message["role"], _text(message.get("content"))
+    if role in ("system", "user"):
+        return {"role": role, "content": text}
+    if role == "tool":
+        return {"role": role, "tool_call_id": message.get("tool_call_id") or "", "content": text}
+    if role != "assistant":
+        raise DatasetError(f"a message has the role {role!r}")
+    calls = [
+        {
+            "id": call.get("id") or f"call_{number}",
+            "name": call["function"]["name"],
+            "arguments": _arguments(call["function"].get("arguments")),
+        }
+        for number, call in enumerate(message.get("tool_calls") or ())
+    ]
+    return {"role": role, "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def flat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
+    """Tools of a dataset row as verifiers' `Tool`s."""
+    return [
+        {
+            "name": tool["function"]["name"],
+            "description": tool["function"].get("description") or "",
+            "parameters": tool["function"].get("parameters") or {},
+        }
+        for tool in tools or ()
+    ]
+
+
+def nested_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """The tools of verifiers in the OpenAI form."""
+    return [{"type": "function", "function": dict(tool)} for tool in tools]
+
+
+def nested_action(message: Mapping[str, Any]) -> Message:
+    """A reply of a trace as the action that rewards know."""
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
+        for call in message.get("tool_calls") or ()
+    ]
+    action: Message = {"role": "assistant", "content": message.get("content") or ""}
+    return action | ({"tool_calls": calls} if calls else {})
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
+
+
+def _text(content: Any) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]
+    return "\n".join(str(part) for part in parts)
