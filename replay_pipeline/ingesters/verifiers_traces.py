@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
 from replay_pipeline.ingesters.json_lines import (
@@ -168,7 +169,7 @@ class _Graph:
         return self._copies[key]
 
     def _copy(self, turn: Turn, n_results: int) -> Turn:
-        copied = replace(
+        copied = msgspec.structs.replace(
             turn,
             uuid=f"{turn.uuid}-{len(self.turns)}",
             flags=turn.flags | {"copy"},
