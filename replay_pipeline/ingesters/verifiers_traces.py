@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
 from replay_pipeline.ingesters.json_lines import (
@@ -169,7 +169,7 @@ class _Graph:
         return self._copies[key]
 
     def _copy(self, turn: Turn, n_results: int) -> Turn:
-        copied = msgspec.structs.replace(
+        copied = replace(
             turn,
             uuid=f"{turn.uuid}-{len(self.turns)}",
             flags=turn.flags | {"copy"},
