@@ -25,12 +25,11 @@ _N_COLORS = 128
 
 
 def graph(page: Page, url: str) -> None:
-    page.goto(f"{url}/asset-groups")
-    page.get_by_text("trained_model").last.wait_for()
+    page.goto(f"{url}/runs")
     page.get_by_text("Hide navigation").click()
-    page.get_by_text("Materialize all (6)").wait_for()
-    page.reload()
-    page.get_by_text("Materialize all (6)").wait_for()
+    page.goto(f"{url}/asset-groups")
+    for name in ("claude_c", "trace_states", "trained_model"):
+        page.get_by_text(name).last.wait_for()
 
 
 def batch(page: Page, url: str) -> None:
@@ -88,7 +87,7 @@ def shoot(browser: Browser, data: Path, folder: Path) -> None:
     with serving(data) as url:
         for name, (view, width, height) in VIEWS.items():
             page = browser.new_page(viewport={"width": width, "height": height})
-            page.set_default_timeout(PATIENCE_MS)
+            page.set_default_timeout(2 * PATIENCE_MS)
             view(page, url)
             take(page, folder / f"{name}.png")
             page.close()
