@@ -43,16 +43,14 @@ def batch(page: Page, url: str) -> None:
 def costs(page: Page, url: str) -> None:
     page.goto(f"{url}/assets/teacher_actions?view=overview")
     page.get_by_text("Plots", exact=True).last.click()
-    page.wait_for_function("document.querySelectorAll('canvas').length >= 6")
+    page.locator("canvas").nth(5).wait_for()
     page.get_by_text("usd", exact=True).last.scroll_into_view_if_needed()
 
 
 def training(page: Page, url: str) -> None:
     page.goto(f"{url}/assets/trained_model?view=events")
     page.get_by_text("loss/objective by step").wait_for()
-    page.wait_for_function(
-        "[...document.images].filter(i => i.src.startsWith('data:')).every(i => i.complete)"
-    )
+    page.locator('img[src^="data:image/svg"]').first.wait_for()
     page.get_by_text("channels", exact=True).scroll_into_view_if_needed()
 
 
