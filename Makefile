@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo test test-browser screenshots test-frameworks ui check format bench month docs clean
+.PHONY: install demo test test-browser screenshots test-frameworks ui check check-deploy audit format bench month docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
