@@ -3,8 +3,9 @@
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import dagster as dg
@@ -192,6 +193,9 @@ _ASSETS: dict[str, tuple[str, Facts]] = {
 """The asset that a stage's receipt belongs to, and how it is shown."""
 
 
+_MAX_EVENTS_READ = 500
+
+
 def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
     """Show in Dagster what the files say: batches, and stages that were done without Dagster.
 
@@ -203,8 +207,12 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
     """
     with open_instance(pipeline, runs_are_here=runs_are_here) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
-        shown = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
-        missing = [r for r in shown if not _is_shown(instance, r)]
+        receipts = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
+        shown = {
+            name: _shown_at(instance, dg.AssetKey(name))
+            for name, _ in (_ASSETS[stage] for stage in {r.stage for r in receipts})
+        }
+        missing = [r for r in receipts if not _is_shown(r, shown[_ASSETS[r.stage][0]])]
         for receipt in missing:
             name, facts = _ASSETS[receipt.stage]
             instance.report_runless_asset_event(
@@ -217,11 +225,31 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
     return len(missing)
 
 
-def _is_shown(instance: dg.DagsterInstance, receipt: Receipt) -> bool:
-    key = dg.AssetKey(_ASSETS[receipt.stage][0])
-    if receipt.batch == "all":
-        return instance.get_latest_materialization_event(key) is not None
-    return receipt.batch in instance.get_materialized_partitions(key)
+def _is_shown(receipt: Receipt, shown_at: Mapping[str | None, float]) -> bool:
+    """Whether the last materialization is of this receipt: it is logged right after it."""
+    at = shown_at.get(None if receipt.batch == "all" else receipt.batch)
+    if at is None:
+        return False
+    return not receipt.at or datetime.fromisoformat(receipt.at).timestamp() <= at
+
+
+def _shown_at(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str | None, float]:
+    """When each partition (or, under `None`, the whole asset) was last materialized."""
+    last = instance.get_latest_materialization_event(key)
+    if last is None:
+        return {}
+    shown: dict[str | None, float] = {None: last.timestamp}
+    ids = list(
+        instance.event_log_storage.get_latest_storage_id_by_partition(
+            key, dg.DagsterEventType.ASSET_MATERIALIZATION
+        ).values()
+    )
+    for start in range(0, len(ids), _MAX_EVENTS_READ):
+        chunk = ids[start : start + _MAX_EVENTS_READ]
+        wanted = dg.AssetRecordsFilter(asset_key=key, storage_ids=chunk)
+        for record in instance.fetch_materializations(wanted, limit=len(chunk)).records:
+            shown[record.partition_key] = record.timestamp
+    return shown
 
 
 def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:

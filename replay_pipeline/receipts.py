@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from replay_pipeline.store import stamps_below
+from replay_pipeline.store import read_files, stamps_below
 from replay_pipeline.tables import written_whole
 
 
@@ -36,9 +36,8 @@ class Receipts:
     def read(self, stage: str, batch: str) -> Receipt | None:
         """The last receipt, or `None`. An unreadable one counts as none."""
         try:
-            fields = json.loads(self._path(stage, batch).read_text("utf-8"))
-            return replace(Receipt(**fields), is_reused=True)
-        except (OSError, ValueError, TypeError):
+            return _read(self._path(stage, batch).read_bytes())
+        except OSError:
             return None
 
     def write(self, receipt: Receipt) -> Receipt:
@@ -62,13 +61,21 @@ class Receipts:
         self, *, since: Mapping[tuple[str, str], object] | None = None, stage: str | None = None
     ) -> list[Receipt]:
         """Every receipt; those not written after the stamps `since` are marked as reused."""
+        stamps = self.stamps(stage)
+        texts = read_files(self._root, [f"{kind}/{batch}.json" for kind, batch in stamps])
         found = []
-        for (kind, batch), stamp in self.stamps(stage).items():
-            receipt = self.read(kind, batch)
-            if receipt is not None:
-                is_reused = since is not None and since.get((kind, batch)) == stamp
+        for (key, stamp), text in zip(stamps.items(), texts, strict=True):
+            if text is not None and (receipt := _read(text)) is not None:
+                is_reused = since is not None and since.get(key) == stamp
                 found.append(replace(receipt, is_reused=is_reused))
         return found
 
     def _path(self, stage: str, batch: str) -> Path:
         return self._root / stage / f"{batch}.json"
+
+
+def _read(text: bytes) -> Receipt | None:
+    try:
+        return replace(Receipt(**json.loads(text)), is_reused=True)
+    except (ValueError, TypeError):
+        return None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dagster as dg
 from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,12 @@ _WHAT_TO_DO = (
 def reconcile(instance: dg.DagsterInstance) -> list[str]:
     """End the runs whose process is gone and free the pool slots that they hold.
 
+    Only where Dagster's records are SQLite files, so that every process is one of this machine.
     Returns the ids of the runs that were ended.
     """
-    ended = []
+    ended: list[str] = []
+    if not isinstance(instance.event_log_storage, SqliteEventLogStorage):
+        return ended
     for run in instance.get_runs(filters=RunsFilter(statuses=list(_GOING))):
         if _is_alive(instance, run):
             continue

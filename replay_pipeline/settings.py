@@ -301,15 +301,38 @@ def _teachers(choice: str) -> dict[str, Any]:
 def api_key(name: str | None) -> SecretStr | None:
     """The key in environment variable `name`, or `None` when `name` is `None` or empty.
 
+    Where the variable is not set, `<name>_FILE` may name a file that holds the key, as secrets are
+    mounted in containers. It must be readable by its owner only.
+
     Raises:
-        ConfigError: the variable is not set or empty.
+        ConfigError: there is no key, or others may read its file.
     """
     if not name:
         return None
     value = os.environ.get(name, "").strip()
+    if not value and (path := os.environ.get(f"{name}_FILE")):
+        value = _private_text(Path(path), variable=f"{name}_FILE")
     if not value:
-        raise ConfigError(f"{name} is not set: export it, or choose a teacher without a key")
+        raise ConfigError(
+            f"{name} is not set: export it, name a file with it in {name}_FILE, or choose a "
+            "teacher without a key"
+        )
     return SecretStr(value)
+
+
+def _private_text(path: Path, *, variable: str) -> str:
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{variable}: {path} cannot be read ({error})") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"{variable}: {path} may be read by others (mode {mode & 0o777:04o}): chmod 600 {path}"
+        )
+    if len(text.split()) != 1:
+        raise ConfigError(f"{variable}: {path} should hold the key and nothing else")
+    return text
 
 
 def redaction_salt() -> str:

@@ -6,7 +6,7 @@ store's own client finds in the environment; none is ever taken from a setting.
 
 import io
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,6 +132,34 @@ def stamps_below(folder: Path) -> dict[str, object]:
 def files_below(folder: Path) -> list[str]:
     """Every file below a folder, by its path inside it, sorted."""
     return list(stamps_below(folder))
+
+
+def read_files(folder: Path, names: Sequence[str]) -> list[bytes | None]:
+    """The bytes of files below a folder, in the order of `names`; `None` for one that is not there.
+
+    On an object store many requests are under way at once.
+
+    Raises:
+        StorageError: the store does not answer, or refuses.
+    """
+    if is_local(folder):
+        return [_bytes_of(folder / name) for name in names]
+    there: Any = folder
+    paths = [f"{there.path.rstrip('/')}/{name}" for name in names]
+    with translated(folder, "read"):
+        found = there.fs.cat(paths, on_error="return") if paths else {}
+        for result in found.values():
+            if isinstance(result, Exception) and not isinstance(result, FileNotFoundError):
+                raise result
+    results = [found[path] for path in paths]
+    return [result if isinstance(result, bytes) else None for result in results]
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:

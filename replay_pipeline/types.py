@@ -1,6 +1,6 @@
 """The vocabulary of the pipeline: every record that crosses a room.
 
-Read this file first. Nothing here does I/O or imports anything of ours.
+Read this file first. Nothing here does I/O, or imports anything of ours but the families of models.
 """
 
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from replay_pipeline.families import family_of_model
 
 Message = dict[str, Any]
 """One chat message in the OpenAI form: `role`, `content`, and for an assistant `tool_calls`, whose
@@ -85,7 +87,7 @@ class TeacherSpec(BaseModel):
     max_concurrency: Annotated[int, Field(ge=1)] = 32
     """Calls in flight at once to this teacher."""
     family: str | None = None
-    """Model family for voting; by default the vendor part of `model`."""
+    """Model family for voting; by default that of `model`."""
     dialect: Literal[
         "auto", "openrouter", "vllm", "ollama", "llama.cpp", "transformers", "litellm"
     ] = "auto"
@@ -107,8 +109,8 @@ class TeacherSpec(BaseModel):
 
     @property
     def vendor(self) -> str:
-        """The family that counts as one vote: `family`, or the vendor part of `model`."""
-        return self.family or (self.model.split("/")[0] if "/" in self.model else self.model)
+        """The family that counts as one vote: of `family`, or else of `model`."""
+        return family_of_model(self.family or self.model) or self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
         "REPLAY_HOME",
         "REPLAY_LEDGER",
         "REPLAY_DAGSTER_DB",
+        "REPLAY_WEBHOOK",
         "OPENROUTER_API_KEY",
         "HF_TOKEN",
     ):

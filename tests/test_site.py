@@ -57,3 +57,9 @@ def test_every_page_is_in_the_navigation_once():
     pages = {p.relative_to(REPO / "docs").as_posix() for p in (REPO / "docs").rglob("*.md")}
     assert len(listed) == len(set(listed))
     assert pages <= set(listed)
+
+
+def test_every_variable_that_is_read_is_told():
+    code = "".join(p.read_text("utf-8") for p in (REPO / "replay_pipeline").rglob("*.py"))
+    page = (REPO / "docs" / "settings.md").read_text("utf-8")
+    assert not {name for name in re.findall(r'"(REPLAY_[A-Z_]+)"', code) if f"`{name}`" not in page}

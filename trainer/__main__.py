@@ -161,10 +161,17 @@ def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
         return train_with_verl(values, should_stop=should_stop)
 
 
+def _prepare_prime_rl(values: dict[str, Any]) -> dict[str, Any]:
+    from trainer.integrations.prime_rl.prepare import prepare_prime_rl  # noqa: PLC0415
+
+    return prepare_prime_rl(values)
+
+
 ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "trl": _run,
     "monarch": _run_on_mesh,
     "verl": _run_with_verl,
+    "prime_rl": _prepare_prime_rl,
 }
 """Who may train, by the name that the command line takes."""
 

@@ -58,13 +58,28 @@ def small_dataset(tmp_path_factory) -> Path:
     return trainer_fixtures().write_dataset(folder, n_sessions=2, n_test=1)
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory, dataset) -> Path:
+    """A tiny model and its tokenizer in a folder, as other engines want them."""
+    from trainer.data.dataset import load_preference_data
+    from trainer.data.tiny import corpus, make_model, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(corpus(load_preference_data(dataset).pairs), vocab_size=400)
+    make_model(tokenizer, hidden_size=32, n_layers=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def command(tmp_path, dataset):
     """`command(engine, output, *overrides, **variables)`: one run of `python -m trainer`."""
     settings = tmp_path / "settings.yaml"
     settings.write_text(yaml.safe_dump({"dataset": str(dataset), "output": "x", **SETTINGS}))
 
-    def run(engine: str, output: Path, *overrides: str, **variables: str) -> SimpleNamespace:
+    def run(
+        engine: str, output: Path, *overrides: str, file: Path = settings, **variables: str
+    ) -> SimpleNamespace:
         arguments = [engine] if engine != "trl" else []
         for override in (f"output={output}", *overrides):
             arguments += ["--set", override]
@@ -75,7 +90,7 @@ def command(tmp_path, dataset):
             **variables,
         }
         done = subprocess.run(
-            [sys.executable, "-m", "trainer", "--config", str(settings), *arguments],
+            [sys.executable, "-m", "trainer", "--config", str(file), *arguments],
             cwd=tmp_path,
             env=environment,
             capture_output=True,

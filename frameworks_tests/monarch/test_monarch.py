@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainer.one_file import first_replay_loss, settings_values
 from trainer.__main__ import read_config
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
@@ -44,6 +46,20 @@ def test_the_same_settings_file_gives_the_same_model_with_and_without_a_mesh(com
     assert report["loss_last"] == plain.report["loss_last"]
     assert report["channels_live"] == ["policy", "sdpo", "replay"]
     assert hosted.report["n_restarts"] == 0
+
+
+def test_the_file_that_drives_trl_and_verl_drives_the_mesh(command, tmp_path, dataset, model):
+    values = settings_values(dataset=dataset, output=tmp_path / "out", model=model)
+    file = tmp_path / "one.yaml"
+    file.write_text(json.dumps(values))
+    mesh = ("engines.monarch.generators=1", "engines.monarch.rewarders=1")
+    done = command("monarch", tmp_path / "out", *mesh, file=file)
+    assert done.code == 0, done.errors
+    (report,) = done.report["reports"]
+    assert (report["channels_live"], report["channels_off"]) == (["policy", "sdpo", "replay"], {})
+    assert [line["step"] for line in steps(tmp_path / "out")] == [1, 2, 3]
+    first = steps(tmp_path / "out")[0]["replay/loss"]
+    assert first == pytest.approx(first_replay_loss(values), rel=1e-5)
 
 
 def test_a_killed_rank_is_started_anew_and_the_run_ends_the_same(command, tmp_path):

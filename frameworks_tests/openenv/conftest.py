@@ -60,3 +60,14 @@ def mortal_server(dataset) -> Iterator[tuple[str, subprocess.Popen]]:
         yield process.stdout.readline().strip(), process
     finally:
         end(process)
+
+
+@pytest.fixture
+def plain_server() -> Iterator[str]:
+    """A server that knows nothing of us."""
+    command = [sys.executable, str(Path(__file__).with_name("plain_server.py"))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        end(process)

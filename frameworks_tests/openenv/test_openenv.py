@@ -5,6 +5,7 @@ import urllib.request
 
 import pytest
 import torch
+from transformers.utils import get_json_schema
 
 from trainer.data.dataset import load_preference_data
 from trainer.errors import EnvironmentFailedError, TrainerConfigError
@@ -74,6 +75,27 @@ def test_a_server_that_dies_stops_the_run(mortal_server, dataset):
     assert (outcomes.n_failed, outcomes.failure_frequency) == (3, 1.0)
     with pytest.raises(EnvironmentFailedError, match="3 of the last 3 calls"):
         environment.get_reward()
+
+
+def test_any_server_becomes_an_environment_with_one_tool(plain_server):
+    (tool,) = list_tools(plain_server)
+    assert (tool["name"], tool["input_schema"]["required"]) == ("act", ["number"])
+    factory, outcomes = environment_factory(plain_server, columns=("number",), name="Game")
+    environment = factory()
+    for number in (7, 3):
+        assert environment.reset(number=number, prompt=[]) == " I think of a number."
+        assert [environment.act(number=5), environment.act(number=number)] == [
+            "higher" if number > 5 else "lower",
+            "right",
+        ]
+        assert environment.get_reward() == 0.75
+    environment.reset(number=1)
+    assert "Invalid message" in environment.act(number="many")
+    assert environment.act(number=1) == "right"
+    schema = get_json_schema(environment.act)["function"]
+    assert schema["parameters"]["properties"]["number"]["type"] == "integer"
+    assert schema["description"] == "Guess the number."
+    assert (outcomes.n_calls, outcomes.n_refused, outcomes.n_failed) == (6, 1, 0)
 
 
 def scripted(trainer_class, monkeypatch) -> list[str]:

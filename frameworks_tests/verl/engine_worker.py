@@ -26,10 +26,11 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
 
-from trainer.integrations.verl.engine import ComposerEngine
+from trainer.errors import DatasetError
+from trainer.integrations.pairs import TokenizedPairs
+from trainer.integrations.verl.engine import TEACHER_COLUMNS, ComposerEngine
 from trainer.integrations.verl.losses import NOT_SCORED
 from trainer.integrations.verl.options import current_options
-from trainer.integrations.verl.pairs import TokenizedPairs
 from trainer.losses.channels import distillation_per_token, replay_per_pair
 from trainer.losses.logps import response_logps
 
@@ -213,8 +214,17 @@ def main(model: str, out: str) -> None:
                 if name.startswith(("sdpo/", "replay/"))
             }
         )
+    without_teacher = rollouts.part()
+    for name in TEACHER_COLUMNS:
+        without_teacher.pop(name)
+    try:
+        worker.train_batch(without_teacher)
+        refusal = ""
+    except DatasetError as refused:
+        refusal = str(refused)
     if RANK == 0:
         seen = {
+            "refusal": refusal,
             "engine": type(engine).__name__,
             "is_ours": isinstance(engine, ComposerEngine),
             "world": WORLD,

@@ -7,9 +7,9 @@ from cpu_run import HERE, free_port, run
 
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
+from trainer.integrations.pairs import write_pairs
 from trainer.integrations.verl.environment import VARIABLE
 from trainer.integrations.verl.options import PluginOptions
-from trainer.integrations.verl.pairs import write_pairs
 from trainer.losses.channels import ReplayOptions, SDPOOptions
 
 WORKER = str(HERE / "engine_worker.py")
@@ -68,6 +68,7 @@ def test_gradient_of_three_channels_is_the_cores(n_ranks, model, pairs, tmp_path
         assert metrics["replay/n_pairs"] == 5
     assert result["history"][0]["replay/loss"] == pytest.approx(0.6931, abs=1e-3)
     assert all(metrics["sdpo/loss"] > 0 for metrics in result["history"])
+    assert "alpha_sdpo=0.1 and the batch has no teacher_ids" in result["refusal"]
 
 
 @pytest.mark.parametrize(("wrapper", "variant"), [("taid", "simpo"), ("entropy_opd", "dpo_norm")])

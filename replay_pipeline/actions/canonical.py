@@ -4,7 +4,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +41,8 @@ class Call:
     working directory are relative to it."""
     cwd: str | None = None
     """Working directory that the paths are relative to."""
+    keys: Any = field(default=None, init=False, repr=False, compare=False)
+    """What `keys.keys_of` has read from it."""
 
     def __hash__(self) -> int:
         # A string keeps its hash, so this is much faster than hashing all fields.
@@ -76,6 +78,9 @@ class Action:
     """In the order they were made; order means nothing for agreement."""
     invalid_reason: str | None = None
     """Why the action cannot run: it has no vote. `None` for a valid action."""
+
+    def __hash__(self) -> int:
+        return hash(self.calls or self.text)
 
     @property
     def is_valid(self) -> bool:
@@ -243,10 +248,13 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
     if len(given) > MAX_ARGUMENTS:
         raise MalformedCallError(f"arguments_too_large: {name}")
     try:
-        present = {k: _plain(v, 0) for k, v in given.items() if v is not None}
+        present = {
+            k: v if type(v) is str else _plain(v, 0) for k, v in given.items() if v is not None
+        }
     except RecursionError as error:
         raise MalformedCallError(f"malformed_arguments: {name}: nested too deep") from error
     spec = spec_of(name)
+    defaults = spec.defaults
     if why := spec.complaint(present):
         raise MalformedCallError(f"schema_invalid: {name}: {why}")
     kept: dict[str, Any] = {}
@@ -255,7 +263,7 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
             value = relative(value, cwd) if value else "."
             if key == spec.default_path and value == relative(cwd or ".", cwd):
                 continue
-        if key in spec.labels or (key in spec.defaults and _is_same(spec.defaults[key], value)):
+        if key in spec.labels or (key in defaults and _is_same(defaults[key], value)):
             continue
         kept[key] = value
     return Call(name, _as_text(spec.canonical(kept)), cwd)

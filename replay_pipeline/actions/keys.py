@@ -23,9 +23,17 @@ class CallKeys(NamedTuple):
     """Replacements of an edit, in order."""
 
 
-@lru_cache(maxsize=16_384)
 def keys_of(call: Call) -> CallKeys:
-    """The keys of a valid call. Computed once per distinct call."""
+    """The keys of a valid call. Read once and kept with the call."""
+    keys: CallKeys | None = call.keys
+    if keys is None:
+        keys = _read_keys(call)
+        object.__setattr__(call, "keys", keys)  # a memo of a frozen call: no part of its value
+    return keys
+
+
+@lru_cache(maxsize=16_384)
+def _read_keys(call: Call) -> CallKeys:
     arguments = call.values()
     if call.name == "Bash":
         plan = shell_plan(arguments.pop("command"), call.cwd)

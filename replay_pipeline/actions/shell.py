@@ -23,6 +23,7 @@ Form = tuple[Any, ...]
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 _BARE_COMMAND = re.compile(r"[A-Za-z][\w./-]*(?: +(?:-[\w./:,@%+=-]*|[\w./:,@%+][\w./:,@%+-]*))*")
 """A program and words in which the shell sees nothing special."""
+_COMMENT = re.compile(r" +#[^\n]*\Z")
 _KEYWORDS = frozenset(
     [
         *("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case"),
@@ -98,10 +99,30 @@ def shell_plan(command: str, cwd: str | None) -> ShellPlan:
 
     A command that does not parse, or is too long or too deep, equals only itself.
     """
-    if _BARE_COMMAND.fullmatch(command) and (words := command.split())[0] not in _KEYWORDS:
-        reader = _Reader(b"", cwd)
-        return ShellPlan(reader.simple((), words, ()), tuple(reader.commands))
-    return parsed_plan(command, cwd)
+    return _plain_plan(command, cwd) or parsed_plan(command, cwd)
+
+
+def _plain_plan(command: str, cwd: str | None) -> ShellPlan | None:
+    """The plan of bare commands joined by `&&` or by `|`, which need no syntax tree."""
+    # A bare command has no quotes, so a comment in it is one.
+    command = _COMMENT.sub("", command)
+    is_pipe = " | " in command
+    reader = _Reader(b"", cwd)
+    forms: list[Form] = []
+    for part in command.split(" | " if is_pipe else " && "):
+        words = part.split()
+        if not _BARE_COMMAND.fullmatch(part) or words[0] in _KEYWORDS:
+            return None
+        folder = reader.folder
+        forms.append(reader.simple((), words, ()))
+        if is_pipe:
+            reader.folder = folder
+    if is_pipe:
+        return ShellPlan(("|", *forms), tuple(reader.commands))
+    effect = forms[0]
+    for form in forms[1:]:
+        effect = form if effect == _NOTHING else ("&&", effect, form)
+    return ShellPlan(effect, tuple(reader.commands))
 
 
 def parsed_plan(command: str, cwd: str | None) -> ShellPlan:

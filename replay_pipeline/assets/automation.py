@@ -7,6 +7,7 @@ import dagster as dg
 from replay_pipeline.assets.failures import failure_facts
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batch
 from replay_pipeline.notify import notify
+from replay_pipeline.reconcile import reconcile
 from replay_pipeline.resources import PipelineResource
 
 _MAX_BATCHES_PER_RUN = 200
@@ -66,8 +67,10 @@ def nightly_replay(
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """One run per contiguous range of the missing batches that tonight's money is likely to reach.
 
-    The nightly budget is split among the runs; what it does not reach is planned tomorrow.
+    The nightly budget is split among the runs; what it does not reach is planned tomorrow. Runs
+    that died without a word are ended first, so that none holds the paid step.
     """
+    reconcile(context.instance)
     keys = list(context.instance.get_dynamic_partitions(trace_batch.name or ""))
     work = pipeline.open()
     if work.settings.replay.max_nightly_usd <= 0:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from replay_pipeline.publish import layout
-from replay_pipeline.schemas import DPO_PAIRS, NORMALIZED_PAIRS, TABLES
+from replay_pipeline.schemas import NORMALIZED_PAIRS, TABLES
 
 _ACTION = ("action_text", "action_tool_calls_json")
 _STATE = {"trace_states": ("state_id",)}
@@ -13,25 +13,16 @@ _STATE = {"trace_states": ("state_id",)}
 _PAIR_SOURCES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "state_id": _STATE,
     "session_id": {"trace_states": ("session_id",)},
-    "state_messages_json": {"trace_states": ("session_id", "turn_idx")},
     "chosen": {"teacher_actions": _ACTION},
     "chosen_action_json": {"teacher_actions": _ACTION},
     "rejected": {"trace_states": _ACTION},
     "rejected_action_json": {"trace_states": _ACTION},
-    "n_teachers_agreeing": {"teacher_actions": (*_ACTION, "family")},
-    "n_teachers_asked": {"teacher_actions": ("teacher",)},
-    "n_teachers_valid": {"teacher_actions": _ACTION},
-    "teachers_agreeing": {"teacher_actions": (*_ACTION, "teacher")},
-    "agreement_level": {"teacher_actions": _ACTION},
-    "margin": {"teacher_actions": (*_ACTION, "family")},
+    "teachers_agreeing": {"teacher_actions": ("teacher",)},
     "hint": {"trace_states": ("hint",)},
     "outcome": {"trace_states": ("outcome",)},
-    "student_model": {"trace_states": ("student_model",)},
-    "shares_vendor": {"trace_states": ("student_model",), "teacher_actions": ("family",)},
-    "is_distillable": {"teacher_actions": ("is_distillable",)},
     "cost_usd": {"teacher_actions": ("cost_usd",)},
-    "weight": {"teacher_actions": (*_ACTION, "propensity")},
 }
+"""The columns that people ask about: each batch's record in Dagster carries them."""
 
 _MADE_IN_NORMALIZATION = {
     "chosen_messages_json": "chosen_action_json",
@@ -49,8 +40,7 @@ SOURCES: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "dpo_pairs": _PAIR_SOURCES,
     "normalized_pairs": {
         name: {"dpo_pairs": (_MADE_IN_NORMALIZATION.get(name, name),)}
-        for name in NORMALIZED_PAIRS.names
-        if _MADE_IN_NORMALIZATION.get(name, name) in DPO_PAIRS.names
+        for name in (*_PAIR_SOURCES, *_MADE_IN_NORMALIZATION)
     },
     "published_dataset": {
         name: {"normalized_pairs": (_MADE_IN_PUBLICATION.get(name, name),)}
@@ -64,15 +54,17 @@ TABLE_OF = {name: name for name in TABLES} | {"trace_states": "states"}
 """The table in which an asset's columns are."""
 
 
-def column_lineage(asset: str) -> dg.TableColumnLineage:
-    """Where the columns of an asset come from."""
-    return dg.TableColumnLineage(
-        {
-            column: [
-                dg.TableColumnDep(dg.AssetKey(upstream), name)
-                for upstream, names in sources.items()
-                for name in names
-            ]
-            for column, sources in SOURCES.get(asset, {}).items()
-        }
-    )
+def column_lineage(asset: str) -> dict[str, dg.TableColumnLineage]:
+    """Metadata that says where the columns of an asset come from; none where nothing is known.
+
+    Dagster looks for it on the latest materialization.
+    """
+    columns = {
+        column: [
+            dg.TableColumnDep(dg.AssetKey(upstream), name)
+            for upstream, names in sources.items()
+            for name in names
+        ]
+        for column, sources in SOURCES.get(asset, {}).items()
+    }
+    return {"dagster/column_lineage": dg.TableColumnLineage(columns)} if columns else {}

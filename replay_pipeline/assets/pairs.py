@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 
+from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.metadata import code_block, inert, markdown_table
 from replay_pipeline.assets.partitions import batch_asset
 from replay_pipeline.assets.pictures import bars
@@ -60,6 +61,7 @@ def pair_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
         ),
         **_samples(pipeline, receipt.batch),
         "review_page": dg.MetadataValue.path(str(pipeline.review_path(receipt.batch))),
+        **column_lineage("dpo_pairs"),
     }
 
 
@@ -111,4 +113,5 @@ def kept_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
         **{f"dropped {name}": n for name, n in sorted(report["dropped"].items())},
         "dropped_by": bars(report["dropped"]),
         "recipe": f"{report['recipe']} ({report['recipe_sha']})",
+        **column_lineage("normalized_pairs"),
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.assets.lineage import TABLE_OF, column_lineage
+from replay_pipeline.assets.lineage import TABLE_OF
 from replay_pipeline.assets.metadata import column_schema
 
 for _category in (dg.BetaWarning, dg.PreviewWarning):
@@ -32,7 +32,6 @@ def batch_asset(
     """
 
     def made(function: Callable[..., dg.MaterializeResult]) -> dg.AssetsDefinition:
-        name = function.__name__
         return dg.asset(
             deps=deps,
             partitions_def=trace_batch,
@@ -42,10 +41,7 @@ def batch_asset(
             kinds={"python", "parquet"},
             tags={"stage": stage, **tags},
             pool=pool,
-            metadata={
-                "dagster/column_schema": column_schema(TABLE_OF[name]),
-                "dagster/column_lineage": column_lineage(name),
-            },
+            metadata={"dagster/column_schema": column_schema(TABLE_OF[function.__name__])},
         )(function)
 
     return made

@@ -23,10 +23,7 @@ _COLUMNS = dg.TableSchema(
     owners=OWNERS,
     kinds={"huggingface", "parquet"},
     tags={"stage": "publish"},
-    metadata={
-        "dagster/column_schema": _COLUMNS,
-        "dagster/column_lineage": column_lineage("published_dataset"),
-    },
+    metadata={"dagster/column_schema": _COLUMNS},
 )
 def published_dataset(pipeline: PipelineResource) -> dg.MaterializeResult:
     """All normalized pairs as one dataset that `datasets.load_dataset` opens."""
@@ -53,6 +50,7 @@ def dataset_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "rows": bars(by_config.get("pairs", {})),
         "load": dg.MetadataValue.md(f"```python\n{code}\n```"),
         "card": dg.MetadataValue.path(f"{folder}/{layout.CARD}"),
+        **column_lineage("published_dataset"),
     }
     if repo_id is not None:
         facts["hub"] = dg.MetadataValue.url(f"https://huggingface.co/datasets/{repo_id}")

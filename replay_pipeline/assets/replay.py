@@ -5,6 +5,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.metadata import markdown_table
 from replay_pipeline.assets.partitions import batch_asset
 from replay_pipeline.assets.pictures import bars, histogram, quantile
@@ -62,4 +63,5 @@ def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "tokens": markdown_table([report["tokens"]]),
         "errors": bars(report["errors"]),
         "not_asked": bars(report["skipped"]),
+        **column_lineage("teacher_actions"),
     }

@@ -20,7 +20,7 @@ from replay_pipeline.ingesters.corpus import (
 from replay_pipeline.ingesters.log_rows import state_id_of
 from replay_pipeline.ingesters.one_session import ClaudeCodeIngester
 from replay_pipeline.ingesters.traces import LazyStates, Traces, open_traces, system_prompt
-from replay_pipeline.ingesters.windows import WindowPolicy, parse_window
+from replay_pipeline.windows import WindowPolicy, parse_window
 
 __all__ = [
     "ClaudeCodeIngester",

@@ -19,6 +19,7 @@ from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.json_lines import Spans
 from replay_pipeline.ingesters.rows import Block, read_rows
 from replay_pipeline.settings import environment
+from replay_pipeline.store import read_files
 from replay_pipeline.tables import written_whole
 
 logger = logging.getLogger(__name__)
@@ -194,11 +195,12 @@ def _tail_sha(path: Path, offset: int) -> str:
 
 def _complete_end(path: Path, n_bytes: int) -> int:
     """End of the last whole line; a last line that is valid JSON counts as whole."""
-    position = n_bytes
+    position, step = n_bytes, 1 << 16
     tail = b""
     with path.open("rb") as file:
         while position > 0:
-            step = min(1 << 16, position)
+            # Steps grow, so that a long line is not copied once per step.
+            step = min(step + len(tail), position)
             position -= step
             file.seek(position)
             tail = file.read(step) + tail
@@ -293,12 +295,11 @@ def read_manifest(key: str, root: Path) -> TraceBatch:
     """
     path = _manifest_path(root, key)
     try:
-        value = json.loads(path.read_text("utf-8"))
+        return _from_text(path.read_bytes(), path)
     except FileNotFoundError as error:
         raise IngestError(f"{path}: no such batch; discover it first") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise IngestError(f"{path}: not a readable manifest ({error})") from error
-    return _from_json(value, path)
 
 
 def list_batches(root: Path) -> list[str]:
@@ -312,7 +313,12 @@ def list_manifests(root: Path) -> list[TraceBatch]:
     Raises:
         IngestError: a manifest is damaged.
     """
-    return [read_manifest(key, root) for key in list_batches(root)]
+    keys = list_batches(root)
+    texts = read_files(root / "batches", [f"{key}.json" for key in keys])
+    return [
+        read_manifest(key, root) if text is None else _from_text(text, _manifest_path(root, key))
+        for key, text in zip(keys, texts, strict=True)
+    ]
 
 
 def _as_json(batch: TraceBatch) -> dict[str, Any]:
@@ -332,6 +338,14 @@ def _as_json(batch: TraceBatch) -> dict[str, Any]:
             for source, cursor in zip(batch.slices, batch.cursors, strict=True)
         ],
     }
+
+
+def _from_text(text: bytes, path: Path) -> TraceBatch:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise IngestError(f"{path}: not a readable manifest ({error})") from error
+    return _from_json(value, path)
 
 
 def _from_json(value: Any, path: Path) -> TraceBatch:

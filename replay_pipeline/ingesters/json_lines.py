@@ -12,6 +12,8 @@ from replay_pipeline.ingesters.base import ReadCounts
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _JUNK = b"\x00\xef\xbb\xbf \t\r\n"
+_BUFFER_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 22
 _decode = msgspec.json.Decoder().decode
 
 
@@ -29,7 +31,23 @@ class Spans:
         return self.inside if self.start <= offset < self.end else self.outside
 
 
-def objects_in(line: bytes, counts: ReadCounts) -> Iterator[dict[str, Any]]:
+def lines_in(path: Path) -> Iterator[bytes | bytearray]:
+    """The lines of a file, each with its end of line.
+
+    A very long line is put together in place: the file's own iterator would hold it twice.
+    """
+    with path.open("rb", buffering=_BUFFER_BYTES) as file:
+        while line := file.readline(_PIECE_BYTES):
+            if len(line) < _PIECE_BYTES:
+                yield line
+                continue
+            whole = bytearray(line)
+            while not whole.endswith(b"\n") and (piece := file.readline(_PIECE_BYTES)):
+                whole += piece
+            yield whole
+
+
+def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str, Any]]:
     """The JSON objects of one line; what is no object is counted as skipped."""
     text = line.strip(_JUNK).decode("utf-8", "replace")
     if not text:
@@ -75,20 +93,19 @@ def without_surrogates(text: str) -> str:
 def read_objects(path: Path, spans: Spans) -> Iterator[tuple[int, dict[str, Any]]]:
     """Every object of a JSON-lines file with the offset of its line."""
     offset = 0
-    with path.open("rb") as file:
-        for line in file:
-            counts = spans.at(offset)
-            try:
-                value = _decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                value = None
-            if isinstance(value, dict):
-                counts.rows += 1
-                yield offset, value
-            else:
-                for item in objects_in(line, counts):
-                    yield offset, item
-            offset += len(line)
+    for line in lines_in(path):
+        counts = spans.at(offset)
+        try:
+            value = _decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            counts.rows += 1
+            yield offset, value
+        else:
+            for item in objects_in(line, counts):
+                yield offset, item
+        offset += len(line)
 
 
 def read_document(path: Path) -> Any:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -68,6 +67,7 @@ _ERROR_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 
+_NO_RESULT: tuple[Outcome, None] = "no_result", None
 _SEVERITY: tuple[Outcome, ...] = (
     "user_rejected",
     "denied_by_policy",
@@ -79,15 +79,14 @@ _SEVERITY: tuple[Outcome, ...] = (
 )
 
 
-@dataclass(slots=True)
-class Label:
+class Label(msgspec.Struct, eq=False):
     """What is known afterwards about one decision."""
 
     outcome: Outcome
     error_kind: str | None = None
     hint: str | None = None
     recovered_by: Turn | None = None
-    siblings: list[Turn] = field(default_factory=list)
+    siblings: list[Turn] = []
     """Other decisions at the very same prefix, in the order of the file."""
 
 
@@ -179,13 +178,10 @@ def _label(turn: Turn, children: Mapping[Turn, list[Turn]]) -> Label:
     hint: str | None = None
     for call in turn.calls:
         result = turn.results.get(call.id)
-        if result is None:
-            outcome, its_kind, its_hint = "no_result", None, None
-        else:
-            outcome, its_kind = judge_result(result)
-            its_hint = _hint(outcome, result)
+        outcome, its_kind = judge_result(result) if result is not None else _NO_RESULT
         if outcome != "ok" and (worst == "ok" or _rank(outcome) < _rank(worst)):
-            worst, kind, hint = outcome, its_kind, its_hint
+            worst, kind = outcome, its_kind
+            hint = _hint(outcome, result) if result is not None else None
     if worst in {"ok", "no_result"} and was_interrupted:
         worst = "interrupted"
     if worst in {"user_rejected", "interrupted"} and hint is None:

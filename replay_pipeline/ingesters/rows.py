@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from replay_pipeline.ingesters.base import ReadCounts
-from replay_pipeline.ingesters.json_lines import Spans, objects_in, without_surrogates
+from replay_pipeline.ingesters.json_lines import Spans, lines_in, objects_in, without_surrogates
 
 _NO_JSON = msgspec.Raw(b"")
 
@@ -97,21 +97,19 @@ _decode_blocks = msgspec.json.Decoder(str | list[Block] | None).decode
 def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
     """Every row of the file with the byte offset of its line; counts what cannot be read."""
     offset = 0
-    count_at = spans.at
-    with path.open("rb", buffering=1 << 18) as file:
-        for line in file:
-            try:
-                row = _decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                for row in repaired(line, spans.at(offset)):
-                    yield offset, row
-            else:
-                count_at(offset).rows += 1
+    for line in lines_in(path):
+        try:
+            row = _decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            for row in repaired(line, spans.at(offset)):
                 yield offset, row
-            offset += len(line)
+        else:
+            spans.at(offset).rows += 1
+            yield offset, row
+        offset += len(line)
 
 
-def repaired(line: bytes, counts: ReadCounts) -> Iterator[Row]:
+def repaired(line: bytes | bytearray, counts: ReadCounts) -> Iterator[Row]:
     """The rows of a line that is not one well-formed row: glued, mistyped or damaged ones."""
     for value in objects_in(line, counts):
         yield row_of(value, counts)

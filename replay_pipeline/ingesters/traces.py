@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, overload
 import msgspec
 import pyarrow as pa
 
-from replay_pipeline.ingesters.base import CLEARED_RESULT
 from replay_pipeline.ingesters.tool_schemas import merge_tools, series_of
-from replay_pipeline.ingesters.windows import WindowPolicy, WindowTurn, parse_window
 from replay_pipeline.tables import read_table
 from replay_pipeline.types import Message, Tool, TraceState
+from replay_pipeline.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,7 +55,7 @@ class _StoredTurn:
     messages_json: str
     flags: list[str]
     n_chars: int
-    shown: WindowTurn | None = None
+    messages: list[Message] | None = None
 
 
 class Traces:
@@ -155,7 +154,7 @@ class Traces:
         turns = self._session(row["session_id"])
         path = _path(turns, row["turn_idx"])
         cwd = path[0].cwd if path else row["cwd"]
-        messages = merged_users(policy.apply(_shown(path)))
+        messages = policy.apply(merged_users(_shown(path)))
         siblings = [i for i in row["siblings"] or () if i in self._position_of]
         return TraceState(
             state_id=row["state_id"],
@@ -299,45 +298,24 @@ def _path(turns: dict[int, _StoredTurn], turn_idx: int) -> list[_StoredTurn]:
     return path
 
 
-def _shown(path: list[_StoredTurn]) -> list[WindowTurn]:
+def _shown(path: list[_StoredTurn]) -> list[Message]:
+    """The messages of the turns on a path, as the model saw them at its end."""
     cleared: set[str] = set()
-    shown: list[WindowTurn] = []
+    shown: list[Message] = []
     for turn in path:
         if turn.flags:
             cleared.update(f.removeprefix("clear:") for f in turn.flags if f.startswith("clear:"))
             if "retracted" in turn.flags:
                 continue
-        if turn.shown is None:
-            turn.shown = WindowTurn(turn.kind, _decode(turn.messages_json), turn.n_chars)
+        if turn.messages is None:
+            turn.messages = _decode(turn.messages_json)
             turn.messages_json = ""  # once is enough to keep it
-        if turn.shown.messages:
-            shown.append(turn.shown)
-    if cleared:
-        shown = [_without(turn, cleared) for turn in shown]
-    return shown
-
-
-def _without(turn: WindowTurn, cleared: set[str]) -> WindowTurn:
-    """The turn as the model saw it after its old results had been cleared."""
-    if not any(m.get("tool_call_id") in cleared for m in turn.messages):
-        return turn
-    messages = [
-        {**m, "content": CLEARED_RESULT} if m.get("tool_call_id") in cleared else m
-        for m in turn.messages
+        shown += turn.messages
+    if not cleared:
+        return shown
+    return [
+        {**m, "content": CLEARED_RESULT} if m.get("tool_call_id") in cleared else m for m in shown
     ]
-    return WindowTurn(turn.kind, messages, sum(len(str(m["content"])) for m in messages))
-
-
-def merged_users(messages: list[Message]) -> list[Message]:
-    """User messages that follow each other as one, as every chat template takes them."""
-    merged: list[Message] = []
-    for message in messages:
-        if merged and message["role"] == "user" and merged[-1]["role"] == "user":
-            both = f"{merged[-1]['content']}\n\n{message['content']}"
-            merged[-1] = {"role": "user", "content": both}
-        else:
-            merged.append(message)
-    return merged
 
 
 def open_traces(folder: Path | str) -> Traces:

@@ -1,11 +1,11 @@
 """Preference pairs: where teachers agree on an action that the student did not take.
 
-Start with `extract.py`; `votes.py` says what a consensus is, `natural.py` where pairs come from
+Start with `extract.py`; `actions/votes.py` says what a consensus is, `natural.py` where pairs come from
 without any teacher, `report.py` what is counted.
 """
 
+from replay_pipeline.families import family_of_model
 from replay_pipeline.pairs.extract import extract_dpo_pairs, extract_pairs
-from replay_pipeline.pairs.families import family_of_model
 from replay_pipeline.pairs.report import PairReport
 from replay_pipeline.pairs.rows import (
     outcomes_table,

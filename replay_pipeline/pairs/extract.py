@@ -14,11 +14,18 @@ from replay_pipeline.actions import (
     canonical_action,
 )
 from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.votes import (
+    Consensus,
+    Panel,
+    Verdict,
+    Vote,
+    family_of_answer,
+    read_answer,
+)
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.pairs.families import family_of_model
+from replay_pipeline.families import family_of_model
 from replay_pipeline.pairs.natural import NaturalPair, natural_pairs
 from replay_pipeline.pairs.report import AgreementStatistics, PairReport, TeacherTally
-from replay_pipeline.pairs.votes import Consensus, Panel, Verdict, Vote
 from replay_pipeline.pairs.weights import PairWeights
 from replay_pipeline.types import (
     AgreementLevel,
@@ -29,9 +36,6 @@ from replay_pipeline.types import (
     Tool,
     TraceState,
 )
-
-_CUT_SHORT = frozenset({"length", "content_filter"})
-"""Finish reasons of an answer that the teacher had not finished."""
 
 
 def extract_dpo_pairs(
@@ -183,10 +187,12 @@ class _Extraction:
     def judge(self, state: TraceState) -> None:
         side = self.student_side(state)
         answers = self.answers(state, side)
-        panel = Panel(answers.voting, self.same_text)
+        everyone = Panel(answers.valid, self.same_text)
+        all_vote = len(answers.voting) == len(answers.valid)
+        panel = everyone if all_vote else Panel(answers.voting, self.same_text)
         verdict = panel.verdict(self.report.level, self.report.agreement_threshold)
-        with_student = self.levels_with_student(side, answers)
-        self.count_agreement(state, answers, panel, with_student)
+        with_student = self.levels_with_student(side, everyone)
+        self.count_agreement(state, answers, everyone, with_student)
         outcome, found = self.outcome(side, answers, verdict, with_student)
         near = (
             panel.nearest_level(self.report.level, self.report.agreement_threshold)
@@ -221,12 +227,12 @@ class _Extraction:
         )
 
     def levels_with_student(
-        self, side: _Side, answers: _Answers
+        self, side: _Side, everyone: Panel
     ) -> dict[Action, AgreementLevel | None]:
         """How close the student's action comes to each distinct answer."""
         return {
             action: agreement_level(side.action, action, same_text=self.same_text)
-            for action in {vote.action for vote in answers.valid}
+            for action in everyone.distinct
         }
 
     def outcome(
@@ -272,24 +278,26 @@ class _Extraction:
 
     def answers(self, state: TraceState, side: _Side) -> _Answers:
         found = _Answers()
-        toolbox = self.toolbox(state)
+        toolbox, cwd = self.toolbox(state), state.get("cwd")
         for row in self._answers.get(state["state_id"], {}).values():
-            tally = self.report.teachers.setdefault(row.teacher, TeacherTally())
+            tally = self.report.teachers.get(row.teacher)
+            if tally is None:
+                tally = self.report.teachers[row.teacher] = TeacherTally()
             found.asked += 1
             tally.n_asked += 1
             found.cost_usd += row.cost_usd
             tally.cost_usd += row.cost_usd
-            if row.action is None or row.error_code is not None:
+            action = read_answer(row, cwd=cwd, tools=toolbox)
+            if action is None:
                 found.failed += 1
                 tally.n_failed += 1
                 continue
-            action = canonical_action(row.action, cwd=state.get("cwd"), tools=toolbox)
-            if not action.is_valid or row.finish_reason in _CUT_SHORT:
+            if not action.is_valid:
                 found.invalid += 1
                 tally.n_invalid += 1
                 continue
             tally.n_valid += 1
-            family = family_of_model(row.family or row.model) or row.teacher
+            family = family_of_answer(row)
             vote = Vote(family, row, action)
             found.valid.append(vote)
             if family == side.family:
@@ -302,12 +310,9 @@ class _Extraction:
         self,
         state: TraceState,
         answers: _Answers,
-        panel: Panel,
+        everyone: Panel,
         with_student: dict[Action, AgreementLevel | None],
     ) -> None:
-        everyone = (
-            panel if answers.voting == answers.valid else Panel(answers.valid, self.same_text)
-        )
         self.statistics.add(state["state_id"], answers.valid, everyone.levels())
         for vote in answers.valid:
             if agrees_at(self.report.level, with_student[vote.action]):

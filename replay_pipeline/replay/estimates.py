@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
+
 from replay_pipeline.replay.engine import Task
 from replay_pipeline.replay.gates import parse_gates
 from replay_pipeline.replay.prices import Price, usd
-from replay_pipeline.replay.windows import shared_prefix_bytes, window_messages
-from replay_pipeline.types import TeacherSpec
+from replay_pipeline.types import Message, TeacherSpec
+from replay_pipeline.windows import window_messages
 
 ASSUMED_STUDENT = 0.5
 """How often the cheapest teacher is assumed to do what the student did."""
@@ -166,12 +168,22 @@ def _cached_tokens(previous: Task | None, task: Task, n_prompt: int, window: str
     """Prompt tokens that the step before, in the same lane, left in the provider's cache."""
     if previous is None:
         return 0
-    shared = shared_prefix_bytes(
+    shared = _shared_prefix_bytes(
         window_messages(previous.state["messages"], window),
         window_messages(task.state["messages"], window),
     )
     cached = round(n_prompt * min(1.0, shared / max(1, task.question.n_prompt_bytes)))
     return cached if cached >= _MIN_CACHED_TOKENS else 0
+
+
+def _shared_prefix_bytes(before: list[Message], after: list[Message]) -> int:
+    """Bytes of the messages that two prefixes have in common at their front."""
+    total = 0
+    for one, other in zip(before, after, strict=False):
+        if one is not other and one != other:
+            break
+        total += len(msgspec.json.encode(other))
+    return total
 
 
 def _answer_tokens(task: Task) -> int:

@@ -17,14 +17,17 @@ was made by chance carries its propensity, so that later estimates can weigh it.
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
+from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.votes import Consensus, Panel, Vote, family_of_answer, read_answer
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.families import family_of_model
 from replay_pipeline.types import (
     AgreementLevel,
     GateReport,
@@ -58,75 +61,87 @@ class Verdict:
 ASK = Verdict()
 
 
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """A valid answer, in canonical form."""
-
-    family: str
-    action: Action
-
-
 @dataclass(slots=True)
 class Poll:
-    """The votes at one state so far."""
+    """The votes at one state so far. They are counted as they are when pairs are made."""
 
     state: TraceState
     level: AgreementLevel
     threshold: int
+    count_own_family: bool = False
     votes: list[Vote] = field(default_factory=list)
+    free_votes: list[Vote] = field(default_factory=list)
+    """Votes that decide whom to ask, but make no pair."""
     n_asked: int = 0
-    n_valid: int = 0
     explored: Verdict = ASK
     """Why calls at this state are made although a gate would have saved them."""
     student: Action = field(init=False)
+    toolbox: ToolList | None = field(init=False)
 
     def __post_init__(self) -> None:
+        tools = self.state.get("tools")
+        self.toolbox = ToolList(tools) if tools else None
         self.student = canonical_action(
-            _message(self.state["student_action"]), cwd=self.state.get("cwd")
+            _message(self.state["student_action"]), cwd=self.state.get("cwd"), tools=self.toolbox
         )
 
     def add(self, answer: TeacherAction) -> None:
         """Count an answer; one without a usable action is asked but no vote."""
         self.n_asked += 1
-        if answer.action is not None and answer.error_code is None:
-            action = canonical_action(answer.action, cwd=self.state.get("cwd"))
-            if action.is_valid:
-                self.n_valid += 1
-                self.votes.append(Vote(answer.family or answer.teacher, action))
+        action = read_answer(answer, cwd=self.state.get("cwd"), tools=self.toolbox)
+        family = family_of_answer(answer)
+        if action is not None and action.is_valid and self.has_vote(family):
+            self.votes.append(Vote(family, answer, action))
+
+    def add_free_vote(self) -> None:
+        """Let the recorded action count as a vote of the model that made it."""
+        if self.student.is_valid:
+            recorded = TeacherAction(state_id=self.state["state_id"], teacher="recorded")
+            self.free_votes.append(Vote(self.family or "recorded", recorded, self.student))
+
+    @property
+    def family(self) -> str | None:
+        """The student's family."""
+        return family_of_model(self.state.get("student_model"))
+
+    def has_vote(self, family: str) -> bool:
+        """Whether teachers of a family vote here: the student's own do not by default."""
+        return self.count_own_family or family != self.family
 
     def agrees_with_student(self, action: Action) -> bool:
         """Whether `action` is what the student did."""
         return agrees_at(self.level, agreement_level(action, self.student))
 
-    def groups(self) -> list[list[Vote]]:
-        """Votes that agree pairwise, largest group (by families) first."""
-        groups: list[list[Vote]] = []
-        for vote in self.votes:
-            for group in groups:
-                if all(self._agree(vote, other) for other in group):
-                    group.append(vote)
-                    break
-            else:
-                groups.append([vote])
-        return sorted(groups, key=n_families, reverse=True)
-
-    def consensus(self) -> list[Vote] | None:
-        """The largest group, if it has enough votes."""
-        groups = self.groups()
-        return groups[0] if groups and n_families(groups[0]) >= self.threshold else None
-
     def makes_pair(self) -> bool:
         """Whether enough teachers agree on an action that the student did not take."""
-        group = self.consensus()
-        return group is not None and not self.agrees_with_student(group[0].action)
+        return self.student.is_valid and self._pair(self.votes) is not None
 
-    def _agree(self, a: Vote, b: Vote) -> bool:
-        return agrees_at(self.level, agreement_level(a.action, b.action))
+    def is_settled(self, families: Set[str]) -> str | None:
+        """Why votes of `families` can no longer make a pair, or take one away; else `None`."""
+        votes = self.votes + self.free_votes
+        n_leading = Panel(votes).verdict(self.level, self.threshold).n_leading
+        against = [vote for vote in votes if not self.agrees_with_student(vote.action)]
+        # A later action may join any group, or stand between two: it counts for all of them.
+        if self._most(against, families) < max(self.threshold, n_leading):
+            return "decided" if n_leading >= self.threshold else "pair_impossible"
+        if (pair := self._pair(votes)) is not None:
+            rivals = [vote for vote in votes if vote not in pair.votes]
+            if self._most(rivals, families) < pair.n_families:
+                return "decided"
+        return None
 
+    def _pair(self, votes: Sequence[Vote]) -> Consensus | None:
+        winner = Panel(votes).verdict(self.level, self.threshold).winner
+        if winner is None or any(self.agrees_with_student(vote.action) for vote in winner.votes):
+            return None
+        return winner
 
-def n_families(votes: Iterable[Vote]) -> int:
-    """Families among votes; one family is one vote."""
-    return len({vote.family for vote in votes})
+    def _most(self, votes: Sequence[Vote], families: Set[str]) -> int:
+        """Families in the largest group that `votes` could become with those of `families`."""
+        groups = Panel(votes).groups(self.level) if votes else []
+        return max(
+            (len({v.family for v in group} | families) for group in groups), default=len(families)
+        )
 
 
 TeacherRule = Callable[[Poll, Sequence[TeacherSpec], float], Verdict | None]
@@ -140,6 +155,8 @@ class Gates:
     names: tuple[str, ...] = ()
     level: AgreementLevel = "effect"
     threshold: int = 2
+    count_own_family: bool = False
+    """Whether teachers of the student's own family vote."""
     is_ordered_by_errors: bool = False
     keeps_error_sites_only: bool = False
     skips_near_duplicates: bool = False
@@ -175,9 +192,9 @@ class Gates:
     def poll(self, state: TraceState) -> Poll:
         """A fresh poll at `state`, with the recorded action's free vote if there is one."""
         # Without its messages: a poll may be open for as long as the run.
-        poll = Poll({**state, "messages": []}, self.level, self.threshold)
-        if self.has_free_vote and poll.student.is_valid:
-            poll.votes.append(Vote(_vendor(state.get("student_model")), poll.student))
+        poll = Poll({**state, "messages": []}, self.level, self.threshold, self.count_own_family)
+        if self.has_free_vote:
+            poll.add_free_vote()
         return poll
 
     def judge(self, poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict:
@@ -217,14 +234,18 @@ class Gates:
 
 
 def parse_gates(
-    names: Iterable[str], *, level: AgreementLevel = "effect", threshold: int = 2
+    names: Iterable[str],
+    *,
+    level: AgreementLevel = "effect",
+    threshold: int = 2,
+    count_own_family: bool = False,
 ) -> Gates:
     """The gates of these names, in order.
 
     Raises:
         ConfigError: a name is unknown or its number is missing or out of range.
     """
-    gates = Gates(tuple(names), level, threshold)
+    gates = Gates(tuple(names), level, threshold, count_own_family)
     for name in gates.names:
         kind, _, number = name.partition(":")
         if kind not in _KNOWN:
@@ -283,18 +304,9 @@ def likeness(state: TraceState) -> bytes:
 def _exact_stop(name: str) -> TeacherRule:
     def rule(poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict | None:  # noqa: ARG001
         """Stop once no further vote can change whether there is a pair, and which."""
-        n_left = len({teacher.vendor for teacher in left} - {vote.family for vote in poll.votes})
-        sizes = [n_families(group) for group in poll.groups()] or [0]
-        second = sizes[1] if len(sizes) > 1 else 0
-        if sizes[0] >= poll.threshold and sizes[0] > second + n_left:
-            return Verdict(gate=name, reason="decided")
-        others = [
-            n_families(group)
-            for group in poll.groups()
-            if not poll.agrees_with_student(group[0].action)
-        ]
-        if max(others, default=0) + n_left < poll.threshold:
-            return Verdict(gate=name, reason="pair_impossible")
+        families = {teacher.vendor for teacher in left if poll.has_vote(teacher.vendor)}
+        if reason := poll.is_settled(families):
+            return Verdict(gate=name, reason=reason)
         return None
 
     return rule
@@ -303,7 +315,7 @@ def _exact_stop(name: str) -> TeacherRule:
 def _cheap_screen(name: str, share: float) -> TeacherRule:
     def rule(poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict | None:  # noqa: ARG001
         """Where the cheapest teacher does what the student did, a pair is unlikely."""
-        if poll.n_asked != 1 or poll.n_valid != 1:
+        if poll.n_asked != 1 or len(poll.votes) != 1:
             return None
         if not poll.agrees_with_student(poll.votes[-1].action):
             return None
@@ -337,6 +349,7 @@ def measure_gates(
     *,
     level: AgreementLevel = "effect",
     threshold: int = 2,
+    count_own_family: bool = False,
 ) -> tuple[GateReport, ...]:
     """What gates save and lose, measured on answers that are all there.
 
@@ -351,11 +364,17 @@ def measure_gates(
         names: gates by name.
         level: how strictly actions must agree.
         threshold: families that make a consensus.
+        count_own_family: whether teachers of the student's own family vote.
     """
     names = tuple(names)
+    options: dict[str, Any] = {
+        "level": level,
+        "threshold": threshold,
+        "count_own_family": count_own_family,
+    }
     answers = {(action.state_id, action.teacher): action for action in actions}
     reports = [
-        _measured(states, teachers, answers, parse_gates(each, level=level, threshold=threshold))
+        _measured(states, teachers, answers, parse_gates(each, **options))
         for each in [*((name,) for name in names), names]
     ]
     return tuple(
@@ -427,12 +446,3 @@ def _message(action: Message | str) -> Message:
 
 def _functions(message: Message) -> list[Any]:
     return [call.get("function") for call in message.get("tool_calls") or []]
-
-
-def _vendor(model: str | None) -> str:
-    """The family of a recorded model: Claude Code records bare names."""
-    if not model:
-        return "recorded"
-    if "/" in model:
-        return model.split("/")[0]
-    return "anthropic" if model.startswith("claude") else model

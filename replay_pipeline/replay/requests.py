@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from replay_pipeline.replay.prices import Price
-from replay_pipeline.replay.windows import window_messages
 from replay_pipeline.types import Message, TeacherSpec, Tool, TraceState
+from replay_pipeline.windows import window_messages
 
 CATALOGUE_VERSION = "1"
 """Version of how tools and parameters are put to a teacher; part of every request hash."""

@@ -31,7 +31,6 @@ from replay_pipeline.replay.requests import (
     RequestOptions,
     dialect_of,
 )
-from replay_pipeline.replay.windows import window_messages
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings, api_key
 from replay_pipeline.types import (
     AgreementLevel,
@@ -41,6 +40,7 @@ from replay_pipeline.types import (
     TeacherSpec,
     TraceState,
 )
+from replay_pipeline.windows import window_messages
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class Asking:
     """Votes of distinct families that make a consensus, for gates that look at votes."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to be one vote, for gates that look at votes."""
+    count_own_family: bool = False
+    """Whether teachers of the student's own family vote, for gates that look at votes."""
     counts_recorded: bool = True
     """Whether answers that were already in the ledger count against the ceiling of this run."""
     run_id: str | None = None
@@ -77,7 +79,12 @@ class Asking:
 
     def gating(self) -> Gates:
         """The gates, ready for one run."""
-        return parse_gates(self.gates, level=self.level, threshold=self.agreement_threshold)
+        return parse_gates(
+            self.gates,
+            level=self.level,
+            threshold=self.agreement_threshold,
+            count_own_family=self.count_own_family,
+        )
 
     def request_options(self) -> RequestOptions:
         """The part that decides the requests."""

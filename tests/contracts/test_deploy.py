@@ -26,6 +26,7 @@ SECRETS = {
     "REPLAY_DAGSTER_DB",
     "REPLAY_LEDGER",
     "REPLAY_SALT",
+    "REPLAY_WEBHOOK",
 }
 
 

@@ -212,6 +212,12 @@ def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
     assert sync(work) == 0
     shutil.rmtree(root / ".dagster")
     assert sync(work) == n_done
+    first, second = work.batches()[:2]
+    later = Pipeline(Settings.load(data_dir=root, changes={"pairs": {"agreement_threshold": 3}}))
+    assert not later.pairs(first).is_reused
+    assert not later.pairs(second).is_reused
+    assert sync(later) == 2
+    assert sync(later) == 0
     with dg.DagsterInstance.from_config(str(root / ".dagster")) as instance:
         for asset in BY_BATCH:
             done = instance.get_materialized_partitions(dg.AssetKey(asset))

@@ -99,7 +99,7 @@ def test_good_data_has_no_problem_and_is_counted(work):
             audit.faithful_prefixes,
             "states",
             lambda rows: [{**row, "fidelity": 0.5} for row in rows],
-            "only 59% of the prefixes",
+            "% of the prefixes have the recorded length",
         ),
         (audit.answers_of_states, "teacher_actions", first(state_id="x"), "1 of no state, first x"),
         (

@@ -94,7 +94,12 @@ def test_no_command_sends_a_strangers_escape_to_the_terminal(work, words):
     [
         lambda text: console.show_pairs({text: {"outcomes": {text: 1}, "n_pairs": text}}),
         lambda text: console.show_status(
-            {"batches": {text: {"ingest": text}}, "ledger": {text: text, "scopes": ()}}
+            {
+                "batches": {text: {"ingest": text}},
+                "ledger": {text: text, "scopes": ()},
+                "is_sample": True,
+                "other_ledger_usd": 1.0,
+            }
         ),
         lambda text: console.show_ingest({"skipped": {text: 2}}),
         lambda text: console.show_train({text: text}),

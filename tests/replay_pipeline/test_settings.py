@@ -103,3 +103,41 @@ def test_the_vendor_is_one_vote():
     assert TeacherSpec(name="a", model="qwen/qwen3-coder").vendor == "qwen"
     assert TeacherSpec(name="a", model="local", family="qwen").vendor == "qwen"
     assert TeacherSpec(name="a", model="local").vendor == "local"
+
+
+def key_file(folder, text="sk-from-a-file\n", mode=0o600):
+    path = folder / "key"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_a_key_may_be_in_a_file_that_only_its_owner_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_KEY_FILE", str(key_file(tmp_path)))
+    key = api_key("SOME_KEY")
+    assert key is not None
+    assert key.get_secret_value() == "sk-from-a-file"
+    monkeypatch.setenv("SOME_KEY", "sk-from-the-environment")
+    key = api_key("SOME_KEY")
+    assert key is not None
+    assert key.get_secret_value() == "sk-from-the-environment"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o666, 0o660])
+def test_a_key_file_that_others_may_read_is_refused_without_being_shown(
+    tmp_path, monkeypatch, mode
+):
+    monkeypatch.setenv("SOME_KEY_FILE", str(key_file(tmp_path, mode=mode)))
+    with pytest.raises(ConfigError, match=f"mode {mode:04o}.: chmod 600") as refused:
+        api_key("SOME_KEY")
+    assert "sk-from" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "two words\n"])
+def test_a_key_file_holds_a_key_and_nothing_else(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("SOME_KEY_FILE", str(key_file(tmp_path, text)))
+    with pytest.raises(ConfigError, match="the key and nothing else"):
+        api_key("SOME_KEY")
+    monkeypatch.setenv("SOME_KEY_FILE", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"SOME_KEY_FILE: .*none cannot be read"):
+        api_key("SOME_KEY")

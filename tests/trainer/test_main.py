@@ -32,6 +32,7 @@ def finished(dataset_folder, tmp_path_factory):
 def test_three_channels_are_live_and_the_objective_falls(finished):
     report = json.loads((finished / "report.json").read_text())
     assert report["channels_live"] == ["policy", "sdpo", "replay"]
+    assert report["channels_off"] == {}
     assert report["loss_last"] < report["loss_first"]
     assert report["steps"] == 6
     assert report["seconds"] > 0

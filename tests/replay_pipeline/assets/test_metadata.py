@@ -43,7 +43,8 @@ def test_lineage_names_columns_that_exist():
             assert column in columns[asset]
             for name, used in upstream.items():
                 assert set(used) <= set(columns[name]), (asset, column, name)
-    deps = column_lineage("published_dataset").deps_by_column["prompt"]
+    (lineage,) = column_lineage("published_dataset").values()
+    deps = lineage.deps_by_column["prompt"]
     assert [(dep.asset_key.to_user_string(), dep.column_name) for dep in deps] == [
         ("normalized_pairs", "state_messages_json")
     ]

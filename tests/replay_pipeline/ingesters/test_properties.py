@@ -232,3 +232,10 @@ def test_no_damage_to_rows_leaves_the_ingester_as_an_exception(seed: int):
     for state in states_of([result]).values():
         assert_results_follow_their_calls(state["messages"])
         json.dumps(state).encode()
+
+
+def test_a_session_of_any_length_is_let_go():
+    turn = None
+    for i in range(300_000):
+        turn = Turn(turn, "user", i, str(i))
+    del turn

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.replay import (
     DEFAULT_GATES,
     estimate_sync,
@@ -13,6 +15,7 @@ from replay_pipeline.replay import (
     parse_gates,
     replay_states,
 )
+from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK
@@ -199,3 +202,77 @@ def test_error_sites_come_first_when_money_is_short(lively_server, tmp_path):
     assert answered
     assert report.stop_reason == "budget"
     assert answered <= {f"s{i}" for i in range(40, 60)}
+
+
+def read(offset, limit):
+    arguments = {"file_path": "a.py", "offset": offset, "limit": limit}
+    call = {"id": "c", "function": {"name": "Read", "arguments": json.dumps(arguments)}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+TWO_OF_ONE_VENDOR = (
+    *TEACHERS,
+    TeacherSpec(name="small", model="qwen/qwen3-small", api_key_env=None),
+    TeacherSpec(name="own", model="anthropic/claude-opus-4.7", api_key_env=None),
+)
+# Lines 1-10, 8-17 and 15-24 overlap in a chain; 40-49 stand alone.
+chained_reads = st.sampled_from([read(1, 10), read(8, 10), read(15, 10), read(40, 10), None])
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    chained_reads.filter(bool),
+    st.tuples(*[chained_reads] * 5),
+    st.permutations(TWO_OF_ONE_VENDOR),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_cheap_first_loses_no_pair_that_the_extraction_makes(
+    student, actions, teachers, threshold, count_own_family
+):
+    """Reads agree with their neighbours only, so groups overlap; two teachers are one family."""
+    state = {**make_state(0), "student_action": student, "student_model": "claude-sonnet-4-5"}
+    answers = [
+        TeacherAction(
+            state_id="s0",
+            teacher=teacher.name,
+            family=teacher.vendor,
+            action=action,
+            error_code=None if action else "timeout",
+        )
+        for teacher, action in zip(teachers, actions, strict=True)
+    ]
+    options = {"count_own_family": count_own_family}
+    gates = parse_gates(["cheap_first"], threshold=threshold, **options)
+    poll = gates.poll(state)
+    for place, answer in enumerate(answers):
+        if gates.judge(poll, teachers[place:], 1.0).reason:
+            break
+        poll.add(answer)
+    asked, everyone = (
+        extract_pairs([state], rows, threshold, **options).outcome_counts.get("pair", 0)
+        for rows in (answers[: poll.n_asked], answers)
+    )
+    assert asked >= everyone
+    assert poll.makes_pair() == bool(asked)
+
+
+def test_cheap_first_loses_no_pair_of_the_sample():
+    states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
+    recorded = [json.loads(line) for line in ANSWERS_FILE.read_text("utf-8").splitlines()]
+    answers = [
+        TeacherAction(
+            state_id=one["state_id"],
+            teacher=one["model"],
+            model=one["model"],
+            action=one["message"],
+            finish_reason=one["finish_reason"],
+            cost_usd=1.0,
+        )
+        for one in recorded
+    ]
+    full = extract_pairs(states, answers, include_natural=False)
+    cheap_first, _ = measure_gates(states, TEACHERS, answers, ["cheap_first"])
+    assert cheap_first.n_pairs == len(full.pairs) > 100
+    assert cheap_first.n_pairs_lost == 0
+    assert cheap_first.n_calls_saved > len(states) / 2

@@ -1,5 +1,3 @@
-import itertools
-import json
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -7,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay_pipeline.errors import ConfigError, PriceError
+from replay_pipeline.errors import PriceError
 from replay_pipeline.replay.prices import Price, PriceBook
 from replay_pipeline.replay.requests import RequestBuilder, RequestOptions, dialect_of
-from replay_pipeline.replay.windows import CLEARED, window_messages
 from replay_pipeline.types import TeacherSpec
 
 PRICE = Price.of({"prompt": 1e-6, "completion": "0.000004", "input_cache_read": 1e-7})
@@ -169,36 +166,3 @@ def test_a_router_that_prices_by_whim_is_refused():
     book.remember("https://x/v1", [{"id": "auto", "pricing": {"prompt": "-1", "completion": "-1"}}])
     with pytest.raises(PriceError, match="no price for auto"):
         book.price(TeacherSpec(name="t", model="auto", base_url="https://x/v1"))
-
-
-def session(n_steps, n_words=60):
-    messages = [{"role": "system", "content": "rules"}, {"role": "user", "content": "task"}]
-    for i in range(n_steps):
-        call = {"id": f"c{i}", "type": "function", "function": {"name": "Read", "arguments": "{}"}}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        result = f"{i} " + "word " * n_words
-        messages.append({"role": "tool", "tool_call_id": f"c{i}", "content": result})
-    return messages
-
-
-@pytest.mark.parametrize("policy", ["clear_tool_results:5", "token_budget:1000"])
-def test_windows_move_in_blocks_so_that_prefixes_stay_equal(policy):
-    windows = [window_messages(session(n), policy) for n in range(1, 80)]
-    moved = sum(before != after[: len(before)] for before, after in itertools.pairwise(windows))
-    assert 5 <= moved <= 20
-    for window in windows:
-        assert window[:2] == session(0)
-        calls = {c["id"] for m in window for c in m.get("tool_calls") or []}
-        results = {m["tool_call_id"] for m in window if m["role"] == "tool"}
-        assert calls == results
-
-
-def test_windows_keep_what_they_promise():
-    cleared = window_messages(session(40), "clear_tool_results:5")
-    kept = [m for m in cleared if m["role"] == "tool" and m["content"] != CLEARED]
-    assert 5 <= len(kept) < 10
-    assert kept[-1]["content"].startswith("39 ")
-    assert len(json.dumps(window_messages(session(80), "token_budget:1000"))) < 1000 * 3.7 * 1.1
-    assert window_messages(session(80), "full") == session(80)
-    with pytest.raises(ConfigError, match="token_budget:x"):
-        window_messages([], "token_budget:x")

@@ -182,3 +182,21 @@ def test_it_runs_as_a_module_and_ends_on_a_signal(tmp_path):
     _, errors = process.communicate(timeout=10)
     assert process.returncode == 0
     assert "0 calls charged" in errors
+
+
+def test_a_client_that_wants_a_stream_gets_one():
+    call = {"id": "c1", "type": "function", "function": {"name": "Read", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "look", "tool_calls": [call]}
+    with TeacherServer(script=message) as server:
+        data = json.dumps(body("s1", stream=True)).encode()
+        with urllib.request.urlopen(f"{server.base_url}/chat/completions", data) as reply:
+            assert reply.headers["content-type"] == "text/event-stream"
+            lines = [line for line in reply.read().decode().split("\n\n") if line]
+        whole = ask(server, body("s1"))[1]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[1:-1]]
+    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 2
+    assert chunks[0]["choices"][0]["delta"]["tool_calls"] == [{"index": 0, **call}]
+    assert chunks[1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert chunks[1]["usage"] == whole["usage"]
+    assert whole["created"] >= chunks[0]["created"] > 0

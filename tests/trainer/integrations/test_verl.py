@@ -13,6 +13,7 @@ from trainer.__main__ import main
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
 from trainer.errors import DatasetError, ShapeError, TrainerConfigError
+from trainer.integrations.pairs import TokenizedPairs, write_pairs
 from trainer.integrations.settings import read_settings
 from trainer.integrations.verl import launch
 from trainer.integrations.verl.doctor import require_version, silent_channels
@@ -24,7 +25,6 @@ from trainer.integrations.verl.losses import (
     topk_divergence,
 )
 from trainer.integrations.verl.options import PluginOptions, current_options
-from trainer.integrations.verl.pairs import TokenizedPairs, write_pairs
 from trainer.integrations.verl.prepare import OBJECTIVES, prepare
 from trainer.integrations.verl.reward import compute_score
 from trainer.losses.channels import ReplayOptions, SDPOOptions, replay_per_pair

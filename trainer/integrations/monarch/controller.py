@@ -33,6 +33,7 @@ from trainer.integrations.monarch.placement import (
     latest_checkpoint,
     replica_settings,
 )
+from trainer.integrations.settings import without_engines
 from trainer.integrations.trl.run import RunConfig
 
 __all__ = ["MonarchReport", "train", "train_on_mesh"]
@@ -61,9 +62,9 @@ def train_on_mesh(values: Mapping[str, Any]) -> dict[str, Any]:
         DatasetError: the dataset lacks what a channel needs.
         ReplicaFailedError: a replica died more often than it may.
     """
-    told = {name: value for name, value in values.items() if name != "engines"}
     own = (values.get("engines") or {}).get("monarch") or {}
-    return asdict(asyncio.run(train(told, Placement.from_mapping(own))))
+    placement = Placement.from_mapping(own)
+    return asdict(asyncio.run(train(without_engines(values), placement)))
 
 
 async def train(values: Mapping[str, Any], placement: Placement) -> MonarchReport:

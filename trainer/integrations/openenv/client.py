@@ -23,6 +23,8 @@ MCP_ACTIONS = frozenset({"Action", "CallToolAction", "ListToolsAction"})
 """Titles of the action schemas whose servers take `list_tools` and `call_tool`."""
 OUTAGES = frozenset({"transport_error", "timeout", "execution_error"})
 """Kinds of tool errors that are the environment's; the others are the model's."""
+INVALID = "(code: VALIDATION_ERROR)"
+"""How the package's client words an action that does not fit the server's schema."""
 PLAIN = frozenset({"done", "reward", "metadata"})
 
 
@@ -58,7 +60,13 @@ class OpenEnvSession:
         action = arguments
         if self._has_mcp:
             action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
-        answer = _answer(self._do(name, lambda: self._client.step(action)), has_result=True)
+        try:
+            result = self._do(name, lambda: self._client.step(action))
+        except EnvironmentFailedError as error:
+            if INVALID in str(error):  # the model's own mistake; the session goes on
+                return Answer(text=f"Error: {error.__cause__}", is_refused=True)
+            raise
+        answer = _answer(result, has_result=True)
         error = answer.observation.get("error")
         if isinstance(error, Mapping) and error.get("error_type") in OUTAGES:
             raise EnvironmentFailedError(f"{self.base_url}: {name}: {error.get('message')}")

@@ -26,7 +26,7 @@ from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_r
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.diloco.environment import ReplicaPlace
 from trainer.diloco.object_store import ObjectStore
-from trainer.errors import TrainerConfigError
+from trainer.errors import DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.integrations.outer import (
     OuterOptions,
@@ -405,7 +405,8 @@ def build_trainer(
     """The trainer of this run, on recorded or generated rollouts."""
     options: dict[str, Any] = {}
     if recorded is None:
-        options["train_dataset"] = prompts_dataset(data, renderer)
+        has_environment = parts.environment is not None
+        options["train_dataset"] = prompts_dataset(data, renderer, only_calls=has_environment)
         options["rollout_func"] = parts.rollout
         options["environment_factory"] = parts.environment
     elif parts.rollout is not None or parts.environment is not None:
@@ -457,13 +458,23 @@ def without_upstream_warnings() -> Iterator[None]:
         yield
 
 
-def prompts_dataset(data: PreferenceData, renderer: Renderer) -> Dataset:
+def prompts_dataset(
+    data: PreferenceData, renderer: Renderer, *, only_calls: bool = False
+) -> Dataset:
     """Prompts to generate from, within the token budget, with what rewards and hints need.
 
-    Tools are left out: TRL renders those that it can call, not those of a dataset.
+    Tools are left out: TRL renders those that it can call, not those of a dataset. With
+    `only_calls`, states whose consensus is a text are left out: no environment sees a text.
+
+    Raises:
+        DatasetError: no row is left.
     """
     rows: list[Any] = list(data.prompts)
     rows = rows or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
+    if only_calls:
+        rows = [row for row in rows if row["consensus"].get("tool_calls")]
+    if not rows:
+        raise DatasetError("no state has a tool call as its consensus: nothing to act on")
     kinds: dict[str, Any] = {
         "prompt": List(Json()),
         "consensus": Json(),

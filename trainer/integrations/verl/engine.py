@@ -5,10 +5,8 @@ columns of the batch, so channel 2 needs no change of the trainer. Channel 3 is 
 backward pass before the optimizer step. Channel 1 is VeRL's own loss, called and not copied.
 """
 
-import json
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,12 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
 from trainer.errors import DatasetError, TrainerConfigError
+from trainer.integrations.pairs import (
+    PairPart,
+    TokenizedPairs,
+    read_reference,
+    write_reference,
+)
 from trainer.integrations.verl.losses import (
     is_scored,
     pair_terms,
@@ -28,7 +32,6 @@ from trainer.integrations.verl.losses import (
     topk_divergence,
 )
 from trainer.integrations.verl.options import PluginOptions, current_options
-from trainer.integrations.verl.pairs import PairPart, TokenizedPairs
 from trainer.losses.channels import SDPOOptions
 
 logger = logging.getLogger(__name__)
@@ -194,15 +197,12 @@ class ComposerEngine(FSDPEngineWithLMHead):
 
     def _reference_logps(self, options: PluginOptions, step: int) -> Tensor:
         """Summed log-probs of all pairs [n, 2] under the weights that the run began with."""
-        path = Path(options.reference)
-        if path.is_file():
-            kept = json.loads(path.read_text("utf-8"))
-            if kept["pairs"] == self.pairs.fingerprint:
-                return torch.tensor(kept["logps"])
+        if (kept := read_reference(options.reference, self.pairs)) is not None:
+            return torch.tensor(kept)
         if step > 0:
             raise DatasetError(
-                f"{path} does not hold the reference log-probs of these pairs, and the weights have "
-                f"moved {step} steps since the start: restore the file, or start anew"
+                f"{options.reference} does not hold the reference log-probs of these pairs, and the "
+                f"weights have moved {step} steps since the start: restore the file, or start anew"
             )
         everything = range(len(self.pairs))
         part = self._part(everything, options)
@@ -217,9 +217,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         dist.all_reduce(logps, group=self.get_data_parallel_group())
         logps = logps.cpu()
         if self.rank == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            kept = {"pairs": self.pairs.fingerprint, "logps": logps.tolist()}
-            path.write_text(json.dumps(kept), "utf-8")
+            write_reference(options.reference, self.pairs, logps.tolist())
         return logps
 
 

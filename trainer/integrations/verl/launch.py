@@ -42,6 +42,9 @@ def train_with_verl(
     require_version()
     run = prepare(settings)
     logger.info("verl: %d states (%d with hint), %d pairs", run.n_prompts, run.n_hints, run.n_pairs)
+    for name, weight in (("sdpo", run.options.alpha_sdpo), ("replay", run.options.beta_replay)):
+        if weight == 0:
+            logger.info("channel %s is off: its weight is 0", name)
     folder = run.config.parent
     preflight(run)
     metrics = folder / "verl_metrics.jsonl"

@@ -16,10 +16,10 @@ from trainer.data.rendering import Renderer
 from trainer.errors import DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.integrations.capabilities import check
+from trainer.integrations.pairs import write_pairs
 from trainer.integrations.settings import EngineSettings
 from trainer.integrations.verl.environment import VARIABLE
 from trainer.integrations.verl.options import PluginOptions, options_of
-from trainer.integrations.verl.pairs import write_pairs
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def prepare(settings: EngineSettings) -> PreparedRun:
         reference=str(folder / "reference_logps.json"),
     )
     config = folder / "verl.yaml"
-    # JSON is YAML; VeRL's own loader would read 1e-06 in YAML as text.
+    # JSON is YAML; Hydra reads its 1e-06 as a number, which plain YAML 1.1 would not.
     config.write_text(json.dumps(hydra_config(settings, options, rows, prompts), indent=2), "utf-8")
     return PreparedRun(
         config=config, options=options, n_prompts=len(rows), n_hints=n_hints, n_pairs=n_pairs

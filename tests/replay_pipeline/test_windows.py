@@ -1,12 +1,19 @@
+import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ClaudeCodeIngester, parse_window
-from replay_pipeline.ingesters.base import CLEARED_RESULT
-from replay_pipeline.ingesters.windows import CHARS_PER_TOKEN, OMITTED
+from replay_pipeline.windows import (
+    BYTES_PER_TOKEN,
+    CLEARED_RESULT,
+    OMITTED,
+    merged_users,
+    window_messages,
+)
 from tests.replay_pipeline.ingesters.logs import Log
 
 POLICIES = ["full", "clear_tool_results:3", "token_budget:600"]
@@ -73,7 +80,7 @@ def test_a_token_budget_holds_and_says_that_it_cut(session: Path):
     n_cut = 0
     for state, whole in zip(states(session, "token_budget:600"), full, strict=True):
         n_chars = sum(len(str(m["content"])) for m in state["messages"][1:])
-        assert n_chars <= 600 * CHARS_PER_TOKEN
+        assert n_chars <= 600 * BYTES_PER_TOKEN
         if len(state["messages"]) < len(whole["messages"]):
             n_cut += 1
             assert OMITTED in state["messages"][1]["content"]
@@ -88,3 +95,63 @@ def test_an_unknown_window_is_refused_before_any_work(text: str):
         parse_window(text)
     with pytest.raises(ConfigError):
         ClaudeCodeIngester(window=text)
+
+
+def steps(n: int) -> list[dict[str, Any]]:
+    """A prefix of `n` calls below one request."""
+    messages = [{"role": "system", "content": "rules"}, {"role": "user", "content": "task"}]
+    for i in range(n):
+        call = {"id": f"c{i}", "type": "function", "function": {"name": "Read", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        result = f"{i} " + "word " * 60
+        messages.append({"role": "tool", "tool_call_id": f"c{i}", "content": result})
+    return messages
+
+
+@pytest.mark.parametrize("window", ["clear_tool_results:5", "token_budget:1000"])
+def test_cuts_move_in_blocks_so_that_prefixes_stay_equal(window: str):
+    windows = [window_messages(steps(n), window) for n in range(1, 80)]
+    n_moved = sum(before != after[: len(before)] for before, after in pairwise(windows))
+    assert 5 <= n_moved <= 20
+    for shown in windows:
+        assert shown[0] == steps(0)[0]
+        assert shown[1]["content"] in {"task", f"task\n\n{OMITTED}"}
+        calls = {call["id"] for message in shown for call in message.get("tool_calls") or []}
+        assert calls == {m["tool_call_id"] for m in shown if m["role"] == "tool"}
+
+
+def test_windows_keep_what_they_promise():
+    cleared = window_messages(steps(40), "clear_tool_results:5")
+    kept = [m for m in cleared if m["role"] == "tool" and m["content"] != CLEARED_RESULT]
+    assert 5 <= len(kept) < 10
+    assert kept[-1]["content"].startswith("39 ")
+    shown = window_messages(steps(80), "token_budget:1000")
+    assert len(json.dumps(shown)) < 1000 * BYTES_PER_TOKEN * 1.1
+    with pytest.raises(ConfigError, match="token_budget:x"):
+        window_messages([], "token_budget:x")
+
+
+def test_the_last_step_stays_however_small_the_budget():
+    shown = window_messages(steps(9), "token_budget:1")
+    assert [m["role"] for m in shown] == ["system", "user", "assistant", "tool"]
+    assert shown[-1]["content"].startswith("8 ")
+
+
+def test_what_is_given_is_not_changed():
+    given = steps(40)
+    for window in ("full", "clear_tool_results:5", "token_budget:1000"):
+        window_messages(given, window)
+        assert given == steps(40)
+    assert window_messages(given, "full") == given
+
+
+def test_a_request_in_parts_is_joined_to_what_follows():
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    messages = [
+        {"role": "user", "content": [image]},
+        {"role": "user", "content": "what is it?"},
+        {"role": "assistant", "content": "a tide table"},
+    ]
+    joined, answer = merged_users(messages)
+    assert joined["content"] == [image, {"type": "text", "text": "what is it?"}]
+    assert answer == messages[-1]

@@ -1,4 +1,4 @@
-"""Tokenized pairs at rest, and the part of each step that a rank trains on.
+"""Tokenized pairs at rest, their reference log-probs, and the part of a step that a rank trains on.
 
 The pairs are rendered once, before the workers start, so that no worker needs the renderer. Which
 pairs a step sees is `PairSampler`'s pure function of the step: the same as under TRL, whatever the
@@ -6,6 +6,7 @@ number of ranks.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,3 +132,19 @@ class TokenizedPairs:
             "response_mask": mask_BT[:, n_prompt:],
             "position_ids": (mask_BT.cumsum(-1) - 1).clamp_min(0),
         }
+
+
+def read_reference(path: str | Path, pairs: TokenizedPairs) -> list[list[float]] | None:
+    """Reference log-probs of both sides of every pair; `None` when the file holds no such thing."""
+    path = Path(path)
+    if not path.is_file():
+        return None
+    kept = json.loads(path.read_text("utf-8"))
+    return kept["logps"] if kept["pairs"] == pairs.fingerprint else None
+
+
+def write_reference(path: str | Path, pairs: TokenizedPairs, logps: list[list[float]]) -> None:
+    """Keep summed log-probs under the weights that a run began with: a resumed run reads them."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"pairs": pairs.fingerprint, "logps": logps}), "utf-8")

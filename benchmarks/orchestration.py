@@ -1,0 +1,265 @@
+"""What Dagster costs on top of the work: per batch and asset, at a thousand partitions.
+
+    python benchmarks/orchestration.py [--small] [--json FILE]
+
+Every figure is taken on the real pipeline over generated sessions, one batch each, with a real
+teacher server on loopback: a range run of all batches (which is also what a backfill is), the same
+run again with nothing changed, a tick of the sensor, `status`, and a click in the web server to the
+end of its run, with the daemon between them. CPU seconds are of this machine's core; the wall clock
+of the click counts everything else that the machine does as well.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ["DAGSTER_EVENT_BATCH_SIZE"] = "500"  # as `replay-pipeline ui` sets it
+
+import dagster as dg
+
+from replay_pipeline.assets.automation import new_sessions
+from replay_pipeline.assets.partitions import RANGE_END, RANGE_START
+from replay_pipeline.definitions import define
+from replay_pipeline.instance import prepare_home, ui_command
+from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.resources import PipelineResource
+from replay_pipeline.settings import Settings
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sessions import SessionBuilder, ToolCall
+
+N_ASSETS = 4
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+STOCK_YAML = "telemetry: {enabled: false}\n"
+
+
+def make_root(folder: Path, n: int, server: TeacherServer) -> Pipeline:
+    """A data root with `n` batches of one short session each, none of them ingested."""
+    for i in range(n):
+        builder = SessionBuilder(f"bench-{i}")
+        builder.user(f"Module {i} fails, please look.")
+        call = ToolCall("Read", {"file_path": f"{builder.cwd}/src/module_{i}.py"})
+        message = builder.assistant(f"I read module {i}.", [call])
+        builder.result(message.tool_use_ids[0], f"def module_{i}(): ...")
+        builder.assistant(f"Module {i} is fine now.")
+        builder.write(folder / "projects")
+    [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
+    root = folder / "data"
+    root.mkdir()
+    (root / "settings.toml").write_text(
+        f"[ingest]\nsources = [{json.dumps(str(folder / 'projects'))}]\nsettle_s = 0\n"
+        "max_batch_sessions = 1\n[replay]\nmax_total_usd = 1000.0\n[[replay.teachers]]\n"
+        f"name = 'one'\nmodel = '{teacher.model}'\nbase_url = '{teacher.base_url}'\n"
+        "api_key_env = ''\ndialect = 'openrouter'\n[pairs]\nagreement_threshold = 1\n"
+    )
+    work = at(root)
+    work.find_batches()
+    assert len(work.batches()) == n
+    return work
+
+
+def at(root: Path) -> Pipeline:
+    return Pipeline(Settings.load(data_dir=root))
+
+
+def by_hand(root: Path) -> None:
+    """All stages as plain calls, asset by asset as a range run has them."""
+    work = at(root)
+    for stage in (work.ingest, work.replay_within(), work.pairs, work.normalize):
+        for batch in work.batches():
+            stage(batch)
+
+
+def range_run(root: Path, instance: dg.DagsterInstance) -> None:
+    """All batches through all four assets in one run."""
+    batches = at(root).batches()
+    instance.add_dynamic_partitions("trace_batch", batches)
+    job = define(PipelineResource(data_dir=str(root))).resolve_job_def("replay_batches")
+    tags = {RANGE_START: batches[0], RANGE_END: batches[-1]}
+    assert job.execute_in_process(instance=instance, tags=tags, run_config=QUIET).success
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """CPU seconds and wall seconds."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def stock_home(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "dagster.yaml").write_text(STOCK_YAML)
+    return folder
+
+
+def per_batch(folder: Path, n: int, n_stock: int) -> dict[str, float]:
+    """Range runs with work and without, against plain calls and against stock storage."""
+    figures: dict[str, float] = {}
+    with TeacherServer(script={"content": "I read the test first."}) as server:
+        (folder / "warm").mkdir()
+        by_hand(make_root(folder / "warm", 2, server).root.path)  # what is loaded once
+        root = make_root(folder, n, server).root.path
+        copy = folder / "by-hand"
+        shutil.copytree(root, copy)
+        plain_cpu, _ = timed(lambda: by_hand(copy))
+        home = prepare_home(root)
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            first_cpu, _ = timed(lambda: range_run(root, instance))
+            again_cpu, again_wall = timed(lambda: range_run(root, instance))
+            tick_cpu, tick_wall = timed(lambda: sensor_tick(root, instance))
+        units = n * N_ASSETS
+        figures["cpu_ms_per_batch_and_asset"] = (first_cpu - plain_cpu) / units * 1e3
+        figures["cpu_ms_of_the_work_itself"] = plain_cpu / units * 1e3
+        figures["cpu_ms_per_unchanged_batch_and_asset"] = again_cpu / units * 1e3
+        figures["unchanged_rerun_s"] = again_wall
+        figures["unchanged_rerun_cpu_s"] = again_cpu
+        figures["sensor_tick_s"] = tick_wall
+        figures["sensor_tick_cpu_s"] = tick_cpu
+        _, figures["status_s"] = timed(lambda: at(root).status())
+        figures["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        few = folder / "few"
+        few.mkdir()
+        small = make_root(few, n_stock, server).root.path
+        by_hand(small)
+        for name, place in (("fast", prepare_home(small)), ("stock", stock_home(few / "stock"))):
+            with dg.DagsterInstance.from_config(str(place)) as instance:
+                range_run(small, instance)
+                cpu, wall = timed(lambda: range_run(small, instance))
+            figures[f"{name}_cpu_ms"] = cpu / (n_stock * N_ASSETS) * 1e3
+            figures[f"{name}_wall_ms"] = wall / (n_stock * N_ASSETS) * 1e3
+        figures["stock_over_fast_cpu"] = figures["stock_cpu_ms"] / figures["fast_cpu_ms"]
+        figures["stock_over_fast_wall"] = figures["stock_wall_ms"] / figures["fast_wall_ms"]
+    return figures
+
+
+def sensor_tick(root: Path, instance: dg.DagsterInstance) -> None:
+    context = dg.build_sensor_context(instance=instance)
+    new_sessions(context, pipeline=PipelineResource(data_dir=str(root)))
+
+
+# A click
+
+
+LAUNCH = """
+mutation Launch($params: ExecutionParams!) {
+  launchRun(executionParams: $params) { __typename ... on LaunchRunSuccess { run { runId } } }
+}
+"""
+STATUS = "query Run($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+
+
+def ask(url: str, query: str, **variables: Any) -> dict[str, Any]:
+    body = json.dumps({"query": query, "variables": variables}).encode()
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/graphql", data=body, headers=headers)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 (loopback)
+        return json.load(answer)["data"]
+
+
+def click(url: str, batch: str) -> float:
+    """Seconds from the launch of a run in the web server to its success."""
+    params = {
+        "selector": {
+            "repositoryLocationName": "replay_pipeline",
+            "repositoryName": "__repository__",
+            "pipelineName": "replay_batches",
+        },
+        "mode": "default",
+        "runConfigData": {},
+        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": batch}]},
+    }
+    began = time.perf_counter()
+    launched = ask(url, LAUNCH, params=params)["launchRun"]
+    run_id = launched["run"]["runId"]
+    while (status := ask(url, STATUS, id=run_id)["runOrError"]["status"]) != "SUCCESS":
+        assert status not in ("FAILURE", "CANCELED"), status
+        time.sleep(0.05)
+    return time.perf_counter() - began
+
+
+def clicks(folder: Path, n: int) -> dict[str, float]:
+    """The web server and the daemon of `replay-pipeline ui`, and `n` clicks."""
+    with ExitStack() as stack:
+        server = stack.enter_context(TeacherServer(script={"content": "I read the test first."}))
+        work = make_root(folder, n + 1, server)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command, environment = ui_command(work.settings, port=port)
+        environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+        with dg.DagsterInstance.from_config(environment["DAGSTER_HOME"]) as instance:
+            instance.add_dynamic_partitions("trace_batch", work.batches())
+        log = stack.enter_context((folder / "ui.log").open("wb"))
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        stack.callback(process.wait, 60)
+        stack.callback(process.terminate)
+        url = f"http://127.0.0.1:{port}"
+        first, *rest = work.batches()
+        end = time.monotonic() + 180
+        while True:
+            try:
+                click(url, first)
+                break
+            except (OSError, KeyError, TypeError):
+                assert time.monotonic() < end
+                time.sleep(0.5)
+        seconds = sorted(click(url, batch) for batch in rest)
+        memory = sum(pss_mib(pid) for pid in tree(process.pid))
+    return {"click_to_success_s": seconds[len(seconds) // 2], "ui_memory_mib": memory}
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [each for child in task.read_text().split() for each in tree(int(child))]
+    return found
+
+
+def pss_mib(pid: int) -> float:
+    """Memory of a process, what it shares counted by its part."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+MARKS = {"cpu_ms_per_batch_and_asset": 15.0, "unchanged_rerun_s": 20.0, "click_to_success_s": 5.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--small", action="store_true", help="30 batches instead of 1,000")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--batches", type=int, default=1000, help="how many partitions")
+    arguments = parser.parse_args()
+    n, n_stock, n_clicks = (30, 5, 1) if arguments.small else (arguments.batches, 40, 5)
+    figures: dict[str, float] = {"batches": n}
+    with tempfile.TemporaryDirectory(prefix="orchestration-") as folder:
+        for name, measure in (
+            ("batches", lambda place: per_batch(place, n, n_stock)),
+            ("clicks", lambda place: clicks(place, n_clicks)),
+        ):
+            place = Path(folder) / name
+            place.mkdir()
+            figures |= measure(place)
+    for name, value in figures.items():
+        mark = MARKS.get(name)
+        verdict = "" if mark is None else f"<= {mark:g}  {'ok' if value <= mark else 'above'}"
+        print(f"{name.replace('_', ' '):34s} {value:10.3f}  {verdict}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

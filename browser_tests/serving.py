@@ -1,0 +1,95 @@
+"""`replay-pipeline ui` on data of its own, for a browser to look at."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from replay_pipeline.settings import child_environment
+
+REPO = Path(__file__).parents[1]
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE_MS = 90_000
+"""The machine may be busy, and Dagster's pages ask much of it."""
+
+
+def environment() -> dict[str, str]:
+    return child_environment(PYTHONPATH=str(REPO), PYTHONWARNINGS="ignore", COLUMNS="120")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-c", "from replay_pipeline.cli import main; main()", *words]
+
+
+def make_demo(folder: Path) -> Path:
+    """Run `replay-pipeline demo` in a folder; returns its data root."""
+    done = subprocess.run(
+        command("demo"), cwd=folder, env=environment(), capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "demo"
+
+
+@contextmanager
+def serving(data: Path) -> Iterator[str]:
+    """`replay-pipeline ui` on a data root, until the end of the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = (data.parent / f"{data.name}-ui.log").open("wb")
+    process = subprocess.Popen(
+        command("ui", "--data", str(data), "--port", str(port)),
+        cwd=data.parent,
+        env=environment(),
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 300
+        while not _answers(url):
+            assert process.poll() is None, Path(log.name).read_text()
+            assert time.monotonic() < deadline, Path(log.name).read_text()
+            time.sleep(0.3)
+        yield url
+    finally:
+        _end(process)
+        log.close()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(f"{url}/server_info", timeout=5).status == 200  # noqa: S310 - loopback
+    except OSError:
+        return False
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Stop the whole group that was started: Dagster is several processes."""
+    for sent, patience_s in ((signal.SIGINT, 60), (signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+        try:
+            os.killpg(process.pid, sent)
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            break
+        if sent is signal.SIGINT:
+            continue  # the leader is gone; its children may not be
+    process.wait(20)

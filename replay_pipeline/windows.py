@@ -1,0 +1,141 @@
+"""Windowing: what of a long prefix a teacher is shown.
+
+Every policy keeps the first request, or the compaction summary that stands in its place, and
+never cuts between a call and its result. What is shown of a prefix stays, byte for byte, the
+beginning of what is shown of the next one for as long as possible, so that a provider's prompt
+cache hits: a cut that moved with every step would leave nothing to be read from it.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, cast
+
+import msgspec
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.types import Message
+
+WindowKind = Literal["full", "clear_tool_results", "token_budget"]
+
+CLEARED_RESULT = "[Old tool result content cleared]"
+"""Stands for a result that the agent itself, or a window, took out of the prefix."""
+OMITTED = "[Earlier messages were left out]"
+BYTES_PER_TOKEN = 3.5
+"""Used to hold a budget in tokens without a tokenizer."""
+
+_POLICY = re.compile(r"full|(clear_tool_results|token_budget):(0*[1-9]\d*)")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPolicy:
+    """One windowing policy; `limit` counts tool results or tokens."""
+
+    kind: WindowKind = "full"
+    limit: int = 0
+
+    def apply(self, messages: list[Message]) -> list[Message]:
+        """The messages shown of a prefix; `messages` itself stays as it is."""
+        if self.kind == "clear_tool_results":
+            return _clear_results(messages, self.limit)
+        if self.kind == "token_budget":
+            return _within_budget(messages, self.limit)
+        return messages
+
+
+def parse_window(text: str) -> WindowPolicy:
+    """The policy that a setting names: `full`, `clear_tool_results:N` or `token_budget:N`.
+
+    Raises:
+        ConfigError: there is no such policy, or its number is missing or zero.
+    """
+    match = _POLICY.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"window {text!r} is not one of full, clear_tool_results:N, token_budget:N (N above 0)"
+        )
+    kind, number = match.groups()
+    return WindowPolicy(cast("WindowKind", kind or "full"), int(number or 0))
+
+
+def window_messages(messages: list[Message], window: str) -> list[Message]:
+    """The messages shown of a prefix under the policy that `window` names.
+
+    Raises:
+        ConfigError: there is no such policy, or its number is missing or zero.
+    """
+    return parse_window(window).apply(messages)
+
+
+def merged_users(messages: list[Message]) -> list[Message]:
+    """User messages that follow each other as one, as every chat template takes them."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message["role"] == "user" and merged[-1]["role"] == "user":
+            both = _joined(merged[-1]["content"], message["content"])
+            merged[-1] = {"role": "user", "content": both}
+        else:
+            merged.append(message)
+    return merged
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Two contents as one: texts, or lists of parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*_parts(first), *_parts(second)]
+
+
+def _parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+
+
+def _clear_results(messages: list[Message], n_keep: int) -> list[Message]:
+    """Blank old results in blocks of `n_keep`, so that between two blocks nothing changes.
+
+    At least the last `n_keep` results stay, and fewer than twice as many.
+    """
+    results = [i for i, message in enumerate(messages) if message["role"] == "tool"]
+    cleared = set(results[: max(0, len(results) - n_keep) // n_keep * n_keep])
+    return [
+        {**message, "content": CLEARED_RESULT} if i in cleared else message
+        for i, message in enumerate(messages)
+    ]
+
+
+def _within_budget(messages: list[Message], n_tokens: int) -> list[Message]:
+    """Leave out whole steps after the first request until the rest fits.
+
+    A step is a message with the results of its calls; the last one always stays. The cut moves
+    by half the budget at a time, measured from the root: one cut serves all prefixes until the
+    next move.
+    """
+    sizes = [len(msgspec.json.encode(message)) for message in messages]
+    budget = n_tokens * BYTES_PER_TOKEN
+    excess = sum(sizes) - budget
+    if excess <= 0:
+        return messages
+    stride = max(1.0, budget / 2)
+    n_cut = -(-excess // stride) * stride
+    first = _n_pinned(messages)
+    steps = [i for i in range(first, len(messages)) if messages[i]["role"] != "tool"]
+    end, n_dropped = first, 0
+    for step, following in pairwise(steps):
+        if n_dropped >= n_cut:
+            break
+        n_dropped += sum(sizes[step:following])
+        end = following
+    if end == first:
+        return messages
+    omitted: Message = {"role": "user", "content": OMITTED}
+    return merged_users([*messages[:first], omitted, *messages[end:]])
+
+
+def _n_pinned(messages: list[Message]) -> int:
+    """Messages at the front that stay: the system prompt, and the first request or summary."""
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            return index + 1
+        if message["role"] != "system":
+            return index
+    return len(messages)

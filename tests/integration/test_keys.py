@@ -1,0 +1,207 @@
+"""No key is in anything that is left behind: files, tables, databases, logs, errors, output."""
+
+import contextlib
+import gzip
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
+from replay_pipeline.settings import child_environment
+from replay_pipeline.testing import TeacherServer
+
+pytestmark = pytest.mark.slow
+
+KEYS = {
+    "TEACHER_KEY": "planted-teacher-8f3b1c9d77e2",
+    "ECHO_KEY": "planted-echo-5a9e0d4c21b6",
+    "HF_TOKEN": "hf_plantedHubToken0123456789abcdef",
+    "OPENROUTER_API_KEY": "sk-or-v1-planted-0123456789abcdef",
+    "REPLAY_SALT": "planted-salt-44c1",
+}
+
+
+ECHO_PRICE = "price = {prompt = 1e-6, completion = 1e-6}\n"
+
+
+class Echo(BaseHTTPRequestHandler):
+    """An endpoint that repeats in its errors what it was sent, key included."""
+
+    def do_GET(self) -> None:
+        self.answer(404)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.answer(401)
+
+    def answer(self, status: int) -> None:
+        sent = self.headers.get("authorization", "")
+        message = f"the key {sent.removeprefix('Bearer ')} ({sent!r}) is not known here"
+        body = json.dumps({"error": {"code": status, "message": message}}).encode()
+        self.send_response(status, message)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("x-sent", sent)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing of this goes to the terminal."""
+
+
+@contextlib.contextmanager
+def echo() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def teacher(name: str, model: str, url: str, key: str, price: str = "") -> str:
+    return (
+        f"[[replay.teachers]]\nname = '{name}'\nmodel = '{model}'\nbase_url = '{url}'\n"
+        f"api_key_env = '{key}'\ndialect = 'openrouter'\n"
+        f"{price}"
+    )
+
+
+def everything(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """The bytes of every file, and what is packed inside: tables, databases, compressed cells."""
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        data = path.read_bytes()
+        yield str(path), data
+        if path.suffix == ".parquet":
+            table = pq.read_table(path, partitioning=None)
+            yield f"{path} rows", json.dumps(table.to_pylist(), default=str).encode()
+            yield f"{path} schema", str(table.schema.metadata).encode()
+        elif data.startswith(b"SQLite format 3"):
+            yield from cells(path)
+        elif data.startswith(b"\x1f\x8b"):
+            yield f"{path} unpacked", gzip.decompress(data)
+
+
+def cells(path: Path) -> Iterator[tuple[str, bytes]]:
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        tables = database.execute("select name from sqlite_master where type = 'table'").fetchall()
+        for (name,) in tables:
+            for row in database.execute(f'select * from "{name}"'):
+                for cell in row:
+                    data = cell if isinstance(cell, bytes) else str(cell).encode()
+                    with contextlib.suppress(zlib.error):
+                        data = zlib.decompress(data)
+                    yield f"{path} {name}", data
+
+
+def planted_in(places) -> list[tuple[str, str]]:
+    return [
+        (where, name)
+        for where, data in places
+        for name, key in KEYS.items()
+        if key.encode() in data or key.encode().hex().encode() in data
+    ]
+
+
+@pytest.fixture
+def world(tmp_path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A data root with two honest teachers, and one that repeats the key in its errors."""
+    root = tmp_path / "data"
+    root.mkdir()
+    with TeacherServer(ANSWERS_FILE, key=KEYS["TEACHER_KEY"]) as server, echo() as url:
+        specs = [
+            teacher(spec.name, spec.model, server.base_url, "TEACHER_KEY")
+            for spec in server.teachers()[:2]
+        ]
+        specs.append(teacher("echo", "z-ai/glm-4.6", url, "ECHO_KEY", ECHO_PRICE))
+        (root / "settings.toml").write_text(
+            f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nsettle_s = 0\n"
+            + "".join(specs)
+        )
+        yield (
+            root,
+            child_environment(
+                **KEYS, REPLAY_DATA=str(root), DAGSTER_HOME=str(root / ".dagster"), COLUMNS="200"
+            ),
+        )
+
+
+def run(command: list[str], environment: dict[str, str], expected: int | None = 0) -> bytes:
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, timeout=400
+    )
+    assert expected is None or done.returncode == expected, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+CLI = ["-c", "from replay_pipeline.cli import main; main()"]
+
+
+def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
+    root, environment = world
+    shown = {
+        "ingest": run([*CLI, "-v", "ingest"], environment),
+        "teachers": run([*CLI, "teachers", "list"], environment),
+        "replay": run([*CLI, "-v", "replay", "--yes"], environment, expected=None),
+    }
+    from replay_pipeline.instance import prepare_home
+
+    prepare_home(root)
+    run([*CLI, "sync"], environment)
+    batch = next((root / "states").iterdir()).name.removeprefix("trace_batch=")
+    assets = "trace_states,teacher_actions,dpo_pairs,normalized_pairs"
+    dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
+    shown["dagster"] = run([*dagster, "--select", assets, "--partition", batch], environment)
+    shown["publish"] = run([*dagster, "--select", "published_dataset"], environment)
+    shown["review"] = run([*CLI, "review"], environment)
+    shown["status"] = run([*CLI, "status", "--json"], environment)
+    shown["doctor"] = run([*CLI, "doctor", "--json"], environment, expected=None)
+    left = list(everything(root))
+    kinds = {Path(where.split()[0]).suffix for where, _ in left}
+    assert {".parquet", ".sqlite", ".db", ".html", ".md", ".json", ".yaml"} <= kinds
+    answers = b"".join(data for where, data in left if "teacher_actions" in where)
+    assert b"is not known here" in answers  # the endpoint did repeat what it was sent
+    assert b"deepseek" in answers
+    assert b"state_id" in b"".join(data for where, data in left if where.endswith("rows"))
+    assert planted_in(left) == []
+    assert planted_in(shown.items()) == []
+
+
+def test_a_run_that_fails_leaves_no_key_in_its_error(world):
+    root, environment = world
+    text = (root / "settings.toml").read_text()
+    head, *teachers = text.split("[[replay.teachers]]\n")
+    (root / "settings.toml").write_text(head + "[[replay.teachers]]\n" + teachers[-1])
+    run([*CLI, "ingest"], environment)
+    from replay_pipeline.instance import prepare_home
+
+    prepare_home(root)
+    run([*CLI, "sync"], environment)
+    batch = next((root / "states").iterdir()).name.removeprefix("trace_batch=")
+    dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
+    shown = {
+        "cli": run([*CLI, "-v", "replay", "--yes"], environment, expected=1),
+        "dagster": run(
+            [*dagster, "--select", "teacher_actions", "--partition", batch],
+            environment,
+            expected=1,
+        ),
+    }
+    assert b"no teacher could be asked" in shown["cli"]
+    left = list(everything(root))
+    assert any(b"no teacher could be asked" in data for _, data in left)
+    assert planted_in(left) == []
+    assert planted_in(shown.items()) == []

@@ -1,0 +1,168 @@
+"""`python -m trainer prime_rl`: a settings file and a dataset to what PRIME-RL's launchers read.
+
+PRIME-RL starts three programs of its own on its own Python, so nothing is trained here: files are
+written and the commands named.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from trainer.data.dataset import load_preference_data
+from trainer.data.rendering import Renderer
+from trainer.errors import DatasetError, TrainerConfigError
+from trainer.hints import hint_for_row
+from trainer.integrations.capabilities import check
+from trainer.integrations.pairs import write_pairs
+from trainer.integrations.settings import EngineSettings, read_settings
+
+logger = logging.getLogger(__name__)
+
+POLICY_LOSS = "trainer.integrations.prime_rl.loss.policy_loss"
+
+
+def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `rl.toml` and the tokenized pairs into the output folder; report what to run.
+
+    Raises:
+        TrainerConfigError: PRIME-RL cannot do what the settings ask for.
+        DatasetError: a channel has a weight and the dataset has nothing for it.
+    """
+    settings = read_settings(values, "prime_rl")
+    check(settings)
+    if settings.model is None:
+        raise TrainerConfigError("PRIME-RL loads a model from disk or the Hub: set model")
+    if settings.shared.max_steps < 1:
+        raise TrainerConfigError("PRIME-RL counts in steps: set trl.max_steps")
+    shared, folder = settings.shared, Path(settings.output).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    data = load_preference_data(settings.dataset, revision=settings.revision)
+    if not data.prompts:
+        raise DatasetError(f"{settings.dataset} has no `prompts` to roll out from")
+    n_hints = sum(hint_for_row(row) is not None for row in data.prompts)
+    if shared.alpha_sdpo > 0 and n_hints == 0:
+        raise DatasetError(
+            f"{settings.dataset}: no row of `prompts` has a hint, and alpha_sdpo="
+            f"{shared.alpha_sdpo}: set it to 0, or publish the column `hint`"
+        )
+    n_pairs = 0
+    if shared.beta_replay > 0:
+        tokenizer: Any = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
+        renderer = Renderer(
+            tokenizer=tokenizer,
+            max_prompt_tokens=shared.max_prompt_tokens,
+            max_response_tokens=shared.max_response_tokens,
+            with_tools=shared.render_tools,
+        )
+        n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, renderer)
+    (folder / "rl.toml").write_text(as_toml(rl_config(settings, folder)), "utf-8")
+    return {
+        "config": str(folder / "rl.toml"),
+        "states": len(data.prompts),
+        "hints": n_hints,
+        "pairs": n_pairs,
+        "next": "recipes/prime_rl/README.md",
+    }
+
+
+def rl_config(settings: EngineSettings, folder: Path) -> dict[str, Any]:
+    """The whole of `rl.toml`; `engines.prime_rl` of the settings file goes over it.
+
+    Raises:
+        TrainerConfigError: a step holds no whole groups.
+    """
+    shared = settings.shared
+    batch_size = shared.per_device_train_batch_size * shared.gradient_accumulation_steps
+    if batch_size % shared.num_generations:
+        raise TrainerConfigError(
+            f"{batch_size} rollouts a step are no whole groups of trl.num_generations="
+            f"{shared.num_generations}: change trl.per_device_train_batch_size"
+        )
+    algorithm = {
+        "type": "three_channels",
+        "alpha_sdpo": shared.alpha_sdpo,
+        "beta_replay": shared.beta_replay,
+        "policy_weight": shared.policy_weight,
+        "dpo_variant": shared.dpo_variant,
+        "dpo_beta": shared.dpo_beta,
+        "simpo_beta": shared.simpo_beta,
+        "simpo_gamma": shared.simpo_gamma,
+        "pairs": str(folder / "pairs.parquet"),
+        "pairs_per_step": shared.pairs_per_step,
+        "groups_per_step": batch_size // shared.num_generations,
+        "reference": str(folder / "reference_logps.json"),
+        "seed": shared.seed,
+    }
+    config: dict[str, Any] = {
+        "output_dir": str(folder / "run"),
+        "max_steps": shared.max_steps,
+        "seq_len": shared.max_prompt_tokens + shared.max_completion_length,
+        "model": {"name": settings.model},
+        "trainer": {
+            "optim": {
+                "lr": shared.learning_rate,
+                "weight_decay": shared.weight_decay,
+                "max_norm": shared.max_grad_norm,
+            },
+            "loss": {
+                "type": "custom",
+                "import_path": POLICY_LOSS,
+                "kwargs": {"alpha_sdpo": shared.alpha_sdpo},
+            },
+        },
+        "orchestrator": {
+            "batch_size": batch_size,
+            "group_size": shared.num_generations,
+            "algo": algorithm,
+            "train": {
+                "sampling": {
+                    "temperature": shared.temperature,
+                    "max_completion_tokens": shared.max_completion_length,
+                },
+                "env": [
+                    {
+                        "name": "replay",
+                        "taskset": {
+                            "id": "replay_states",
+                            "dataset": settings.dataset,
+                            "task": {"reward": settings.reward},
+                        },
+                        "harness": {"id": "replay_states"},
+                    }
+                ],
+            },
+        },
+    }
+    for key, value in settings.own.items():
+        section: Any = config
+        *outer, last = key.split(".")
+        for name in outer:
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise TrainerConfigError(f"engines.prime_rl: {key} goes through {name}")
+        section[last] = value
+    return config
+
+
+def as_toml(config: Mapping[str, Any], prefix: str = "") -> str:
+    """A nested mapping as TOML; lists of mappings become arrays of tables."""
+    lines: list[str] = []
+    tables = {k: v for k, v in config.items() if isinstance(v, Mapping)}
+    arrays = {
+        k: v
+        for k, v in config.items()
+        if isinstance(v, list) and v and all(isinstance(row, Mapping) for row in v)
+    }
+    for key, value in config.items():
+        if key not in tables and key not in arrays:
+            lines.append(f"{key} = {json.dumps(value)}")
+    for key, table in tables.items():
+        lines += ["", f"[{prefix}{key}]", as_toml(table, f"{prefix}{key}.")]
+    for key, rows in arrays.items():
+        for row in rows:
+            lines += ["", f"[[{prefix}{key}]]", as_toml(row, f"{prefix}{key}.")]
+    return "\n".join(lines) + ("\n" if not prefix else "")
