@@ -11,6 +11,7 @@ of the click counts everything else that the machine does as well.
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import socket
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ["DAGSTER_EVENT_BATCH_SIZE"] = "500"  # as `replay-pipeline ui` sets it
 
 import dagster as dg
 

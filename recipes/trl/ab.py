@@ -27,8 +27,6 @@ ARMS = {
 """The first two settle the question. Channel 1 is paid for agreeing with the same consensus, so it
 can learn the preference too: the last two show what channel 3 adds to it."""
 MIN_GAIN = 15.0
-STEPS = "trl.max_steps=45"
-"""Half as many again as by default: each of the sample's pairs is seen three or four times."""
 
 
 def gains(evaluation: dict[str, Any]) -> dict[str, float]:
@@ -43,7 +41,7 @@ def gains(evaluation: dict[str, Any]) -> dict[str, float]:
 def train(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     output = options.output / f"{arm.replace(' ', '-')}-{seed}"
     overrides = [f"dataset={options.dataset}", f"output={output}", f"trl.seed={seed}"]
-    overrides += ["evaluation.max_prompts=0", STEPS, *ARMS[arm], *options.overrides]
+    overrides += ["evaluation.max_prompts=0", *ARMS[arm], *options.overrides]
     run(RunConfig.from_mapping(read_config(options.config, overrides)))
     evaluation = json.loads((output / "evaluation.json").read_text("utf-8"))
     scores = {m: 100 * evaluation[m]["preference"]["accuracy"] for m in ("before", "after")}

@@ -47,15 +47,16 @@ def agreement_level(
         same_text: Judge of final texts that differ; agreement by it counts as `effect`.
     """
     a, b = _as_action(a), _as_action(b)
-    if not (a.is_valid and b.is_valid) or bool(a.calls) != bool(b.calls):
+    if a.invalid_reason is not None or b.invalid_reason is not None:
         return None
-    if not a.calls:
+    ours, theirs = a.calls, b.calls
+    if len(ours) == 1 == len(theirs):
+        return _call_level(ours[0], theirs[0])
+    if bool(ours) != bool(theirs):
+        return None
+    if not ours:
         return _text_level(a.text, b.text, same_text)
-    if a.calls == b.calls:
-        return "exact"
-    if len(a.calls) == 1 == len(b.calls):
-        return _call_level(a.calls[0], b.calls[0])
-    return _set_level(a.calls, b.calls)
+    return "exact" if ours == theirs else _set_level(ours, theirs)
 
 
 def agrees_at(level: AgreementLevel, found: AgreementLevel | None) -> bool:
@@ -84,9 +85,10 @@ def _text_level(a: str, b: str, same_text: TextComparator | None) -> AgreementLe
 
 def _call_level(a: Call, b: Call) -> AgreementLevel | None:
     family = family_of(a.name)
-    if a.name != b.name and family != family_of(b.name):
-        return None
-    if a == b:
+    if a.name != b.name:
+        if family != family_of(b.name):
+            return None
+    elif a.arguments == b.arguments and a.cwd == b.cwd:
         return "exact"
     ours, theirs = keys_of(a), keys_of(b)
     is_on_same = ours.target is not None and ours.target == theirs.target

@@ -248,10 +248,13 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
     if len(given) > MAX_ARGUMENTS:
         raise MalformedCallError(f"arguments_too_large: {name}")
     try:
-        present = {k: _plain(v, 0) for k, v in given.items() if v is not None}
+        present = {
+            k: v if type(v) is str else _plain(v, 0) for k, v in given.items() if v is not None
+        }
     except RecursionError as error:
         raise MalformedCallError(f"malformed_arguments: {name}: nested too deep") from error
     spec = spec_of(name)
+    defaults = spec.defaults
     if why := spec.complaint(present):
         raise MalformedCallError(f"schema_invalid: {name}: {why}")
     kept: dict[str, Any] = {}
@@ -260,7 +263,7 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
             value = relative(value, cwd) if value else "."
             if key == spec.default_path and value == relative(cwd or ".", cwd):
                 continue
-        if key in spec.labels or (key in spec.defaults and _is_same(spec.defaults[key], value)):
+        if key in spec.labels or (key in defaults and _is_same(defaults[key], value)):
             continue
         kept[key] = value
     return Call(name, _as_text(spec.canonical(kept)), cwd)

@@ -31,6 +31,7 @@ def absolute(path: str, cwd: str | None) -> str:
     return normal[1:] if normal.startswith("//") else normal
 
 
+@lru_cache(maxsize=16_384)
 def relative(path: str, cwd: str | None) -> str:
     """`path` as seen from `cwd` when it lies inside that folder, else in absolute form."""
     path = absolute(path, cwd)

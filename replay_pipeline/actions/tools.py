@@ -51,7 +51,7 @@ class ToolSpec:
         for key, kind in self.required.items():
             if key not in arguments:
                 return f"{key} is missing"
-            if not _has_type(arguments[key], kind):
+            if type(arguments[key]) is not kind and not _has_type(arguments[key], kind):
                 return f"{key} has the wrong type"
         for key, kind in self.optional.items():
             if key in arguments and not _has_type(arguments[key], kind):

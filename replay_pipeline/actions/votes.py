@@ -5,7 +5,7 @@ other), so a group is a clique, and the grouping does not depend on the order of
 asked next and what becomes a pair both go by this module.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -93,13 +93,20 @@ class Panel:
         self._by_action = by_action
         self._same_text = same_text
 
+    @property
+    def distinct(self) -> Collection[Action]:
+        """All distinct actions, in no order."""
+        return self._by_action.keys()
+
     @cached_property
     def actions(self) -> list[Action]:
         """Distinct actions in an order that does not depend on the order of the votes."""
         if len(self._by_action) == 1:
             return list(self._by_action)
-        found = sorted(self._by_action, key=lambda a: (-len(self._by_action[a]), _spelling(a)))
-        return found[:_MAX_ACTIONS]
+        found = sorted(
+            self._by_action.items(), key=lambda item: (-len(item[1]), _spelling(item[0]))
+        )
+        return [action for action, _ in found[:_MAX_ACTIONS]]
 
     @cached_property
     def _votes(self) -> list[list[Vote]]:
@@ -206,7 +213,14 @@ class Panel:
 
     def _groups(self, rank: int) -> list[int]:
         """All maximal groups whose members agree pairwise at strictness `rank`."""
-        near = [sum(1 << j for j, at in enumerate(row) if at >= rank) for row in self._levels]
+        near: list[int] = []
+        for row in self._levels:
+            mask, bit = 0, 1
+            for at in row:
+                if at >= rank:
+                    mask |= bit
+                bit <<= 1
+            near.append(mask)
         closed_groups = dict.fromkeys(near)
         if sum(group.bit_count() for group in closed_groups) == len(near):
             # Agreement happens to be transitive here: the groups do not overlap.

@@ -18,7 +18,8 @@ _BLUE, _RED, _GRAY = "#43d", "#d41", "#667"
 _MAX_BARS = 12
 _BAR_CHARS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 550, 8, 120
+_WIDTH, _HEIGHT = 440, 142
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 432, 8, 120
 _N_BINS = 24
 _MAX_POINTS = 50
 
@@ -83,7 +84,7 @@ def histogram(
     for i, (mark, value) in enumerate(marks.items()):
         share = (log10(value) - low) / span if value > 0 else 0.0
         lines += f"M{_LEFT + min(max(share, 0.0), 1.0) * bin_px * _N_BINS:.0f} {_TOP}V{_BOTTOM}"
-        body += _text(180 + 120 * i, 137, f"{mark} {value:.3g}{unit}", fill=_RED)
+        body += _text(140 + 100 * i, 137, f"{mark} {value:.3g}{unit}", fill=_RED)
     body += f'<path stroke="{_RED}" stroke-dasharray="4" d="{lines}"/>'
     body += _text(_LEFT, 137, f"{10**low:.3g}{unit}")
     body += _text(_RIGHT - 40, 137, f"{10 ** (low + span):.3g}{unit}")
@@ -102,8 +103,8 @@ def _thinned(values: Sequence[float]) -> Sequence[float]:
 
 def _picture(name: str, body: str) -> dg.MarkdownMetadataValue:
     svg = (
-        '<svg xmlns="http://www.w3.org/2000/svg" width="560" height="142" style="background:#fff" '
-        f'font-size="11" font-family="sans-serif">{body}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'style="background:#fff" font-size="11" font-family="sans-serif">{body}</svg>'
     )
     data = base64.b64encode(svg.encode()).decode()
     return dg.MetadataValue.md(f"![{inert(name)}](data:image/svg+xml;base64,{data})")

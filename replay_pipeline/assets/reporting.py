@@ -23,19 +23,37 @@ def each_batch(
     """Do `work` for every partition of the run, in the order of the batches.
 
     A batch is recorded as materialized as soon as it is done, so a failure later in the run leaves
-    the finished ones green.
+    the finished ones green. One at which nothing was to do is recorded at the end.
     """
+    done: dict[str, dict[str, Any]] = {}
     order = {key: i for i, key in enumerate(pipeline.batches())}
     batches = sorted(context.partition_keys, key=lambda key: (order.get(key, len(order)), key))
     for i, batch in enumerate(batches):
         receipt = work(batch)
-        metadata = as_metadata(pipeline, receipt, facts)
-        if i < len(batches) - 1:
+        metadata = done[batch] = as_metadata(pipeline, receipt, facts)
+        if i < len(batches) - 1 and not receipt.is_reused:
             context.log_event(
                 dg.AssetMaterialization(context.asset_key, partition=batch, metadata=metadata)
             )
-        context.add_asset_metadata(metadata, partition_key=batch)
+    _add_metadata(context, done)
     return dg.MaterializeResult()
+
+
+def _add_metadata(
+    context: dg.AssetExecutionContext, by_batch: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """`context.add_asset_metadata` for many partitions, which looks all of them up for each one."""
+    step = context.get_step_execution_context()
+    known = getattr(step, "_metadata_accumulator", None)
+    if known is None:
+        for batch, metadata in by_batch.items():
+            context.add_asset_metadata(metadata, partition_key=batch)
+        return
+    for batch, metadata in by_batch.items():
+        known = known.with_additional_asset_metadata(
+            asset_key=context.asset_key, metadata=metadata, partition_key=batch
+        )
+    step._metadata_accumulator = known
 
 
 def as_metadata(pipeline: Pipeline, receipt: Receipt, facts: Facts) -> dict[str, Any]:

@@ -8,6 +8,7 @@ and the events of a batch share one transaction.
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 from dagster._core.events import DagsterEventType
@@ -108,14 +109,20 @@ class FastEventLogStorage(SqliteEventLogStorage):
         return column_name in known
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store asset events of one run in one transaction per database; others one by one."""
-        types = {event.dagster_event_type for event in events}
-        if len(events) < 2 or not types <= _BATCHED or len({e.run_id for e in events}) > 1:
-            super().store_event_batch(events)
-            return
+        """Store neighbouring asset events of a run in one transaction per database."""
+        for (run_id, is_batched), group in groupby(
+            events, key=lambda event: (event.run_id, event.dagster_event_type in _BATCHED)
+        ):
+            some = list(group)
+            if is_batched and len(some) > 1:
+                self._store_together(run_id, some)
+            else:
+                super().store_event_batch(some)
+
+    def _store_together(self, run_id: str, events: Sequence[EventLogEntry]) -> None:
         rows = [self._event_to_row(event) for event in events]
         insert = SqlEventLogStorageTable.insert()
-        with self.run_connection(events[0].run_id) as connection:
+        with self.run_connection(run_id) as connection:
             connection.execute(insert, rows)
         last: dict[Any, tuple[EventLogEntry, int]] = {}
         with self.index_connection() as connection:

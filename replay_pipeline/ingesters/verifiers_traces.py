@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
 from replay_pipeline.ingesters.json_lines import (

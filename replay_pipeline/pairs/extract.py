@@ -187,10 +187,12 @@ class _Extraction:
     def judge(self, state: TraceState) -> None:
         side = self.student_side(state)
         answers = self.answers(state, side)
-        panel = Panel(answers.voting, self.same_text)
+        everyone = Panel(answers.valid, self.same_text)
+        all_vote = len(answers.voting) == len(answers.valid)
+        panel = everyone if all_vote else Panel(answers.voting, self.same_text)
         verdict = panel.verdict(self.report.level, self.report.agreement_threshold)
-        with_student = self.levels_with_student(side, answers)
-        self.count_agreement(state, answers, panel, with_student)
+        with_student = self.levels_with_student(side, everyone)
+        self.count_agreement(state, answers, everyone, with_student)
         outcome, found = self.outcome(side, answers, verdict, with_student)
         near = (
             panel.nearest_level(self.report.level, self.report.agreement_threshold)
@@ -225,12 +227,12 @@ class _Extraction:
         )
 
     def levels_with_student(
-        self, side: _Side, answers: _Answers
+        self, side: _Side, everyone: Panel
     ) -> dict[Action, AgreementLevel | None]:
         """How close the student's action comes to each distinct answer."""
         return {
             action: agreement_level(side.action, action, same_text=self.same_text)
-            for action in {vote.action for vote in answers.valid}
+            for action in everyone.distinct
         }
 
     def outcome(
@@ -308,12 +310,9 @@ class _Extraction:
         self,
         state: TraceState,
         answers: _Answers,
-        panel: Panel,
+        everyone: Panel,
         with_student: dict[Action, AgreementLevel | None],
     ) -> None:
-        everyone = (
-            panel if answers.voting == answers.valid else Panel(answers.valid, self.same_text)
-        )
         self.statistics.add(state["state_id"], answers.valid, everyone.levels())
         for vote in answers.valid:
             if agrees_at(self.report.level, with_student[vote.action]):

@@ -168,8 +168,8 @@ class AgreementStatistics:
 
     def __init__(self, level: AgreementLevel) -> None:
         self._rank = strictness(level)
-        self._pairs: Counter[tuple[str, str]] = Counter()
-        self._agreeing: Counter[tuple[str, str]] = Counter()
+        self._pairs: dict[tuple[str, str], list[int]] = {}
+        """By two teachers: states with both, states at which they agree."""
         self._by_strictness: Counter[int] = Counter()
         self._sample: list[tuple[int, str, list[tuple[str, Action]]]] = []
 
@@ -177,30 +177,34 @@ class AgreementStatistics:
         self, state_id: str, votes: list[Vote], levels: Iterable[tuple[Vote, Vote, int]]
     ) -> None:
         """Count one state."""
+        by_strictness = [0, 0, 0, 0, 0]
         for one, other, found in levels:
             a, b = one.row.teacher, other.row.teacher
-            names = (a, b) if a <= b else (b, a)
-            self._pairs[names] += 1
-            self._agreeing[names] += found >= self._rank
-            self._by_strictness[found] += 1
+            counts = self._pairs.setdefault((a, b) if a <= b else (b, a), [0, 0])
+            counts[0] += 1
+            counts[1] += found >= self._rank
+            by_strictness[found] += 1
+        for found, n in enumerate(by_strictness):
+            if n:
+                self._by_strictness[found] += n
         if votes:
             self._keep(state_id, votes)
 
     def _keep(self, state_id: str, votes: list[Vote]) -> None:
         """Keep a sample of states by their hash, so that it does not depend on their order."""
-        entry = (
-            -zlib.crc32(state_id.encode("utf-8", "replace")),
-            state_id,
-            sorted(((v.row.teacher, v.action) for v in votes), key=lambda one: one[0]),
-        )
-        push = heappush if len(self._sample) < _N_CHANCE_STATES else heappushpop
-        push(self._sample, entry)
+        rank = (-zlib.crc32(state_id.encode("utf-8", "replace")), state_id)
+        is_full = len(self._sample) >= _N_CHANCE_STATES
+        if is_full and rank < self._sample[0][:2]:
+            return
+        actions = sorted(((v.row.teacher, v.action) for v in votes), key=lambda one: one[0])
+        push = heappushpop if is_full else heappush
+        push(self._sample, (*rank, actions))
 
     def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:
         """Teacher by teacher, both ways: (states with both, states at which they agree)."""
         found: dict[str, dict[str, tuple[int, int]]] = {}
-        for (one, other), n in self._pairs.items():
-            counts = (n, self._agreeing[one, other])
+        for (one, other), (n, n_agreeing) in self._pairs.items():
+            counts = (n, n_agreeing)
             found.setdefault(one, {})[other] = counts
             found.setdefault(other, {})[one] = counts
         return found

@@ -9,7 +9,7 @@ import functools
 import logging
 import ssl
 import urllib.request
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 
 _KEEPALIVE_S = 20.0
 _CONNECT_S = 15.0
+_PIECE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +144,13 @@ class Client:
         self, url: str, key: SecretStr | None, *, body: bytes | None = None
     ) -> dict[str, Any]:
         headers = _with_key({"accept": "application/json", "content-type": "application/json"}, key)
+        if body is not None:
+            headers["content-length"] = str(len(body))
         try:
             response = await self._http.request(
                 "GET" if body is None else "POST",
                 url,
-                content=body,
+                content=None if body is None else _pieces(body),
                 headers=headers,
                 timeout=30.0 if body is None else 300.0,
             )
@@ -161,6 +164,12 @@ class Client:
         if response.status_code >= 400 or not isinstance(reply, dict):
             raise TeacherResponseError(f"{url}: answered {response.status_code}")
         return reply
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """A body of megabytes, a little at a time, so that the loop can do other things."""
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]
 
 
 @functools.lru_cache(maxsize=64)

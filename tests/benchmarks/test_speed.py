@@ -57,6 +57,23 @@ def test_teacher_benchmark_compares_equal_states(tmp_path):
     assert report["n_reused"] == 256
 
 
+@pytest.mark.slow
+def test_orchestration_benchmark_beats_stock_storage(tmp_path):
+    printed, report = run_small("orchestration", tmp_path)
+    assert "click to success s" in printed
+    assert report["stock_over_fast_cpu"] > 1.2
+    assert report["cpu_ms_per_batch_and_asset"] <= 40, "few batches share the fixed costs"
+
+
+@pytest.mark.slow
+def test_three_days_of_the_month_end_with_everything_in_and_paid_once(tmp_path):
+    printed, report = run_small("month", tmp_path)
+    assert "crash" in printed
+    assert report["runs"] == {"SUCCESS": 8, "FAILURE": 1}
+    assert report["sessions"] == 6
+    assert report["dataset_rows"] > 0
+
+
 def test_committed_figures_meet_the_marks():
     losses = json.loads((BENCHMARKS / "results" / "losses.json").read_text())
     small, large = losses["cases"]

@@ -30,6 +30,9 @@ KEYS = {
 }
 
 
+ECHO_PRICE = "price = {prompt = 1e-6, completion = 1e-6}\n"
+
+
 class Echo(BaseHTTPRequestHandler):
     """An endpoint that repeats in its errors what it was sent, key included."""
 
@@ -67,11 +70,11 @@ def echo() -> Iterator[str]:
         server.server_close()
 
 
-def teacher(name: str, model: str, url: str, key: str) -> str:
+def teacher(name: str, model: str, url: str, key: str, price: str = "") -> str:
     return (
         f"[[replay.teachers]]\nname = '{name}'\nmodel = '{model}'\nbase_url = '{url}'\n"
         f"api_key_env = '{key}'\ndialect = 'openrouter'\n"
-        "price = {prompt_usd_per_mtok = 1.0, completion_usd_per_mtok = 1.0}\n"
+        f"{price}"
     )
 
 
@@ -123,7 +126,7 @@ def world(tmp_path) -> Iterator[tuple[Path, dict[str, str]]]:
             teacher(spec.name, spec.model, server.base_url, "TEACHER_KEY")
             for spec in server.teachers()[:2]
         ]
-        specs.append(teacher("echo", "z-ai/glm-4.6", url, "ECHO_KEY"))
+        specs.append(teacher("echo", "z-ai/glm-4.6", url, "ECHO_KEY", ECHO_PRICE))
         (root / "settings.toml").write_text(
             f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nsettle_s = 0\n"
             + "".join(specs)
@@ -169,7 +172,9 @@ def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
     left = list(everything(root))
     kinds = {Path(where.split()[0]).suffix for where, _ in left}
     assert {".parquet", ".sqlite", ".db", ".html", ".md", ".json", ".yaml"} <= kinds
-    assert any(b"is not known here" in data for _, data in left)  # the echo did answer
+    answers = b"".join(data for where, data in left if "teacher_actions" in where)
+    assert b"is not known here" in answers  # the endpoint did repeat what it was sent
+    assert b"deepseek" in answers
     assert b"state_id" in b"".join(data for where, data in left if where.endswith("rows"))
     assert planted_in(left) == []
     assert planted_in(shown.items()) == []

@@ -241,6 +241,35 @@ def test_bare_commands_are_read_as_the_parser_reads_them(program, rest, blank):
     assert shell_plan.__wrapped__(command, CWD) == parsed_plan(command, CWD)
 
 
+simple_commands = st.sampled_from(
+    [
+        *(
+            "pytest -x",
+            "git add a b",
+            "head -n 20",
+            "cd sub",
+            "cd ..",
+            f"cd {CWD}",
+            "cd",
+            "time ls",
+        ),
+        *("cat ./f", "in", "export X", "python -m mypy a.py"),
+    ]
+)
+joints = st.sampled_from([" && ", " | ", "  &&  ", " ; ", " || ", "|"])
+
+
+@settings(steady, max_examples=500)
+@given(
+    st.lists(st.tuples(simple_commands, joints), min_size=1, max_size=4),
+    st.sampled_from(["", " # check", "  # a 'b", "# x", " #", "\n"]),
+)
+def test_joined_bare_commands_are_read_as_the_parser_reads_them(parts, end):
+    command = "".join(word for part in parts for word in part)
+    command = command[: len(command) - len(parts[-1][1])] + end
+    assert shell_plan.__wrapped__(command, CWD) == parsed_plan(command, CWD)
+
+
 @settings(steady, max_examples=300)
 @given(st.text(string.printable, min_size=1, max_size=8), st.text(string.printable, max_size=8))
 def test_different_quoted_words_are_different_commands(one, other):

@@ -41,7 +41,7 @@ def test_a_curve_has_a_point_per_step_until_it_is_thinned(values):
     (line,) = drawn(metadata, "polyline")
     points = [tuple(map(int, point.split(","))) for point in line.attrib["points"].split()]
     assert len(points) == min(len(values), 51)
-    assert all(0 <= x <= 560 and 0 <= y <= 142 for x, y in points)
+    assert all(0 <= x <= 440 and 0 <= y <= 142 for x, y in points)
     assert len(metadata.value) <= MAX_CHARS
 
 
@@ -55,7 +55,7 @@ def test_a_histogram_reaches_its_top_and_stays_inside(values):
     assert len(tops) == 24
     assert min(tops) == 8
     assert 1 <= sum(top < 120 for top in tops) <= len(values)
-    assert all(48 <= int(x) <= 552 for x in re.findall(r"M(\d+) ", lines))
+    assert all(48 <= int(x) <= 432 for x in re.findall(r"M(\d+) ", lines))
     assert len(metadata.value) <= MAX_CHARS
 
 

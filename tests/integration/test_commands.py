@@ -1,0 +1,122 @@
+"""Commands around the pipeline: half-price replay, retraction, status, doctor."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from replay_pipeline.cli import app
+from replay_pipeline.doctor import examine
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.replay import ledger_status
+from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "settings.toml").write_text(
+        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 6\n"
+        "[replay]\nsample_teachers = true\n"
+    )
+    at(data).ingest_new()
+    return data
+
+
+def at(root: Path) -> Pipeline:
+    return Pipeline(Settings.load(data_dir=root))
+
+
+def command(*words: str | Path) -> str:
+    done = CliRunner().invoke(app, [*map(str, words)])
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
+def test_a_half_price_replay_buys_every_answer_for_half(root, tmp_path):
+    reports = json.loads(command("replay", "--half-price", "--data", root, "--json"))
+    assert all(report["is_complete"] for report in reports.values())
+    assert sum(report["n_sent"] for report in reports.values()) == 0, "all came by batch"
+    spent = ledger_status(root / "sample-ledger.sqlite").spent_usd
+    (root / "sample-ledger.sqlite").rename(tmp_path / "half.sqlite")
+    whole = Pipeline(
+        Settings.load(data_dir=root, changes={"replay": {"ledger": str(tmp_path / "l")}})
+    )
+    n_batch = len(at(root).root.read_all("teacher_actions"))
+    for receipt in at(root).receipts.all(stage="replay"):
+        (root / "receipts" / "replay" / f"{receipt.batch}.json").unlink()
+    paid = [whole.replay(batch).report for batch in whole.batches()]
+    assert sum(report["n_answers"] + report["n_failed"] for report in paid) == n_batch
+    assert 0 < spent < 0.7 * sum(report["spent_usd"] for report in paid)
+
+
+def test_a_daily_ceiling_holds_for_batches_too(root):
+    with (root / "settings.toml").open("a") as file:
+        file.write("max_daily_usd = 0.01\n")
+    reports = json.loads(command("replay", "--half-price", "--data", root, "--json"))
+    assert not all(report["is_complete"] for report in reports.values())
+    assert ledger_status(root / "sample-ledger.sqlite").spent_usd <= 0.01
+
+
+def test_a_retracted_session_is_gone_and_stays_away(root):
+    work = at(root)
+    for batch in work.batches():
+        for stage in (work.replay, work.pairs, work.normalize):
+            stage(batch)
+    work.publish()
+    rows = work.root.read_all("normalized_pairs")["session_id"].to_pylist()
+    gone = max(set(rows), key=rows.count)
+    with pytest.raises(ConfigError, match="give --yes"):
+        command("retract", "--session", gone, "--data", root)
+    with pytest.raises(ConfigError, match="name a session or a batch"):
+        command("retract", "--yes", "--data", root)
+    before = json.loads((root / "receipts/publish/all.json").read_text())["report"]["rows_by_split"]
+    report = json.loads(command("retract", "--session", gone, "--yes", "--data", root, "--json"))
+    n_before, n_after = (sum(rows["pairs"].values()) for rows in (before, report["rows_by_split"]))
+    assert n_after == n_before - rows.count(gone)
+    assert at(root).root.read_all("normalized_pairs").num_rows == len(rows), "the tables stay"
+    (root / "receipts/publish/all.json").unlink()
+    again = at(root).publish().report["rows_by_split"]
+    assert sum(again["pairs"].values()) == n_after
+
+
+def test_retracting_from_nothing_says_so(root):
+    with pytest.raises(ConfigError, match="no dataset yet"):
+        command("retract", "--session", "s", "--yes", "--data", root)
+
+
+def test_status_says_whose_money_it_shows(root, monkeypatch):
+    work = at(root)
+    work.replay(work.batches()[0])
+    assert "Money of the sample's recorded teachers" in command("status", "--data", root)
+    monkeypatch.setenv("REPLAY_TEACHERS", "openrouter")
+    shown = command("status", "--data", root)
+    assert "Money of real teachers" in shown
+    assert "A second ledger holds $" in shown
+    assert "REPLAY_TEACHERS=sample" in shown
+
+
+def test_one_problem_of_all_teachers_is_told_once(tmp_path):
+    teacher = {
+        "model": "m",
+        "base_url": "u",
+        "prompt_usd_per_mtok": 1,
+        "completion_usd_per_mtok": 1,
+    }
+    checks = [
+        {**teacher, "teacher": "a", "problem": "u cannot be reached: check the network"},
+        {**teacher, "teacher": "b", "problem": "u cannot be reached: check the network"},
+        {**teacher, "teacher": "c", "problem": "u does not serve m"},
+    ]
+    findings = {f["what"]: f for f in examine(Settings(data_dir=tmp_path), checks)}
+    assert findings["teacher b"] == {
+        "what": "teacher b", "ok": False, "detail": "the same as a",
+    }  # fmt: skip
+    assert findings["teacher c"]["detail"] == "u does not serve m"
