@@ -224,13 +224,13 @@ class Night:
         """See that what was to go wrong did go wrong: else the month proves nothing."""
         work = self.world.pipeline()
         n_open = len(set(work.batches()) - work.completed_batches())
-        overrun_usd = sum(scope["overrun_usd"] for scope in work.status()["ledger"]["scopes"])
+        n_dearer = self.world.server.bill().faults.get("overcharge", 0)
         happened = {
             "crash": ended == "FAILURE",
             "disk": ended == "FAILURE",
             "outage": ended == "SUCCESS" and n_open > 0,
             "budget": ended == "SUCCESS" and n_open > 0,
-            "price": ended == "SUCCESS" and overrun_usd > 0,
+            "price": ended == "SUCCESS" and n_open == 0 and n_dearer > 0,
             None: ended == "SUCCESS" and n_open == 0,
         }
         assert happened[event], f"{event}: the run ended with {ended}, {n_open} batches are open"

@@ -112,13 +112,15 @@ def test_the_workspace_file_alone_is_enough(tmp_path):
 def test_the_sensor_adds_each_batch_once(root):
     resource = PipelineResource(data_dir=str(root))
     with dg.instance_for_test() as instance:
-        first = new_sessions(dg.build_sensor_context(instance=instance), pipeline=resource)
+        with dg.build_sensor_context(instance=instance) as context:
+            first = new_sessions(context, pipeline=resource)
         assert isinstance(first, dg.SensorResult)
         (request,) = first.dynamic_partitions_requests or []
         assert list(request.partition_keys) == pipeline_at(root).batches()
         assert not any("," in key for key in request.partition_keys)
         instance.add_dynamic_partitions("trace_batch", list(request.partition_keys))
-        again = new_sessions(dg.build_sensor_context(instance=instance), pipeline=resource)
+        with dg.build_sensor_context(instance=instance) as context:
+            again = new_sessions(context, pipeline=resource)
         assert isinstance(again, dg.SkipReason)
 
 
@@ -128,10 +130,10 @@ def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
     keys = work.batches()
     with dg.instance_for_test() as instance:
         instance.add_dynamic_partitions("trace_batch", keys)
-        context = dg.build_schedule_context(
+        with dg.build_schedule_context(
             instance=instance, scheduled_execution_time=datetime(2026, 1, 2, 2, tzinfo=UTC)
-        )
-        (request,) = nightly_replay(context, pipeline=PipelineResource(data_dir=str(root)))
+        ) as context:
+            (request,) = nightly_replay(context, pipeline=PipelineResource(data_dir=str(root)))
         assert (request.tags[f"{RANGE}start"], request.tags[f"{RANGE}end"]) == (keys[0], keys[-1])
         (config,) = request.run_config["ops"].values()
         assert config["config"]["max_total_usd"] == work.settings.replay.max_nightly_usd
@@ -145,8 +147,11 @@ def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
 
         def plan():
             now = datetime(2026, 1, 2, 2, tzinfo=UTC)
-            context = dg.build_schedule_context(instance=instance, scheduled_execution_time=now)
-            return nightly_replay(context, pipeline=resource)
+            # Left open, it would put another test's instance in place when it is collected.
+            with dg.build_schedule_context(
+                instance=instance, scheduled_execution_time=now
+            ) as context:
+                return nightly_replay(context, pipeline=resource)
 
         assert run_range(root, instance, max_total_usd=0.03).success
         spent = work.status()["ledger"]["spent_usd"]
