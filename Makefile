@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo test test-browser test-frameworks ui check format bench month docs clean
+.PHONY: install demo test test-browser screenshots test-frameworks ui check check-deploy audit format bench month docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -37,6 +37,11 @@ test: $(STAMP)
 test-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest browser_tests
+
+# The pictures of the docs, from the running product.
+screenshots: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m browser_tests.screenshots
 
 # Runs the real packages. They want other versions of the same dependencies than we and each other
 # do, so each gets an environment of its own, from recipes/<name>/requirements.txt.

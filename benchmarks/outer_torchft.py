@@ -251,7 +251,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--kills", type=int, default=22)
-    parser.add_argument("--steps", type=int, default=300, help="inner steps of a round")
+    parser.add_argument("--steps", type=int, default=40, help="inner steps of a round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=600.0, help="in seconds")
     options = parser.parse_args()

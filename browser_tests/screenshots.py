@@ -25,12 +25,11 @@ _N_COLORS = 128
 
 
 def graph(page: Page, url: str) -> None:
-    page.goto(f"{url}/asset-groups")
-    page.get_by_text("trained_model").last.wait_for()
+    page.goto(f"{url}/runs")
     page.get_by_text("Hide navigation").click()
-    page.get_by_text("Materialize all (6)").wait_for()
-    page.reload()
-    page.get_by_text("Materialize all (6)").wait_for()
+    page.goto(f"{url}/asset-groups")
+    for name in ("claude_c", "trace_states", "trained_model"):
+        page.get_by_text(name).last.wait_for()
 
 
 def batch(page: Page, url: str) -> None:
@@ -44,16 +43,14 @@ def batch(page: Page, url: str) -> None:
 def costs(page: Page, url: str) -> None:
     page.goto(f"{url}/assets/teacher_actions?view=overview")
     page.get_by_text("Plots", exact=True).last.click()
-    page.wait_for_function("document.querySelectorAll('canvas').length >= 6")
+    page.locator("canvas").nth(5).wait_for()
     page.get_by_text("usd", exact=True).last.scroll_into_view_if_needed()
 
 
 def training(page: Page, url: str) -> None:
     page.goto(f"{url}/assets/trained_model?view=events")
     page.get_by_text("loss/objective by step").wait_for()
-    page.wait_for_function(
-        "[...document.images].filter(i => i.src.startsWith('data:')).every(i => i.complete)"
-    )
+    page.locator('img[src^="data:image/svg"]').first.wait_for()
     page.get_by_text("channels", exact=True).scroll_into_view_if_needed()
 
 
@@ -88,7 +85,7 @@ def shoot(browser: Browser, data: Path, folder: Path) -> None:
     with serving(data) as url:
         for name, (view, width, height) in VIEWS.items():
             page = browser.new_page(viewport={"width": width, "height": height})
-            page.set_default_timeout(PATIENCE_MS)
+            page.set_default_timeout(2 * PATIENCE_MS)
             view(page, url)
             take(page, folder / f"{name}.png")
             page.close()

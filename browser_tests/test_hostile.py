@@ -96,7 +96,7 @@ def test_dagster_by_itself_would_fetch_what_markdown_names(hostile_ui, trapped):
     page.route(f"**/*{REMOTE}/**", lambda route: route.abort())
     page.goto(f"{hostile_ui}/assets/trained_model?view=events")
     page.get_by_text("[Show Markdown]").click()
-    page.wait_for_function(f"({LIVE})().length > 0")
+    page.get_by_alt_text("pixel").first.wait_for(state="attached")
     assert any("pixel.png" in one for one in alive())
 
 

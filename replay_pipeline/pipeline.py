@@ -68,7 +68,7 @@ from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_tab
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.schemas import SCHEMA_VERSION
 from replay_pipeline.settings import Settings, api_key, redaction_salt
-from replay_pipeline.store import copy_files, files_below, is_local
+from replay_pipeline.store import check_reachable, copy_files, files_below, is_local
 from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
 from replay_pipeline.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
@@ -99,10 +99,14 @@ class Pipeline:
     Args:
         settings: everything the stages are told.
         on_progress: called as long work moves on.
+
+    Raises:
+        StorageError: the data root is on an object store that cannot be reached.
     """
 
     def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
         self.settings = settings
+        check_reachable(settings.data_dir)
         self.root = DataRoot(settings.data_dir)
         self.receipts = Receipts(settings.data_dir)
         self._on_progress = on_progress or _ignore

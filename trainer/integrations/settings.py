@@ -13,11 +13,21 @@ from typing import Any, TypeVar
 from trainer.errors import TrainerConfigError
 from trainer.losses.channels import ReplayOptions, SDPOOptions
 
-__all__ = ["EngineSettings", "SharedSettings", "read_settings", "without_engines"]
+__all__ = [
+    "ENGINE_NAMES",
+    "EngineSettings",
+    "SharedSettings",
+    "overlaid",
+    "read_settings",
+    "without_engines",
+]
 
 logger = logging.getLogger(__name__)
 
 Section = TypeVar("Section")
+
+ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl")
+"""What may stand under `engines`."""
 
 HOSTS_OF_TRL = frozenset({"trl", "monarch"})
 """Engines that run TRL itself, and so know every field of the `trl` section."""
@@ -125,8 +135,47 @@ class EngineSettings:
 
 
 def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The file as TRL reads it: what it says for other engines is left out."""
+    """The file as TRL reads it: what it says for other engines is left out.
+
+    Raises:
+        TrainerConfigError: `engines` names none that there is.
+    """
+    _check_engines(values)
     return {name: value for name, value in values.items() if name != "engines"}
+
+
+def _check_engines(values: Mapping[str, Any]) -> None:
+    engines = values.get("engines") or {}
+    if not isinstance(engines, Mapping):
+        raise TrainerConfigError("engines: expected a section for each engine")
+    unknown = sorted(set(engines) - set(ENGINE_NAMES))
+    if unknown:
+        raise TrainerConfigError(
+            f"engines.{unknown[0]}: there is no such engine; known are {', '.join(ENGINE_NAMES)}"
+        )
+
+
+def overlaid(
+    config: dict[str, Any], settings: EngineSettings, *, reserved: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """An engine's configuration with `engines.<engine>` put over it; dots reach into sections.
+
+    Raises:
+        TrainerConfigError: a key goes through a value that is no section.
+    """
+    for key, value in settings.own.items():
+        if key in reserved:
+            continue
+        section: Any = config
+        *outer, last = key.split(".")
+        for name in outer:
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise TrainerConfigError(
+                    f"engines.{settings.engine}: {key} goes through {name}, which is no section"
+                )
+        section[last] = value
+    return config
 
 
 def read_settings(values: Mapping[str, Any], engine: str) -> EngineSettings:
@@ -135,6 +184,7 @@ def read_settings(values: Mapping[str, Any], engine: str) -> EngineSettings:
     Raises:
         TrainerConfigError: a missing field, or one that the engine does not know.
     """
+    _check_engines(values)
     trl = dict(values.get("trl") or {})
     shared_names = {entry.name for entry in fields(SharedSettings)}
     unused: list[str] = []

@@ -22,7 +22,12 @@ from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
 from trainer.integrations.pairs import TokenizedPairs, write_pairs
 from trainer.integrations.prime_rl import loss as adapter
 from trainer.integrations.prime_rl import register
-from trainer.integrations.prime_rl.algorithm import Pipeline, ThreeChannels, options_of
+from trainer.integrations.prime_rl.algorithm import (
+    Pipeline,
+    ThreeChannels,
+    options_of,
+    recorded_trace,
+)
 from trainer.integrations.prime_rl.contract import (
     DefaultLoss,
     IPOLoss,
@@ -429,6 +434,45 @@ def test_three_channels_have_the_cores_gradient_in_prime_rls_trainer(variant, pa
     difference = sum(float((a - b).pow(2).sum()) for a, b in zip(seen, expected, strict=True))
     norm = sum(float(b.pow(2).sum()) for b in expected)
     assert (difference / norm) ** 0.5 < 1e-6
+
+
+def test_recorded_trace_keeps_no_note_about_the_tokens_of_its_template():
+    class Message(BaseModel):
+        """A node as verifiers has it: notes per token that have to fit the tokens."""
+
+        parent: int | None = None
+        token_ids: list[int]
+        mask: list[bool]
+        sampled: bool = False
+        logprobs: list[float] = []
+        advantages: list[float] | None = None
+        reference_logprobs: list[float] | None = None
+        loss_weights: dict[str, list[float]] | None = None
+        is_content: list[bool] = []
+        entropies: list[float] | None = None
+
+    nodes = [
+        Message(token_ids=[1, 2], mask=[False] * 2, is_content=[True] * 2),
+        Message(
+            parent=0,
+            sampled=True,
+            token_ids=[3, 4, 5],
+            mask=[True] * 3,
+            logprobs=[-1.0] * 3,
+            entropies=[0.5] * 3,
+            loss_weights={"ref_kl": [0.1] * 3},
+        ),
+    ]
+    template = Trace(nodes, None)  # type: ignore[arg-type]
+    recorded = recorded_trace(template, [9], [8, 7], [-0.1, -0.2], 0.25)
+    prompt, response = recorded.nodes
+    assert (prompt.token_ids, prompt.mask, prompt.is_content) == ([9], [False], [])
+    assert (response.token_ids, response.parent, response.mask) == ([8, 7], 0, [True] * 2)
+    assert (response.logprobs, response.advantages) == ([-0.1, -0.2], [0.25, 0.25])
+    assert response.entropies is None
+    assert response.loss_weights is None
+    assert template.nodes[1].token_ids == [3, 4, 5]
+    assert recorded.info == {"replayed_pair": True}
 
 
 def test_pairs_of_a_step_are_spread_over_its_groups(pairs_file):

@@ -7,7 +7,12 @@ import pytest
 
 from trainer.errors import TrainerConfigError
 from trainer.integrations.capabilities import ENGINES, check, main, table, with_table
-from trainer.integrations.settings import SharedSettings, read_settings, without_engines
+from trainer.integrations.settings import (
+    ENGINE_NAMES,
+    SharedSettings,
+    read_settings,
+    without_engines,
+)
 
 REPO = Path(__file__).parents[3]
 
@@ -39,6 +44,16 @@ def test_engines_sections_are_left_out_of_trls_run():
     assert RunConfig.from_mapping(values).trl == {"max_steps": 3}
     assert read_settings(values, "verl").own == {"trainer.nnodes": 2}
     assert read_settings(values, "prime_rl").own == {}
+
+
+def test_section_of_an_engine_that_does_not_exist_is_refused():
+    values = settings_file() | {"engines": {"vrel": {}}}
+    for read in (without_engines, lambda v: read_settings(v, "verl")):
+        with pytest.raises(TrainerConfigError, match=r"engines\.vrel: there is no such engine"):
+            read(values)
+    with pytest.raises(TrainerConfigError, match="a section for each engine"):
+        without_engines({"engines": ["verl"]})
+    assert set(ENGINE_NAMES) == set(ENGINES)
 
 
 def test_names_of_objectives_are_trls():

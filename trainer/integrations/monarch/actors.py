@@ -191,6 +191,11 @@ class RemoteGeneration:
 
     def _publish(self, trainer: Any, version: int) -> None:
         """Copy the policy into the buffer once per version."""
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise TrainerConfigError(
+                "generators read whole parameters from each rank: set engines.monarch.generators=0 "
+                "under FSDP and DeepSpeed"
+            )
         if self._view is None:
             self._view = ParameterVector(trainer.accelerator.unwrap_model(trainer.model))
             self._flat = torch.empty(self._view.n)

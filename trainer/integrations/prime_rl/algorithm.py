@@ -21,6 +21,17 @@ from trainer.losses.credit import replay_credit
 
 logger = logging.getLogger(__name__)
 
+OWN_NOTES = (
+    "entropies",
+    "is_content",
+    "logprobs",
+    "renderer_token_ids",
+    "routed_experts",
+    "sampling_mask",
+    "trainer_logprobs",
+)
+"""What nodes of a message graph note per token besides what algorithms write."""
+
 Score = Callable[[list[int]], Any]
 """Awaitable log-probs of every token given those before it; 0 for the first."""
 
@@ -264,27 +275,35 @@ def recorded_trace(
     """
     asked = next(node for node in template.nodes if not node.sampled)
     said = next(node for node in template.nodes if node.sampled)
-    prompt = asked.model_copy(
-        update={
-            "parent": None,
-            "token_ids": list(prompt_ids),
-            "mask": [False] * len(prompt_ids),
-            "advantages": None,
-            "reference_logprobs": None,
-            "loss_weights": None,
-        }
-    )
-    response = said.model_copy(
+    prompt = recorded_node(asked, prompt_ids, is_trained=False)
+    response = recorded_node(said, response_ids, is_trained=True).model_copy(
         update={
             "parent": 0,
-            "token_ids": list(response_ids),
-            "mask": [True] * len(response_ids),
             "logprobs": list(logprobs),
             "advantages": [credit] * len(response_ids),
-            "reference_logprobs": None,
-            "loss_weights": None,
         }
     )
     return template.model_copy(
         update={"nodes": [prompt, response], "info": {"replayed_pair": True}, "rewards": {}}
+    )
+
+
+def recorded_node(template: Any, token_ids: Sequence[int], *, is_trained: bool) -> Any:
+    """The node with other tokens, and nothing left of what was noted per token of its own."""
+    known: dict[str, Any] = getattr(type(template), "model_fields", {})
+    blank = {
+        name: known[name].get_default(call_default_factory=True)
+        for name in OWN_NOTES
+        if name in known
+    }
+    return template.model_copy(
+        update=blank
+        | {
+            "parent": None,
+            "token_ids": list(token_ids),
+            "mask": [is_trained] * len(token_ids),
+            "advantages": None,
+            "reference_logprobs": None,
+            "loss_weights": None,
+        }
     )

@@ -18,7 +18,7 @@ from trainer.errors import DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.integrations.capabilities import check
 from trainer.integrations.pairs import write_pairs
-from trainer.integrations.settings import EngineSettings, read_settings
+from trainer.integrations.settings import EngineSettings, overlaid, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -137,15 +137,7 @@ def rl_config(settings: EngineSettings, folder: Path) -> dict[str, Any]:
             },
         },
     }
-    for key, value in settings.own.items():
-        section: Any = config
-        *outer, last = key.split(".")
-        for name in outer:
-            section = section.setdefault(name, {})
-            if not isinstance(section, dict):
-                raise TrainerConfigError(f"engines.prime_rl: {key} goes through {name}")
-        section[last] = value
-    return config
+    return overlaid(config, settings)
 
 
 def as_toml(config: Mapping[str, Any], prefix: str = "") -> str:

@@ -17,7 +17,7 @@ from trainer.errors import DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.integrations.capabilities import check
 from trainer.integrations.pairs import write_pairs
-from trainer.integrations.settings import EngineSettings
+from trainer.integrations.settings import EngineSettings, overlaid
 from trainer.integrations.verl.environment import VARIABLE
 from trainer.integrations.verl.options import PluginOptions, options_of
 
@@ -220,10 +220,7 @@ def hydra_config(
             "test_freq": -1,
         },
     }
-    for key, value in own.items():
-        if key not in RESERVED:
-            _put(config, key, value)
-    return config
+    return overlaid(config, settings, reserved=RESERVED)
 
 
 def _data_section(
@@ -294,15 +291,3 @@ def _rollout_section(
         # vLLM sends at most 20 log-probs a position unless it is told otherwise.
         section["engine_kwargs"] = {"vllm": {"max_logprobs": max(options.top_k, 20)}}
     return section
-
-
-def _put(config: dict[str, Any], key: str, value: Any) -> None:
-    section: Any = config
-    *outer, last = key.split(".")
-    for name in outer:
-        section = section.setdefault(name, {})
-        if not isinstance(section, dict):
-            raise TrainerConfigError(
-                f"engines.verl: {key} goes through {name}, which is no section"
-            )
-    section[last] = value
