@@ -10,10 +10,12 @@ of the click counts everything else that the machine does as well.
 """
 
 import argparse
+import functools
 import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -202,7 +204,11 @@ def clicks(folder: Path, n: int) -> dict[str, float]:
         with dg.DagsterInstance.from_config(environment["DAGSTER_HOME"]) as instance:
             instance.add_dynamic_partitions("trace_batch", work.batches())
         log = stack.enter_context((folder / "ui.log").open("wb"))
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        # Started from a background job it would be deaf to SIGINT, and so to SIGTERM.
+        listening = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, preexec_fn=listening
+        )
         stack.callback(process.wait, 60)
         stack.callback(process.terminate)
         url = f"http://127.0.0.1:{port}"

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -488,6 +489,8 @@ def ui(
     instance.sync(work)
     command, environment = instance.ui_command(work.settings, port=port)
     out.print(f"Dagster on [bold]{work.root.path}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
+    # A shell starts background jobs deaf to SIGINT, and Dagster would then not hear SIGTERM either.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execve(command[0], command, environment)
 
 

@@ -122,8 +122,7 @@ def open_instance(
     """
     home = prepare_home(pipeline.settings.local_dir())
     with _opened(home) as instance:
-        if runs_are_here or not has_dagster_database():
-            reconcile(instance)
+        reconcile(instance, runs_are_here=runs_are_here)
         yield instance
 
 

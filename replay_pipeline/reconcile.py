@@ -28,14 +28,14 @@ _WHAT_TO_DO = (
 )
 
 
-def reconcile(instance: dg.DagsterInstance) -> list[str]:
+def reconcile(instance: dg.DagsterInstance, *, runs_are_here: bool = False) -> list[str]:
     """End the runs whose process is gone and free the pool slots that they hold.
 
-    Only where Dagster's records are SQLite files, so that every process is one of this machine.
-    Returns the ids of the runs that were ended.
+    Only where every run is a process of this machine: it is where Dagster's records are SQLite
+    files, and where `runs_are_here` says so. Returns the ids of the runs that were ended.
     """
     ended: list[str] = []
-    if not isinstance(instance.event_log_storage, SqliteEventLogStorage):
+    if not runs_are_here and not isinstance(instance.event_log_storage, SqliteEventLogStorage):
         return ended
     for run in instance.get_runs(filters=RunsFilter(statuses=list(_GOING))):
         if _is_alive(instance, run):
