@@ -115,6 +115,7 @@ def show_all(page: Page, url: str) -> None:
     """Open everything that Dagster hides behind a click."""
     page.goto(url)
     page.get_by_text("Metadata", exact=True).first.wait_for()
+    page.get_by_text("No metadata entries").wait_for(state="detached")  # still loading
     links = page.get_by_text("[Show Markdown]")
     for n in range(links.count()):
         links.nth(n).click()
