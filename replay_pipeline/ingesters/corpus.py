@@ -1,17 +1,16 @@
 """Ingestion of many files: dedup, labels, redaction, and the tables at rest."""
 
-import gc
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from replay_pipeline.collector import without_collector
 from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
@@ -114,25 +113,13 @@ def ingest(
         known=known_state_ids if isinstance(known_state_ids, Set) else set(known_state_ids),
     )
     for n_done, source in enumerate(_in_order(slices), 1):
-        with _without_collector():
+        with without_collector():
             corpus.take(source)
         if on_progress is not None:
             on_progress(Progress(stage="ingest", n_done=n_done, n_total=len(slices)))
     if slices and not corpus.n_read:
         raise IngestError(_nothing_read(slices, corpus))
     return corpus.result(tool_overrides)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Many small objects and no cycles: the cyclic collector would take a fifth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _nothing_read(slices: list[SourceSlice], corpus: "_Corpus") -> str:

@@ -22,6 +22,7 @@ from replay_pipeline.actions.votes import (
     family_of_answer,
     read_answer,
 )
+from replay_pipeline.collector import without_collector
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.families import family_of_model
 from replay_pipeline.pairs.natural import NaturalPair, natural_pairs
@@ -102,11 +103,12 @@ def extract_pairs(
         same_text=same_text,
         weights=weights or PairWeights(),
     )
-    extraction.file_answers(teacher_actions, control)
-    judged = extraction.judge_all(states, on_progress)
-    if include_natural:
-        extraction.add_natural(judged)
-    return extraction.finished()
+    with without_collector():
+        extraction.file_answers(teacher_actions, control)
+        judged = extraction.judge_all(states, on_progress)
+        if include_natural:
+            extraction.add_natural(judged)
+        return extraction.finished()
 
 
 @dataclass(frozen=True, slots=True)
