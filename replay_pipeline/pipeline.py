@@ -368,7 +368,6 @@ class Pipeline:
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
         normalizer = self._normalizer
-        index = DedupIndex(self.root.path / "dedup", recipe_sha=normalizer.recipe.sha, batch=batch)
         given = [
             normalizer.fingerprint,
             self._seen_pairs.before(batch),
@@ -376,7 +375,8 @@ class Pipeline:
         ]
 
         def work() -> dict[str, Any]:
-            result = normalizer.run(self.root.read("dpo_pairs", batch), index=index)
+            table = self.root.read("dpo_pairs", batch)
+            result = normalizer.run(table, index=self._dedup_index.of(batch))
             self._write("normalized_pairs", batch, result.kept)
             self._write("dropped_pairs", batch, result.dropped)
             return result.report.to_json()
@@ -716,6 +716,15 @@ class Pipeline:
         options = self.settings.normalize
         return DJNormalizer(
             options.recipe, executor=options.executor, ray_address=options.ray_address
+        )
+
+    @cached_property
+    def _dedup_index(self) -> DedupIndex:
+        """What each batch has kept."""
+        return DedupIndex(
+            self.root.path / "dedup" / self._normalizer.recipe.sha,
+            batches=self.batches,
+            start=self._normalizer.memories,
         )
 
     def _limits(self) -> dict[str, float]:

@@ -21,7 +21,7 @@ from replay_pipeline.errors import (
 from replay_pipeline.normalize import data_juicer, executors, steps
 from replay_pipeline.normalize.executors import Executor
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
-from replay_pipeline.normalize.verdict import Measure, Verdict
+from replay_pipeline.normalize.verdict import Measure, Memory, Verdict
 from replay_pipeline.normalize.views import SIDES
 from replay_pipeline.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
 from replay_pipeline.tables import table_of
@@ -40,10 +40,11 @@ COMPLETE = "complete"
 
 
 class DedupMemory(Protocol):
-    """Where an order-dependent operator finds the keys of earlier batches, and leaves its own."""
+    """Where an order-dependent operator finds what earlier batches left, and leaves its own."""
 
-    def earlier(self, step: str) -> Sequence[bytes]:
-        """Keys that earlier batches left for a step."""
+    @property
+    def earlier(self) -> Mapping[str, Memory]:
+        """What earlier batches left, by step."""
         ...
 
     def save(self, keys: Mapping[str, Sequence[bytes]]) -> None:
@@ -134,7 +135,7 @@ class DJNormalizer:
             self.recipe.process, where=f"recipe {self.recipe.path}"
         )
         for operator in operators:
-            steps.start(operator, {}, ())  # refuses what cannot run, before any work
+            steps.start(operator, {})  # refuses what cannot run, before any work
         executors.check(executor, self.recipe.process, where=f"recipe {self.recipe.path}")
         self._operators = operators
         self._executor: Executor = executor
@@ -144,6 +145,14 @@ class DJNormalizer:
     def fingerprint(self) -> str:
         """Changes whenever the same pairs could be judged otherwise."""
         return f"{self.recipe.sha}:{data_juicer.version()}:{_RULES}"
+
+    def memories(self) -> dict[str, Memory]:
+        """An empty memory for each step that judges a row by the rows before it."""
+        return {
+            label: operator.new_memory()
+            for label, operator in zip(self.recipe.labels, self._operators, strict=True)
+            if steps.judges_by_order(operator)
+        }
 
     def normalize(self, pairs: Sequence[DPOPair]) -> list[NormalizedDPOPair]:
         """The pairs that pass, in chat form, with the statistics they were judged by.
@@ -241,13 +250,11 @@ class Run:
     def __init__(self, recipe: Recipe, operators: Sequence[Any], index: DedupMemory | None) -> None:
         self._index = index
         self._steps: list[steps.Step] = []
-        self._labels: list[str] = []
-        for number, (operator, step) in enumerate(zip(operators, recipe.process, strict=True)):
-            ((name, arguments),) = step.items()
-            label = f"{number}.{name}"
-            earlier = index.earlier(label) if index and hasattr(operator, "remember") else ()
-            self._steps.append(steps.start(operator, arguments, earlier))
-            self._labels.append(label)
+        self._labels = recipe.labels
+        earlier = index.earlier if index else {}
+        for label, operator, step in zip(recipe.labels, operators, recipe.process, strict=True):
+            (arguments,) = step.values()
+            self._steps.append(steps.start(operator, arguments, earlier.get(label)))
         self._length_difference = Moments()
         self._classes = data_juicer.character_table()
         self.report = NormalizeReport(

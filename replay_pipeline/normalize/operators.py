@@ -8,7 +8,6 @@ Arrow columns. data-juicer finds them through the entry-point group `data_juicer
 import json
 import re
 import sys
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -327,8 +326,8 @@ class PairDeduplicator(Deduplicator):
         """What a row is remembered by; empty bytes for a row that is not alive."""
         raise NotImplementedError
 
-    def remember(self, earlier: Sequence[bytes] = ()) -> Memory:
-        """A fresh memory of rows, which knows the keys of earlier batches."""
+    def new_memory(self, earlier: Any = None) -> Memory:
+        """A fresh memory of rows, on top of one of the same kind that earlier batches have left."""
         raise NotImplementedError
 
     def judge(self, batch: PairBatch, alive: np.ndarray, memory: Memory) -> Verdict:
@@ -348,7 +347,7 @@ class PairDeduplicator(Deduplicator):
 
     def process(self, dataset: Any, show_num: int = 0) -> tuple[Any, dict]:  # noqa: ARG002
         """Choose among all rows, in order; called by data-juicer's executor."""
-        memory = self.remember()
+        memory = self.new_memory()
         kept = [
             row
             for row, key in enumerate(dataset[self._column])
@@ -406,7 +405,7 @@ class PairExactDeduplicator(PairDeduplicator):
             ignore_non_character=self.ignore_non_character,
         )
 
-    def remember(self, earlier: Sequence[bytes] = ()) -> SeenKeys:
+    def new_memory(self, earlier: Any = None) -> SeenKeys:
         """Remembers every digest."""
         return SeenKeys(earlier)
 
@@ -479,9 +478,9 @@ class PairNearDeduplicator(PairDeduplicator):
             for start in range(n_shingles)
         ]
 
-    def remember(self, earlier: Sequence[bytes] = ()) -> SeenSketches:
+    def new_memory(self, earlier: Any = None) -> SeenSketches:
         """Remembers every signature."""
-        return SeenSketches(earlier, self.jaccard_threshold)
+        return SeenSketches(self.jaccard_threshold, earlier)
 
 
 @OPERATORS.register_module("pair_session_cap_filter")
@@ -519,9 +518,9 @@ class PairSessionCapFilter(PairDeduplicator):
             )
         ]
 
-    def remember(self, earlier: Sequence[bytes] = ()) -> CountedKeys:
+    def new_memory(self, earlier: Any = None) -> CountedKeys:
         """Counts sessions and their actions."""
-        return CountedKeys(earlier, self.max_pairs, self.max_repeats)
+        return CountedKeys(self.max_pairs, self.max_repeats, earlier)
 
 
 def _sessions(batch: PairBatch) -> list[str]:

@@ -23,6 +23,11 @@ class Recipe:
     process: tuple[dict[str, dict[str, Any]], ...]
 
     @property
+    def labels(self) -> list[str]:
+        """Number and name of each step."""
+        return [f"{number}.{name}" for number, step in enumerate(self.process) for name in step]
+
+    @property
     def sha(self) -> str:
         """Hash of the steps: two recipes with equal steps are the same recipe."""
         text = json.dumps(self.process, sort_keys=True, ensure_ascii=False)

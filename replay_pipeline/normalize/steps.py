@@ -206,14 +206,19 @@ def _limit_of(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items() if name != "text_key")
 
 
-def start(operator: Any, arguments: Mapping[str, Any], earlier: Sequence[bytes]) -> Step:
-    """The step of an operator, fresh for one run.
+def judges_by_order(operator: Any) -> bool:
+    """Whether an operator is one of ours that judge a row by the rows before it."""
+    return hasattr(operator, "new_memory")
+
+
+def start(operator: Any, arguments: Mapping[str, Any], earlier: Memory | None = None) -> Step:
+    """The step of an operator, fresh for one run, on top of what earlier batches have left.
 
     Raises:
         ConfigError: the operator makes other rows of rows, which is not possible for pairs.
     """
-    if hasattr(operator, "remember"):
-        return OrderStep(operator, operator.remember(earlier))
+    if judges_by_order(operator):
+        return OrderStep(operator, operator.new_memory(earlier))
     if hasattr(operator, "measure"):
         return PairStep(operator)
     match data_juicer.kind_of(operator):

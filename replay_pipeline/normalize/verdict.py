@@ -1,10 +1,11 @@
 """What an operator finds out about rows, and which of them it refuses and why."""
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Self
 
 import numpy as np
 
@@ -77,51 +78,72 @@ class Verdict:
             self.fields[row], self.values[row], self.limits[row] = field, value, limit
 
 
-class Memory(Protocol):
-    """What an operator remembers of the rows that passed it."""
+class Memory(ABC):
+    """What an operator remembers of the rows that passed it.
 
-    added: list[bytes]
-    """Keys that passed in this run, in order."""
+    Args:
+        earlier: the memory of earlier batches, which counts too and stays as it is.
+    """
+
+    def __init__(self, earlier: Self | None = None) -> None:
+        self.added: list[bytes] = []
+        """Keys that passed in this run, in order."""
+        self._layers = (self,) if earlier is None else (self, earlier)
 
     def refuse(self, key: bytes) -> tuple[str, str] | None:
         """Value and limit that a row breaks, or `None`: it passes and is remembered."""
-        ...
+        reason = self._reason(key)
+        if reason is None:
+            self.remember(key)
+            self.added.append(key)
+        return reason
+
+    @abstractmethod
+    def remember(self, key: bytes) -> None:
+        """Take in a key that has passed."""
+
+    @abstractmethod
+    def _reason(self, key: bytes) -> tuple[str, str] | None:
+        """Value and limit that a key breaks."""
 
 
-class SeenKeys:
+class SeenKeys(Memory):
     """Refuses a key that passed before."""
 
-    def __init__(self, earlier: Sequence[bytes]) -> None:
-        self._earlier = frozenset(earlier)
-        self._seen = set(earlier)
-        self.added: list[bytes] = []
+    def __init__(self, earlier: Self | None = None) -> None:
+        super().__init__(earlier)
+        self._seen: set[bytes] = set()
 
-    def refuse(self, key: bytes) -> tuple[str, str] | None:
-        """Refuse a key of this or an earlier batch."""
-        if key in self._seen:
-            where = "an earlier batch" if key in self._earlier else "this batch"
-            return f"same as a pair of {where}", "first of its kind"
+    def remember(self, key: bytes) -> None:
+        """Refuse it from now on."""
         self._seen.add(key)
-        self.added.append(key)
+
+    def _reason(self, key: bytes) -> tuple[str, str] | None:
+        for layer in self._layers:
+            if key in layer._seen:
+                where = "this batch" if layer is self else "an earlier batch"
+                return f"same as a pair of {where}", "first of its kind"
         return None
 
 
-class CountedKeys:
+class CountedKeys(Memory):
     """Refuses a session, or an action of a session, that came often enough."""
 
-    def __init__(self, earlier: Sequence[bytes], max_pairs: int, max_repeats: int) -> None:
-        self._counts = Counter(part for key in earlier for part in (key[:16], key))
+    def __init__(self, max_pairs: int, max_repeats: int, earlier: Self | None = None) -> None:
+        super().__init__(earlier)
+        self._counts: Counter[bytes] = Counter()
         self._max_pairs, self._max_repeats = max_pairs, max_repeats
-        self.added: list[bytes] = []
 
-    def refuse(self, key: bytes) -> tuple[str, str] | None:
-        """Refuse a pair beyond one of the caps."""
+    def remember(self, key: bytes) -> None:
+        """Count the session and its action."""
+        self._counts.update((key[:16], key))
+
+    def _reason(self, key: bytes) -> tuple[str, str] | None:
         caps = ((key, self._max_repeats, "same action"), (key[:16], self._max_pairs, "pairs"))
         for part, cap, what in caps:
-            if self._counts[part] >= cap:
-                return str(self._counts[part] + 1), f"{what} of a session <= {cap}"
-        self._counts.update((key[:16], key))
-        self.added.append(key)
+            count = sum(layer._counts[part] for layer in self._layers)
+            if count >= cap:
+                return str(count + 1), f"{what} of a session <= {cap}"
         return None
 
 
@@ -129,33 +151,30 @@ N_BANDS = 16
 """Bands of a signature: two rows are compared when one band is equal."""
 
 
-class SeenSketches:
+class SeenSketches(Memory):
     """Refuses a MinHash signature that agrees with an earlier one in enough places."""
 
-    def __init__(self, earlier: Sequence[bytes], threshold: float) -> None:
+    def __init__(self, threshold: float, earlier: Self | None = None) -> None:
+        super().__init__(earlier)
         self._threshold = threshold
         self._bands: list[dict[bytes, list[bytes]]] = [{} for _ in range(N_BANDS)]
-        self.added: list[bytes] = []
-        for key in earlier:
-            self._remember(key)
 
-    def refuse(self, key: bytes) -> tuple[str, str] | None:
-        """Refuse a signature by its estimated similarity to the most similar one."""
+    def remember(self, key: bytes) -> None:
+        """Compare with it from now on."""
+        for band, part in zip(self._bands, _bands_of(key), strict=True):
+            band.setdefault(part, []).append(key)
+
+    def _reason(self, key: bytes) -> tuple[str, str] | None:
         candidates = {
             other
-            for band, part in zip(self._bands, _bands_of(key), strict=True)
+            for layer in self._layers
+            for band, part in zip(layer._bands, _bands_of(key), strict=True)
             for other in band.get(part, ())
         }
         similarity = max((_agreement(key, other) for other in candidates), default=0.0)
         if similarity >= self._threshold:
             return f"{similarity:.3f}", f"similarity < {self._threshold}"
-        self._remember(key)
-        self.added.append(key)
         return None
-
-    def _remember(self, key: bytes) -> None:
-        for band, part in zip(self._bands, _bands_of(key), strict=True):
-            band.setdefault(part, []).append(key)
 
 
 def _bands_of(key: bytes) -> list[bytes]:

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from replay_pipeline.normalize import DedupIndex, DJNormalizer, load_recipe
+from replay_pipeline.normalize import DedupIndex, DJNormalizer
 
 SECRET = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
 
@@ -164,7 +164,6 @@ def test_strict_keeps_ordinary_pairs(make_row, make_call, pair_table):
 @pytest.mark.parametrize("recipe", ["default", "strict"])
 def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe, make_row, pair_table):
     normalizer = DJNormalizer(recipe)
-    sha = load_recipe(recipe).sha
 
     def row(text):
         return make_row(f"state {text}", prompt=text, chosen=f"do the thing called {text}")
@@ -175,19 +174,24 @@ def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe, mak
         "b3": pair_table(row("one"), row("three"), row("four")),
     }
 
-    def run(batch):
-        index = DedupIndex(tmp_path / "index", recipe_sha=sha, batch=batch)
-        kept = normalizer.run(tables[batch], index=index).kept["state_id"].to_pylist()
-        return kept, (tmp_path / "index" / sha / f"{batch}.parquet").read_bytes()
+    def index():
+        folder = tmp_path / "index"
+        return DedupIndex(folder, batches=lambda: sorted(tables), start=normalizer.memories)
 
-    first = {batch: run(batch) for batch in ("b1", "b2", "b3")}
+    def run(batch, kept_index):
+        kept = normalizer.run(tables[batch], index=kept_index.of(batch)).kept
+        return kept["state_id"].to_pylist(), (tmp_path / "index" / f"{batch}.parquet").read_bytes()
+
+    one_pass = index()
+    first = {batch: run(batch, one_pass) for batch in tables}
     assert [kept for kept, _ in first.values()] == [
         ["state one", "state two"],
         ["state three"],
         ["state four"],
     ]
     for batch in ("b2", "b1", "b3", "b2"):
-        assert run(batch) == first[batch]
+        assert run(batch, one_pass) == first[batch]
+        assert run(batch, index()) == first[batch]
 
 
 def test_streaming_batches_decides_as_one_table(make_row, pair_table):
