@@ -164,10 +164,14 @@ def _inserted(result: CursorResult[Any]) -> int:
     return key[0]
 
 
-class _FastRunStorage(SqliteRunStorage):
+class _KeptConnection:
+    """Mixed into a storage of one file: `connect` is a transaction on a kept connection."""
+
+    _conn_string: str
+
     def __init__(self, conn_string: str, inst_data: ConfigurableClassData | None = None) -> None:
         self._connections = Connections()
-        super().__init__(conn_string, inst_data)
+        super().__init__(conn_string, inst_data)  # pyrefly: ignore[bad-argument-count]
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
@@ -175,23 +179,16 @@ class _FastRunStorage(SqliteRunStorage):
             yield connection
 
     def dispose(self) -> None:
-        super().dispose()
+        super().dispose()  # pyrefly: ignore[missing-attribute]
         self._connections.close()
 
 
-class _FastScheduleStorage(SqliteScheduleStorage):
-    def __init__(self, conn_string: str, inst_data: ConfigurableClassData | None = None) -> None:
-        self._connections = Connections()
-        super().__init__(conn_string, inst_data)
+class _FastRunStorage(_KeptConnection, SqliteRunStorage):
+    pass
 
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        with self._connections.transaction(self._conn_string) as connection:
-            yield connection
 
-    def dispose(self) -> None:
-        super().dispose()
-        self._connections.close()
+class _FastScheduleStorage(_KeptConnection, SqliteScheduleStorage):
+    pass
 
 
 class FastSqliteStorage(DagsterSqliteStorage):
