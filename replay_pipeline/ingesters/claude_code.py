@@ -14,7 +14,7 @@ from typing import Any
 
 from replay_pipeline.ingesters import rows
 from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
-from replay_pipeline.ingesters.json_lines import Spans
+from replay_pipeline.ingesters.json_lines import Spans, lines_in
 from replay_pipeline.ingesters.rows import Block, Row
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ _HOUSEKEEPING_AGENTS = ("agent-acompact", "agent-aprompt_suggestion", "agent-asi
 _COMMAND = re.compile(
     r"\s*<(?:command-name|command-message|local-command-|bash-input|bash-stdout|bash-stderr)"
 )
-_UUID_FIELD = re.compile(rb'"uuid"\s*:\s*"([^"]+)"')
+_UUID_KEY = b'"uuid"'
+_UUID_VALUE = re.compile(rb'\s*:\s*"([^"]+)"')
 _ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"})
 
 
@@ -96,10 +97,8 @@ class _Tree:
             return False
         if self.later_uuids is None:
             self.later_uuids = set()
-            with self.path.open("rb") as file:
-                file.seek(offset)
-                for line in file:
-                    self.later_uuids.update(_UUID_FIELD.findall(line))
+            for line in lines_in(self.path, offset):
+                self.later_uuids.update(_uuids_in(line))
         return uuid.encode("utf-8", "replace") in self.later_uuids
 
     def _instead_of_phantom(self, tip: Turn | None) -> Turn | None:
@@ -419,6 +418,17 @@ def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
     children[above].append(turn)
     children[turn] = [step]
     turn.parent, step.parent = above, turn
+
+
+def _uuids_in(line: bytes | bytearray) -> Iterator[bytes]:
+    """Every `uuid` in a line: searching for the key alone is several times faster."""
+    position = line.find(_UUID_KEY)
+    while position >= 0:
+        position += len(_UUID_KEY)
+        match = _UUID_VALUE.match(line, position)
+        if match is not None:
+            yield bytes(match[1])
+        position = line.find(_UUID_KEY, position)
 
 
 class _Preserved:

@@ -31,12 +31,13 @@ class Spans:
         return self.inside if self.start <= offset < self.end else self.outside
 
 
-def lines_in(path: Path) -> Iterator[bytes | bytearray]:
-    """The lines of a file, each with its end of line.
+def lines_in(path: Path, start: int = 0) -> Iterator[bytes | bytearray]:
+    """The lines of a file from byte `start` on, each with its end of line.
 
     A very long line is put together in place: the file's own iterator would hold it twice.
     """
     with path.open("rb", buffering=_BUFFER_BYTES) as file:
+        file.seek(start)
         while line := file.readline(_PIECE_BYTES):
             if len(line) < _PIECE_BYTES:
                 yield line

@@ -1,6 +1,5 @@
 """One conversation as rows of the tables `turns`, `states` and `sessions`, column by column."""
 
-import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from replay_pipeline.ingesters.base import NO_RESULT, ReadCounts, SessionLog, Turn
 from replay_pipeline.ingesters.fidelity import predict_context
@@ -18,6 +18,8 @@ from replay_pipeline.types import Message
 _ID_BYTES = 10
 """A multiple of 5, so that ids in base 32 lie side by side without padding."""
 _ID_CHARS = _ID_BYTES * 8 // 5
+_BASE_32 = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz234567", np.uint8)
+_DIGIT_VALUES = np.array([16, 8, 4, 2, 1], np.uint8)
 _encode = msgspec.json.encode
 
 Rows = dict[str, list[Any]]
@@ -30,7 +32,9 @@ def state_ids_of(turns: Sequence[Turn]) -> list[str]:
         hashlib.blake2b((turn.message_id or turn.uuid).encode(), digest_size=_ID_BYTES).digest()
         for turn in turns
     )
-    text = base64.b32encode(digests).decode().lower()
+    # Base 32 of all ids at once: five bits are a digit.
+    bits = np.unpackbits(np.frombuffer(digests, np.uint8)).reshape(-1, 5)
+    text = _BASE_32[bits @ _DIGIT_VALUES].tobytes().decode()
     return ["cc1_" + text[i : i + _ID_CHARS] for i in range(0, len(text), _ID_CHARS)]
 
 
@@ -66,6 +70,8 @@ class Cleaner:
 
     def texts(self, texts: Sequence[str | None]) -> list[str | None]:
         """Many texts; what is empty becomes `None`."""
+        if self._redactor is None:
+            return [text or None for text in texts]
         return [self.text(text) if text else None for text in texts]
 
     def arguments(self, text: str) -> str:
@@ -249,6 +255,8 @@ class LogRows:
 
 
 def _flags_of(turn: Turn) -> list[str]:
+    if not turn.flags and not turn.cleared:
+        return []
     return [*sorted(turn.flags), *(f"clear:{call_id}" for call_id in turn.cleared)]
 
 
