@@ -33,11 +33,12 @@ def recall() -> dict[str, object]:
 
 
 def texts_of(paths: list[Path]) -> list[str]:
-    texts: set[str] = set()
-    for document in ingest(paths, redact=False).turns["messages_json"].to_pylist():
-        for message in msgspec.json.decode(document):
-            texts.add(message["content"])
-            texts.update(c["function"]["arguments"] for c in message.get("tool_calls", ()))
+    result = ingest(paths, redact=False)
+    texts: set[str] = set(result.states["action_text"].to_pylist())
+    for document in result.turns["messages_json"].to_pylist():
+        texts.update(message["content"] for message in msgspec.json.decode(document))
+    for calls in filter(None, result.states["action_tool_calls_json"].to_pylist()):
+        texts.update(call["function"]["arguments"] for call in msgspec.json.decode(calls))
     return sorted(texts)
 
 

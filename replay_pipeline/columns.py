@@ -58,7 +58,8 @@ _IN_TABLE = {
     "turns": {
         "flags": "Marks of the turn, e.g. `meta`, `interrupt`, `compact_summary`.",
         "kind": "`user`, `assistant`, `meta`, `summary`, …",
-        "messages_json": "An assistant message with its tool results, or a user message.",
+        "messages_json": "What it adds to a prefix: a user message, or tool results after an "
+        "assistant message; an action that is a row of `states` is stored only there.",
         "model": "Model that wrote the turn.",
         "n_cache_creation_tokens": "Recorded prompt tokens written to the provider's cache.",
         "n_cache_read_tokens": "Recorded prompt tokens read from the provider's cache.",

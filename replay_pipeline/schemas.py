@@ -7,7 +7,7 @@ which stamps `schema_version` into the file and checks it on reading.
 
 import pyarrow as pa
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 """Raised when a column changes its meaning or goes; a new nullable column does not raise it."""
 
 _TIMESTAMP = pa.timestamp("ms", tz="UTC")
@@ -46,7 +46,7 @@ TURNS = pa.schema(
         ("timestamp", _TIMESTAMP),
         ("model", pa.string()),
         ("cwd", pa.string()),
-        ("messages_json", pa.string()),  # the assistant message and its tool results, or the user's
+        ("messages_json", pa.string()),  # apart from an action that `states` holds
         ("thinking", pa.string()),
         ("n_input_tokens", pa.int64()),
         ("n_cache_creation_tokens", pa.int64()),

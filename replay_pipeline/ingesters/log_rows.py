@@ -126,17 +126,26 @@ def _strings_in(value: Any) -> Iterator[str]:
 
 
 class LogRows:
-    """Rows of one conversation, of which `turns` are kept."""
+    """Rows of one conversation, of which `turns` are kept.
+
+    `fresh` are the decisions that become rows of `states`, each with its id: their actions are
+    stored there, and only there.
+    """
 
     def __init__(
-        self, log: SessionLog, session_id: str, turns: list[Turn], cleaner: Cleaner
+        self,
+        log: SessionLog,
+        session_id: str,
+        turns: list[Turn],
+        fresh: Sequence[tuple[str, Turn]],
+        cleaner: Cleaner,
     ) -> None:
         self._log = log
         self._session_id = session_id
         self._kept = turns
+        self._fresh = fresh
+        self._decided = {turn for _, turn in fresh}
         self._cleaner = cleaner
-        self._calls = {turn: self._encoded_calls(turn) for turn in turns if turn.calls}
-        """Both tables hold them."""
         self._moments = [_milliseconds(turn.timestamp) for turn in log.turns]
 
     def turns(self) -> Rows:
@@ -161,16 +170,16 @@ class LogRows:
             "flags": [_flags_of(turn) for turn in kept],
         }
 
-    def states(self, fresh: Sequence[tuple[str, Turn]], labels_of: Mapping[Turn, Label]) -> Rows:
-        """Rows of `states`: the decisions in `fresh`, each with its id."""
+    def states(self, labels_of: Mapping[Turn, Label]) -> Rows:
+        """Rows of `states`: the fresh decisions."""
         clean = self._cleaner
-        states = [turn for _, turn in fresh]
+        states = [turn for _, turn in self._fresh]
         labels = [labels_of[turn] for turn in states]
         depth = _depths(self._log.turns)
         predicted = predict_context(self._log.turns)
         n_context = [turn.usage.n_context if turn.usage else 0 for turn in states]
         return {
-            "state_id": [state_id for state_id, _ in fresh],
+            "state_id": [state_id for state_id, _ in self._fresh],
             "session_id": [self._session_id] * len(states),
             "turn_idx": [turn.index for turn in states],
             "depth": [depth[turn] for turn in states],
@@ -178,7 +187,9 @@ class LogRows:
             "student_model": [turn.model for turn in states],
             "cwd": clean.texts([turn.cwd for turn in states]),
             "action_text": [clean.text("\n\n".join(turn.texts)) for turn in states],
-            "action_tool_calls_json": [self._calls.get(turn) for turn in states],
+            "action_tool_calls_json": [
+                _encode(self._tool_calls(turn)) if turn.calls else None for turn in states
+            ],
             "outcome": [label.outcome for label in labels],
             "error_kind": [label.error_kind for label in labels],
             "hint": clean.texts([label.hint for label in labels]),
@@ -219,34 +230,33 @@ class LogRows:
             "skipped_json": json.dumps(dict(sorted(counts.skipped.items()))),
         }
 
-    def _encoded_calls(self, turn: Turn) -> bytes:
+    def _tool_calls(self, turn: Turn) -> list[dict[str, Any]]:
         clean = self._cleaner
-        return _encode(
-            [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": clean.text(call.name),
-                        "arguments": clean.arguments(call.arguments),
-                    },
-                }
-                for call in turn.calls
-            ]
-        )
+        return [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": clean.text(call.name),
+                    "arguments": clean.arguments(call.arguments),
+                },
+            }
+            for call in turn.calls
+        ]
 
     def _messages(self, turn: Turn) -> list[Message]:
-        clean = self._cleaner
-        text = clean.text("\n\n".join(turn.texts))
+        """What the turn adds to a prefix, apart from an action that `states` holds."""
         if turn.kind == "microcompact":
             return []
+        clean = self._cleaner
         if turn.kind != "assistant":
-            return [{"role": "user", "content": text}]
-        message: Message = {"role": "assistant", "content": text}
-        if not turn.calls:
-            return [message]
-        message["tool_calls"] = msgspec.Raw(self._calls[turn])
-        messages = [message]
+            return [{"role": "user", "content": clean.text("\n\n".join(turn.texts))}]
+        messages: list[Message] = []
+        if turn not in self._decided:
+            action: Message = {"role": "assistant", "content": clean.text("\n\n".join(turn.texts))}
+            if turn.calls:
+                action["tool_calls"] = self._tool_calls(turn)
+            messages.append(action)
         for call in turn.calls:
             result = turn.results.get(call.id)
             content = clean.text(result.text) if result is not None else NO_RESULT

@@ -55,6 +55,8 @@ class _StoredTurn:
     messages_json: str
     flags: list[str]
     n_chars: int
+    state: int | None
+    """Row of `states` that holds its action."""
     messages: list[Message] | None = None
 
 
@@ -128,6 +130,15 @@ class Traces:
             rows.setdefault(session_id, []).append(row)
         return rows
 
+    @cached_property
+    def _states_of(self) -> dict[str, dict[int, int]]:
+        """Rows of `states` by session and turn."""
+        rows: dict[str, dict[int, int]] = {}
+        ids, indices = self._columns["session_id"], self._columns["turn_idx"]
+        for row, (session_id, turn_idx) in enumerate(zip(ids, indices, strict=True)):
+            rows.setdefault(session_id, {})[turn_idx] = row
+        return rows
+
     def _session(self, session_id: str) -> dict[int, _StoredTurn]:
         """Turns of a session by index; those used last stay open, up to a limit of text."""
         turns = self._open.get(session_id)
@@ -135,8 +146,11 @@ class Traces:
             rows = self._turns.take(pa.array(self._turn_rows.get(session_id, []), pa.int64()))
             names = ("turn_idx", "parent_turn_idx", "kind", "cwd", "messages_json", "flags")
             columns = [rows.column(name).to_pylist() for name in names]
+            states = self._states_of.get(session_id, {})
             turns = {
-                index: _StoredTurn(parent, kind, cwd, text, flags or [], len(text))
+                index: _StoredTurn(
+                    parent, kind, cwd, text, flags or [], len(text), states.get(index)
+                )
                 for index, parent, kind, cwd, text, flags in zip(*columns, strict=True)
             }
             self._n_open_chars += sum(turn.n_chars for turn in turns.values())
@@ -154,7 +168,7 @@ class Traces:
         turns = self._session(row["session_id"])
         path = _path(turns, row["turn_idx"])
         cwd = path[0].cwd if path else row["cwd"]
-        messages = policy.apply(merged_users(_shown(path)))
+        messages = policy.apply(merged_users(self._shown(path)))
         siblings = [i for i in row["siblings"] or () if i in self._position_of]
         return TraceState(
             state_id=row["state_id"],
@@ -181,6 +195,34 @@ class Traces:
         if calls:
             action["tool_calls"] = _decode(calls)
         return action
+
+    def _shown(self, path: list[_StoredTurn]) -> list[Message]:
+        """The messages of the turns on a path, as the model saw them at its end."""
+        cleared: set[str] = set()
+        shown: list[Message] = []
+        for turn in path:
+            if turn.flags:
+                cleared.update(
+                    f.removeprefix("clear:") for f in turn.flags if f.startswith("clear:")
+                )
+                if "retracted" in turn.flags:
+                    continue
+            shown += self._messages(turn)
+        if not cleared:
+            return shown
+        return [
+            {**m, "content": CLEARED_RESULT} if m.get("tool_call_id") in cleared else m
+            for m in shown
+        ]
+
+    def _messages(self, turn: _StoredTurn) -> list[Message]:
+        if turn.messages is None:
+            messages = _decode(turn.messages_json)
+            turn.messages = (
+                messages if turn.state is None else [self._action(turn.state), *messages]
+            )
+            turn.messages_json = ""  # once is enough to keep it
+        return turn.messages
 
     @cached_property
     def _series_of_session(self) -> dict[str, str]:
@@ -296,26 +338,6 @@ def _path(turns: dict[int, _StoredTurn], turn_idx: int) -> list[_StoredTurn]:
             path.append(turn)
     path.reverse()
     return path
-
-
-def _shown(path: list[_StoredTurn]) -> list[Message]:
-    """The messages of the turns on a path, as the model saw them at its end."""
-    cleared: set[str] = set()
-    shown: list[Message] = []
-    for turn in path:
-        if turn.flags:
-            cleared.update(f.removeprefix("clear:") for f in turn.flags if f.startswith("clear:"))
-            if "retracted" in turn.flags:
-                continue
-        if turn.messages is None:
-            turn.messages = _decode(turn.messages_json)
-            turn.messages_json = ""  # once is enough to keep it
-        shown += turn.messages
-    if not cleared:
-        return shown
-    return [
-        {**m, "content": CLEARED_RESULT} if m.get("tool_call_id") in cleared else m for m in shown
-    ]
 
 
 def open_traces(folder: Path | str) -> Traces:

@@ -752,6 +752,26 @@ def test_tables_come_back_as_they_were_written(tmp_path: Path):
     assert report["n_states"] == 2
 
 
+def test_an_action_is_stored_once(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.does("m1", result="found")
+    log.does("m2", result="read")
+    log.says("m3", "done")
+    path = log.write(tmp_path)
+
+    def stored(result: IngestResult) -> list[list[str]]:
+        return [shape(json.loads(text)) for text in result.turns["messages_json"].to_pylist()]
+
+    first = ingest(path, redact=False)
+    assert stored(first) == [["> go"], ["t-m1=found"], ["t-m2=read"], []]
+    # The action of a state of another batch is part of the prefix, and of no state here.
+    known = set(first.states["state_id"].to_pylist()[:1])
+    second = ingest(path, redact=False, known_state_ids=known)
+    assert stored(second) == [["> go"], ["(t-m1)", "t-m1=found"], ["t-m2=read"], []]
+    assert by_message(second, log)["m3"] == by_message(first, log)["m3"]
+
+
 def test_progress_is_told_file_by_file(tmp_path: Path):
     for name in ("a", "b"):
         log = Log(name)
