@@ -481,6 +481,7 @@ _REMINDERS = frozenset(
         "async_hook_response",
     }
 )
+_MAX_DEPTH = 20
 _TEXT_FIELDS = ("content", "text", "snippet", "additionalContext", "blockingError", "message")
 
 
@@ -499,15 +500,17 @@ def _attachment_text(attachment: dict[str, Any]) -> tuple[str, str]:
     return "attachment", f"<system-reminder>\n{text}\n</system-reminder>" if text else ""
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, depth: int = 0) -> str:
     """The text inside a string, blocks or nested content."""
     if isinstance(value, str):
         return value
+    if depth > _MAX_DEPTH:
+        return ""
     if isinstance(value, list):
-        return "\n".join(filter(None, map(_plain, value)))
+        return "\n".join(filter(None, (_plain(item, depth + 1) for item in value)))
     if isinstance(value, dict):
         for key in (*_TEXT_FIELDS, "file", "prompt"):
-            if text := _plain(value.get(key)):
+            if text := _plain(value.get(key), depth + 1):
                 return text
     return ""
 

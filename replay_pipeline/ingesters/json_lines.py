@@ -16,6 +16,9 @@ _BUFFER_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 22
 _decode = msgspec.json.Decoder().decode
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Raised for JSON that is broken, of other types than expected, no UTF-8, or nested too deeply."""
+
 
 class Spans:
     """Counts rows that begin in `[start, end)` apart from those around them."""
@@ -60,6 +63,7 @@ def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str
     while position < len(text):
         try:
             value, position = decoder.raw_decode(text, position)
+            value = _cleaned(value, counts) if isinstance(value, dict) else None
         except (ValueError, RecursionError):
             counts.rows += 1
             is_whole = line.endswith(b"\n")
@@ -67,8 +71,8 @@ def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str
             break
         n_documents += 1
         counts.rows += 1
-        if isinstance(value, dict):
-            yield _cleaned(value, counts)
+        if value is not None:
+            yield value
         else:
             counts.skipped["not_an_object"] += 1
         while position < len(text) and text[position] in " \t\r\n,":
@@ -98,7 +102,7 @@ def read_objects(path: Path, spans: Spans) -> Iterator[tuple[int, dict[str, Any]
         counts = spans.at(offset)
         try:
             value = _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             value = None
         if isinstance(value, dict):
             counts.rows += 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from replay_pipeline.ingesters.base import Result, Turn, path_to
+from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.types import Outcome
 
 MAX_HINT_CHARS = 4_000
@@ -216,7 +217,7 @@ def target_of(arguments: str) -> str:
     """What a call acts on: its file, or the head of its shell command; empty if neither."""
     try:
         value = msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return ""
     if not isinstance(value, dict):
         return ""

@@ -11,6 +11,7 @@ import numpy as np
 
 from replay_pipeline.ingesters.base import NO_RESULT, ReadCounts, SessionLog, Turn
 from replay_pipeline.ingesters.fidelity import predict_context
+from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.ingesters.labels import Label
 from replay_pipeline.redact import Redactor
 from replay_pipeline.types import Message
@@ -21,6 +22,7 @@ _ID_CHARS = _ID_BYTES * 8 // 5
 _BASE_32 = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz234567", np.uint8)
 _DIGIT_VALUES = np.array([16, 8, 4, 2, 1], np.uint8)
 _encode = msgspec.json.encode
+_decode = msgspec.json.decode
 
 Rows = dict[str, list[Any]]
 """Values by column, all of one length."""
@@ -78,11 +80,12 @@ class Cleaner:
         """Arguments with every string in them redacted, else as they were recorded."""
         if self._redactor is None:
             return text
-        value = _loaded(text)
-        if value is text:
+        try:
+            value = _decode(text)
+            clean = self._value(value)
+            return text if clean == value else _encode(clean).decode()
+        except UNREADABLE:
             return self.text(text)
-        clean = self._value(value)
-        return text if clean == value else _encode(clean).decode()
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -100,29 +103,26 @@ def _texts_of(turns: Sequence[Turn]) -> Iterator[str]:
         yield "\n\n".join(turn.texts)
         yield "\n\n".join(turn.thinking)
         for call in turn.calls:
-            yield from _strings_in(_loaded(call.arguments))
+            yield from _strings_in(call.arguments)
         for result in turn.results.values():
             yield result.text
 
 
-def _loaded(arguments: str) -> Any:
-    """The arguments as JSON values, or as the text they are."""
+def _strings_in(arguments: str) -> Iterator[str]:
+    """Every string in arguments, or the text that they are."""
     try:
-        return msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return arguments
-
-
-def _strings_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings_in(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _strings_in(item)
+        values = [_decode(arguments)]
+    except UNREADABLE:
+        values = [arguments]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            values += value
+        elif isinstance(value, dict):
+            yield from value
+            values += value.values()
 
 
 class LogRows:

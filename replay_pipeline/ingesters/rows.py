@@ -4,7 +4,6 @@ Only the fields that decide something are decoded. The side-cars that make up mo
 (`toolUseResult`, file snapshots, streaming progress) are skipped by the decoder.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from replay_pipeline.ingesters.base import ReadCounts
-from replay_pipeline.ingesters.json_lines import Spans, lines_in, objects_in, without_surrogates
+from replay_pipeline.ingesters.json_lines import UNREADABLE, Spans, lines_in, objects_in
 
 _NO_JSON = msgspec.Raw(b"")
 
@@ -27,7 +26,7 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: msgspec.Raw = _NO_JSON
     tool_use_id: str | None = None
-    content: msgspec.Raw = _NO_JSON
+    content: "str | list[Block] | None" = None
     is_error: bool | None = None
 
 
@@ -91,7 +90,6 @@ class ProgressData(msgspec.Struct, rename="camel"):
 
 _decode = msgspec.json.Decoder(Row).decode
 _decode_progress = msgspec.json.Decoder(ProgressData).decode
-_decode_blocks = msgspec.json.Decoder(str | list[Block] | None).decode
 
 
 def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
@@ -100,7 +98,7 @@ def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
     for line in lines_in(path):
         try:
             row = _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             for row in repaired(line, spans.at(offset)):
                 yield offset, row
         else:
@@ -130,7 +128,7 @@ _RAW_FIELDS = {"data", "attachment", "compactMetadata", "microcompactMetadata"}
 def _as_raw(value: dict[str, Any]) -> dict[str, Any]:
     raw = dict(value)
     for key in _RAW_FIELDS & raw.keys():
-        raw[key] = msgspec.Raw(msgspec.json.encode(raw[key]))
+        raw[key] = _raw(raw[key])
     message = raw.get("message")
     if isinstance(message, dict) and isinstance(message.get("content"), list):
         raw["message"] = {**message, "content": [_raw_block(b) for b in message["content"]]}
@@ -141,10 +139,34 @@ def _raw_block(block: Any) -> Any:
     if not isinstance(block, dict):
         return block
     raw = dict(block)
-    for key in ("input", "content"):
-        if key in raw:
-            raw[key] = msgspec.Raw(msgspec.json.encode(raw[key]))
+    if "input" in raw:
+        raw["input"] = _raw(raw["input"])
+    if "content" in raw:
+        raw["content"] = _content_of(raw["content"])
     return raw
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    """A value as JSON; empty if it is nested too deeply."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(value))
+    except RecursionError:
+        return _NO_JSON
+
+
+def _content_of(value: Any) -> str | list[Block] | None:
+    """What a tool result holds, whatever its type: of blocks that which can be shown."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return json_text(_raw(value))
+    blocks = [
+        {key: item[key] for key in ("type", "text") if key in item}
+        if isinstance(item, dict)
+        else item
+        for item in value
+    ]
+    return [_salvaged_block(block) for block in blocks]
 
 
 def _salvaged(value: dict[str, Any]) -> Row:
@@ -199,45 +221,31 @@ def progress_row(data: msgspec.Raw) -> tuple[str, Row] | None:
     """The subagent and its row inside a progress row, if it carries one."""
     try:
         progress = _decode_progress(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+    except UNREADABLE:
+        progress = _salvaged_progress(loose(data))
     is_agent = progress.type == "agent_progress" and progress.agent_id
     if not is_agent or progress.message is None:
         return None
     return progress.agent_id or "", progress.message
 
 
-def text_of(content: msgspec.Raw) -> str:
+def _salvaged_progress(value: dict[str, Any]) -> ProgressData:
+    kind, agent_id, message = value.get("type"), value.get("agentId"), value.get("message")
+    if not (isinstance(kind, str) and isinstance(agent_id, str) and isinstance(message, dict)):
+        return ProgressData()
+    return ProgressData(kind, agent_id, row_of(message, ReadCounts()))
+
+
+def text_of(content: str | list[Block] | None) -> str:
     """The text of a tool result: a string, or blocks of which only text can be shown."""
-    if not content:
-        return ""
-    try:
-        value = _decode_blocks(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        value = _loose_blocks(json_text(content))
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return "\n".join(b.text if b.text is not None else f"[{b.type}]" for b in value)
+    if isinstance(content, str):
+        return content
+    return "\n".join(b.text if b.text is not None else f"[{b.type}]" for b in content or ())
 
 
 def json_text(raw: msgspec.Raw) -> str:
     """A value as it was recorded."""
     return str(memoryview(raw), "utf-8", "replace")
-
-
-def _loose_blocks(text: str) -> str | list[Block]:
-    """Content that is no text and no list of blocks, or bytes that are no UTF-8."""
-    try:
-        value = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return text
-    if isinstance(value, str):
-        return without_surrogates(value)
-    if isinstance(value, list):
-        return [_salvaged_block(item) for item in value]
-    return text
 
 
 def loose(raw: msgspec.Raw) -> dict[str, Any]:
@@ -246,6 +254,6 @@ def loose(raw: msgspec.Raw) -> dict[str, Any]:
         return {}
     try:
         value = msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return {}
     return value if isinstance(value, dict) else {}

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.types import Tool
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class ToolLearner:
         """Learn from one call that was not refused for its arguments."""
         try:
             value = msgspec.json.decode(arguments)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             return
         if not isinstance(value, dict):
             return

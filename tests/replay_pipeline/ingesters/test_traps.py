@@ -691,6 +691,35 @@ def test_fields_of_a_wrong_type_cost_only_themselves(tmp_path: Path):
     assert result.report.notes == {"mistyped_field": 2}
 
 
+@pytest.mark.parametrize("is_redacted", [False, True])
+@pytest.mark.parametrize("depth", [500, 900, 985, 100_000])
+@pytest.mark.parametrize("place", ["sidecar", "call", "result", "attachment"])
+def test_what_is_nested_deeply_costs_at_most_its_row(tmp_path: Path, place, depth, is_redacted):
+    at = {place: "DEEP"}
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", x=at.get("call"))
+    log.answers("t1", at.get("result", "ok"), toolUseResult=at.get("sidecar"))
+    log.row("attachment", attachment={"type": "file", "content": at.get("attachment", "text")})
+    log.says("m2", "done")
+    log.lines = [line.replace(b'"DEEP"', b"[" * depth + b"]" * depth) for line in log.lines]
+    result = ingest(log.write(tmp_path), redact=is_redacted)
+    report = result.report
+    assert report.rows == report.rows_used + sum(report.skipped.values()) == 5
+    assert by_message(result, log)["m2"]["student_action"]["content"] == "done"
+
+
+def test_content_of_any_type_is_shown_as_text(states):
+    log = Log()
+    log.user("go")
+    for i, content in enumerate([{"a": [1, "b"]}, ["c", {"text": 5, "type": "text"}, 7], None]):
+        log.calls(f"m{i}", f"t{i}")
+        log.answers(f"t{i}", content)
+    log.says("m9", "done")
+    shown = shape(states(log)["m9"]["messages"])[2::2]
+    assert shown == ['t0={"a":[1,"b"]}', "t1=c\n[text]\n[unknown]", "t2="]
+
+
 def test_the_action_is_never_in_its_own_prefix(tmp_path: Path):
     log = Log()
     log.user("go")
