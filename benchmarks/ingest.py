@@ -76,6 +76,7 @@ def ingest_all(batches: list[TraceBatch], *, redact: bool) -> dict[str, Any]:
             )
             totals["bytes"] += result.report.bytes
             totals["states"] += result.report.n_states
+            del result  # or it is there while the next batch is read
         cpu_s, wall_s = time.process_time() - start, time.perf_counter() - begun
     rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {**totals, "cpu_s": cpu_s, "wall_s": wall_s, "peak_rss_mb": round(rss_mb, 1)}

@@ -19,8 +19,8 @@ from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.copilot import Copilot
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
-from replay_pipeline.ingesters.labels import judge_result, label_turns
-from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of
+from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
+from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of, texts_of
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
@@ -42,7 +42,8 @@ INGESTERS: tuple[Ingester, ...] = (
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536
-_OPEN_ROWS = 300
+_OPEN_BYTES = 8_000_000
+"""Of files that are read before their rows are made: redaction is faster on many texts at once."""
 _TAIL_BYTES = 4_096
 _SUFFIXES = frozenset({".jsonl", ".json"})
 
@@ -115,6 +116,8 @@ def ingest(
     for n_done, source in enumerate(_in_order(slices), 1):
         with without_collector():
             corpus.take(source)
+            if corpus.n_open_bytes >= _OPEN_BYTES or n_done == len(slices):
+                corpus.flush()
         if on_progress is not None:
             on_progress(Progress(stage="ingest", n_done=n_done, n_total=len(slices)))
     if slices and not corpus.n_read:
@@ -181,6 +184,20 @@ def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
     return sorted(slices, key=key)
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenLog:
+    """A conversation that is read and labelled, and has no rows yet."""
+
+    log: SessionLog
+    session_id: str
+    needed: list[Turn]
+    fresh: list[tuple[str, Turn]]
+    labels: dict[Turn, Label]
+    users: frozenset[str]
+    counts: ReadCounts
+    origin: dict[str, Any]
+
+
 class _Corpus:
     """Columns of the tables while files come in."""
 
@@ -199,6 +216,8 @@ class _Corpus:
         self.skipped_files: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.usage: Counter[str] = Counter()
+        self.open_logs: list[_OpenLog] = []
+        self.n_open_bytes = 0
         self.n_files = 0
         self.n_read = 0
         self.n_bytes = 0
@@ -239,9 +258,27 @@ class _Corpus:
         }
         for position, log in enumerate(logs):
             self._log(log, source, end, origin, counts if position == 0 else ReadCounts())
-        if len(self.turns.open["turn_idx"]) >= _OPEN_ROWS:
-            self.turns.close()
-            self.states.close()
+        self.n_open_bytes += n_bytes
+
+    def flush(self) -> None:
+        """Make the rows of the conversations that were read so far."""
+        cleaners = [Cleaner(self.redactor, item.users) for item in self.open_logs]
+        if self.redactor is not None:
+            self.redactor.prepare_groups(
+                (item.users, texts_of(item.needed)) for item in self.open_logs
+            )
+        for item, cleaner in zip(self.open_logs, cleaners, strict=True):
+            rows = LogRows(item.log, item.session_id, item.needed, item.fresh, cleaner)
+            self.turns.extend(rows.turns())
+            self.states.extend(rows.states(item.labels))
+            session = rows.session(
+                item.counts, n_states=len(item.fresh), hash_project=self.hash_project
+            )
+            self.sessions.append({**session, **item.origin})
+        self.turns.close()
+        self.states.close()
+        self.open_logs.clear()
+        self.n_open_bytes = 0
 
     def _log(
         self,
@@ -259,15 +296,11 @@ class _Corpus:
         needed = _needed(log.turns, fresh)
         if not needed and any(turn.is_state for turn in log.turns):
             return
-        cleaner = Cleaner(self.redactor, users)
-        cleaner.prepare(needed)
         session_id = self._unique_id(log, source, fresh)
-        rows = LogRows(log, session_id, needed, fresh, cleaner)
-        self.turns.extend(rows.turns())
-        self.states.extend(rows.states(labels))
         self.outcomes.update(labels[turn].outcome for _, turn in fresh)
-        session = rows.session(counts, n_states=len(fresh), hash_project=self.hash_project)
-        self.sessions.append({**session, **origin})
+        self.open_logs.append(
+            _OpenLog(log, session_id, needed, fresh, labels, users, counts, origin)
+        )
 
     def _fresh(self, log: SessionLog, source: SourceSlice, end: int) -> list[tuple[str, Turn]]:
         """The states that begin in the slice and are not known yet."""

@@ -61,11 +61,6 @@ class Cleaner:
         self._redactor = redactor
         self._users = users
 
-    def prepare(self, turns: Sequence[Turn]) -> None:
-        """Redact the texts of `turns` at once, which is faster than one by one."""
-        if self._redactor is not None:
-            self._redactor.prepare(_texts_of(turns), users=self._users)
-
     def text(self, text: str) -> str:
         """One text."""
         return text if self._redactor is None else self._redactor.text(text, users=self._users)
@@ -97,7 +92,7 @@ class Cleaner:
         return value
 
 
-def _texts_of(turns: Sequence[Turn]) -> Iterator[str]:
+def texts_of(turns: Sequence[Turn]) -> Iterator[str]:
     """Every text of the turns that will be redacted."""
     for turn in turns:
         yield "\n\n".join(turn.texts)

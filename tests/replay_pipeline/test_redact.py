@@ -1,4 +1,5 @@
 import json
+import re
 from random import Random
 
 import msgspec
@@ -47,6 +48,44 @@ def test_equal_secrets_become_equal_placeholders_and_salts_differ():
     assert second == f"b: {placeholder}!"
     assert Redactor(salt="two").text(f"a {GITHUB}") != first
     assert Redactor(salt="one").text(f"a {GITHUB}") == first
+
+
+_ADDRESS = re.compile(
+    r"(?<![\w.+%/:-])[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![\w@])"
+)
+_PIECES = [
+    "a",
+    "b1",
+    ".",
+    "@",
+    "-",
+    "%",
+    "+",
+    "/",
+    ":",
+    " ",
+    "\n",
+    "é",
+    "x.co",
+    "q" * 60,
+    "@corp.dev",
+]
+
+
+@settings(max_examples=2000, deadline=None)
+@given(st.lists(st.sampled_from(_PIECES), max_size=14).map("".join))
+def test_an_address_is_found_from_its_host_as_one_rule_would_find_it(text):
+    redacted = Redactor().text(text)
+    assert re.split(r"<EMAIL:[0-9a-f]{8}>", redacted) == _ADDRESS.split(text) or len(text) < 6
+
+
+def test_texts_of_several_conversations_are_redacted_each_with_its_own_users():
+    redactor = Redactor()
+    text = "rebase kimlee/tide onto annabel/tide"
+    kim, anna = frozenset({"kimlee"}), frozenset({"annabel"})
+    redactor.prepare_groups([(kim, [text]), (anna, [text])])
+    assert redactor.text(text, users=kim) == "rebase user/tide onto annabel/tide"
+    assert redactor.text(text, users=anna) == "rebase kimlee/tide onto user/tide"
 
 
 def test_counts_are_by_kind_and_hold_no_values():
