@@ -522,9 +522,8 @@ class ClaudeCode:
 
     def sniff(self, head: bytes) -> bool:
         """Whether rows of this format lie in `head`, the first bytes of a file."""
-        counts = ReadCounts()
-        for line in head.split(b"\n")[:50]:
-            for row in rows.repaired(line, counts):
+        for line in head.split(b"\n", 50)[:50]:
+            for row in rows.rows_in(line, ReadCounts()):
                 if row.type in _ROW_TYPES and row.uuid and (row.session_id or row.message):
                     return True
                 if row.type in {"summary", "file-history-snapshot", "queue-operation"}:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -216,7 +216,7 @@ class _Corpus:
         self.skipped_files: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.usage: Counter[str] = Counter()
-        self.open_logs: list[_OpenLog] = []
+        self.open_logs: deque[_OpenLog] = deque()
         self.n_open_bytes = 0
         self.n_files = 0
         self.n_read = 0
@@ -262,23 +262,25 @@ class _Corpus:
 
     def flush(self) -> None:
         """Make the rows of the conversations that were read so far."""
-        cleaners = [Cleaner(self.redactor, item.users) for item in self.open_logs]
         if self.redactor is not None:
             self.redactor.prepare_groups(
                 (item.users, texts_of(item.needed)) for item in self.open_logs
             )
-        for item, cleaner in zip(self.open_logs, cleaners, strict=True):
-            rows = LogRows(item.log, item.session_id, item.needed, item.fresh, cleaner)
-            self.turns.extend(rows.turns())
-            self.states.extend(rows.states(item.labels))
-            session = rows.session(
-                item.counts, n_states=len(item.fresh), hash_project=self.hash_project
-            )
-            self.sessions.append({**session, **item.origin})
+        while self.open_logs:
+            self._add_rows(self.open_logs.popleft())
         self.turns.close()
         self.states.close()
-        self.open_logs.clear()
         self.n_open_bytes = 0
+
+    def _add_rows(self, item: _OpenLog) -> None:
+        cleaner = Cleaner(self.redactor, item.users)
+        rows = LogRows(item.log, item.session_id, item.needed, item.fresh, cleaner)
+        self.turns.extend(rows.turns())
+        self.states.extend(rows.states(item.labels))
+        session = rows.session(
+            item.counts, n_states=len(item.fresh), hash_project=self.hash_project
+        )
+        self.sessions.append({**session, **item.origin})
 
     def _log(
         self,

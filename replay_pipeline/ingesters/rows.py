@@ -107,6 +107,14 @@ def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
         offset += len(line)
 
 
+def rows_in(line: bytes, counts: ReadCounts) -> list[Row]:
+    """The rows of one line, repaired where that is needed."""
+    try:
+        return [_decode(line)]
+    except UNREADABLE:
+        return list(repaired(line, counts))
+
+
 def repaired(line: bytes | bytearray, counts: ReadCounts) -> Iterator[Row]:
     """The rows of a line that is not one well-formed row: glued, mistyped or damaged ones."""
     for value in objects_in(line, counts):
