@@ -113,13 +113,13 @@ def ingest(
         hash_project=hash_project,
         known=known_state_ids if isinstance(known_state_ids, Set) else set(known_state_ids),
     )
-    for n_done, source in enumerate(_in_order(slices), 1):
-        with without_collector():
+    with without_collector():
+        for n_done, source in enumerate(_in_order(slices), 1):
             corpus.take(source)
             if corpus.n_open_bytes >= _OPEN_BYTES or n_done == len(slices):
                 corpus.flush()
-        if on_progress is not None:
-            on_progress(Progress(stage="ingest", n_done=n_done, n_total=len(slices)))
+            if on_progress is not None:
+                on_progress(Progress(stage="ingest", n_done=n_done, n_total=len(slices)))
     if slices and not corpus.n_read:
         raise IngestError(_nothing_read(slices, corpus))
     return corpus.result(tool_overrides)

@@ -1,11 +1,13 @@
 """One test per way in which a session log misleads its readers."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from replay_pipeline.collector import without_collector
 from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters import (
     ClaudeCodeIngester,
@@ -15,6 +17,7 @@ from replay_pipeline.ingesters import (
     open_traces,
     write_traces,
 )
+from replay_pipeline.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
 
 
@@ -799,6 +802,14 @@ def test_an_action_is_stored_once(tmp_path: Path):
     second = ingest(path, redact=False, known_state_ids=known)
     assert stored(second) == [["> go"], ["(t-m1)", "t-m1=found"], ["t-m2=read"], []]
     assert by_message(second, log)["m3"] == by_message(first, log)["m3"]
+
+
+def test_ingestion_leaves_nothing_to_the_cyclic_collector():
+    ingest(SESSIONS_DIR)
+    gc.collect()
+    with without_collector():
+        ingest(SESSIONS_DIR)
+        assert gc.collect() == 0
 
 
 def test_progress_is_told_file_by_file(tmp_path: Path):
