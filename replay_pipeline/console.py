@@ -96,7 +96,11 @@ def show_summary(summary: Report) -> None:
     rows: list[tuple[str, Any]] = [
         ("sessions", f"{summary['sessions']} in {summary['batches']} batches"),
         ("states", f"{summary['states']} (of {summary['turns']} turns)"),
-        ("calls", f"{summary['calls']} now, {summary['answers']} answers in all"),
+        (
+            "calls",
+            f"{summary['calls']} now; in all {summary['answers']} answers, "
+            f"{summary['failed_calls']} failed",
+        ),
         (
             "dollars",
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
@@ -195,6 +199,9 @@ def show_train(report: Report) -> None:
 
 def show_status(report: Report) -> None:
     """What is done, and what it cost."""
+    if not report["batches"]:
+        out.print("No sessions yet: run `replay-pipeline ingest` first.")
+        return
     _draw_batches("Batches", report["batches"], ("ingest", "replay", "pairs", "normalize"))
     ledger = report["ledger"]
     plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
