@@ -16,12 +16,10 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,7 +37,13 @@ from replay_pipeline.instance import prepare_home, ui_command
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.settings import Settings
-from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing import TeacherServer, write_settings
+from replay_pipeline.testing.dagster_web import (
+    free_port,
+    launch_batch,
+    process_tree,
+    wait_for_run,
+)
 from replay_pipeline.testing.sessions import SessionBuilder, ToolCall
 
 N_ASSETS = 4
@@ -57,14 +61,15 @@ def make_root(folder: Path, n: int, server: TeacherServer) -> Pipeline:
         builder.result(message.tool_use_ids[0], f"def module_{i}(): ...")
         builder.assistant(f"Module {i} is fine now.")
         builder.write(folder / "projects")
-    [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
     root = folder / "data"
-    root.mkdir()
-    (root / "settings.toml").write_text(
-        f"[ingest]\nsources = [{json.dumps(str(folder / 'projects'))}]\nsettle_s = 0\n"
-        "max_batch_sessions = 1\n[replay]\nmax_total_usd = 1000.0\n[[replay.teachers]]\n"
-        f"name = 'one'\nmodel = '{teacher.model}'\nbase_url = '{teacher.base_url}'\n"
-        "api_key_env = ''\ndialect = 'openrouter'\n[pairs]\nagreement_threshold = 1\n"
+    write_settings(
+        root,
+        ingest={"sources": [folder / "projects"], "settle_s": 0, "max_batch_sessions": 1},
+        replay={
+            "max_total_usd": 1000.0,
+            "teachers": server.teachers(["deepseek/deepseek-v4-pro"]),
+        },
+        pairs={"agreement_threshold": 1},
     )
     work = at(root)
     work.find_batches()
@@ -154,40 +159,11 @@ def sensor_tick(root: Path, instance: dg.DagsterInstance) -> None:
 # A click
 
 
-LAUNCH = """
-mutation Launch($params: ExecutionParams!) {
-  launchRun(executionParams: $params) { __typename ... on LaunchRunSuccess { run { runId } } }
-}
-"""
-STATUS = "query Run($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
-
-
-def ask(url: str, query: str, **variables: Any) -> dict[str, Any]:
-    body = json.dumps({"query": query, "variables": variables}).encode()
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{url}/graphql", data=body, headers=headers)  # noqa: S310
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 (loopback)
-        return json.load(answer)["data"]
-
-
 def click(url: str, batch: str) -> float:
     """Seconds from the launch of a run in the web server to its success."""
-    params = {
-        "selector": {
-            "repositoryLocationName": "replay_pipeline",
-            "repositoryName": "__repository__",
-            "pipelineName": "replay_batches",
-        },
-        "mode": "default",
-        "runConfigData": {},
-        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": batch}]},
-    }
     began = time.perf_counter()
-    launched = ask(url, LAUNCH, params=params)["launchRun"]
-    run_id = launched["run"]["runId"]
-    while (status := ask(url, STATUS, id=run_id)["runOrError"]["status"]) != "SUCCESS":
-        assert status not in ("FAILURE", "CANCELED"), status
-        time.sleep(0.05)
+    ended = wait_for_run(url, launch_batch(url, batch))
+    assert ended == "SUCCESS", ended
     return time.perf_counter() - began
 
 
@@ -196,9 +172,7 @@ def clicks(folder: Path, n: int) -> dict[str, float]:
     with ExitStack() as stack:
         server = stack.enter_context(TeacherServer(script={"content": "I read the test first."}))
         work = make_root(folder, n + 1, server)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command, environment = ui_command(work.settings, port=port)
         environment["PYTHONPATH"] = str(Path(__file__).parents[1])
         with dg.DagsterInstance.from_config(environment["DAGSTER_HOME"]) as instance:
@@ -218,20 +192,12 @@ def clicks(folder: Path, n: int) -> dict[str, float]:
             try:
                 click(url, first)
                 break
-            except (OSError, KeyError, TypeError):
+            except OSError:
                 assert time.monotonic() < end
                 time.sleep(0.5)
         seconds = sorted(click(url, batch) for batch in rest)
-        memory = sum(pss_mib(pid) for pid in tree(process.pid))
+        memory = sum(pss_mib(pid) for pid in process_tree(process.pid))
     return {"click_to_success_s": seconds[len(seconds) // 2], "ui_memory_mib": memory}
-
-
-def tree(pid: int) -> list[int]:
-    """A process and all below it."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [each for child in task.read_text().split() for each in tree(int(child))]
-    return found
 
 
 def pss_mib(pid: int) -> float:
