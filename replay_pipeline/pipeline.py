@@ -72,7 +72,13 @@ from replay_pipeline.store import check_reachable, copy_files, files_below, is_l
 from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
 from replay_pipeline.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.training import Launch, TrainerJob, run_trainer, training_curves
+from replay_pipeline.training import (
+    TRAINER_LOCK,
+    Launch,
+    TrainerJob,
+    run_trainer,
+    training_curves,
+)
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
@@ -481,7 +487,7 @@ class Pipeline:
             launch(job, self._on_progress)
             report = json.loads((output / "report.json").read_text("utf-8"))
             if kept != output:
-                copy_files(output, kept, files_below(output))
+                copy_files(output, kept, [n for n in files_below(output) if n != TRAINER_LOCK])
             return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
