@@ -38,8 +38,8 @@ from replay_pipeline.pairs import (
     extract_pairs,
     outcomes_table,
     pairs_from_table,
-    pairs_table,
-    positives_table,
+    pairs_parts,
+    positives_parts,
 )
 from replay_pipeline.passes import Pass
 from replay_pipeline.publish import (
@@ -350,8 +350,8 @@ class Pipeline:
                 count_own_family=self.settings.pairs.count_own_family,
             )
             pairs = apply_marks(report.pairs, marks)
-            self._write("dpo_pairs", batch, pairs_table(pairs))
-            self._write("positives", batch, positives_table(report.positives))
+            self._write("dpo_pairs", batch, pairs_parts(pairs))
+            self._write("positives", batch, positives_parts(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
             write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
             return {
@@ -760,7 +760,7 @@ class Pipeline:
 
         return Pass(self.batches, start=start, add=add_batch)
 
-    def _write(self, name: str, batch: str, table: pa.Table) -> None:
+    def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
         self.root.write(name, batch, table)
         for table_name, seen in (
             ("states", self._seen_states),
