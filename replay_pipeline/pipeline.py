@@ -38,8 +38,8 @@ from replay_pipeline.pairs import (
     extract_pairs,
     outcomes_table,
     pairs_from_table,
-    pairs_table,
-    positives_table,
+    pairs_parts,
+    positives_parts,
 )
 from replay_pipeline.passes import Pass
 from replay_pipeline.publish import (
@@ -72,7 +72,13 @@ from replay_pipeline.store import check_reachable, copy_files, files_below, is_l
 from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
 from replay_pipeline.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.training import Launch, TrainerJob, run_trainer, training_curves
+from replay_pipeline.training import (
+    TRAINER_LOCK,
+    Launch,
+    TrainerJob,
+    run_trainer,
+    training_curves,
+)
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
@@ -344,8 +350,8 @@ class Pipeline:
                 count_own_family=self.settings.pairs.count_own_family,
             )
             pairs = apply_marks(report.pairs, marks)
-            self._write("dpo_pairs", batch, pairs_table(pairs))
-            self._write("positives", batch, positives_table(report.positives))
+            self._write("dpo_pairs", batch, pairs_parts(pairs))
+            self._write("positives", batch, positives_parts(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
             write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
             return {
@@ -482,7 +488,7 @@ class Pipeline:
             launch(job, self._on_progress)
             report = json.loads((output / "report.json").read_text("utf-8"))
             if kept != output:
-                copy_files(output, kept, files_below(output))
+                copy_files(output, kept, [n for n in files_below(output) if n != TRAINER_LOCK])
             return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
@@ -760,7 +766,7 @@ class Pipeline:
 
         return Pass(self.batches, start=start, add=add_batch)
 
-    def _write(self, name: str, batch: str, table: pa.Table) -> None:
+    def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
         self.root.write(name, batch, table)
         for table_name, seen in (
             ("states", self._seen_states),

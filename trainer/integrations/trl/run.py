@@ -24,9 +24,10 @@ from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
 from trainer.data.tiny import corpus, make_model, train_tokenizer
-from trainer.diloco.environment import ReplicaPlace
+from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.object_store import ObjectStore
-from trainer.errors import DatasetError, TrainerConfigError
+from trainer.errors import DatasetError, TrainerConfigError, TrainerError
+from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.integrations.outer import (
     OuterOptions,
@@ -42,6 +43,9 @@ from trainer.losses.compose import compose_loss, model_logits
 from trainer.losses.logps import token_logps
 
 logger = logging.getLogger(__name__)
+
+RESTART_PATIENCE_S = 20.0
+"""How long a replica that is started anew waits for the end of the one that died."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,17 +214,54 @@ def run(
 
     Raises:
         TrainerConfigError: a setting is wrong.
+        FolderInUseError: another run writes into the output folder.
         DatasetError: the dataset lacks what a channel needs.
         TrainingStoppedError: `should_stop` said so; `resume_from="last"` goes on.
     """
+    args = trl_config(config, Path(config.output))
+    parts = parts or RunParts()
+    with only_run_in(Path(config.output), args, place=parts.place):
+        return _run(config, args, parts, on_metrics, should_stop)
+
+
+@contextlib.contextmanager
+def only_run_in(
+    folder: Path, args: ComposerConfig, *, place: ReplicaPlace | None = None
+) -> Iterator[None]:
+    """Keep other runs out of the output folder. The first rank asks; all are refused, or none.
+
+    Raises:
+        FolderInUseError: another run writes there; nothing was touched.
+        TrainerConfigError: the folder cannot be made or written to.
+    """
+    where = place or replica_place()
+    patience_s = RESTART_PATIENCE_S if where is not None and where.attempt else 0.0
+    with contextlib.ExitStack() as stack:
+        refusal: list[TrainerError | None] = [None]
+        if args.process_index == 0:
+            try:
+                stack.enter_context(sole_writer(folder, patience_s=patience_s))
+            except TrainerError as error:
+                refusal = [error]
+        if args.world_size > 1:
+            torch.distributed.broadcast_object_list(refusal, src=0, device=args.device)
+        if refusal[0] is not None:
+            raise refusal[0]
+        yield
+
+
+def _run(
+    config: RunConfig,
+    args: ComposerConfig,
+    parts: RunParts,
+    on_metrics: Callable[[dict[str, Any]], None] | None,
+    should_stop: Callable[[], bool],
+) -> dict[str, Any]:
     started = time.perf_counter()
     transformers_logging.disable_progress_bar()
     output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
-    args = trl_config(config, output)
     data = load_preference_data(config.dataset, revision=config.revision)
     model, tokenizer = load_model(config, data, seed=args.seed)
-    parts = parts or RunParts()
     outer = outer_callbacks(
         config.outer, config.outer_options, place=parts.place, store=parts.store
     )
