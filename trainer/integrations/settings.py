@@ -19,6 +19,8 @@ __all__ = [
     "SharedSettings",
     "overlaid",
     "read_settings",
+    "replay_options",
+    "sdpo_options",
     "without_engines",
 ]
 
@@ -110,28 +112,44 @@ class EngineSettings:
     @property
     def sdpo(self) -> SDPOOptions:
         """Channel 2 as the loss core knows it."""
-        shared = self.shared
-        return SDPOOptions(
-            jsd_beta=shared.jsd_beta,
-            temperature=shared.temperature,
-            wrapper=shared.sdpo_wrapper,  # type: ignore[arg-type]
-            taid_t=shared.taid_t_start if shared.sdpo_wrapper == "taid" else None,
-            entropy_opd_h_max=shared.entropy_opd_h_max,
-            estimator=shared.sdpo_estimator,  # type: ignore[arg-type]
-            top_k=shared.sdpo_top_k,
-            token_clip=shared.sdpo_token_clip,
-        )
+        return sdpo_options(self.shared)
 
     @property
     def replay(self) -> ReplayOptions:
         """Channel 3 as the loss core knows it."""
-        shared = self.shared
-        return ReplayOptions(
-            variant=shared.dpo_variant,  # type: ignore[arg-type]
-            dpo_beta=shared.dpo_beta,
-            simpo_beta=shared.simpo_beta,
-            simpo_gamma=shared.simpo_gamma,
-        )
+        return replay_options(self.shared)
+
+
+def sdpo_options(trl: Any) -> SDPOOptions:
+    """Channel 2 from the fields of a `trl` section; the logits' temperature is the sampling one.
+
+    Raises:
+        TrainerConfigError: a value out of range.
+    """
+    return SDPOOptions(
+        jsd_beta=trl.jsd_beta,
+        temperature=trl.temperature,
+        wrapper=trl.sdpo_wrapper,
+        taid_t=trl.taid_t_start if trl.sdpo_wrapper == "taid" else None,
+        entropy_opd_h_max=trl.entropy_opd_h_max,
+        estimator=trl.sdpo_estimator,
+        top_k=trl.sdpo_top_k,
+        token_clip=trl.sdpo_token_clip,
+    )
+
+
+def replay_options(trl: Any) -> ReplayOptions:
+    """Channel 3 from the fields of a `trl` section.
+
+    Raises:
+        TrainerConfigError: unknown variant.
+    """
+    return ReplayOptions(
+        variant=trl.dpo_variant,
+        dpo_beta=trl.dpo_beta,
+        simpo_beta=trl.simpo_beta,
+        simpo_gamma=trl.simpo_gamma,
+    )
 
 
 def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:

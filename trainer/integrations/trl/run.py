@@ -35,7 +35,7 @@ from trainer.integrations.outer import (
     outer_callbacks,
     sharded,
 )
-from trainer.integrations.settings import without_engines
+from trainer.integrations.settings import replay_options, sdpo_options, without_engines
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
@@ -567,11 +567,11 @@ class FixedBatchObjective:
             self.batch,
             alpha_sdpo=args.alpha_sdpo,
             beta_replay=args.beta_replay,
-            dpo_variant=args.replay_options().variant,
+            dpo_variant=replay_options(args).variant,
             dpo_beta=args.dpo_beta,
             simpo_beta=args.simpo_beta,
             simpo_gamma=args.simpo_gamma,
-            sdpo_wrapper=args.sdpo_options().wrapper,
+            sdpo_wrapper=sdpo_options(args).wrapper,
             taid_t=args.taid_t_end if args.sdpo_wrapper == "taid" else None,
             entropy_opd_h_max=args.entropy_opd_h_max,
             jsd_beta=args.jsd_beta,
