@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -261,8 +262,6 @@ class Pipeline:
                     teachers,
                     max_total_usd=budget_usd,
                     counts_recorded=False,
-                    limits_usd=self._limits(),
-                    ledger=self.settings.ledger_url(),
                     max_concurrency=replay.max_concurrency,
                     partition=batch,
                     gates=replay.gates,
@@ -270,8 +269,8 @@ class Pipeline:
                     level=self.settings.pairs.level,
                     count_own_family=self.settings.pairs.count_own_family,
                     accepted_terms=replay.accepted_terms,
-                    price_folder=self._price_folder(),
                     tick=self._on_progress,
+                    **self._accounts(),
                 )
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
             _refuse_if_nobody_answers(report)
@@ -286,7 +285,7 @@ class Pipeline:
             is_final=lambda report: report["is_complete"],
         )
 
-    def hand_in(self, batches: Sequence[str], *, max_usd: float | None = None) -> ReplayReport:
+    def hand_in(self, batches: Sequence[str]) -> ReplayReport:
         """Ask by batch API, at half the price and within a day, and wait for the answers.
 
         They are kept in the ledger; `replay` takes them from there. Stopped while it waits, it
@@ -301,13 +300,11 @@ class Pipeline:
             return replay_batch_in_thread(
                 self._states(batches),
                 teachers,
-                max_total_usd=_above_0(replay.max_total_usd if max_usd is None else max_usd),
+                max_total_usd=_above_0(replay.max_total_usd),
                 counts_recorded=False,
-                limits_usd=self._limits(),
-                ledger=self.settings.ledger_url(),
                 accepted_terms=replay.accepted_terms,
-                price_folder=self._price_folder(),
                 poll_s=_SAMPLE_POLL_S if replay.sample_teachers else _POLL_S,
+                **self._accounts(),
             )
 
     def replay_within(self, max_usd: float | None = None) -> Callable[[str], Receipt]:
@@ -652,10 +649,8 @@ class Pipeline:
             n_states=n_states,
             level=self.settings.pairs.level,
             teacher=self.settings.replay.student,
-            limits_usd=self._limits(),
-            ledger=self.settings.ledger_url(),
-            price_folder=self._price_folder(),
             tick=self._on_progress,
+            **self._accounts(),
         )
         return self.receipts.write(
             Receipt(
@@ -739,9 +734,14 @@ class Pipeline:
             start=self._normalizer.memories,
         )
 
-    def _limits(self) -> dict[str, float]:
+    def _accounts(self) -> dict[str, Any]:
+        """What everything that pays is told alike: the ledger, its ceilings, the price lists."""
         day_usd = self.settings.replay.max_daily_usd
-        return {} if day_usd is None else {"day": day_usd}
+        return {
+            "ledger": self.settings.ledger_url(),
+            "limits_usd": {} if day_usd is None else {"day": day_usd},
+            "price_folder": self._price_folder(),
+        }
 
     def _trainer_config(self) -> Path | None:
         config = self.settings.train.config
@@ -768,13 +768,13 @@ class Pipeline:
 
     def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
         self.root.write(name, batch, table)
-        for table_name, seen in (
-            ("states", self._seen_states),
-            ("tools", self._seen_tools),
-            ("dpo_pairs", self._seen_pairs),
-        ):
-            if name == table_name:
-                seen.forget(batch)
+        passes = {
+            "states": self._seen_states,
+            "tools": self._seen_tools,
+            "dpo_pairs": self._seen_pairs,
+        }
+        if name in passes:
+            passes[name].forget(batch)
 
     def _batches_with(self, name: str) -> list[str]:
         batches = self.root.batches(name)
@@ -854,7 +854,7 @@ def run(
     before = pipeline.receipts.stamps()
     pipeline.check_settings()
     batches = pipeline.ingest_new()
-    replay = pipeline.replay_within(settings.replay.max_total_usd)
+    replay = pipeline.replay_within()
     for batch in batches:
         replay(batch)
         pipeline.pairs(batch)
@@ -877,17 +877,14 @@ def _above_0(budget_usd: float) -> float:
 def replay_facts(report: ReplayReport) -> dict[str, Any]:
     """The figures of a replay as plain JSON values."""
     answered = [row for row in report.actions if row.error_code is None]
-    errors: dict[str, int] = {}
-    for row in report.actions:
-        if row.error_code is not None:
-            errors[row.error_code] = errors.get(row.error_code, 0) + 1
+    errors = Counter(row.error_code for row in report.actions if row.error_code is not None)
     return {
         "n_states": report.n_states,
         "n_sent": report.n_sent,
         "n_cached": report.n_cached,
         "n_answers": len(answered),
         "n_failed": len(report.actions) - len(answered),
-        "errors": errors,
+        "errors": dict(errors),
         "spent_usd": report.spent_usd,
         "newly_spent_usd": report.newly_spent_usd,
         "unknown_usd": report.unknown_usd,

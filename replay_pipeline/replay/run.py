@@ -270,18 +270,16 @@ async def estimate(
     check(teachers, 0.0, asking)
     states = indexed(states)
     prices = await fetch_prices(teachers, asking, keys=keys_of(teachers, is_required=False))
+    lanes = lanes_of(states, teachers, asking)
     known: set[str] = set()
     if ledger is not None and exists(ledger):
-        shas = [
-            task.question.sha for _, lane in lanes_of(states, teachers, asking) for task in lane
-        ]
         with Ledger(ledger) as opened:
-            known = set(opened.lookup(shas)[0])
-    lanes = [
+            known = set(opened.lookup([t.question.sha for _, lane in lanes for t in lane])[0])
+    left = [
         (teacher, [task for task in lane if task.question.sha not in known])
-        for teacher, lane in lanes_of(states, teachers, asking)
+        for teacher, lane in lanes
     ]
-    return forecast(lanes, prices, asking.window, gates=asking.gates)
+    return forecast(left, prices, asking.window, gates=asking.gates)
 
 
 def estimate_sync(

@@ -20,6 +20,7 @@ mutation Launch($params: ExecutionParams!) {
 """
 _STATUS = "query Run($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
 _ENDED = ("SUCCESS", "FAILURE", "CANCELED")
+_PATIENCE_S = 180.0
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -80,20 +81,20 @@ def launch_batch(url: str, batch: str) -> str:
     return launched["run"]["runId"]
 
 
-def wait_for_run(url: str, run_id: str, *, timeout_s: float = 180.0) -> str:
+def wait_for_run(url: str, run_id: str) -> str:
     """Wait for a run; returns how it ended: `SUCCESS`, `FAILURE` or `CANCELED`.
 
     Raises:
         OSError: nobody answers any more.
         TimeoutError: it has not ended in time.
     """
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + _PATIENCE_S
     while True:
         status = graphql(url, _STATUS, id=run_id)["runOrError"]["status"]
         if status in _ENDED:
             return status
         if time.monotonic() > end:
-            raise TimeoutError(f"{url}: run {run_id} is {status} after {timeout_s:g} s")
+            raise TimeoutError(f"{url}: run {run_id} is {status} after {_PATIENCE_S:g} s")
         time.sleep(0.05)
 
 

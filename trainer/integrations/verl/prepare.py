@@ -22,6 +22,7 @@ from trainer.integrations.handover import (
 )
 from trainer.integrations.pairs import write_pairs
 from trainer.integrations.settings import EngineSettings, overlaid
+from trainer.integrations.verl.doctor import BACKEND
 from trainer.integrations.verl.environment import VARIABLE
 from trainer.integrations.verl.options import PluginOptions, options_of
 
@@ -235,7 +236,7 @@ def _actor_section(settings: EngineSettings, n_states: int) -> dict[str, Any]:
     if shared.objective == "dr_grpo":
         objective = objective | {"loss_scale_factor": shared.max_completion_length}
     return {
-        "strategy": "fsdp2",
+        "strategy": BACKEND,
         "ppo_mini_batch_size": n_states,
         "ppo_micro_batch_size_per_gpu": shared.per_device_train_batch_size,
         "data_loader_seed": shared.seed,
