@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -273,30 +273,18 @@ def _run(
         with_tools=args.render_tools,
     )
     off = off_channels(args, data)
-    for name, reason in off.items():
-        logger.log(
-            logging.INFO if reason.endswith("is 0") else logging.WARNING,
-            "channel %s is off: %s",
-            name,
-            reason,
-        )
     recorded = recorded_rollouts(config, args, data, collator.renderer)
     level = load_function(config.agreement) if config.agreement else agreement
-
-    def evaluated() -> dict[str, Any]:
-        return evaluate(
-            model,
-            collator,
-            data.test_pairs,
-            data.test_prompts,
-            options=config.evaluation,
-            level=level,
-        )
-
     if recorded is not None:
         recorded.add_behaviour_logps(model, temperature=args.temperature)
     objective = FixedBatchObjective(model, collator, data, args)
-    before, loss_first = evaluated(), objective()
+
+    def measured() -> tuple[dict[str, Any], float]:
+        pairs, prompts = data.test_pairs, data.test_prompts
+        figures = evaluate(model, collator, pairs, prompts, options=config.evaluation, level=level)
+        return figures, objective()
+
+    before, loss_first = measured()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
     stopping = StopAtStep(identity_of(asdict(config)), should_stop)
     callbacks = [*outer, metrics, stopping]
@@ -309,20 +297,15 @@ def _run(
     with without_upstream_warnings():
         trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
-    after, loss_last = evaluated(), objective()
+    after, loss_last = measured()
 
     save_checkpoint(trainer, tokenizer, output / "checkpoint")
     live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
-    off |= {
-        name: f"no step gave it anything to learn from ({why})"
-        for name, why in NOTHING_TO_LEARN.items()
-        if name not in live and name not in off
-    }
     report = {
         "loss_first": loss_first,
         "loss_last": loss_last,
         "channels_live": live,
-        "channels_off": off,
+        "channels_off": off | idle_channels([*live, *off]),
         "steps": trainer.state.global_step,
         "seconds": round(time.perf_counter() - started, 2),
         "pairs": len(data.pairs),
@@ -346,7 +329,7 @@ NOTHING_TO_LEARN = {
 
 
 def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
-    """Channels that cannot teach anything, each with the reason, before the first step.
+    """Channels that cannot teach anything, each with the reason; logged, before the first step.
 
     Raises:
         TrainerConfigError: all three are.
@@ -362,7 +345,19 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
     if len(off) == len(weights):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
         raise TrainerConfigError(f"all channels are off, nothing would be learnt ({reasons})")
+    for name, reason in off.items():
+        level = logging.INFO if reason.endswith("is 0") else logging.WARNING
+        logger.log(level, "channel %s is off: %s", name, reason)
     return off
+
+
+def idle_channels(known: Iterable[str]) -> dict[str, str]:
+    """Why the channels besides the `known` ones did nothing, though they have weight and data."""
+    return {
+        name: f"no step gave it anything to learn from ({why})"
+        for name, why in NOTHING_TO_LEARN.items()
+        if name not in known
+    }
 
 
 def write_results(
