@@ -130,6 +130,8 @@ def _reading(path: Path, name: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise StorageError(f"{path}: no such table; run the stage that writes {name}") from error
+    except StorageError:
+        raise
     except (OSError, pa.ArrowInvalid) as error:
         raise SchemaError(f"{path}: not a readable parquet file ({error})") from error
 
