@@ -17,7 +17,7 @@ from pydantic import (
     field_validator,
 )
 
-from replay_pipeline.errors import ConfigError
+from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.store import as_path, check_reachable, is_local
 from replay_pipeline.types import AgreementLevel, TeacherSpec
 
@@ -229,6 +229,8 @@ class Settings(_Section):
                 f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
             )
             raise ConfigError(f"{path or 'settings'}: {what}") from error
+        except StorageError:
+            raise
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
 
