@@ -1,3 +1,4 @@
+import os
 from typing import get_args
 
 import pytest
@@ -188,3 +189,35 @@ def test_a_key_file_holds_a_key_and_nothing_else(tmp_path, monkeypatch, text):
     monkeypatch.setenv("SOME_KEY_FILE", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"SOME_KEY_FILE: .*none cannot be read"):
         api_key("SOME_KEY")
+
+
+def test_what_must_not_leave_is_known_by_name_by_teacher_and_in_addresses(tmp_path, monkeypatch):
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "aws-secret-value")
+    monkeypatch.setenv("HF_TOKEN", "hf-token-value")
+    monkeypatch.setenv("GLM", "glm-key-value")
+    monkeypatch.setenv("QWEN_FILE", str(key_file(tmp_path, "qwen-key-value\n")))
+    monkeypatch.setenv("REPLAY_DAGSTER_DB", "postgresql+psycopg2://me:database-password@host/db")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false-and-long")
+    monkeypatch.setenv("MODE_KEY", "on")
+    settings = Settings(
+        replay={
+            "teachers": [
+                {"name": name, "model": "m", "api_key_env": name.upper()}
+                for name in ("glm", "qwen", "without")
+            ],
+            "ledger": "postgresql://me:ledger-password@host/db",
+        },
+        notify={"webhook_url": "https://chat/hooks/hidden-path"},
+    )
+    assert settings.secrets() == sorted(settings.secrets(), key=len, reverse=True)
+    assert set(settings.secrets()) == {
+        "aws-secret-value",
+        "hf-token-value",
+        "glm-key-value",
+        "qwen-key-value",
+        "database-password",
+        "ledger-password",
+        "https://chat/hooks/hidden-path",
+    }
