@@ -66,7 +66,7 @@ from replay_pipeline.replay import (
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
-from replay_pipeline.schemas import SCHEMA_VERSION
+from replay_pipeline.schemas import SCHEMA_VERSION, WRITTEN_BY
 from replay_pipeline.settings import Settings, api_key, redaction_salt
 from replay_pipeline.store import check_reachable, copy_files, files_below, is_local
 from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
@@ -393,10 +393,11 @@ class Pipeline:
         """All normalized pairs to one dataset folder, and to the Hub if a repository is set.
 
         Raises:
+            ConfigError: there is nothing to publish yet.
             SecretFoundError: a secret is in the data; nothing was published.
             CheckFailedError: a batch breaks a contract; nothing was published.
         """
-        batches = self.root.batches("normalized_pairs")
+        batches = self._batches_with("normalized_pairs")
         options = self.settings.publish
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
@@ -593,7 +594,12 @@ class Pipeline:
         )
 
     def review(self, path: Path | None = None) -> Path:
-        """Write the page that shows all pairs side by side. Returns where it is."""
+        """Write the page that shows all pairs side by side. Returns where it is.
+
+        Raises:
+            ConfigError: no batch has come as far as pairs.
+        """
+        self._batches_with("dpo_pairs")
         return write_review(
             pairs_from_table(self.root.read_all("dpo_pairs")),
             path=path or self.root.path / "review.html",
@@ -769,6 +775,14 @@ class Pipeline:
         ):
             if name == table_name:
                 seen.forget(batch)
+
+    def _batches_with(self, name: str) -> list[str]:
+        batches = self.root.batches(name)
+        if not batches:
+            raise ConfigError(
+                f"{self.root.path}: no {name} yet; run `replay-pipeline {WRITTEN_BY[name]}` first"
+            )
+        return batches
 
     def _tools_until(self, batch: str) -> pa.Table:
         """Tools seen in this batch or an earlier one: a small batch does not show them all."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import SchemaError, StorageError
-from replay_pipeline.schemas import SCHEMA_VERSION, TABLES, repeating_columns
+from replay_pipeline.schemas import SCHEMA_VERSION, TABLES, WRITTEN_BY, repeating_columns
 from replay_pipeline.store import is_local, put_whole
 
 _VERSION_KEY = b"schema_version"
@@ -129,7 +129,9 @@ def _reading(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise StorageError(f"{path}: no such table; run the stage that writes {name}") from error
+        raise StorageError(
+            f"{path}: no such table; run `replay-pipeline {WRITTEN_BY[name]}` first"
+        ) from error
     except StorageError:
         raise
     except (OSError, pa.ArrowInvalid) as error:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
-from replay_pipeline.settings import child_environment
-from replay_pipeline.testing import TeacherServer
+from replay_pipeline.settings import Settings, child_environment
+from replay_pipeline.testing import TeacherServer, write_settings
+from replay_pipeline.types import TeacherSpec
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +29,6 @@ KEYS = {
     "OPENROUTER_API_KEY": "sk-or-v1-planted-0123456789abcdef",
     "REPLAY_SALT": "planted-salt-44c1",
 }
-
-
-ECHO_PRICE = "price = {prompt = 1e-6, completion = 1e-6}\n"
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -94,14 +92,6 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
         server.server_close()
 
 
-def teacher(name: str, model: str, url: str, key: str, price: str = "") -> str:
-    return (
-        f"[[replay.teachers]]\nname = '{name}'\nmodel = '{model}'\nbase_url = '{url}'\n"
-        f"api_key_env = '{key}'\ndialect = 'openrouter'\n"
-        f"{price}"
-    )
-
-
 def everything(folder: Path) -> Iterator[tuple[str, bytes]]:
     """The bytes of every file, and what is packed inside: tables, databases, compressed cells."""
     for path in sorted(folder.rglob("*")):
@@ -140,21 +130,28 @@ def planted_in(places) -> list[tuple[str, str]]:
     ]
 
 
+def name_teachers(root: Path, teachers: Sequence[TeacherSpec]) -> None:
+    ingest = {"sources": [SESSIONS_DIR], "settle_s": 0}
+    write_settings(root, ingest=ingest, replay={"teachers": teachers})
+
+
 @pytest.fixture
 def world(tmp_path) -> Iterator[tuple[Path, dict[str, str]]]:
     """A data root with two honest teachers, and one that repeats the key in its errors."""
     root = tmp_path / "data"
-    root.mkdir()
     with TeacherServer(ANSWERS_FILE, key=KEYS["TEACHER_KEY"]) as server, echo() as url:
-        specs = [
-            teacher(spec.name, spec.model, server.base_url, "TEACHER_KEY")
-            for spec in server.teachers()[:2]
+        honest = [
+            spec.model_copy(update={"api_key_env": "TEACHER_KEY"}) for spec in server.teachers()[:2]
         ]
-        specs.append(teacher("echo", "z-ai/glm-4.6", url, "ECHO_KEY", ECHO_PRICE))
-        (root / "settings.toml").write_text(
-            f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nsettle_s = 0\n"
-            + "".join(specs)
+        echoing = TeacherSpec(
+            name="echo",
+            model="z-ai/glm-4.6",
+            base_url=url,
+            api_key_env="ECHO_KEY",
+            dialect="openrouter",
+            price={"prompt": 1e-6, "completion": 1e-6},
         )
+        name_teachers(root, [*honest, echoing])
         yield (
             root,
             child_environment(
@@ -206,9 +203,7 @@ def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
 
 def test_a_run_that_fails_leaves_no_key_in_its_error(world):
     root, environment = world
-    text = (root / "settings.toml").read_text()
-    head, *teachers = text.split("[[replay.teachers]]\n")
-    (root / "settings.toml").write_text(head + "[[replay.teachers]]\n" + teachers[-1])
+    name_teachers(root, Settings.load(data_dir=root).replay.teachers[-1:])
     run([*CLI, "ingest"], environment)
     from replay_pipeline.instance import prepare_home
 
