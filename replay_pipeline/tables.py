@@ -132,6 +132,8 @@ def _reading(path: Path, name: str) -> Iterator[None]:
         raise StorageError(
             f"{path}: no such table; run `replay-pipeline {WRITTEN_BY[name]}` first"
         ) from error
+    except StorageError:
+        raise
     except (OSError, pa.ArrowInvalid) as error:
         raise SchemaError(f"{path}: not a readable parquet file ({error})") from error
 

@@ -56,12 +56,36 @@ class Echo(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
+def heard_by_webhook() -> Iterator[tuple[str, list[bytes]]]:
+    """A webhook on loopback, and all that it is sent, headers included."""
+    heard: list[bytes] = []
+
+    class Webhook(Echo):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            heard.append(str(self.headers).encode() + body)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    with served(Webhook) as url:
+        yield f"{url}/hooks/secret-path", heard
+
+
+@contextlib.contextmanager
 def echo() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    """`Echo` on loopback, up to and without `/chat/completions`."""
+    with served(Echo) as url:
+        yield f"{url}/v1"
+
+
+@contextlib.contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
@@ -200,3 +224,47 @@ def test_a_run_that_fails_leaves_no_key_in_its_error(world):
     assert any(b"no teacher could be asked" in data for _, data in left)
     assert planted_in(left) == []
     assert planted_in(shown.items()) == []
+
+
+TELL = """
+import dagster as dg
+from replay_pipeline.assets.automation import notify_failures
+from replay_pipeline.resources import PipelineResource
+with dg.DagsterInstance.get() as instance:
+    (run,) = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
+    logs = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+    context = dg.build_run_status_sensor_context(
+        "notify_failures",
+        dagster_event=logs[-1].get_dagster_event(),
+        dagster_instance=instance,
+        dagster_run=run,
+    )
+    notify_failures(context.for_run_failure(), pipeline=PipelineResource())
+"""
+
+
+def test_a_webhook_is_told_of_a_failure_without_the_keys_that_are_in_its_error(world):
+    root, environment = world
+    (root / "dataset").mkdir()
+    config = root.parent / "leaking.yaml"
+    config.write_text(f"trl: {{{json.dumps('x' * 100 + ' '.join(KEYS.values()))}: 1}}\n")
+    with heard_by_webhook() as (url, bodies):
+        with (root / "settings.toml").open("a") as file:
+            file.write(f"[train]\nconfig = '{config}'\n[notify]\nis_nightly = true\n")
+        environment |= {"REPLAY_WEBHOOK": url}
+        from replay_pipeline.instance import prepare_home
+
+        prepare_home(root)
+        dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
+        failed = run([*dagster, "--select", "trained_model"], environment, expected=1)
+        assert all(key.encode() in failed for key in KEYS.values()), "as the trainer says it"
+        told = run(["-c", TELL], environment)
+        told += run([*dagster, "--select", "night_summary"], environment)
+    failure, night = bodies
+    assert b"run_failed" in failure
+    assert b"unknown setting trl." in failure
+    assert b"<KEY>" in failure
+    assert b"1 runs failed" in night
+    assert planted_in([("failure", failure), ("night", night), ("told", told)]) == []
+    assert not any(key[:12].encode() in failure + night for key in KEYS.values()), "nor a part"
+    assert url.encode() not in failure + night + told

@@ -31,6 +31,24 @@ Section = TypeVar("Section")
 ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl")
 """What may stand under `engines`."""
 
+FILE_NAMES = (
+    "dataset",
+    "output",
+    "revision",
+    "model",
+    "tiny",
+    "rollouts",
+    "reward",
+    "agreement",
+    "outer",
+    "outer_options",
+    "resume_from",
+    "evaluation",
+    "trl",
+    "engines",
+)
+"""What may stand in a settings file."""
+
 HOSTS_OF_TRL = frozenset({"trl", "monarch"})
 """Engines that run TRL itself, and so know every field of the `trl` section."""
 
@@ -171,6 +189,13 @@ def _check_engines(values: Mapping[str, Any]) -> None:
         raise TrainerConfigError(
             f"engines.{unknown[0]}: there is no such engine; known are {', '.join(ENGINE_NAMES)}"
         )
+    for name, section in engines.items():
+        if not isinstance(section, Mapping | None):
+            raise TrainerConfigError(f"engines.{name}: expected a section, not {section!r}")
+    if engines.get("trl"):
+        raise TrainerConfigError(
+            f"engines.trl.{next(iter(engines['trl']))}: what TRL is told stands in the section trl"
+        )
 
 
 def overlaid(
@@ -203,6 +228,10 @@ def read_settings(values: Mapping[str, Any], engine: str) -> EngineSettings:
         TrainerConfigError: a missing field, or one that the engine does not know.
     """
     _check_engines(values)
+    if unknown := sorted(set(values) - set(FILE_NAMES)):
+        raise TrainerConfigError(f"unknown setting {unknown[0]}")
+    if not isinstance(values.get("trl"), Mapping | None):
+        raise TrainerConfigError(f"trl: expected a section, not {values['trl']!r}")
     trl = dict(values.get("trl") or {})
     shared_names = {entry.name for entry in fields(SharedSettings)}
     unused: list[str] = []

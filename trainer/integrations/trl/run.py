@@ -103,11 +103,12 @@ class RunConfig:
             "evaluation": EvaluationOptions,
             "outer_options": OuterOptions,
         }
-        for name, section in sections.items():
-            if name in values:
-                _check_names(f"{name}.", section, values[name])
-                values[name] = section(**values[name])
-        _check_names("trl.", ComposerConfig, values.get("trl") or {})
+        for name, section in {**sections, "trl": ComposerConfig}.items():
+            given = values.get(name) or {}
+            if not isinstance(given, Mapping):
+                raise TrainerConfigError(f"{name}: expected a section of settings, not {given!r}")
+            _check_names(f"{name}.", section, given)
+            values[name] = section(**given) if name in sections else dict(given)
         missing = [name for name in ("dataset", "output") if not values.get(name)]
         if missing:
             raise TrainerConfigError(f"{' and '.join(missing)} must be set")
