@@ -1,16 +1,13 @@
 """The pipeline under a real Dagster: its definitions, a run, its web server."""
 
 import gc
-import json
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import dagster as dg
@@ -35,6 +32,7 @@ from replay_pipeline.testing.dagster_web import (
     wait_for_run,
 )
 from tests.integration.processes import wait_until
+from tests.loopback import webhook
 from tests.roots import pipeline_at, run_batches, sample_root
 
 REPO = Path(__file__).parents[2]
@@ -374,27 +372,6 @@ def test_a_secret_in_a_shard_stops_the_training(root, monkeypatch):
             run_range(root, instance, "publish_and_train", run_id=run_id)
         assert instance.get_latest_materialization_event(dg.AssetKey("trained_model")) is None
     assert not pipeline_at(root).settings.model_dir().exists()
-
-
-@contextmanager
-def webhook() -> Iterator[tuple[str, list[dict]]]:
-    heard: list[dict] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            heard.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", heard
-        server.shutdown()
-        thread.join()
 
 
 # The web server

@@ -6,10 +6,8 @@ import json
 import sqlite3
 import subprocess
 import sys
-import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,6 +17,7 @@ from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.settings import Settings, child_environment
 from replay_pipeline.testing import TeacherServer, write_settings
 from replay_pipeline.types import TeacherSpec
+from tests.loopback import QuietHandler, served
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +30,7 @@ KEYS = {
 }
 
 
-class Echo(BaseHTTPRequestHandler):
+class Echo(QuietHandler):
     """An endpoint that repeats in its errors what it was sent, key included."""
 
     def do_GET(self) -> None:
@@ -51,16 +50,13 @@ class Echo(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing of this goes to the terminal."""
-
 
 @contextlib.contextmanager
 def heard_by_webhook() -> Iterator[tuple[str, list[bytes]]]:
     """A webhook on loopback, and all that it is sent, headers included."""
     heard: list[bytes] = []
 
-    class Webhook(Echo):
+    class Webhook(QuietHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             heard.append(str(self.headers).encode() + body)
@@ -77,19 +73,6 @@ def echo() -> Iterator[str]:
     """`Echo` on loopback, up to and without `/chat/completions`."""
     with served(Echo) as url:
         yield f"{url}/v1"
-
-
-@contextlib.contextmanager
-def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def everything(folder: Path) -> Iterator[tuple[str, bytes]]:
