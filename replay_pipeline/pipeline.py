@@ -10,7 +10,6 @@ import json
 import logging
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,7 +21,7 @@ import pyarrow as pa
 
 from replay_pipeline.audit import refuse_unfit
 from replay_pipeline.doctor import examine
-from replay_pipeline.errors import ConfigError, TeacherAuthError
+from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import (
     LazyStates,
     TraceBatch,
@@ -60,7 +59,9 @@ from replay_pipeline.replay import (
     estimate_sync,
     has_ledger,
     ledger_status,
+    refuse_if_nobody_answers,
     replay_batch_in_thread,
+    replay_facts,
     replay_in_thread,
     spent_since,
 )
@@ -85,8 +86,6 @@ from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceStat
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 
 _POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
 """Seconds between two looks at a batch that was handed in."""
@@ -273,7 +272,7 @@ class Pipeline:
                     **self._accounts(),
                 )
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
-            _refuse_if_nobody_answers(report)
+            refuse_if_nobody_answers(report)
             return replay_facts(report)
 
         return self._stage(
@@ -872,46 +871,6 @@ def _above_0(budget_usd: float) -> float:
             "0. Answers that are already paid for are kept in the ledger."
         )
     return budget_usd
-
-
-def replay_facts(report: ReplayReport) -> dict[str, Any]:
-    """The figures of a replay as plain JSON values."""
-    answered = [row for row in report.actions if row.error_code is None]
-    errors = Counter(row.error_code for row in report.actions if row.error_code is not None)
-    return {
-        "n_states": report.n_states,
-        "n_sent": report.n_sent,
-        "n_cached": report.n_cached,
-        "n_answers": len(answered),
-        "n_failed": len(report.actions) - len(answered),
-        "errors": dict(errors),
-        "spent_usd": report.spent_usd,
-        "newly_spent_usd": report.newly_spent_usd,
-        "unknown_usd": report.unknown_usd,
-        "budget_usd": report.budget_usd,
-        "forecast_usd": report.forecast_usd,
-        "stop_reason": report.stop_reason,
-        "is_complete": report.stop_reason == "completed"
-        and not report.n_open
-        and not report.skipped.get("teacher_stopped")
-        and not report.skipped.get("in_batch"),
-        "skipped": report.skipped,
-        "cost_by_teacher_usd": report.cost_by_teacher_usd,
-        "latency_s": sorted(round(row.latency_s, 3) for row in answered),
-        "tokens": {
-            name: sum(getattr(row, f"n_{name}_tokens") or 0 for row in answered)
-            for name in ("prompt", "cached", "completion", "reasoning")
-        },
-    }
-
-
-def _refuse_if_nobody_answers(report: ReplayReport) -> None:
-    """A run in which no teacher could be used is a mistake to be told, not a result."""
-    refusals = [row for row in report.actions if row.error_code in _REFUSALS]
-    if refusals and not any(row.action for row in report.actions):
-        raise TeacherAuthError(
-            f"no teacher could be asked: {refusals[0].teacher}: {refusals[0].error_message}"
-        )
 
 
 def _with_ids(ids: set[str], states: pa.Table) -> set[str]:
