@@ -36,7 +36,7 @@ import dagster as dg
 from replay_pipeline.instance import open_instance, ui_command
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.settings import Settings
-from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing import TeacherServer, write_settings
 from replay_pipeline.testing.sessions import SessionBuilder, ToolCall
 
 MONTH = {5: "crash", 10: "disk", 15: "outage", 20: "budget", 25: "price"}
@@ -132,23 +132,11 @@ class World:
         self.clock.write_text("0")
 
     def write_settings(self, *, budget_usd: float) -> None:
-        lines = [
-            "[ingest]",
-            f"sources = [{json.dumps(str(self.sessions.folder))}]",
-            "settle_s = 0",
-            "[replay]",
-            f"max_nightly_usd = {budget_usd}",
-        ]
-        for teacher in self.server.teachers():
-            lines += [
-                "[[replay.teachers]]",
-                f"name = '{teacher.name}'",
-                f"model = '{teacher.model}'",
-                f"base_url = '{teacher.base_url}'",
-                "api_key_env = ''",
-                "dialect = 'openrouter'",
-            ]
-        (self.root / "settings.toml").write_text("\n".join(lines) + "\n")
+        write_settings(
+            self.root,
+            ingest={"sources": [self.sessions.folder], "settle_s": 0},
+            replay={"max_nightly_usd": budget_usd, "teachers": self.server.teachers()},
+        )
 
     def pipeline(self) -> Pipeline:
         return Pipeline(Settings.load(data_dir=self.root))

@@ -4,9 +4,10 @@
 
 Every figure is taken on the real pipeline over generated sessions, one batch each, with a real
 teacher server on loopback: a range run of all batches (which is also what a backfill is), the same
-run again with nothing changed, a tick of the sensor, `status`, and a click in the web server to the
-end of its run, with the daemon between them. CPU seconds are of this machine's core; the wall clock
-of the click counts everything else that the machine does as well.
+run again with nothing changed, a tick of the sensor, `status`, a backfill from the web server with
+the pages that are looked at meanwhile, and a click in the web server to the end of its run, with the
+daemon between them. CPU seconds are of this machine's core; wall clocks count everything else that
+the machine does as well.
 """
 
 import argparse
@@ -16,16 +17,14 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["DAGSTER_EVENT_BATCH_SIZE"] = "500"  # as `replay-pipeline ui` sets it
@@ -39,10 +38,21 @@ from replay_pipeline.instance import prepare_home, ui_command
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.settings import Settings
-from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing import TeacherServer, write_settings
+from replay_pipeline.testing.dagster_web import (
+    backfill_status,
+    free_port,
+    graphql,
+    launch_backfill,
+    launch_batch,
+    process_tree,
+    wait_for_run,
+)
 from replay_pipeline.testing.sessions import SessionBuilder, ToolCall
 
-N_ASSETS = 4
+T = TypeVar("T")
+
+ASSETS = ("trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs")
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 STOCK_YAML = "telemetry: {enabled: false}\n"
 
@@ -57,14 +67,15 @@ def make_root(folder: Path, n: int, server: TeacherServer) -> Pipeline:
         builder.result(message.tool_use_ids[0], f"def module_{i}(): ...")
         builder.assistant(f"Module {i} is fine now.")
         builder.write(folder / "projects")
-    [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
     root = folder / "data"
-    root.mkdir()
-    (root / "settings.toml").write_text(
-        f"[ingest]\nsources = [{json.dumps(str(folder / 'projects'))}]\nsettle_s = 0\n"
-        "max_batch_sessions = 1\n[replay]\nmax_total_usd = 1000.0\n[[replay.teachers]]\n"
-        f"name = 'one'\nmodel = '{teacher.model}'\nbase_url = '{teacher.base_url}'\n"
-        "api_key_env = ''\ndialect = 'openrouter'\n[pairs]\nagreement_threshold = 1\n"
+    write_settings(
+        root,
+        ingest={"sources": [folder / "projects"], "settle_s": 0, "max_batch_sessions": 1},
+        replay={
+            "max_total_usd": 1000.0,
+            "teachers": server.teachers(["deepseek/deepseek-v4-pro"]),
+        },
+        pairs={"agreement_threshold": 1},
     )
     work = at(root)
     work.find_batches()
@@ -121,7 +132,7 @@ def per_batch(folder: Path, n: int, n_stock: int) -> dict[str, float]:
             first_cpu, _ = timed(lambda: range_run(root, instance))
             again_cpu, again_wall = timed(lambda: range_run(root, instance))
             tick_cpu, tick_wall = timed(lambda: sensor_tick(root, instance))
-        units = n * N_ASSETS
+        units = n * len(ASSETS)
         figures["cpu_ms_per_batch_and_asset"] = (first_cpu - plain_cpu) / units * 1e3
         figures["cpu_ms_of_the_work_itself"] = plain_cpu / units * 1e3
         figures["cpu_ms_per_unchanged_batch_and_asset"] = again_cpu / units * 1e3
@@ -133,14 +144,15 @@ def per_batch(folder: Path, n: int, n_stock: int) -> dict[str, float]:
         figures["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         few = folder / "few"
         few.mkdir()
+        figures |= backfill(root)
         small = make_root(few, n_stock, server).root.path
         by_hand(small)
         for name, place in (("fast", prepare_home(small)), ("stock", stock_home(few / "stock"))):
             with dg.DagsterInstance.from_config(str(place)) as instance:
                 range_run(small, instance)
                 cpu, wall = timed(lambda: range_run(small, instance))
-            figures[f"{name}_cpu_ms"] = cpu / (n_stock * N_ASSETS) * 1e3
-            figures[f"{name}_wall_ms"] = wall / (n_stock * N_ASSETS) * 1e3
+            figures[f"{name}_cpu_ms"] = cpu / (n_stock * len(ASSETS)) * 1e3
+            figures[f"{name}_wall_ms"] = wall / (n_stock * len(ASSETS)) * 1e3
         figures["stock_over_fast_cpu"] = figures["stock_cpu_ms"] / figures["fast_cpu_ms"]
         figures["stock_over_fast_wall"] = figures["stock_wall_ms"] / figures["fast_wall_ms"]
     return figures
@@ -151,87 +163,104 @@ def sensor_tick(root: Path, instance: dg.DagsterInstance) -> None:
     new_sessions(context, pipeline=PipelineResource(data_dir=str(root)))
 
 
-# A click
+# The web server
 
 
-LAUNCH = """
-mutation Launch($params: ExecutionParams!) {
-  launchRun(executionParams: $params) { __typename ... on LaunchRunSuccess { run { runId } } }
-}
-"""
-STATUS = "query Run($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+@contextmanager
+def served(work: Pipeline, log: Path) -> Iterator[tuple[str, int]]:
+    """The web server and the daemon of `replay-pipeline ui`: address and process."""
+    port = free_port()
+    command, environment = ui_command(work.settings, port=port)
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    with dg.DagsterInstance.from_config(environment["DAGSTER_HOME"]) as instance:
+        instance.add_dynamic_partitions("trace_batch", work.batches())
+    # Started from a background job it would be deaf to SIGINT, and so to SIGTERM.
+    listening = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with log.open("wb") as lines:
+        process = subprocess.Popen(
+            command, env=environment, stdout=lines, stderr=lines, preexec_fn=listening
+        )
+        try:
+            yield f"http://127.0.0.1:{port}", process.pid
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
-def ask(url: str, query: str, **variables: Any) -> dict[str, Any]:
-    body = json.dumps({"query": query, "variables": variables}).encode()
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{url}/graphql", data=body, headers=headers)  # noqa: S310
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 (loopback)
-        return json.load(answer)["data"]
+def once_up(ask: Callable[[], T]) -> T:
+    """What `ask` gives as soon as the server is there and has its code location."""
+    end = time.monotonic() + 180
+    while True:
+        try:
+            return ask()
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.5)
 
 
 def click(url: str, batch: str) -> float:
     """Seconds from the launch of a run in the web server to its success."""
-    params = {
-        "selector": {
-            "repositoryLocationName": "replay_pipeline",
-            "repositoryName": "__repository__",
-            "pipelineName": "replay_batches",
-        },
-        "mode": "default",
-        "runConfigData": {},
-        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": batch}]},
-    }
     began = time.perf_counter()
-    launched = ask(url, LAUNCH, params=params)["launchRun"]
-    run_id = launched["run"]["runId"]
-    while (status := ask(url, STATUS, id=run_id)["runOrError"]["status"]) != "SUCCESS":
-        assert status not in ("FAILURE", "CANCELED"), status
-        time.sleep(0.05)
+    ended = wait_for_run(url, launch_batch(url, batch))
+    assert ended == "SUCCESS", ended
     return time.perf_counter() - began
 
 
 def clicks(folder: Path, n: int) -> dict[str, float]:
-    """The web server and the daemon of `replay-pipeline ui`, and `n` clicks."""
-    with ExitStack() as stack:
-        server = stack.enter_context(TeacherServer(script={"content": "I read the test first."}))
+    """`n` clicks on a small batch."""
+    with TeacherServer(script={"content": "I read the test first."}) as server:
         work = make_root(folder, n + 1, server)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command, environment = ui_command(work.settings, port=port)
-        environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-        with dg.DagsterInstance.from_config(environment["DAGSTER_HOME"]) as instance:
-            instance.add_dynamic_partitions("trace_batch", work.batches())
-        log = stack.enter_context((folder / "ui.log").open("wb"))
-        # Started from a background job it would be deaf to SIGINT, and so to SIGTERM.
-        listening = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, preexec_fn=listening
-        )
-        stack.callback(process.wait, 60)
-        stack.callback(process.terminate)
-        url = f"http://127.0.0.1:{port}"
-        first, *rest = work.batches()
-        end = time.monotonic() + 180
-        while True:
-            try:
-                click(url, first)
-                break
-            except (OSError, KeyError, TypeError):
-                assert time.monotonic() < end
-                time.sleep(0.5)
-        seconds = sorted(click(url, batch) for batch in rest)
-        memory = sum(pss_mib(pid) for pid in tree(process.pid))
+        with served(work, folder / "ui.log") as (url, pid):
+            first, *rest = work.batches()
+            once_up(lambda: click(url, first))
+            seconds = sorted(click(url, batch) for batch in rest)
+            memory = sum(pss_mib(each) for each in process_tree(pid))
     return {"click_to_success_s": seconds[len(seconds) // 2], "ui_memory_mib": memory}
 
 
-def tree(pid: int) -> list[int]:
-    """A process and all below it."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [each for child in task.read_text().split() for each in tree(int(child))]
-    return found
+PAGES = {
+    "graph": """{ assetNodes(loadMaterializations: true) {
+        assetKey { path } staleStatus partitionStats { numMaterialized numPartitions }
+        assetMaterializations(limit: 1) { timestamp } } }""",
+    "partitions": """{ assetNodeOrError(assetKey: {path: ["teacher_actions"]}) { ... on AssetNode {
+        partitionKeysByDimension { name partitionKeys }
+        assetPartitionStatuses { ... on DefaultPartitionStatuses { materializedPartitions } } } } }""",
+    "history": """{ assetOrError(assetKey: {path: ["teacher_actions"]}) { ... on Asset {
+        assetMaterializations(limit: 100) { partition timestamp metadataEntries { label
+          ... on MarkdownMetadataEntry { mdStr }
+          ... on TableMetadataEntry { table { records } } } } } } }""",
+}
+"""What the UI asks for to draw the asset graph, and an asset's pages."""
+
+
+def slowest_page(url: str) -> float:
+    """Seconds that the web server takes for the page that it takes longest for."""
+    return max(timed(functools.partial(graphql, url, query))[1] for query in PAGES.values())
+
+
+def backfill(root: Path) -> dict[str, float]:
+    """A backfill of every batch, launched in the web server, with its pages looked at meanwhile.
+
+    Nothing has changed, so the time is Dagster's: above all that of its daemon, which looks for new
+    backfills twice a minute.
+    """
+    work = at(root)
+    with served(work, root / "ui.log") as (url, _):
+        once_up(lambda: graphql(url, PAGES["graph"]))
+        quiet = [slowest_page(url) for _ in range(3)]
+        began = time.perf_counter()
+        number = once_up(lambda: launch_backfill(url, work.batches(), ASSETS))
+        busy = []
+        while backfill_status(url, number) in ("REQUESTED", "STARTED"):
+            busy.append(slowest_page(url))
+            time.sleep(0.5)
+        assert backfill_status(url, number) == "COMPLETED_SUCCESS"
+        seconds = time.perf_counter() - began
+    return {
+        "backfill_of_unchanged_s": seconds,
+        "slowest_page_s": min(quiet),
+        "slowest_page_during_backfill_s": max(busy),
+    }
 
 
 def pss_mib(pid: int) -> float:

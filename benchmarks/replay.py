@@ -163,7 +163,9 @@ def cpu_ms_per_call(client: Client, n: int, concurrency: int) -> float:
 def resume_s(n: int) -> float:
     """Seconds to take over `n` answers from the ledger, hashing every request again."""
     states = make_states(n, n_bytes=1000)
-    teacher = TeacherSpec(name="t", model=MODEL, api_key_env=None, price={"prompt": 0.0})
+    teacher = TeacherSpec(
+        name="t", model=MODEL, api_key_env=None, price={"prompt": 0.0, "completion": 0.0}
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.sqlite"
         fill(path, states, teacher)

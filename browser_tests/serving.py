@@ -2,16 +2,15 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from replay_pipeline.settings import child_environment
+from replay_pipeline.testing.dagster_web import free_port, is_serving
 
 REPO = Path(__file__).parents[1]
 CHROMIUM = "/usr/bin/chromium"
@@ -48,9 +47,7 @@ def make_demo(folder: Path) -> Path:
 @contextmanager
 def serving(data: Path) -> Iterator[str]:
     """`replay-pipeline ui` on a data root, until the end of the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = (data.parent / f"{data.name}-ui.log").open("wb")
     process = subprocess.Popen(
         command("ui", "--data", str(data), "--port", str(port)),
@@ -63,7 +60,7 @@ def serving(data: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 300
-        while not _answers(url):
+        while not is_serving(url):
             assert process.poll() is None, Path(log.name).read_text()
             assert time.monotonic() < deadline, Path(log.name).read_text()
             time.sleep(0.3)
@@ -71,13 +68,6 @@ def serving(data: Path) -> Iterator[str]:
     finally:
         _end(process)
         log.close()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return urllib.request.urlopen(f"{url}/server_info", timeout=5).status == 200  # noqa: S310 - loopback
-    except OSError:
-        return False
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -6,6 +6,7 @@ import time
 from playwright.sync_api import Page, expect
 
 from browser_tests.serving import PATIENCE_MS
+from replay_pipeline.testing.dagster_web import graphql
 
 ASSETS = (
     "claude_code_sessions",
@@ -97,14 +98,13 @@ FROM_UI = """
 """
 
 
-def runs_by_click(page: Page, url: str) -> dict[str, dict]:
-    answer = page.request.post(f"{url}/graphql", data={"query": FROM_UI}).json()
-    return {run["runId"]: run for run in answer["data"]["runsOrError"]["results"]}
+def runs_by_click(url: str) -> dict[str, dict]:
+    return {run["runId"]: run for run in graphql(url, FROM_UI)["runsOrError"]["results"]}
 
 
 def test_a_batch_is_materialized_by_clicks(opened, ui):
     page = opened(f"{ui}/assets/trace_states?view=partitions")
-    before = runs_by_click(page, ui)
+    before = runs_by_click(ui)
     open_first_batch(page)
     page.get_by_role("button", name=re.compile("Materialize")).first.click()
     dialog = page.get_by_role("dialog")
@@ -114,7 +114,7 @@ def test_a_batch_is_materialized_by_clicks(opened, ui):
     launch.click()
     deadline = time.monotonic() + 300
     while True:
-        new = {run: one for run, one in runs_by_click(page, ui).items() if run not in before}
+        new = {run: one for run, one in runs_by_click(ui).items() if run not in before}
         ended = [one for one in new.values() if one["status"] in ("SUCCESS", "FAILURE", "CANCELED")]
         if ended:
             break

@@ -71,9 +71,14 @@ OUTCOMES = [
 ]
 
 
+@pytest.fixture
+def pairs():
+    return PAIRS
+
+
 @pytest.fixture(params=[1280, 400])
-def page(browser, tmp_path: Path, request):
-    path = write_review(PAIRS, outcomes=OUTCOMES, path=tmp_path / "review.html", title=ATTACK)
+def page(browser, tmp_path: Path, request, pairs):
+    path = write_review(pairs, outcomes=OUTCOMES, path=tmp_path / "review.html", title=ATTACK)
     context = browser.new_context(viewport={"width": request.param, "height": 800})
     opened = context.new_page()
     problems: list[str] = []
@@ -105,7 +110,7 @@ def choose(page: Page, name: str, value: str) -> None:
 def test_page_opens_on_the_first_pair_and_fits_its_width(page: Page):
     assert current(page) == "s1"
     assert len(shown(page)) == 4
-    assert page.locator("#counts").inner_text() == "4 pair · 1 no consensus"
+    assert page.locator("#counts").inner_text() == "States by outcome: 4 pair · 1 no consensus"
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
     for name in ("accept", "reject", "export"):
@@ -169,7 +174,7 @@ def test_marks_are_exported_and_read_back(page: Page, tmp_path: Path):
     page.keyboard.press("r")
     page.keyboard.press("k")
     page.keyboard.press("u")
-    assert page.locator("#progress").inner_text() == "2 of 4 marked"
+    assert page.locator("#progress").inner_text() == "2 of 4 pairs marked"
     choose(page, "mark", "accept")
     assert shown(page) == ["Read a.py"]
     with page.expect_download() as download:
@@ -184,10 +189,10 @@ def test_marks_survive_a_reload(page: Page):
     page.wait_for_function("localStorage.length === 1")
     for _ in range(20):  # Chromium writes the storage of files behind our back
         page.reload()
-        if page.locator("#progress").inner_text() == "1 of 4 marked":
+        if page.locator("#progress").inner_text() == "1 of 4 pairs marked":
             break
         page.wait_for_timeout(250)
-    expect(page.locator("#progress")).to_have_text("1 of 4 marked")
+    expect(page.locator("#progress")).to_have_text("1 of 4 pairs marked")
 
 
 def test_help_opens_and_closes_by_keyboard(page: Page):
@@ -196,4 +201,40 @@ def test_help_opens_and_closes_by_keyboard(page: Page):
     page.keyboard.press("a")
     page.keyboard.press("Escape")
     assert not page.locator("#help").is_visible()
-    assert page.locator("#progress").inner_text() == "0 of 4 marked"
+    assert page.locator("#progress").inner_text() == "0 of 4 pairs marked"
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [
+            *PAIRS,
+            pair(
+                "s2",
+                action("Bash", command="pytest"),
+                action("Bash", command="rm x"),
+                source="rejection",
+                n_teachers_agreeing=0,
+                teachers_agreeing=[],
+            ),
+        ]
+    ],
+)
+def test_every_count_of_the_page_says_what_it_counts_and_they_agree(page: Page):
+    counts = page.locator("#n-shown"), page.locator("#progress")
+    assert [count.inner_text() for count in counts] == [
+        "5 of 5 pairs, 0 of 1 states without one",
+        "0 of 5 pairs marked",
+    ]
+    assert "for all" not in page.locator(".chips").inner_text()
+    page.keyboard.press("j")
+    assert "mark for all 2 pairs of this state" in page.locator(".chips").inner_text()
+    page.keyboard.press("r")
+    assert page.locator("#progress").inner_text() == "2 of 5 pairs marked"
+    assert page.locator("#list [data-mark=reject]").count() == 2
+    choose(page, "outcome", "")
+    assert page.locator("#n-shown").inner_text() == "5 of 5 pairs, 1 of 1 states without one"
+    choose(page, "mark", "reject")
+    assert page.locator("#n-shown").inner_text() == "2 of 5 pairs, 0 of 1 states without one"
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) == 0

@@ -96,7 +96,11 @@ def show_summary(summary: Report) -> None:
     rows: list[tuple[str, Any]] = [
         ("sessions", f"{summary['sessions']} in {summary['batches']} batches"),
         ("states", f"{summary['states']} (of {summary['turns']} turns)"),
-        ("calls", f"{summary['calls']} now, {summary['answers']} answers in all"),
+        (
+            "calls",
+            f"{summary['calls']} now; in all {summary['answers']} answers, "
+            f"{summary['failed_calls']} failed",
+        ),
         (
             "dollars",
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
@@ -151,9 +155,11 @@ def _draw_batches(
     title: str, reports: Report, names: tuple[str, ...], *, first: str = "batch"
 ) -> None:
     table = Table(title=title, title_justify="left", title_style="bold")
-    for name in (first, *names):
+    table.add_column(first, no_wrap=True)
+    for name in names:
         heading = name.removeprefix("n_").replace("_usd", " $").replace("_", " ")
-        table.add_column(heading, overflow="fold")
+        longest_word = max(map(len, heading.split()))
+        table.add_column(heading, overflow="fold", min_width=longest_word)
     for key, report in reports.items():
         table.add_row(escape(key), *(escape(_words(report.get(name))) for name in names))
     out.print(table)
@@ -164,6 +170,12 @@ def show_replay(reports: Report) -> None:
     _draw_batches(
         "Replayed", reports, ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
     )
+    if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
+        out.print(
+            f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "
+            "goes on where it stopped; --budget sets another ceiling.",
+            soft_wrap=True,
+        )
 
 
 def show_control(report: Report) -> None:
@@ -173,7 +185,9 @@ def show_control(report: Report) -> None:
 
 def show_pairs(reports: Report) -> None:
     """Outcomes by batch."""
-    _draw_batches("Pairs", reports, ("n_pairs", "n_agreement", "outcomes", "n_rejected_in_review"))
+    _draw_batches(
+        "Pairs", reports, ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+    )
 
 
 def show_normalize(reports: Report) -> None:
@@ -195,6 +209,9 @@ def show_train(report: Report) -> None:
 
 def show_status(report: Report) -> None:
     """What is done, and what it cost."""
+    if not report["batches"]:
+        out.print("No sessions yet: run `replay-pipeline ingest` first.")
+        return
     _draw_batches("Batches", report["batches"], ("ingest", "replay", "pairs", "normalize"))
     ledger = report["ledger"]
     plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
@@ -209,9 +226,14 @@ def show_status(report: Report) -> None:
             soft_wrap=True,
         )
     if scopes := ledger.get("scopes"):
-        rows = {scope["scope"]: scope for scope in scopes}
-        names = tuple(name for name in scopes[0] if name != "scope")
-        _draw_batches("Limits", rows, names, first="counts for")
+        rows = {
+            scope.pop("scope").replace("partition:", "batch:"): {
+                key.removesuffix("_usd"): value for key, value in scope.items()
+            }
+            for scope in map(dict, scopes)
+        }
+        names = tuple(next(iter(rows.values())))
+        _draw_batches("Limits, in US dollars", rows, names, first="counts for")
 
 
 def show_findings(report: Report) -> None:

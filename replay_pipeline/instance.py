@@ -147,7 +147,6 @@ def run_jobs(
     pipeline: Pipeline,
     *,
     settings_path: Path | None = None,
-    with_training: bool = True,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Take every batch through all assets, in this process, recorded in the data root's Dagster.
@@ -160,7 +159,7 @@ def run_jobs(
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     jobs: list[tuple[str, dict[str, str]]] = [
         ("replay_batches", {RANGE_START: batches[0], RANGE_END: batches[-1]}),
-        ("publish_and_train" if with_training else "publish", {}),
+        ("publish_and_train", {}),
     ]
     defs = define(
         PipelineResource(

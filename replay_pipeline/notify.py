@@ -73,8 +73,17 @@ def _post(url: SecretStr | None, body: bytes, timeout_s: float) -> str:
         return type(error).__name__
 
 
-def shown(reasons: Sequence[str]) -> list[str]:
-    """Error messages as they may leave this machine: without secrets, and not too long."""
+def shown(reasons: Sequence[str], *, secrets: Sequence[str] = ()) -> list[str]:
+    """Error messages as they may leave this machine: without secrets, and not too long.
+
+    Args:
+        reasons: the messages.
+        secrets: keys that are in use; others are known by their form.
+    """
     redactor = Redactor()
-    texts = [redactor.text(" ".join(reason.split())) for reason in reasons]
+    texts = []
+    for reason in reasons:
+        for secret in secrets:
+            reason = reason.replace(secret, "<KEY>")
+        texts.append(redactor.text(" ".join(reason.split())))
     return [text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} …" for text in texts]

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from replay_pipeline.audit import refuse_unfit
 from replay_pipeline.doctor import examine
-from replay_pipeline.errors import ConfigError, TeacherAuthError
+from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import (
     LazyStates,
     TraceBatch,
@@ -38,8 +38,8 @@ from replay_pipeline.pairs import (
     extract_pairs,
     outcomes_table,
     pairs_from_table,
-    pairs_table,
-    positives_table,
+    pairs_parts,
+    positives_parts,
 )
 from replay_pipeline.passes import Pass
 from replay_pipeline.publish import (
@@ -59,27 +59,33 @@ from replay_pipeline.replay import (
     estimate_sync,
     has_ledger,
     ledger_status,
+    refuse_if_nobody_answers,
     replay_batch_in_thread,
+    replay_facts,
     replay_in_thread,
     spent_since,
 )
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
-from replay_pipeline.schemas import SCHEMA_VERSION
+from replay_pipeline.schemas import SCHEMA_VERSION, WRITTEN_BY
 from replay_pipeline.settings import Settings, api_key, redaction_salt
 from replay_pipeline.store import check_reachable, copy_files, files_below, is_local
 from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
 from replay_pipeline.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.training import Launch, TrainerJob, run_trainer, training_curves
+from replay_pipeline.training import (
+    TRAINER_LOCK,
+    Launch,
+    TrainerJob,
+    run_trainer,
+    training_curves,
+)
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 
 _POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
 """Seconds between two looks at a batch that was handed in."""
@@ -255,8 +261,6 @@ class Pipeline:
                     teachers,
                     max_total_usd=budget_usd,
                     counts_recorded=False,
-                    limits_usd=self._limits(),
-                    ledger=self.settings.ledger_url(),
                     max_concurrency=replay.max_concurrency,
                     partition=batch,
                     gates=replay.gates,
@@ -264,11 +268,11 @@ class Pipeline:
                     level=self.settings.pairs.level,
                     count_own_family=self.settings.pairs.count_own_family,
                     accepted_terms=replay.accepted_terms,
-                    price_folder=self._price_folder(),
                     tick=self._on_progress,
+                    **self._accounts(),
                 )
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
-            _refuse_if_nobody_answers(report)
+            refuse_if_nobody_answers(report)
             return replay_facts(report)
 
         return self._stage(
@@ -280,7 +284,7 @@ class Pipeline:
             is_final=lambda report: report["is_complete"],
         )
 
-    def hand_in(self, batches: Sequence[str], *, max_usd: float | None = None) -> ReplayReport:
+    def hand_in(self, batches: Sequence[str]) -> ReplayReport:
         """Ask by batch API, at half the price and within a day, and wait for the answers.
 
         They are kept in the ledger; `replay` takes them from there. Stopped while it waits, it
@@ -295,13 +299,11 @@ class Pipeline:
             return replay_batch_in_thread(
                 self._states(batches),
                 teachers,
-                max_total_usd=_above_0(replay.max_total_usd if max_usd is None else max_usd),
+                max_total_usd=_above_0(replay.max_total_usd),
                 counts_recorded=False,
-                limits_usd=self._limits(),
-                ledger=self.settings.ledger_url(),
                 accepted_terms=replay.accepted_terms,
-                price_folder=self._price_folder(),
                 poll_s=_SAMPLE_POLL_S if replay.sample_teachers else _POLL_S,
+                **self._accounts(),
             )
 
     def replay_within(self, max_usd: float | None = None) -> Callable[[str], Receipt]:
@@ -344,8 +346,8 @@ class Pipeline:
                 count_own_family=self.settings.pairs.count_own_family,
             )
             pairs = apply_marks(report.pairs, marks)
-            self._write("dpo_pairs", batch, pairs_table(pairs))
-            self._write("positives", batch, positives_table(report.positives))
+            self._write("dpo_pairs", batch, pairs_parts(pairs))
+            self._write("positives", batch, positives_parts(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
             write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
             return {
@@ -387,10 +389,11 @@ class Pipeline:
         """All normalized pairs to one dataset folder, and to the Hub if a repository is set.
 
         Raises:
+            ConfigError: there is nothing to publish yet.
             SecretFoundError: a secret is in the data; nothing was published.
             CheckFailedError: a batch breaks a contract; nothing was published.
         """
-        batches = self.root.batches("normalized_pairs")
+        batches = self._batches_with("normalized_pairs")
         options = self.settings.publish
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
@@ -481,7 +484,7 @@ class Pipeline:
             launch(job, self._on_progress)
             report = json.loads((output / "report.json").read_text("utf-8"))
             if kept != output:
-                copy_files(output, kept, files_below(output))
+                copy_files(output, kept, [n for n in files_below(output) if n != TRAINER_LOCK])
             return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
@@ -587,7 +590,12 @@ class Pipeline:
         )
 
     def review(self, path: Path | None = None) -> Path:
-        """Write the page that shows all pairs side by side. Returns where it is."""
+        """Write the page that shows all pairs side by side. Returns where it is.
+
+        Raises:
+            ConfigError: no batch has come as far as pairs.
+        """
+        self._batches_with("dpo_pairs")
         return write_review(
             pairs_from_table(self.root.read_all("dpo_pairs")),
             path=path or self.root.path / "review.html",
@@ -640,10 +648,8 @@ class Pipeline:
             n_states=n_states,
             level=self.settings.pairs.level,
             teacher=self.settings.replay.student,
-            limits_usd=self._limits(),
-            ledger=self.settings.ledger_url(),
-            price_folder=self._price_folder(),
             tick=self._on_progress,
+            **self._accounts(),
         )
         return self.receipts.write(
             Receipt(
@@ -727,9 +733,14 @@ class Pipeline:
             start=self._normalizer.memories,
         )
 
-    def _limits(self) -> dict[str, float]:
+    def _accounts(self) -> dict[str, Any]:
+        """What everything that pays is told alike: the ledger, its ceilings, the price lists."""
         day_usd = self.settings.replay.max_daily_usd
-        return {} if day_usd is None else {"day": day_usd}
+        return {
+            "ledger": self.settings.ledger_url(),
+            "limits_usd": {} if day_usd is None else {"day": day_usd},
+            "price_folder": self._price_folder(),
+        }
 
     def _trainer_config(self) -> Path | None:
         config = self.settings.train.config
@@ -754,15 +765,23 @@ class Pipeline:
 
         return Pass(self.batches, start=start, add=add_batch)
 
-    def _write(self, name: str, batch: str, table: pa.Table) -> None:
+    def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
         self.root.write(name, batch, table)
-        for table_name, seen in (
-            ("states", self._seen_states),
-            ("tools", self._seen_tools),
-            ("dpo_pairs", self._seen_pairs),
-        ):
-            if name == table_name:
-                seen.forget(batch)
+        passes = {
+            "states": self._seen_states,
+            "tools": self._seen_tools,
+            "dpo_pairs": self._seen_pairs,
+        }
+        if name in passes:
+            passes[name].forget(batch)
+
+    def _batches_with(self, name: str) -> list[str]:
+        batches = self.root.batches(name)
+        if not batches:
+            raise ConfigError(
+                f"{self.root.path}: no {name} yet; run `replay-pipeline {WRITTEN_BY[name]}` first"
+            )
+        return batches
 
     def _tools_until(self, batch: str) -> pa.Table:
         """Tools seen in this batch or an earlier one: a small batch does not show them all."""
@@ -834,7 +853,7 @@ def run(
     before = pipeline.receipts.stamps()
     pipeline.check_settings()
     batches = pipeline.ingest_new()
-    replay = pipeline.replay_within(settings.replay.max_total_usd)
+    replay = pipeline.replay_within()
     for batch in batches:
         replay(batch)
         pipeline.pairs(batch)
@@ -852,49 +871,6 @@ def _above_0(budget_usd: float) -> float:
             "0. Answers that are already paid for are kept in the ledger."
         )
     return budget_usd
-
-
-def replay_facts(report: ReplayReport) -> dict[str, Any]:
-    """The figures of a replay as plain JSON values."""
-    answered = [row for row in report.actions if row.error_code is None]
-    errors: dict[str, int] = {}
-    for row in report.actions:
-        if row.error_code is not None:
-            errors[row.error_code] = errors.get(row.error_code, 0) + 1
-    return {
-        "n_states": report.n_states,
-        "n_sent": report.n_sent,
-        "n_cached": report.n_cached,
-        "n_answers": len(answered),
-        "n_failed": len(report.actions) - len(answered),
-        "errors": errors,
-        "spent_usd": report.spent_usd,
-        "newly_spent_usd": report.newly_spent_usd,
-        "unknown_usd": report.unknown_usd,
-        "budget_usd": report.budget_usd,
-        "forecast_usd": report.forecast_usd,
-        "stop_reason": report.stop_reason,
-        "is_complete": report.stop_reason == "completed"
-        and not report.n_open
-        and not report.skipped.get("teacher_stopped")
-        and not report.skipped.get("in_batch"),
-        "skipped": report.skipped,
-        "cost_by_teacher_usd": report.cost_by_teacher_usd,
-        "latency_s": sorted(round(row.latency_s, 3) for row in answered),
-        "tokens": {
-            name: sum(getattr(row, f"n_{name}_tokens") or 0 for row in answered)
-            for name in ("prompt", "cached", "completion", "reasoning")
-        },
-    }
-
-
-def _refuse_if_nobody_answers(report: ReplayReport) -> None:
-    """A run in which no teacher could be used is a mistake to be told, not a result."""
-    refusals = [row for row in report.actions if row.error_code in _REFUSALS]
-    if refusals and not any(row.action for row in report.actions):
-        raise TeacherAuthError(
-            f"no teacher could be asked: {refusals[0].teacher}: {refusals[0].error_message}"
-        )
 
 
 def _with_ids(ids: set[str], states: pa.Table) -> set[str]:

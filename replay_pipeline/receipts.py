@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from replay_pipeline.errors import StorageError
 from replay_pipeline.store import read_files, stamps_below
 from replay_pipeline.tables import written_whole
 
@@ -34,9 +35,15 @@ class Receipts:
         self._root = root / "receipts"
 
     def read(self, stage: str, batch: str) -> Receipt | None:
-        """The last receipt, or `None`. An unreadable one counts as none."""
+        """The last receipt, or `None`. An unreadable one counts as none.
+
+        Raises:
+            StorageError: the object store that holds it cannot be reached.
+        """
         try:
             return _read(self._path(stage, batch).read_bytes())
+        except StorageError:
+            raise
         except OSError:
             return None
 

@@ -244,3 +244,11 @@ TABLES: dict[str, pa.Schema] = {
     "dropped_pairs": DROPPED_PAIRS,
 }
 """Every table at rest by name."""
+
+WRITTEN_BY: dict[str, str] = {
+    **dict.fromkeys(("sessions", "turns", "states", "tools"), "ingest"),
+    "teacher_actions": "replay",
+    **dict.fromkeys(("dpo_pairs", "positives", "outcomes"), "pairs"),
+    **dict.fromkeys(("normalized_pairs", "dropped_pairs"), "normalize"),
+}
+"""The command that writes each table."""

@@ -1,10 +1,12 @@
 """The one settings object. The only module that reads the environment."""
 
+import contextlib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -17,12 +19,17 @@ from pydantic import (
     field_validator,
 )
 
-from replay_pipeline.errors import ConfigError
+from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.store import as_path, check_reachable, is_local
 from replay_pipeline.types import AgreementLevel, TeacherSpec
 
 Place = Annotated[Path, PlainValidator(as_path), PlainSerializer(str)]
 """A folder of this machine, or a URL of an object store."""
+
+_SECRET_NAME = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|SALT)(?:_|$)", re.IGNORECASE)
+_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+_MIN_SECRET = 6
+"""What is shorter is no key, and would be found in innocent words."""
 
 DEFAULT_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="deepseek", model="deepseek/deepseek-v4-pro", is_distillable=True),
@@ -229,6 +236,8 @@ class Settings(_Section):
                 f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
             )
             raise ConfigError(f"{path or 'settings'}: {what}") from error
+        except StorageError:
+            raise
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
 
@@ -264,6 +273,27 @@ class Settings(_Section):
     def training_dir(self) -> Path:
         """Folder of this machine that the trainer writes to."""
         return self.train.output or self.local_dir() / "model"
+
+    def secrets(self) -> list[str]:
+        """What must not leave this machine: keys and passwords of the environment, longest first.
+
+        Those of the teachers, of variables whose names say so, and of addresses.
+        """
+        teachers = [*self.replay.teachers, *filter(None, [self.replay.student])]
+        named = {teacher.api_key_env for teacher in teachers if teacher.api_key_env}
+        found = {
+            value.strip()
+            for name, value in os.environ.items()
+            if name in named or _SECRET_NAME.search(name)
+        }
+        for name in named:
+            with contextlib.suppress(ConfigError):  # no key at all
+                found.add(cast("SecretStr", api_key(name)).get_secret_value())
+        for value in [*os.environ.values(), self.replay.ledger or ""]:
+            found.update(_PASSWORD.findall(value))
+        if self.notify.webhook_url is not None:
+            found.add(self.notify.webhook_url.get_secret_value())
+        return sorted((each for each in found if len(each) >= _MIN_SECRET), key=len, reverse=True)
 
 
 def _settings_file(root: Path | None, env: Mapping[str, str]) -> Path | None:

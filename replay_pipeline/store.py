@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
+from replay_pipeline.outages import CHECK, translated
 
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
@@ -20,7 +21,6 @@ _EXTRAS = {
     **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
 }
 _N_COPIES_AT_ONCE = 16
-_CHECK = "Check the address, and credentials, endpoint and region in the environment."
 
 
 def as_path(place: object) -> Path:
@@ -41,10 +41,11 @@ def as_path(place: object) -> Path:
         return Path(rest)
     extra = _EXTRAS.get(scheme, "s3")
     try:
-        from upath import UPath  # noqa: PLC0415 (needed for object stores only)
+        # Needed for object stores only.
+        from replay_pipeline.object_paths import ObjectPath  # noqa: PLC0415
 
         # With a cached listing, what another machine wrote would stay unseen.
-        path: Any = UPath(text.rstrip("/"), use_listings_cache=False)
+        path: Any = ObjectPath(text.rstrip("/"), use_listings_cache=False)
         path.fs  # noqa: B018 (imports the client of the store)
     except ImportError as error:
         raise MissingDependencyError(
@@ -73,25 +74,8 @@ def check_reachable(root: Path) -> None:
         is_there = not store.drive or store.fs.exists(store.drive)
     if not is_there:
         raise StorageError(
-            f"{root}: there is no bucket {store.drive!r}, or it may not be seen from here. {_CHECK}"
+            f"{root}: there is no bucket {store.drive!r}, or it may not be seen from here. {CHECK}"
         )
-
-
-@contextmanager
-def translated(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever the client of an object store raises into one plain error.
-
-    Raises:
-        StorageError: `path` cannot be `what`.
-    """
-    try:
-        yield
-    except (FileExistsError, StorageError):
-        raise
-    except Exception as error:  # each client has a tree of errors of its own
-        raise StorageError(
-            f"{path}: cannot be {what} ({type(error).__name__}: {error}). {_CHECK}"
-        ) from error
 
 
 @contextmanager

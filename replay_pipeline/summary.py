@@ -1,5 +1,6 @@
 """The figures of a whole run, from the receipts of its stages."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -111,8 +112,7 @@ def _total(receipts: Iterable[Receipt], key: str) -> float:
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for each in counts:
-        for key, count in each.items():
-            total[key] = total.get(key, 0) + count
+        total.update(each)
     return dict(sorted(total.items()))

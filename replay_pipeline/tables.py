@@ -6,7 +6,7 @@ Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
 import io
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import SchemaError, StorageError
-from replay_pipeline.schemas import SCHEMA_VERSION, TABLES, repeating_columns
+from replay_pipeline.schemas import SCHEMA_VERSION, TABLES, WRITTEN_BY, repeating_columns
 from replay_pipeline.store import is_local, put_whole
 
 _VERSION_KEY = b"schema_version"
@@ -58,34 +58,43 @@ def _renamed(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_table(table: pa.Table, path: Path, name: str) -> Path:
+def write_table(table: pa.Table | Iterable[pa.Table], path: Path, name: str) -> Path:
     """Write `table` as parquet with the schema of `TABLES[name]`; equal rows give equal bytes.
+
+    Of a table in parts, at least one, only the part at hand is in memory.
 
     Raises:
         SchemaError: a column is missing, unknown or of another type.
         StorageError: the file cannot be written.
     """
-    schema = TABLES[name]
-    if missing := set(schema.names) ^ set(table.column_names):
-        raise SchemaError(f"{name}: columns {sorted(missing)} are missing or unknown")
-    try:
-        table = table.select(schema.names).cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise SchemaError(f"{name}: {error}") from error
-    table = table.replace_schema_metadata({_VERSION_KEY: SCHEMA_VERSION.encode()})
-    with written_whole(path) as file:
+    parts = [table] if isinstance(table, pa.Table) else table
+    schema = TABLES[name].with_metadata({_VERSION_KEY: SCHEMA_VERSION.encode()})
+    with (
+        written_whole(path) as file,
         # On pages this large a low level finds nearly all repetitions of sessions that a high one
         # does, in a third of the time. Statistics of texts would only repeat the texts.
-        pq.write_table(
-            table,
+        pq.ParquetWriter(
             file,
+            schema,
             compression="zstd",
             compression_level=3,
             data_page_size=4 << 20,
             use_dictionary=repeating_columns(schema),
             write_statistics=[field.name for field in schema if not pa.types.is_string(field.type)],
-        )
+        ) as writer,
+    ):
+        for part in parts:
+            writer.write_table(_as_declared(part, schema, name))
     return path
+
+
+def _as_declared(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
+    if missing := set(schema.names) ^ set(table.column_names):
+        raise SchemaError(f"{name}: columns {sorted(missing)} are missing or unknown")
+    try:
+        return table.select(schema.names).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaError(f"{name}: {error}") from error
 
 
 def readable(path: Path) -> Path | BinaryIO:
@@ -120,7 +129,11 @@ def _reading(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise StorageError(f"{path}: no such table; run the stage that writes {name}") from error
+        raise StorageError(
+            f"{path}: no such table; run `replay-pipeline {WRITTEN_BY[name]}` first"
+        ) from error
+    except StorageError:
+        raise
     except (OSError, pa.ArrowInvalid) as error:
         raise SchemaError(f"{path}: not a readable parquet file ({error})") from error
 
@@ -157,7 +170,7 @@ class DataRoot:
         """Where the rows of `batch` in table `name` lie."""
         return self.path / name / f"trace_batch={batch}" / "part-0.parquet"
 
-    def write(self, name: str, batch: str, table: pa.Table) -> Path:
+    def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> Path:
         """Replace the rows of `batch`. Raises what `write_table` raises."""
         return write_table(table, self.part(name, batch), name)
 

@@ -1,12 +1,13 @@
 """The trainer as a process of its own: started, watched, asked to stop, killed only if it must be."""
 
+import fcntl
 import json
 import logging
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from replay_pipeline.errors import TrainError
 from replay_pipeline.settings import child_environment
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.5
 _N_LAST_WORDS = 3
 _MAX_POINTS = 200
+TRAINER_LOCK = "trainer.lock"
+"""In the output folder: which process trains there, as the trainer itself says it."""
 CURVES = (
     "loss/objective",
     "policy/loss",
@@ -53,12 +56,15 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
     checkpoint; a second interruption, or the timeout, kills it.
 
     Raises:
-        TrainError: the trainer failed or was stopped; the message ends with its last words.
+        TrainError: the trainer failed or was stopped, and the message ends with its last words; or
+            another one is at work in the folder, and nothing was touched.
     """
     job.output.mkdir(parents=True, exist_ok=True)
     log_path = job.output / "trainer.log"
     count = _StepCount(job.output / "metrics.jsonl")
-    with log_path.open("wb") as log:
+    with log_path.open("ab") as log:
+        _lock(log, job.output)
+        log.truncate(0)
         # A group of its own: Ctrl-C in the terminal is ours to pass on, once.
         process = subprocess.Popen(
             job.command,
@@ -76,6 +82,21 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
             raise
     if code != 0:
         raise TrainError(f"the trainer ended with code {code}; see {log_path}: {_end_of(log_path)}")
+
+
+def _lock(log: BinaryIO, output: Path) -> None:
+    """Hold others off. The trainer inherits the log and so the lock: it outlives this process."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        who = output / TRAINER_LOCK
+        owner = who.read_text("utf-8", "replace").strip() if who.exists() else ""
+        raise TrainError(
+            f"{output}: another trainer is at work here ({owner or 'it has just begun'}); wait for "
+            "its end, stop it, or set `train.output` to another folder"
+        ) from error
+    except OSError as error:  # a file system without locks
+        logger.warning("%s: cannot be locked (%s): nothing keeps others out", output, error)
 
 
 def _stop(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:

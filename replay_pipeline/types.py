@@ -65,6 +65,17 @@ class TraceState(TypedDict):
     """Prompt tokens that the provider recorded for this step."""
 
 
+PRICE_NAMES = (
+    "prompt",
+    "completion",
+    "input_cache_read",
+    "input_cache_write",
+    "internal_reasoning",
+    "request",
+)
+"""What a price may name; the first two it must."""
+
+
 class TeacherSpec(BaseModel):
     """A teacher: a model behind an OpenAI-compatible endpoint, and what it costs."""
 
@@ -81,9 +92,10 @@ class TeacherSpec(BaseModel):
     params: dict[str, Any] = {}
     """Extra request fields, e.g. `{"temperature": 0.2, "max_completion_tokens": 2048}`."""
     price: dict[str, float] | None = None
-    """US dollars per token under OpenRouter's own names (`prompt`, `completion`,
-    `input_cache_read`, `input_cache_write`, …; `request` is per call). `None`: taken from the
-    endpoint's `/models`. A teacher without any price is refused under a dollar ceiling."""
+    """US dollars per token under OpenRouter's own names: `prompt` and `completion`, and where they
+    differ `input_cache_read`, `input_cache_write` and `internal_reasoning`; `request` is per call.
+    `None`: taken from the endpoint's `/models`. A teacher without any price is refused under a
+    dollar ceiling."""
     max_concurrency: Annotated[int, Field(ge=1)] = 32
     """Calls in flight at once to this teacher."""
     family: str | None = None
@@ -102,6 +114,12 @@ class TeacherSpec(BaseModel):
     def _numbers(cls, price: Mapping[str, float | str] | None) -> dict[str, float] | None:
         if price is None:
             return None
+        if unknown := [key for key in price if key not in PRICE_NAMES]:
+            raise ValueError(
+                f"unknown {', '.join(map(repr, unknown))}: the names are {', '.join(PRICE_NAMES)}"
+            )
+        if missing := [key for key in PRICE_NAMES[:2] if key not in price]:
+            raise ValueError(f"{' and '.join(missing)} must be given; 0 is a price")
         numbers = {key: float(value) for key, value in price.items()}
         if any(not 0 <= value < float("inf") for value in numbers.values()):
             raise ValueError("a price is a number of dollars per token, at least 0")

@@ -9,31 +9,17 @@ import pyarrow as pa
 
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.receipts import Receipt
-from replay_pipeline.sample import SESSIONS_DIR
-from replay_pipeline.settings import Settings
 from replay_pipeline.tables import DataRoot
 from tests.hostile import HOSTILE
+from tests.roots import run_batches, sample_root
 
 _COUNTED = ("outcomes", "errors", "skipped", "redactions", "dropped", "pairs_by_source")
-
-
-def sample_root(root: Path, *, n_batch_sessions: int = 4) -> Pipeline:
-    """The bundled sample, taken through every batch stage."""
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "settings.toml").write_text(
-        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\n"
-        f"max_batch_sessions = {n_batch_sessions}\nsettle_s = 0\n[replay]\nsample_teachers = true\n"
-    )
-    work = Pipeline(Settings.load(data_dir=root))
-    for batch in work.ingest_new():
-        for stage in (work.replay, work.pairs, work.normalize):
-            stage(batch)
-    return work
 
 
 def hostile_root(root: Path) -> Pipeline:
     """The sample with hostile text in messages, actions, hints, names, errors and receipts."""
     work = sample_root(root, n_batch_sessions=64)
+    run_batches(work)
     (batch,) = work.batches()
     texts = itertools.cycle(HOSTILE)
     for table in ("turns", "states", "teacher_actions", "dpo_pairs", "outcomes"):

@@ -7,13 +7,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
+from trainer.folders import sole_writer
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
 STOPPED = 128 + signal.SIGTERM
@@ -164,7 +165,10 @@ def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
 def _prepare_prime_rl(values: dict[str, Any]) -> dict[str, Any]:
     from trainer.integrations.prime_rl.prepare import prepare_prime_rl  # noqa: PLC0415
 
-    return prepare_prime_rl(values)
+    # Without an output folder it says so itself.
+    alone = sole_writer(Path(values["output"])) if values.get("output") else nullcontext()
+    with alone:
+        return prepare_prime_rl(values)
 
 
 ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

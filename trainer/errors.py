@@ -2,6 +2,7 @@
 
     TrainerError
     ├── TrainerConfigError   a setting is wrong; raised before any step
+    ├── FolderInUseError     another trainer writes into the output folder
     ├── DatasetError         the dataset lacks a column, a split or a row that a channel needs
     ├── ShapeError           two tensors that must line up do not
     ├── EnvironmentFailedError  an environment server does not answer, or too often not
@@ -19,6 +20,7 @@ __all__ = [
     "AlignmentError",
     "DatasetError",
     "EnvironmentFailedError",
+    "FolderInUseError",
     "ObjectStoreError",
     "OuterLoopError",
     "OuterTimeoutError",
@@ -36,6 +38,10 @@ class TrainerError(Exception):
 
 class TrainerConfigError(TrainerError, ValueError):
     """A setting is wrong. Raised before any step is made."""
+
+
+class FolderInUseError(TrainerError, RuntimeError):
+    """Another trainer writes into the output folder; nothing was touched."""
 
 
 class DatasetError(TrainerError, ValueError):

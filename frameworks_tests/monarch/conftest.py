@@ -1,6 +1,5 @@
-"""A published dataset, a settings file, and the command that runs it with or without a mesh."""
+"""A tiny model, a settings file, and the command that runs it with or without a mesh."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,7 +10,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from tests.trainer.published import write_dataset
+from tests.trainer.training import save_tiny_model
+from trainer.data.dataset import load_preference_data
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SETTINGS = {
@@ -37,38 +39,16 @@ SETTINGS = {
 }
 
 
-def trainer_fixtures():
-    path = ROOT / "tests" / "trainer" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("trainer_fixtures", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def dataset(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("published")
-    return trainer_fixtures().write_dataset(folder, n_sessions=5, n_test=1)
-
-
 @pytest.fixture(scope="session")
 def small_dataset(tmp_path_factory) -> Path:
     """Four pairs to learn from: one batch holds them all."""
-    folder = tmp_path_factory.mktemp("small")
-    return trainer_fixtures().write_dataset(folder, n_sessions=2, n_test=1)
+    return write_dataset(tmp_path_factory.mktemp("small"), n_sessions=2, n_test=1)
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory, dataset) -> Path:
-    """A tiny model and its tokenizer in a folder, as other engines want them."""
-    from trainer.data.dataset import load_preference_data
-    from trainer.data.tiny import corpus, make_model, train_tokenizer
-
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(corpus(load_preference_data(dataset).pairs), vocab_size=400)
-    make_model(tokenizer, hidden_size=32, n_layers=1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    rows = load_preference_data(dataset).pairs
+    return save_tiny_model(tmp_path_factory.mktemp("model"), rows, n_layers=1)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
-"""A published dataset, and a process that serves its states as an OpenEnv environment."""
+"""A process that serves the states of the dataset as an OpenEnv environment."""
 
-import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,22 +7,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = Path(__file__).parents[2]
-
-
-def _trainer_fixtures():
-    path = ROOT / "tests" / "trainer" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("trainer_fixtures", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def dataset(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("published")
-    return _trainer_fixtures().write_dataset(folder, n_sessions=5, n_test=1)
 
 
 def serve(dataset: Path, *options: str) -> subprocess.Popen:

@@ -4,20 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.conftest import session_rows, write_dataset
-from trainer.data.tiny import corpus, make_model, train_tokenizer
+from tests.trainer.published import rows_of, write_dataset
+from tests.trainer.training import save_tiny_model
 
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory) -> Path:
+    """The one that the trainer's own tests have."""
     return write_dataset(tmp_path_factory.mktemp("dataset") / "pairs")
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
-    rows = [row for session in range(8) for row in session_rows(session)]
-    tokenizer = train_tokenizer(corpus(rows), vocab_size=400)
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    make_model(tokenizer, hidden_size=32, n_layers=2).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny", rows_of(8), n_layers=2)

@@ -121,9 +121,10 @@ nightly_summary = dg.ScheduleDefinition(
 )
 def notify_failures(context: dg.RunFailureSensorContext, pipeline: PipelineResource) -> None:
     """Telling never fails anything: a webhook that can't be reached is logged."""
-    facts = failure_facts(context.instance, context.dagster_run)
+    settings = pipeline.settings()
+    facts = failure_facts(context.instance, context.dagster_run, secrets=settings.secrets())
     text = f"{facts['job']} {facts['batches']} failed: {facts['why']}"
-    notify(pipeline.settings().notify, "run_failed", text, facts)
+    notify(settings.notify, "run_failed", text, facts)
 
 
 def missing_ranges(keys: list[str], done: set[str], *, max_batches: int) -> list[tuple[str, str]]:

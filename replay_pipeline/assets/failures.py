@@ -1,6 +1,6 @@
 """Runs that failed: why, in the words of our own errors, which say what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,23 +14,30 @@ _PARTITION = "dagster/partition"
 _MAX_RUNS = 50
 
 
-def failed_runs(instance: dg.DagsterInstance, *, since: datetime) -> list[dict[str, Any]]:
-    """The runs that failed since then: job, batches, and why."""
+def failed_runs(
+    instance: dg.DagsterInstance, *, since: datetime, secrets: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The runs that failed since then: job, batches, and why, without the `secrets`."""
     records = instance.get_run_records(
         RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=since), limit=_MAX_RUNS
     )
-    return [failure_facts(instance, record.dagster_run) for record in reversed(records)]
+    return [
+        failure_facts(instance, record.dagster_run, secrets=secrets) for record in reversed(records)
+    ]
 
 
-def failure_facts(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, Any]:
-    """One failed run: its id, job, batches, and why it failed."""
+def failure_facts(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, *, secrets: Sequence[str] = ()
+) -> dict[str, Any]:
+    """One failed run: its id, job, batches, and why it failed, without the `secrets`."""
     first = run.tags.get(RANGE_START) or run.tags.get(_PARTITION, "")
     last = run.tags.get(RANGE_END, first)
     return {
         "run": run.run_id,
         "job": run.job_name,
         "batches": first if first == last else f"{first} to {last}",
-        "why": "; ".join(shown(list(_reasons(instance, run)))) or "no reason was recorded",
+        "why": "; ".join(shown(list(_reasons(instance, run)), secrets=secrets))
+        or "no reason was recorded",
     }
 
 

@@ -29,7 +29,8 @@ def night_summary(
     """What was found, paid, made, dropped and what failed since the last summary."""
     work = pipeline.open()
     since = _last_time(context)
-    night = work.night(since=since, failures=failed_runs(context.instance, since=since))
+    failures = failed_runs(context.instance, since=since, secrets=work.settings.secrets())
+    night = work.night(since=since, failures=failures)
     if work.settings.notify.is_nightly:
         notify(work.settings.notify, "night", night_words(night), _plain(night))
     return dg.MaterializeResult(metadata=night_facts(night))

@@ -298,6 +298,8 @@ def read_manifest(key: str, root: Path) -> TraceBatch:
         return _from_text(path.read_bytes(), path)
     except FileNotFoundError as error:
         raise IngestError(f"{path}: no such batch; discover it first") from error
+    except StorageError:
+        raise
     except OSError as error:
         raise IngestError(f"{path}: not a readable manifest ({error})") from error
 

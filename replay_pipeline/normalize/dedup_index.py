@@ -49,6 +49,8 @@ class DedupIndex:
             rows = pq.ParquetFile(readable(path)).read()
         except FileNotFoundError:
             return memories
+        except StorageError:
+            raise
         except (OSError, pa.ArrowInvalid) as error:
             raise StorageError(
                 f"{path}: not readable ({error}); delete it and normalize batch {batch} again"

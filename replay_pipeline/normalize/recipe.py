@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,12 @@ import yaml
 
 from replay_pipeline.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
+_WITHOUT_EFFECT = frozenset(
+    {"project_name", "text_keys", "np", "use_cache", "turbo", "open_tracer"}
+)
+"""Fields that data-juicer's own runner wants to see, and that are no matter here."""
 _INSTALLED = Path(__file__).parent / "recipes"
 _CHECKOUT = Path(__file__).parents[2] / "recipes" / "replaysim"
 
@@ -63,6 +70,10 @@ def load_recipe(recipe: str | Path) -> Recipe:
     steps = content.get("process") if isinstance(content, dict) else None
     if not isinstance(steps, list) or not steps:
         raise ConfigError(f"recipe {path}: no `process` list, as data-juicer recipes have")
+    if unused := sorted(map(str, set(content) - _WITHOUT_EFFECT - {"process"})):
+        logger.warning(
+            "recipe %s: only `process` is read; %s has no effect", path, ", ".join(unused)
+        )
     return Recipe(name=path.stem, path=path, process=tuple(_step(step, path) for step in steps))
 
 

@@ -11,7 +11,9 @@ from replay_pipeline.pairs.rows import (
     outcomes_table,
     pair_of_row,
     pairs_from_table,
+    pairs_parts,
     pairs_table,
+    positives_parts,
     positives_table,
     row_of_pair,
 )
@@ -26,7 +28,9 @@ __all__ = [
     "outcomes_table",
     "pair_of_row",
     "pairs_from_table",
+    "pairs_parts",
     "pairs_table",
+    "positives_parts",
     "positives_table",
     "row_of_pair",
 ]

@@ -1,7 +1,7 @@
 """Pairs, positives and outcomes as rows of their tables, and back."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -17,12 +17,19 @@ _JSON_COLUMNS = {
     "rejected_action": "rejected_action_json",
     "action_message": "action_json",
 }
+_NOT_UTF8 = (UnicodeEncodeError, TypeError, OverflowError)
+_PART_BYTES = 32_000_000
 _KEYS = {column: key for key, column in _JSON_COLUMNS.items()}
 
 
 def pairs_table(pairs: Iterable[DPOPair]) -> pa.Table:
     """Pairs as the table `dpo_pairs`."""
-    return table_of([row_of_pair(pair) for pair in pairs], "dpo_pairs")
+    return pa.concat_tables(pairs_parts(pairs))
+
+
+def pairs_parts(pairs: Iterable[DPOPair]) -> Iterator[pa.Table]:
+    """`pairs_table` in parts: a row has its whole prefix, so that all may take gigabytes."""
+    return _parts(pairs, "dpo_pairs")
 
 
 def pairs_from_table(table: pa.Table) -> list[DPOPair]:
@@ -30,9 +37,14 @@ def pairs_from_table(table: pa.Table) -> list[DPOPair]:
     return [pair_of_row(row) for row in table.to_pylist()]
 
 
-def positives_table(positives: Sequence[Mapping[str, Any]]) -> pa.Table:
+def positives_table(positives: Iterable[Mapping[str, Any]]) -> pa.Table:
     """States at which teachers and student agree, as the table `positives`."""
-    return table_of([row_of_pair(positive) for positive in positives], "positives")
+    return pa.concat_tables(positives_parts(positives))
+
+
+def positives_parts(positives: Iterable[Mapping[str, Any]]) -> Iterator[pa.Table]:
+    """`positives_table` in parts."""
+    return _parts(positives, "positives")
 
 
 def outcomes_table(outcomes: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -40,10 +52,13 @@ def outcomes_table(outcomes: Sequence[Mapping[str, Any]]) -> pa.Table:
     return table_of([dict(outcome) for outcome in outcomes], "outcomes")
 
 
-def row_of_pair(pair: Mapping[str, Any]) -> dict[str, Any]:
+def row_of_pair(
+    pair: Mapping[str, Any], *, as_json: Callable[[Any], str | bytes | None] | None = None
+) -> dict[str, Any]:
     """A pair (or positive) with its messages and tools as JSON text."""
+    text_of = as_json or _json
     return {
-        _JSON_COLUMNS.get(key, key): _json(value) if key in _JSON_COLUMNS else value
+        _JSON_COLUMNS.get(key, key): text_of(value) if key in _JSON_COLUMNS else value
         for key, value in pair.items()
     }
 
@@ -58,11 +73,55 @@ def pair_of_row(row: Mapping[str, Any]) -> DPOPair:
     return cast("DPOPair", pair)
 
 
+def _parts(pairs: Iterable[Mapping[str, Any]], name: str) -> Iterator[pa.Table]:
+    """Tables of about `_PART_BYTES` bytes; one without rows if there is no pair."""
+    as_json = _SharedJson()
+    rows: list[dict[str, Any]] = []
+    n_bytes, is_first = 0, True
+    for pair in pairs:
+        row = row_of_pair(pair, as_json=as_json)
+        rows.append(row)
+        n_bytes += sum(len(value) for value in row.values() if isinstance(value, str | bytes))
+        if n_bytes > _PART_BYTES:
+            yield table_of(rows, name)
+            rows, n_bytes, is_first = [], 0, False
+    if rows or is_first:
+        yield table_of(rows, name)
+
+
+class _SharedJson:
+    """JSON text of lists that share their items, as the prefixes of a session do."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, bytes]] = {}
+        self._n_bytes = 0
+
+    def __call__(self, value: Any) -> str | bytes | None:
+        if not isinstance(value, list):
+            return _json(value)
+        try:
+            return b"[%b]" % b",".join(map(self._item, value))
+        except _NOT_UTF8:
+            return _json(value)
+
+    def _item(self, item: object) -> bytes:
+        known = self._known.get(id(item))
+        if known is not None:
+            return known[1]
+        text = msgspec.json.encode(item)
+        self._n_bytes += len(text)
+        if self._n_bytes > _PART_BYTES:
+            self._known.clear()
+            self._n_bytes = len(text)
+        self._known[id(item)] = (item, text)  # the item keeps its id while it is here
+        return text
+
+
 def _json(value: Any) -> str | None:
     if value is None:
         return None
     try:
         return msgspec.json.encode(value).decode()
-    except (UnicodeEncodeError, TypeError, OverflowError):
+    except _NOT_UTF8:
         # A lone surrogate cannot be stored as UTF-8, but its escape can.
         return json.dumps(value, separators=(",", ":"))

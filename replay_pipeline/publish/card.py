@@ -512,11 +512,10 @@ def _sum(ordered: Iterable[Mapping[str, Any]], stage: str, name: str) -> float |
 
 
 def _added(counts: Iterable[Mapping[str, float]]) -> dict[str, Any]:
-    total: dict[str, Any] = {}
+    total: Counter[str] = Counter()
     for each in counts:
-        for name, count in each.items():
-            total[name] = total.get(name, 0) + count
-    return total
+        total.update(each)
+    return dict(total)
 
 
 def _by_size(counts: Mapping[str, int]) -> list[tuple[str, int]]:

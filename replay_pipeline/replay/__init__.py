@@ -4,6 +4,7 @@ from replay_pipeline.replay.batch import replay_batch, replay_batch_in_thread
 from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
+from replay_pipeline.replay.facts import refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
 from replay_pipeline.replay.run import (
     Asking,
@@ -36,8 +37,10 @@ __all__ = [
     "measure_gates",
     "parse_gates",
     "recorded_actions",
+    "refuse_if_nobody_answers",
     "replay_batch",
     "replay_batch_in_thread",
+    "replay_facts",
     "replay_in_thread",
     "replay_states",
     "replay_trace",

@@ -175,7 +175,7 @@ class _BatchRun:
         return self._report(known, n_cached, stop)
 
     def _open_scopes(self, known: Mapping[str, Known]) -> None:
-        limits: dict[str, int | None] = {f"teacher:{name}": None for name in self.teachers}
+        limits = self.asking.limits_nano(self.teachers)
         day = self.asking.limits_usd.get("day")
         limits[self.day] = None if day is None else floor_nano(day)
         self.ledger.open_scopes(limits)
@@ -240,7 +240,12 @@ class _BatchRun:
                 teacher=question.teacher,
                 model=task.teacher.model,
                 run_id=self.run_id,
-                scopes=(f"run:{self.run_id}", self.day, f"teacher:{question.teacher}"),
+                scopes=(
+                    f"run:{self.run_id}",
+                    self.day,
+                    f"teacher:{question.teacher}",
+                    *self.asking.scopes(),
+                ),
                 reserved_nano=-(-bound // 2),
                 is_patient=False,
             )

@@ -35,8 +35,6 @@ from replay_pipeline.replay.database import Database, connect
 
 logger = logging.getLogger(__name__)
 
-CallState = Literal["open", "answered", "failed", "unknown", "recovered"]
-
 T = TypeVar("T")
 
 

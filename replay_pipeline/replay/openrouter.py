@@ -109,11 +109,6 @@ class Client:
             raise TeacherResponseError(f"{base_url}/models: no list of models came back")
         return [model for model in models if isinstance(model, dict)]
 
-    async def key_info(self, base_url: str, key: SecretStr | None) -> dict[str, Any]:
-        """What the endpoint says about a key: its limit and usage. Raises as `models` does."""
-        info = (await self._get(f"{base_url.rstrip('/')}/key", key)).get("data")
-        return info if isinstance(info, dict) else {}
-
     async def generation_cost(
         self, base_url: str, generation_id: str, key: SecretStr | None
     ) -> int | None:

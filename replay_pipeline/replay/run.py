@@ -86,6 +86,30 @@ class Asking:
             count_own_family=self.count_own_family,
         )
 
+    def scopes(self) -> tuple[str, ...]:
+        """What the ledger counts every call of this run under, beside run, day and teacher."""
+        named = [f"partition:{self.partition}"] if self.partition else []
+        return (*(f"tag:{tag}" for tag in self.tags), *named)
+
+    def limits_nano(self, teachers: Iterable[str]) -> dict[str, int | None]:
+        """The ceiling of each scope but the day, by its name in the ledger.
+
+        Raises:
+            ConfigError: a limit is for something that no call of this run counts under.
+        """
+        limits = dict.fromkeys([*(f"teacher:{name}" for name in teachers), *self.scopes()])
+        for scope, limit_usd in self.limits_usd.items():
+            name = f"partition:{self.partition}" if scope == "partition" else scope
+            if name in limits:
+                limits[name] = floor_nano(limit_usd)
+            elif scope != "day":
+                known = ", ".join(["day", "partition", *limits])
+                raise ConfigError(
+                    f"limit {scope}={limit_usd}: no call of this run counts under {scope!r}, so it "
+                    f"would hold nothing back; known are {known}"
+                )
+        return limits
+
     def request_options(self) -> RequestOptions:
         """The part that decides the requests."""
         return RequestOptions(
@@ -270,18 +294,16 @@ async def estimate(
     check(teachers, 0.0, asking)
     states = indexed(states)
     prices = await fetch_prices(teachers, asking, keys=keys_of(teachers, is_required=False))
+    lanes = lanes_of(states, teachers, asking)
     known: set[str] = set()
     if ledger is not None and exists(ledger):
-        shas = [
-            task.question.sha for _, lane in lanes_of(states, teachers, asking) for task in lane
-        ]
         with Ledger(ledger) as opened:
-            known = set(opened.lookup(shas)[0])
-    lanes = [
+            known = set(opened.lookup([t.question.sha for _, lane in lanes for t in lane])[0])
+    left = [
         (teacher, [task for task in lane if task.question.sha not in known])
-        for teacher, lane in lanes_of(states, teachers, asking)
+        for teacher, lane in lanes
     ]
-    return forecast(lanes, prices, asking.window, gates=asking.gates)
+    return forecast(left, prices, asking.window, gates=asking.gates)
 
 
 def estimate_sync(
@@ -320,6 +342,7 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
     for scope, limit in asking.limits_usd.items():
         if not 0 <= limit < math.inf:
             raise ConfigError(f"limit {scope}={limit}: a number of dollars >= 0 is needed")
+    asking.limits_nano(names)
     if asking.max_concurrency < 1:
         raise ConfigError(f"max_concurrency={asking.max_concurrency}: at least 1 is needed")
     window_messages([], asking.window)
@@ -505,9 +528,6 @@ class _Replay:
     ) -> Engine:
         asking = self.asking
         day = asking.limits_usd.get("day")
-        scopes = [f"tag:{tag}" for tag in asking.tags]
-        if asking.partition:
-            scopes.append(f"partition:{asking.partition}")
         return Engine(
             ledger=ledger,
             client=client,
@@ -515,7 +535,7 @@ class _Replay:
             keys=keys,
             options=asking.request_options(),
             max_concurrency=asking.max_concurrency,
-            extra_scopes=tuple(scopes),
+            extra_scopes=asking.scopes(),
             daily_limit_nano=None if day is None else floor_nano(day),
             partition=asking.partition,
             retry=asking.retry,
@@ -547,15 +567,9 @@ class _Replay:
     def _open_scopes(
         self, engine: Engine, known: Mapping[str, Known], lost: Mapping[str, list[Lost]]
     ) -> None:
-        limits: dict[str, int | None] = {
-            f"teacher:{teacher.name}": None for teacher in self.teachers
-        }
-        limits |= dict.fromkeys(engine.extra_scopes)
-        for scope, limit in self.asking.limits_usd.items():
-            name = f"partition:{self.asking.partition}" if scope == "partition" else scope
-            if scope != "day":
-                limits[name] = floor_nano(limit)
-        engine.ledger.open_scopes(limits)
+        engine.ledger.open_scopes(
+            self.asking.limits_nano(teacher.name for teacher in self.teachers)
+        )
         engine.ledger.open_run(
             engine.run_id,
             self.budget_nano,

@@ -3,6 +3,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const items = data.items;
+  const pairs = items.filter((item) => item.diff);
   const storageKey = `replay-pipeline review ${data.key}`;
   const $ = (id) => document.getElementById(id);
   const filters = [...document.querySelectorAll("[data-filter]")];
@@ -86,7 +87,9 @@
   }
 
   function drawList() {
-    $("n-shown").textContent = `${shown.length} of ${items.length} shown`;
+    const nPairs = shown.filter((item) => item.diff).length;
+    const others = items.length - pairs.length;
+    $("n-shown").textContent = `${nPairs} of ${pairs.length} pairs${others ? `, ${shown.length - nPairs} of ${others} states without one` : ""}`;
     $("list").replaceChildren(
       ...shown.map((item) => {
         const button = element("button");
@@ -114,9 +117,8 @@
   }
 
   function drawProgress() {
-    const pairs = new Set(items.filter((item) => item.diff).map((item) => item.id));
-    const marked = [...pairs].filter((id) => marks[id]).length;
-    $("progress").textContent = `${marked} of ${pairs.size} marked`;
+    const marked = pairs.filter((item) => marks[item.id]).length;
+    $("progress").textContent = `${marked} of ${pairs.length} pairs marked`;
   }
 
   function select(item) {
@@ -151,6 +153,9 @@
     return made;
   }
 
+  // Marks are by state; a state may have a pair of its own besides that of the teachers.
+  const nPairsOf = (item) => pairs.filter((pair) => pair.id === item.id).length;
+
   function detailOf(item) {
     const chips = element("div", "chips");
     const facts = {
@@ -164,6 +169,7 @@
       student: item.student,
       "rejected side": item.rejected_source,
       session: item.session,
+      mark: item.diff && nPairsOf(item) > 1 ? `for all ${nPairsOf(item)} pairs of this state` : null,
     };
     for (const [name, value] of Object.entries(facts)) {
       if (value !== null && value !== undefined && value !== "") chips.append(chip(name, value));
@@ -243,7 +249,7 @@
   }
 
   function exportMarks() {
-    const ids = new Set(items.filter((item) => item.diff).map((item) => item.id));
+    const ids = new Set(pairs.map((item) => item.id));
     const kept = Object.fromEntries(
       Object.entries(marks).filter(([id]) => ids.has(id)).sort(([a], [b]) => (a < b ? -1 : 1)),
     );
@@ -300,8 +306,8 @@
   $("title").textContent = data.title;
   const outcomes = Object.entries(data.outcomes);
   $("counts").textContent = outcomes.length
-    ? outcomes.map(([name, n]) => `${n} ${words(name)}`).join(" · ")
-    : `${items.length} pairs`;
+    ? `States by outcome: ${outcomes.map(([name, n]) => `${n} ${words(name)}`).join(" · ")}`
+    : `${pairs.length} pairs`;
   if (matchMedia("(max-width: 760px)").matches) $("filters").open = false;
   fillFilters();
   applyFilters();

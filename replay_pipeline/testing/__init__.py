@@ -2,6 +2,7 @@
 
 from replay_pipeline.testing.faults import Fault
 from replay_pipeline.testing.hub import HubServer
+from replay_pipeline.testing.roots import write_settings
 from replay_pipeline.testing.router import Bill, ModelBill, Script
 from replay_pipeline.testing.server import TeacherServer, script_of, serve
 
@@ -14,4 +15,5 @@ __all__ = [
     "TeacherServer",
     "script_of",
     "serve",
+    "write_settings",
 ]

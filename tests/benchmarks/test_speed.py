@@ -61,6 +61,7 @@ def test_teacher_benchmark_compares_equal_states(tmp_path):
 def test_orchestration_benchmark_beats_stock_storage(tmp_path):
     printed, report = run_small("orchestration", tmp_path)
     assert "click to success s" in printed
+    assert "backfill of unchanged s" in printed
     assert report["stock_over_fast_cpu"] > 1.2
     assert report["cpu_ms_per_batch_and_asset"] <= 40, "few batches share the fixed costs"
 

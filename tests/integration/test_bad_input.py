@@ -12,9 +12,11 @@ import pytest
 
 from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.settings import child_environment
-from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing import TeacherServer, write_settings
 
 pytestmark = pytest.mark.slow
+
+OTHER = {"name": "other", "model": "z-ai/glm-4.6", "dialect": "openrouter"}
 
 
 def command(
@@ -101,12 +103,10 @@ def test_a_missing_key_is_found_before_anything_is_sent(paid_root, tmp_path):
 def test_a_rejected_key_is_said_and_paid_answers_stay(paid_root, tmp_path):
     before = contents(paid_root)
     with TeacherServer(ANSWERS_FILE, faults=[{"kind": "status", "status": 401}]) as server:
-        (tmp_path / "s.toml").write_text(
-            "[[replay.teachers]]\nname = 'other'\nmodel = 'z-ai/glm-4.6'\n"
-            f"base_url = '{server.base_url}'\ndialect = 'openrouter'\n"
-        )
+        teacher = {**OTHER, "base_url": server.base_url}
+        settings = write_settings(tmp_path, replay={"teachers": [teacher]})
         done = command(
-            "replay", "--data", paid_root, "--settings", "s.toml", "--yes", cwd=tmp_path,
+            "replay", "--data", paid_root, "--settings", settings, "--yes", cwd=tmp_path,
             OPENROUTER_API_KEY="sk-or-v1-wrong",
         )  # fmt: skip
     assert_one_clear_line(done, "key was rejected", may_log=True)
@@ -117,11 +117,9 @@ def test_a_rejected_key_is_said_and_paid_answers_stay(paid_root, tmp_path):
 
 def test_an_unknown_model_names_what_is_served(paid_root, tmp_path):
     with TeacherServer(ANSWERS_FILE) as server:
-        (tmp_path / "s.toml").write_text(
-            "[[replay.teachers]]\nname = 'other'\nmodel = 'z-ai/glm-9'\napi_key_env = ''\n"
-            f"base_url = '{server.base_url}'\ndialect = 'openrouter'\n"
-        )
-        done = command("replay", "--data", paid_root, "--settings", "s.toml", "--yes", cwd=tmp_path)
+        teacher = {**OTHER, "base_url": server.base_url, "model": "z-ai/glm-9", "api_key_env": ""}
+        settings = write_settings(tmp_path, replay={"teachers": [teacher]})
+        done = command("replay", "--data", paid_root, "--settings", settings, "--yes", cwd=tmp_path)
     assert_one_clear_line(done, "z-ai/glm-9", "z-ai/glm-4.6")
 
 

@@ -9,28 +9,17 @@ from typer.testing import CliRunner
 from replay_pipeline.cli import app
 from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.replay import ledger_status
-from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import Settings
+from tests.roots import pipeline_at, sample_root
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "settings.toml").write_text(
-        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 6\n"
-        "[replay]\nsample_teachers = true\n"
-    )
-    at(data).ingest_new()
-    return data
-
-
-def at(root: Path) -> Pipeline:
-    return Pipeline(Settings.load(data_dir=root))
+    sample_root(tmp_path / "data", n_batch_sessions=6).ingest_new()
+    return tmp_path / "data"
 
 
 def command(*words: str | Path) -> str:
@@ -46,11 +35,9 @@ def test_a_half_price_replay_buys_every_answer_for_half(root, tmp_path):
     assert sum(report["n_sent"] for report in reports.values()) == 0, "all came by batch"
     spent = ledger_status(root / "sample-ledger.sqlite").spent_usd
     (root / "sample-ledger.sqlite").rename(tmp_path / "half.sqlite")
-    whole = Pipeline(
-        Settings.load(data_dir=root, changes={"replay": {"ledger": str(tmp_path / "l")}})
-    )
-    n_batch = len(at(root).root.read_all("teacher_actions"))
-    for receipt in at(root).receipts.all(stage="replay"):
+    whole = pipeline_at(root, replay={"ledger": str(tmp_path / "l")})
+    n_batch = len(pipeline_at(root).root.read_all("teacher_actions"))
+    for receipt in pipeline_at(root).receipts.all(stage="replay"):
         (root / "receipts" / "replay" / f"{receipt.batch}.json").unlink()
     paid = [whole.replay(batch).report for batch in whole.batches()]
     assert sum(report["n_answers"] + report["n_failed"] for report in paid) == n_batch
@@ -67,7 +54,7 @@ def test_a_daily_ceiling_holds_for_batches_too(root):
 
 
 def test_a_retracted_session_is_gone_and_stays_away(root):
-    work = at(root)
+    work = pipeline_at(root)
     for batch in work.batches():
         for stage in (work.replay, work.pairs, work.normalize):
             stage(batch)
@@ -82,9 +69,11 @@ def test_a_retracted_session_is_gone_and_stays_away(root):
     report = json.loads(command("retract", "--session", gone, "--yes", "--data", root, "--json"))
     n_before, n_after = (sum(rows["pairs"].values()) for rows in (before, report["rows_by_split"]))
     assert n_after == n_before - rows.count(gone)
-    assert at(root).root.read_all("normalized_pairs").num_rows == len(rows), "the tables stay"
+    assert pipeline_at(root).root.read_all("normalized_pairs").num_rows == len(rows), (
+        "the tables stay"
+    )
     (root / "receipts/publish/all.json").unlink()
-    again = at(root).publish().report["rows_by_split"]
+    again = pipeline_at(root).publish().report["rows_by_split"]
     assert sum(again["pairs"].values()) == n_after
 
 
@@ -94,7 +83,7 @@ def test_retracting_from_nothing_says_so(root):
 
 
 def test_status_says_whose_money_it_shows(root, monkeypatch):
-    work = at(root)
+    work = pipeline_at(root)
     work.replay(work.batches()[0])
     assert "Money of the sample's recorded teachers" in command("status", "--data", root)
     monkeypatch.setenv("REPLAY_TEACHERS", "openrouter")

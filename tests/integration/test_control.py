@@ -11,7 +11,7 @@ from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.replay.control import slug_of
 from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import child_environment
-from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing import TeacherServer, write_settings
 
 pytestmark = pytest.mark.slow
 
@@ -45,13 +45,18 @@ def test_the_control_figure_goes_with_the_dataset(tmp_path):
     answers = {s["state_id"]: {slug_of(s["student_model"] or ""): LOOK} for s in states}
     with TeacherServer(answers) as server:
         data = tmp_path / "d"
-        data.mkdir()
-        (data / "settings.toml").write_text(
-            f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\n"
-            "[replay]\nsample_teachers = true\n"
-            "[replay.student]\nname = 'student'\nmodel = 'student'\napi_key_env = ''\n"
-            f"base_url = '{server.base_url}'\ndialect = 'openrouter'\n"
-            "price = {prompt = 3e-5, completion = 9e-5}\n"
+        student = {
+            "name": "student",
+            "model": "student",
+            "api_key_env": "",
+            "base_url": server.base_url,
+            "dialect": "openrouter",
+            "price": {"prompt": 3e-5, "completion": 9e-5},
+        }
+        write_settings(
+            data,
+            ingest={"sources": [SESSIONS_DIR]},
+            replay={"sample_teachers": True, "student": student},
         )
         assert run("run", "--no-train", "--data", data, cwd=tmp_path).returncode == 0
         refused = run("control", "--data", data, cwd=tmp_path)

@@ -1,19 +1,13 @@
 """The pipeline under a real Dagster: its definitions, a run, its web server."""
 
 import gc
-import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import dagster as dg
@@ -29,8 +23,17 @@ from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.instance import sync
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.sample import SESSIONS_DIR
-from replay_pipeline.settings import Settings, child_environment
+from replay_pipeline.settings import child_environment
+from replay_pipeline.testing.dagster_web import (
+    free_port,
+    graphql,
+    is_serving,
+    launch_batch,
+    wait_for_run,
+)
+from tests.integration.processes import wait_until
+from tests.loopback import webhook
+from tests.roots import pipeline_at, run_batches, sample_root
 
 REPO = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -61,17 +64,8 @@ def _no_instance_of_another_test():
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A data root whose settings name the sample."""
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "settings.toml").write_text(
-        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 4\n"
-        "settle_s = 0\n[replay]\nsample_teachers = true\n"
-    )
-    return data
-
-
-def pipeline_at(root: Path) -> Pipeline:
-    return Pipeline(Settings.load(data_dir=root))
+    sample_root(tmp_path / "data")
+    return tmp_path / "data"
 
 
 def run_range(
@@ -200,9 +194,7 @@ def test_the_same_stages_by_hand_write_the_same_bytes(root, tmp_path):
     by_hand = tmp_path / "by-hand"
     shutil.copytree(root, by_hand)
     work = pipeline_at(by_hand)
-    for batch in work.ingest_new():
-        for stage in (work.replay, work.pairs, work.normalize):
-            stage(batch)
+    run_batches(work)
     work.publish()
     shutil.copy(by_hand / "sample-ledger.sqlite", root / "sample-ledger.sqlite")
     pipeline_at(root).find_batches()
@@ -218,9 +210,7 @@ def test_the_same_stages_by_hand_write_the_same_bytes(root, tmp_path):
 
 def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
     work = pipeline_at(root)
-    for batch in work.ingest_new():
-        for stage in (work.replay, work.pairs, work.normalize):
-            stage(batch)
+    run_batches(work)
     work.publish()
     n_done = len(work.receipts.all())
     assert sync(work) == n_done
@@ -228,7 +218,7 @@ def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
     shutil.rmtree(root / ".dagster")
     assert sync(work) == n_done
     first, second = work.batches()[:2]
-    later = Pipeline(Settings.load(data_dir=root, changes={"pairs": {"agreement_threshold": 3}}))
+    later = pipeline_at(root, pairs={"agreement_threshold": 3})
     assert not later.pairs(first).is_reused
     assert not later.pairs(second).is_reused
     assert sync(later) == 2
@@ -384,34 +374,7 @@ def test_a_secret_in_a_shard_stops_the_training(root, monkeypatch):
     assert not pipeline_at(root).settings.model_dir().exists()
 
 
-@contextmanager
-def webhook() -> Iterator[tuple[str, list[dict]]]:
-    heard: list[dict] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            heard.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", heard
-        server.shutdown()
-        thread.join()
-
-
 # The web server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager
@@ -430,17 +393,9 @@ def web_server(root: Path, home: Path) -> Iterator[str]:
         stdout=log,
         stderr=subprocess.STDOUT,
     )
+    url = f"http://127.0.0.1:{port}"
     try:
-        url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/server_info", timeout=5).read()
-                break
-            except OSError:
-                assert process.poll() is None, (home / "web.log").read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+        wait_until(lambda: is_serving(url), process, log=home / "web.log")
         yield url
     finally:
         process.terminate()
@@ -448,28 +403,6 @@ def web_server(root: Path, home: Path) -> Iterator[str]:
         log.close()
 
 
-def graphql(url: str, query: str, **variables: object) -> dict:
-    request = urllib.request.Request(
-        f"{url}/graphql",
-        data=json.dumps({"query": query, "variables": variables}).encode(),
-        headers={"content-type": "application/json"},
-    )
-    answer = json.loads(urllib.request.urlopen(request, timeout=60).read())
-    assert "errors" not in answer, answer
-    return answer["data"]
-
-
-LAUNCH = """
-mutation Launch($params: ExecutionParams!) {
-  launchRun(executionParams: $params) {
-    __typename
-    ... on LaunchRunSuccess { run { runId } }
-    ... on PythonError { message }
-    ... on RunConfigValidationInvalid { errors { message } }
-  }
-}
-"""
-STATUS = "query Run($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
 METADATA = """
 query Asset($key: AssetKeyInput!) {
   assetOrError(assetKey: $key) {
@@ -496,31 +429,7 @@ def test_a_partition_is_materialized_through_the_web_server(root, tmp_path):
     with web_server(root, tmp_path / "home") as url:
         with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
             instance.add_dynamic_partitions("trace_batch", work.batches())
-        launched = graphql(
-            url,
-            LAUNCH,
-            params={
-                "selector": {
-                    "repositoryLocationName": "replay_pipeline",
-                    "repositoryName": "__repository__",
-                    "pipelineName": "replay_batches",
-                },
-                "mode": "default",
-                "runConfigData": {},
-                "executionMetadata": {"tags": [{"key": "dagster/partition", "value": batch}]},
-            },
-        )["launchRun"]
-        assert launched["__typename"] == "LaunchRunSuccess", launched
-        run_id = launched["run"]["runId"]
-        deadline = time.monotonic() + 180
-        while (status := graphql(url, STATUS, id=run_id)["runOrError"]["status"]) not in (
-            "SUCCESS",
-            "FAILURE",
-            "CANCELED",
-        ):
-            assert time.monotonic() < deadline, status
-            time.sleep(0.3)
-        assert status == "SUCCESS"
+        assert wait_for_run(url, launch_batch(url, batch)) == "SUCCESS"
         asset = graphql(url, METADATA, key={"path": ["teacher_actions"]})["assetOrError"]
         (event,) = asset["assetMaterializations"]
     assert event["partition"] == batch

@@ -6,18 +6,18 @@ import json
 import sqlite3
 import subprocess
 import sys
-import threading
 import zlib
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
-from replay_pipeline.settings import child_environment
-from replay_pipeline.testing import TeacherServer
+from replay_pipeline.settings import Settings, child_environment
+from replay_pipeline.testing import TeacherServer, write_settings
+from replay_pipeline.types import TeacherSpec
+from tests.loopback import QuietHandler, served
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +30,7 @@ KEYS = {
 }
 
 
-ECHO_PRICE = "price = {prompt = 1e-6, completion = 1e-6}\n"
-
-
-class Echo(BaseHTTPRequestHandler):
+class Echo(QuietHandler):
     """An endpoint that repeats in its errors what it was sent, key included."""
 
     def do_GET(self) -> None:
@@ -53,29 +50,29 @@ class Echo(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing of this goes to the terminal."""
+
+@contextlib.contextmanager
+def heard_by_webhook() -> Iterator[tuple[str, list[bytes]]]:
+    """A webhook on loopback, and all that it is sent, headers included."""
+    heard: list[bytes] = []
+
+    class Webhook(QuietHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            heard.append(str(self.headers).encode() + body)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    with served(Webhook) as url:
+        yield f"{url}/hooks/secret-path", heard
 
 
 @contextlib.contextmanager
 def echo() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def teacher(name: str, model: str, url: str, key: str, price: str = "") -> str:
-    return (
-        f"[[replay.teachers]]\nname = '{name}'\nmodel = '{model}'\nbase_url = '{url}'\n"
-        f"api_key_env = '{key}'\ndialect = 'openrouter'\n"
-        f"{price}"
-    )
+    """`Echo` on loopback, up to and without `/chat/completions`."""
+    with served(Echo) as url:
+        yield f"{url}/v1"
 
 
 def everything(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -116,21 +113,28 @@ def planted_in(places) -> list[tuple[str, str]]:
     ]
 
 
+def name_teachers(root: Path, teachers: Sequence[TeacherSpec]) -> None:
+    ingest = {"sources": [SESSIONS_DIR], "settle_s": 0}
+    write_settings(root, ingest=ingest, replay={"teachers": teachers})
+
+
 @pytest.fixture
 def world(tmp_path) -> Iterator[tuple[Path, dict[str, str]]]:
     """A data root with two honest teachers, and one that repeats the key in its errors."""
     root = tmp_path / "data"
-    root.mkdir()
     with TeacherServer(ANSWERS_FILE, key=KEYS["TEACHER_KEY"]) as server, echo() as url:
-        specs = [
-            teacher(spec.name, spec.model, server.base_url, "TEACHER_KEY")
-            for spec in server.teachers()[:2]
+        honest = [
+            spec.model_copy(update={"api_key_env": "TEACHER_KEY"}) for spec in server.teachers()[:2]
         ]
-        specs.append(teacher("echo", "z-ai/glm-4.6", url, "ECHO_KEY", ECHO_PRICE))
-        (root / "settings.toml").write_text(
-            f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nsettle_s = 0\n"
-            + "".join(specs)
+        echoing = TeacherSpec(
+            name="echo",
+            model="z-ai/glm-4.6",
+            base_url=url,
+            api_key_env="ECHO_KEY",
+            dialect="openrouter",
+            price={"prompt": 1e-6, "completion": 1e-6},
         )
+        name_teachers(root, [*honest, echoing])
         yield (
             root,
             child_environment(
@@ -182,9 +186,7 @@ def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
 
 def test_a_run_that_fails_leaves_no_key_in_its_error(world):
     root, environment = world
-    text = (root / "settings.toml").read_text()
-    head, *teachers = text.split("[[replay.teachers]]\n")
-    (root / "settings.toml").write_text(head + "[[replay.teachers]]\n" + teachers[-1])
+    name_teachers(root, Settings.load(data_dir=root).replay.teachers[-1:])
     run([*CLI, "ingest"], environment)
     from replay_pipeline.instance import prepare_home
 
@@ -205,3 +207,47 @@ def test_a_run_that_fails_leaves_no_key_in_its_error(world):
     assert any(b"no teacher could be asked" in data for _, data in left)
     assert planted_in(left) == []
     assert planted_in(shown.items()) == []
+
+
+TELL = """
+import dagster as dg
+from replay_pipeline.assets.automation import notify_failures
+from replay_pipeline.resources import PipelineResource
+with dg.DagsterInstance.get() as instance:
+    (run,) = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
+    logs = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+    context = dg.build_run_status_sensor_context(
+        "notify_failures",
+        dagster_event=logs[-1].get_dagster_event(),
+        dagster_instance=instance,
+        dagster_run=run,
+    )
+    notify_failures(context.for_run_failure(), pipeline=PipelineResource())
+"""
+
+
+def test_a_webhook_is_told_of_a_failure_without_the_keys_that_are_in_its_error(world):
+    root, environment = world
+    (root / "dataset").mkdir()
+    config = root.parent / "leaking.yaml"
+    config.write_text(f"trl: {{{json.dumps('x' * 100 + ' '.join(KEYS.values()))}: 1}}\n")
+    with heard_by_webhook() as (url, bodies):
+        with (root / "settings.toml").open("a") as file:
+            file.write(f"[train]\nconfig = '{config}'\n[notify]\nis_nightly = true\n")
+        environment |= {"REPLAY_WEBHOOK": url}
+        from replay_pipeline.instance import prepare_home
+
+        prepare_home(root)
+        dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
+        failed = run([*dagster, "--select", "trained_model"], environment, expected=1)
+        assert all(key.encode() in failed for key in KEYS.values()), "as the trainer says it"
+        told = run(["-c", TELL], environment)
+        told += run([*dagster, "--select", "night_summary"], environment)
+    failure, night = bodies
+    assert b"run_failed" in failure
+    assert b"unknown setting trl." in failure
+    assert b"<KEY>" in failure
+    assert b"1 runs failed" in night
+    assert planted_in([("failure", failure), ("night", night), ("told", told)]) == []
+    assert not any(key[:12].encode() in failure + night for key in KEYS.values()), "nor a part"
+    assert url.encode() not in failure + night + told

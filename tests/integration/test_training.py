@@ -1,8 +1,6 @@
 """The trained model as an asset: a process of its own, watched, stopped, and gone on with."""
 
-import json
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -15,12 +13,11 @@ from replay_pipeline.assets import train
 from replay_pipeline.assets.reporting import LiveCurves
 from replay_pipeline.definitions import define
 from replay_pipeline.errors import TrainError
-from replay_pipeline.instance import prepare_home
-from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.resources import PipelineResource
-from replay_pipeline.settings import Settings, child_environment
+from replay_pipeline.testing import write_settings
 from replay_pipeline.training import TrainerJob, run_trainer
-from tests.hostile_data import sample_root
+from tests.integration.processes import materialize, wait_until
+from tests.roots import pipeline_at, run_batches, sample_root
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +53,9 @@ trl:
 def published(tmp_path_factory) -> Path:
     """A data root with a published dataset and a quick training configuration."""
     root = tmp_path_factory.mktemp("published") / "data"
-    sample_root(root, n_batch_sessions=64).publish()
+    work = sample_root(root, n_batch_sessions=64)
+    run_batches(work)
+    work.publish()
     (root / "train.yaml").write_text(CONFIG)
     return root
 
@@ -65,11 +64,10 @@ def published(tmp_path_factory) -> Path:
 def root(published, tmp_path) -> Path:
     """The same dataset, with a place of its own for the model."""
     data = tmp_path / "data"
-    data.mkdir()
-    sources = json.dumps(str(published / "dataset"))
-    (data / "settings.toml").write_text(
-        f"[publish]\nfolder = {sources}\n"
-        f"[train]\nconfig = {json.dumps(str(published / 'train.yaml'))}\n"
+    write_settings(
+        data,
+        publish={"folder": published / "dataset"},
+        train={"config": published / "train.yaml"},
     )
     return data
 
@@ -88,14 +86,6 @@ def weights(root: Path) -> bytes:
 def n_steps(root: Path) -> int:
     path = root / "model" / "metrics.jsonl"
     return path.read_bytes().count(b"policy/loss") if path.exists() else 0
-
-
-def wait_for(process: subprocess.Popen, condition) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_training_is_watched_and_a_stopped_one_ends_with_the_same_weights(
@@ -122,26 +112,15 @@ def test_a_training_is_watched_and_a_stopped_one_ends_with_the_same_weights(
     again = tmp_path / "again"
     again.mkdir()
     (again / "settings.toml").write_text((root / "settings.toml").read_text())
-    home = prepare_home(again)
-    command = [
-        *(sys.executable, "-m", "dagster", "asset", "materialize"),
-        *("--select", "trained_model"),
-        *("-m", "replay_pipeline.definitions"),
-    ]
-    process = subprocess.Popen(
-        command,
-        env=child_environment(DAGSTER_HOME=str(home), REPLAY_DATA=str(again)),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(process, lambda: n_steps(again) >= 2)
+    process = materialize(again, "trained_model")
+    wait_until(lambda: n_steps(again) >= 2, process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) != 0
     assert 2 <= n_steps(again) < N_STEPS
     assert "as asked" in (again / "model" / "trainer.log").read_text()
     assert list((again / "model" / "steps").glob("checkpoint-*/run.json"))
     assert not (again / "receipts" / "train").exists()
-    report = Pipeline(Settings.load(data_dir=again)).train().report
+    report = pipeline_at(again).train().report
     assert report["steps"] == N_STEPS
     assert n_steps(again) == N_STEPS
     assert weights(again) == weights(root)

@@ -13,9 +13,8 @@ from replay_pipeline.audit.drift import MIN_BATCHES, MIN_ROWS, Rate, score
 from replay_pipeline.errors import CheckFailedError, SecretFoundError
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.receipts import Receipt, Receipts
-from replay_pipeline.sample import SESSIONS_DIR
-from replay_pipeline.settings import Settings
 from replay_pipeline.tables import DataRoot
+from tests.roots import pipeline_at, run_batches, sample_root
 
 KEY = "ghp_" + "wJ4kTq9ZxR2mVb7NcY5sLd8PfG3hAe6Uo1Ki"
 
@@ -24,14 +23,8 @@ KEY = "ghp_" + "wJ4kTq9ZxR2mVb7NcY5sLd8PfG3hAe6Uo1Ki"
 def made(tmp_path_factory) -> Path:
     """A data root on which every batch stage and the publication have run."""
     root = tmp_path_factory.mktemp("made")
-    (root / "settings.toml").write_text(
-        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 4\n"
-        "[replay]\nsample_teachers = true\n"
-    )
-    work = Pipeline(Settings.load(data_dir=root))
-    for batch in work.ingest_new():
-        for stage in (work.replay, work.pairs, work.normalize):
-            stage(batch)
+    work = sample_root(root)
+    run_batches(work)
     work.publish()
     return root
 
@@ -40,7 +33,7 @@ def made(tmp_path_factory) -> Path:
 def work(made, tmp_path) -> Pipeline:
     root = tmp_path / "data"
     shutil.copytree(made, root)
-    return Pipeline(Settings.load(data_dir=root))
+    return pipeline_at(root)
 
 
 def replaced(root: DataRoot, name: str, batch: str, change) -> None:

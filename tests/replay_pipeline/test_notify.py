@@ -1,10 +1,5 @@
 """Webhooks are told over real HTTP, within bounds, and never get in the way."""
 
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import perf_counter
 
 import pytest
@@ -12,42 +7,9 @@ import pytest
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.notify import notify, shown
 from replay_pipeline.settings import NotifySettings, Settings
+from tests.loopback import webhook
 
 KEY = "sk-or-v1-" + "0123456789abcdef" * 4
-
-
-@contextmanager
-def webhook(status: int = 200, *, stalls: bool = False) -> Iterator[tuple[str, list[dict]]]:
-    """A server that takes messages; one that stalls drips its answer until the test is over."""
-    heard: list[dict] = []
-    over = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            size = int(self.headers["content-length"])
-            heard.append({"path": self.path, **json.loads(self.rfile.read(size))})
-            if stalls:
-                while not over.wait(0.02):
-                    self.wfile.write(b"H")
-                return
-            self.send_response(status)
-            self.send_header("location", "/elsewhere")
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/hooks/T0/B0/secret-path", heard
-    finally:
-        over.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def settings(url: str, timeout_s: float = 10.0) -> NotifySettings:

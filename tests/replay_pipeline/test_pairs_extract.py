@@ -1,19 +1,24 @@
 """From votes to pairs: outcomes, thresholds, families, evidence, tables."""
 
 import json
+import tracemalloc
 
+import pyarrow as pa
 import pytest
 
+import replay_pipeline.pairs.rows as rows_module
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.pairs import (
     extract_dpo_pairs,
     extract_pairs,
     outcomes_table,
     pairs_from_table,
+    pairs_parts,
     pairs_table,
     positives_table,
 )
 from replay_pipeline.schemas import DPO_PAIRS, OUTCOMES, POSITIVES
+from replay_pipeline.tables import read_table, write_table
 from replay_pipeline.types import TeacherAction
 
 CWD = "/home/ada/shop"
@@ -342,6 +347,39 @@ def test_tables_have_their_schemas_and_pairs_come_back():
     assert positives["action"].to_pylist() == ['Bash {"command":"pytest"}']
     assert outcomes_table(report.outcomes).schema.equals(OUTCOMES)
     assert pairs_table([]).schema.equals(DPO_PAIRS)
+
+
+def test_a_table_of_long_prefixes_is_written_without_ever_being_whole_in_memory(
+    tmp_path, monkeypatch
+):
+    """200 pairs whose prefixes, 20 MB in all, have their messages in common."""
+    monkeypatch.setattr(rows_module, "_PART_BYTES", 500_000)
+    messages = [{"role": "user", "content": f"{n}é " * 500} for n in range(100)]
+    messages[3] = {"role": "user", "content": "\ud800"}
+    actions = [row for n in range(200) for row in answers(f"s{n}", a=bash("ls"), b=bash("ls"))]
+    states = [state(f"s{n}", messages=messages[n % 3 :]) for n in range(200)]
+    report = extract_pairs(states, actions)
+    held = []
+
+    def parts():
+        for part in pairs_parts(report.pairs):
+            held.append(pa.total_allocated_bytes() + tracemalloc.get_traced_memory()[0])
+            yield part
+
+    path = tmp_path / "pairs.parquet"
+    tracemalloc.start()
+    try:
+        before = pa.total_allocated_bytes()
+        write_table(parts(), path, "dpo_pairs")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    table = read_table(path, "dpo_pairs")
+    assert table.nbytes > 20_000_000
+    assert len(held) > 20
+    assert max(held) - before < 4_000_000
+    assert peak < 8_000_000
+    assert pairs_from_table(table) == report.pairs
 
 
 def test_extraction_is_deterministic_whatever_the_order_of_answers():

@@ -1,8 +1,13 @@
+import os
+from typing import get_args
+
 import pytest
+from pydantic import BaseModel
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.replay.prices import Price
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, Settings, api_key
-from replay_pipeline.types import TeacherSpec
+from replay_pipeline.types import PRICE_NAMES, TeacherSpec
 
 
 def test_defaults_need_no_file(tmp_path, monkeypatch):
@@ -96,7 +101,50 @@ def test_prices_may_be_numbers_or_strings_and_must_not_be_negative():
     spec = TeacherSpec(name="a", model="v/m", price={"prompt": "0.0000005", "completion": 1e-6})
     assert spec.price == {"prompt": 5e-7, "completion": 1e-6}
     with pytest.raises(ValueError, match="at least 0"):
-        TeacherSpec(name="a", model="v/m", price={"prompt": -1})
+        TeacherSpec(name="a", model="v/m", price={"prompt": -1, "completion": 0})
+
+
+@pytest.mark.parametrize(
+    ("price", "told"),
+    [
+        (
+            "{prompt = 1e-6, completion = 2e-6, input_cache_raed = 1e-7}",
+            "unknown 'input_cache_raed': the names are prompt, completion, input_cache_read, "
+            "input_cache_write, internal_reasoning, request",
+        ),
+        ("{prompt = 1e-6, completions = 2e-6}", "unknown 'completions': the names are prompt"),
+        ("{prompt = 1e-6}", "completion must be given; 0 is a price"),
+        ("{}", "prompt and completion must be given"),
+    ],
+)
+def test_a_price_that_is_not_understood_is_refused_by_name(tmp_path, price, told):
+    path = tmp_path / "settings.toml"
+    path.write_text(f"[[replay.teachers]]\nname = 'a'\nmodel = 'v/m'\nprice = {price}\n")
+    with pytest.raises(ConfigError) as refused:
+        Settings.load(path, env={})
+    assert f"{path}: replay.teachers.0.price" in str(refused.value)
+    assert told in str(refused.value)
+
+
+def test_every_name_of_a_price_is_used():
+    prices = {name: number * 1e-6 for number, name in enumerate(PRICE_NAMES, start=1)}
+    price = Price.of(TeacherSpec(name="a", model="v/m", price=prices).price)
+    used = {price.prompt, price.completion, price.cache_read, price.cache_write, price.reasoning}
+    assert {*used, price.request} == {number * 10**6 for number in range(1, 7)}
+
+
+def test_no_part_of_the_settings_takes_a_name_that_it_does_not_know():
+    sections = [Settings]
+    for section in sections:
+        assert section.model_config["extra"] == "forbid", section
+        assert section.model_config["frozen"], section
+        for field in section.model_fields.values():
+            inner = [field.annotation, *get_args(field.annotation)]
+            sections += [
+                kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)
+            ]
+    assert TeacherSpec in sections
+    assert len(sections) >= 9
 
 
 def test_the_vendor_is_one_vote():
@@ -141,3 +189,35 @@ def test_a_key_file_holds_a_key_and_nothing_else(tmp_path, monkeypatch, text):
     monkeypatch.setenv("SOME_KEY_FILE", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"SOME_KEY_FILE: .*none cannot be read"):
         api_key("SOME_KEY")
+
+
+def test_what_must_not_leave_is_known_by_name_by_teacher_and_in_addresses(tmp_path, monkeypatch):
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "aws-secret-value")
+    monkeypatch.setenv("HF_TOKEN", "hf-token-value")
+    monkeypatch.setenv("GLM", "glm-key-value")
+    monkeypatch.setenv("QWEN_FILE", str(key_file(tmp_path, "qwen-key-value\n")))
+    monkeypatch.setenv("REPLAY_DAGSTER_DB", "postgresql+psycopg2://me:database-password@host/db")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false-and-long")
+    monkeypatch.setenv("MODE_KEY", "on")
+    settings = Settings(
+        replay={
+            "teachers": [
+                {"name": name, "model": "m", "api_key_env": name.upper()}
+                for name in ("glm", "qwen", "without")
+            ],
+            "ledger": "postgresql://me:ledger-password@host/db",
+        },
+        notify={"webhook_url": "https://chat/hooks/hidden-path"},
+    )
+    assert settings.secrets() == sorted(settings.secrets(), key=len, reverse=True)
+    assert set(settings.secrets()) == {
+        "aws-secret-value",
+        "hf-token-value",
+        "glm-key-value",
+        "qwen-key-value",
+        "database-password",
+        "ledger-password",
+        "https://chat/hooks/hidden-path",
+    }

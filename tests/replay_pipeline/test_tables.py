@@ -5,10 +5,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 
 from replay_pipeline import tables
+from replay_pipeline.cli import app
 from replay_pipeline.errors import SchemaError, StorageError
-from replay_pipeline.schemas import TABLES
+from replay_pipeline.schemas import TABLES, WRITTEN_BY
 from replay_pipeline.tables import DataRoot, read_table, table_of, write_table, written_whole
 
 ROWS = [{"state_id": f"s{i}", "outcome": "pair", "n_asked": 3} for i in range(5)]
@@ -63,7 +65,7 @@ def test_what_is_no_parquet_file_is_refused_with_its_path(tmp_path):
 
 
 def test_a_table_that_was_never_written_says_which_stage_is_missing(tmp_path):
-    with pytest.raises(StorageError, match="run the stage that writes outcomes"):
+    with pytest.raises(StorageError, match="run `replay-pipeline pairs` first"):
         read_table(tmp_path / "none.parquet", "outcomes")
 
 
@@ -111,3 +113,8 @@ def test_batches_are_listed_and_read_in_order(tmp_path):
     assert root.read_all("outcomes")["state_id"].to_pylist() == ["2026-01", "2026-02"]
     assert root.read_all("positives").num_rows == 0
     assert isinstance(root.path, Path)
+
+
+def test_every_table_names_a_command_that_writes_it():
+    assert list(WRITTEN_BY) == list(TABLES)
+    assert set(WRITTEN_BY.values()) <= set(typer.main.get_command(app).commands)

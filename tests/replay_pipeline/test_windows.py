@@ -14,7 +14,7 @@ from replay_pipeline.windows import (
     merged_users,
     window_messages,
 )
-from tests.replay_pipeline.ingesters.logs import Log
+from tests.replay_pipeline.ingesters.logs import Log, assert_results_follow_their_calls
 
 POLICIES = ["full", "clear_tool_results:3", "token_budget:600"]
 
@@ -41,14 +41,7 @@ def states(session: Path, window: str):
 @pytest.mark.parametrize("window", POLICIES)
 def test_no_policy_cuts_between_a_call_and_its_result(session: Path, window: str):
     for state in states(session, window):
-        waiting: list[str] = []
-        for message in state["messages"]:
-            if message["role"] == "tool":
-                assert message["tool_call_id"] == waiting.pop(0)
-            else:
-                assert not waiting
-                waiting = [call["id"] for call in message.get("tool_calls", ())]
-        assert not waiting
+        assert_results_follow_their_calls(state["messages"])
 
 
 @pytest.mark.parametrize("window", POLICIES)

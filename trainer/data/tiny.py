@@ -10,6 +10,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from trainer.data.rendering import template_message
 
+MAX_CHARS = 4000
+"""Of one text: a tokenizer learns no more from the rest of a long file."""
+
 CHAT_TEMPLATE = r"""
 {%- if tools -%}
   {{- '<|im_start|>system\nTools:' -}}
@@ -110,13 +113,13 @@ def make_model(
         return Qwen2ForCausalLM(config)
 
 
-def corpus(rows: Sequence[Any], *, max_chars: int = 4000) -> list[str]:
+def corpus(rows: Sequence[Any]) -> list[str]:
     """Texts of dataset rows to train a tokenizer on: messages, calls, hints."""
     texts = []
     for row in rows:
         for key in ("prompt", "chosen", "rejected"):
             texts.extend(
-                piece[:max_chars] for message in row.get(key) or () for piece in _pieces(message)
+                piece[:MAX_CHARS] for message in row.get(key) or () for piece in _pieces(message)
             )
         texts.append(row.get("hint") or "")
     return texts

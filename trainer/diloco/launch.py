@@ -16,6 +16,7 @@ from trainer.diloco.executors.hf_jobs import HFJobsExecutor
 from trainer.diloco.executors.local import LocalProcessExecutor
 from trainer.diloco.executors.modal import ModalExecutor
 from trainer.errors import TrainerConfigError, TrainerError
+from trainer.folders import sole_writer
 
 __all__ = ["launch", "launch_command", "make_executor"]
 
@@ -125,14 +126,15 @@ def launch_command(arguments: Sequence[str]) -> int:
             image=options.image,
             hardware=options.hardware,
         )
-        results = launch(
-            rest,
-            replicas=options.replicas,
-            uri=options.uri or f"file://{(options.work_dir / 'store').resolve()}",
-            executor=executor,
-            max_restarts=options.max_restarts,
-            handles_file=options.work_dir / "handles.jsonl",
-        )
+        with sole_writer(options.work_dir):
+            results = launch(
+                rest,
+                replicas=options.replicas,
+                uri=options.uri or f"file://{(options.work_dir / 'store').resolve()}",
+                executor=executor,
+                max_restarts=options.max_restarts,
+                handles_file=options.work_dir / "handles.jsonl",
+            )
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -148,7 +148,6 @@ class SimulatedReplica:
         self.attempt = attempt
         self.payload = world.payloads.get(rank, b"")
         self.ticks_waited = 0
-        self.is_dead = False
 
     @property
     def graces(self) -> int:

@@ -83,14 +83,19 @@ class TokenizedPairs:
         if not self.rows:
             raise DatasetError(f"{path} holds no pair: turn channel 3 off (trl.beta_replay=0)")
         self.fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+        self._samplers: dict[tuple[int, int], PairSampler] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def sampler(self, *, batch_size: int, seed: int) -> PairSampler:
         """Which pairs each optimizer step sees; those of one session stay together."""
-        groups = [row["session_id"] or i for i, row in enumerate(self.rows)]
-        return PairSampler(len(self), batch_size=batch_size, seed=seed, groups=groups)
+        if (batch_size, seed) not in self._samplers:
+            groups = [row["session_id"] or i for i, row in enumerate(self.rows)]
+            self._samplers[batch_size, seed] = PairSampler(
+                len(self), batch_size=batch_size, seed=seed, groups=groups
+            )
+        return self._samplers[batch_size, seed]
 
     def part(self, drawn: Sequence[int], *, rank: int, n_ranks: int, multiple: int) -> PairPart:
         """The share of `rank` in the pairs of a step.

@@ -19,6 +19,8 @@ __all__ = [
     "SharedSettings",
     "overlaid",
     "read_settings",
+    "replay_options",
+    "sdpo_options",
     "without_engines",
 ]
 
@@ -28,6 +30,24 @@ Section = TypeVar("Section")
 
 ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl")
 """What may stand under `engines`."""
+
+FILE_NAMES = (
+    "dataset",
+    "output",
+    "revision",
+    "model",
+    "tiny",
+    "rollouts",
+    "reward",
+    "agreement",
+    "outer",
+    "outer_options",
+    "resume_from",
+    "evaluation",
+    "trl",
+    "engines",
+)
+"""What may stand in a settings file."""
 
 HOSTS_OF_TRL = frozenset({"trl", "monarch"})
 """Engines that run TRL itself, and so know every field of the `trl` section."""
@@ -110,28 +130,44 @@ class EngineSettings:
     @property
     def sdpo(self) -> SDPOOptions:
         """Channel 2 as the loss core knows it."""
-        shared = self.shared
-        return SDPOOptions(
-            jsd_beta=shared.jsd_beta,
-            temperature=shared.temperature,
-            wrapper=shared.sdpo_wrapper,  # type: ignore[arg-type]
-            taid_t=shared.taid_t_start if shared.sdpo_wrapper == "taid" else None,
-            entropy_opd_h_max=shared.entropy_opd_h_max,
-            estimator=shared.sdpo_estimator,  # type: ignore[arg-type]
-            top_k=shared.sdpo_top_k,
-            token_clip=shared.sdpo_token_clip,
-        )
+        return sdpo_options(self.shared)
 
     @property
     def replay(self) -> ReplayOptions:
         """Channel 3 as the loss core knows it."""
-        shared = self.shared
-        return ReplayOptions(
-            variant=shared.dpo_variant,  # type: ignore[arg-type]
-            dpo_beta=shared.dpo_beta,
-            simpo_beta=shared.simpo_beta,
-            simpo_gamma=shared.simpo_gamma,
-        )
+        return replay_options(self.shared)
+
+
+def sdpo_options(trl: Any) -> SDPOOptions:
+    """Channel 2 from the fields of a `trl` section; the logits' temperature is the sampling one.
+
+    Raises:
+        TrainerConfigError: a value out of range.
+    """
+    return SDPOOptions(
+        jsd_beta=trl.jsd_beta,
+        temperature=trl.temperature,
+        wrapper=trl.sdpo_wrapper,
+        taid_t=trl.taid_t_start if trl.sdpo_wrapper == "taid" else None,
+        entropy_opd_h_max=trl.entropy_opd_h_max,
+        estimator=trl.sdpo_estimator,
+        top_k=trl.sdpo_top_k,
+        token_clip=trl.sdpo_token_clip,
+    )
+
+
+def replay_options(trl: Any) -> ReplayOptions:
+    """Channel 3 from the fields of a `trl` section.
+
+    Raises:
+        TrainerConfigError: unknown variant.
+    """
+    return ReplayOptions(
+        variant=trl.dpo_variant,
+        dpo_beta=trl.dpo_beta,
+        simpo_beta=trl.simpo_beta,
+        simpo_gamma=trl.simpo_gamma,
+    )
 
 
 def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,6 +188,13 @@ def _check_engines(values: Mapping[str, Any]) -> None:
     if unknown:
         raise TrainerConfigError(
             f"engines.{unknown[0]}: there is no such engine; known are {', '.join(ENGINE_NAMES)}"
+        )
+    for name, section in engines.items():
+        if not isinstance(section, Mapping | None):
+            raise TrainerConfigError(f"engines.{name}: expected a section, not {section!r}")
+    if engines.get("trl"):
+        raise TrainerConfigError(
+            f"engines.trl.{next(iter(engines['trl']))}: what TRL is told stands in the section trl"
         )
 
 
@@ -185,6 +228,10 @@ def read_settings(values: Mapping[str, Any], engine: str) -> EngineSettings:
         TrainerConfigError: a missing field, or one that the engine does not know.
     """
     _check_engines(values)
+    if unknown := sorted(set(values) - set(FILE_NAMES)):
+        raise TrainerConfigError(f"unknown setting {unknown[0]}")
+    if not isinstance(values.get("trl"), Mapping | None):
+        raise TrainerConfigError(f"trl: expected a section, not {values['trl']!r}")
     trl = dict(values.get("trl") or {})
     shared_names = {entry.name for entry in fields(SharedSettings)}
     unused: list[str] = []

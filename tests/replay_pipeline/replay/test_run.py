@@ -11,6 +11,7 @@ from replay_pipeline.replay import (
     estimate_sync,
     ledger_status,
     recorded_actions,
+    replay_batch,
     replay_in_thread,
     replay_states,
     replay_trace,
@@ -234,6 +235,23 @@ def test_an_equal_request_is_paid_once_and_its_cost_counted_once(tmp_path):
     assert report.n_cached == 21
     assert len(report.actions) == 24
     assert sum(a.cost_usd for a in report.actions) == pytest.approx(server.bill().total_nano / 1e9)
+
+
+@pytest.mark.parametrize("scope", ["dya", "teacher:glmm", "partition", "tag:nightly"])
+def test_a_limit_that_would_hold_nothing_back_is_refused(server, tmp_path, scope):
+    before = server.bill().n_requests
+    for ask in (replay_states, replay_batch):
+        with pytest.raises(ConfigError, match=f"limit {scope}=0.5: no call of this run counts"):
+            asyncio.run(
+                ask(
+                    make_states(1),
+                    server.teachers(),
+                    max_total_usd=1,
+                    ledger=tmp_path / "ledger.sqlite",
+                    limits_usd={scope: 0.5},
+                )
+            )
+    assert server.bill().n_requests == before
 
 
 def test_limits_by_day_teacher_partition_and_tag_hold_over_runs(tmp_path):

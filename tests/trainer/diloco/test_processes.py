@@ -1,29 +1,20 @@
 """Real processes, real SIGKILL: no round is lost, no state diverges, nothing is forgotten."""
 
-import importlib.util
 import json
 import random
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trainer.diloco import OuterReplica, OuterSettings, open_store
 
-REPO = Path(__file__).parents[3]
-
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location(
-        "outer_loop_bench", REPO / "benchmarks" / "outer_loop.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    from benchmarks import outer_loop
+
+    return outer_loop
 
 
 @pytest.fixture

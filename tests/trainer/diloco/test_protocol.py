@@ -29,8 +29,8 @@ def contribution(rank, *, incarnation="000000-aa", base="b0", sha=None):
     return Contribution(rank, incarnation, base, 1, sha or f"sha{rank}")
 
 
-def a_round(rank, *, round_id=0, expected=(0, 1, 2), quorum=2):
-    return RoundMachine(round_id, contribution(rank), frozenset(expected), quorum)
+def a_round(rank, *, round_id=0, quorum=2):
+    return RoundMachine(round_id, contribution(rank), frozenset((0, 1, 2)), quorum)
 
 
 def manifest(round_id=0, ranks=(0, 1), *, base="b0", expected=(0, 1)):

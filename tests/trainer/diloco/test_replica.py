@@ -11,16 +11,16 @@ from trainer.errors import OuterLoopError, OuterTimeoutError, TrainerConfigError
 N = 1000
 
 
-def run_replicas(store, settings, *, world_size=3, train=None, theta=None, state=None):
+def run_replicas(store, settings, *, world_size=3, train=None):
     """Run replicas as threads to the end; return them by rank."""
     replicas, errors = {}, []
     train = train or (lambda rank, round_id, theta: theta - np.float32(0.1 * (rank + 1)))
 
     def one(rank):
         try:
-            start = np.zeros(N, np.float32) if theta is None else theta
+            start = np.zeros(N, np.float32)
             replica = OuterReplica(
-                store, start, rank=rank, world_size=world_size, settings=settings, state=state
+                store, start, rank=rank, world_size=world_size, settings=settings
             )
             replica.join()
             while not replica.is_finished:

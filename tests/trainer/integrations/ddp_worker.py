@@ -1,6 +1,5 @@
 """One rank of a data-parallel run; started by test_trl_ddp.py, writes its weights."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,6 +10,11 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
+
+from tests.trainer.published import rows_of
+from tests.trainer.training import make_trainer
+from trainer.data.tiny import corpus, make_model, train_tokenizer
+from trainer.integrations.trl.run import without_upstream_warnings
 
 
 def shard_on_cpu() -> None:
@@ -34,24 +38,15 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def main(settings_path: str) -> None:
     torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location(
-        "agent_fixtures", Path(__file__).parents[1] / "conftest.py"
-    )
-    fixtures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fixtures)
-
-    from trainer.data.tiny import corpus, make_model, train_tokenizer
-    from trainer.integrations.trl.run import without_upstream_warnings
-
     settings = json.loads(Path(settings_path).read_text())
     output, n_pairs = Path(settings.pop("output")), settings.pop("n_pairs")
     if settings.get("fsdp"):
         shard_on_cpu()
-    rows = [row for session in range(3) for row in fixtures.session_rows(session)]
+    rows = rows_of(3)
     tokenizer = train_tokenizer(corpus(rows), vocab_size=512)
     model = make_model(tokenizer, hidden_size=32, n_layers=2, n_heads=2, seed=1)
     with without_upstream_warnings():
-        trainer = fixtures.make_trainer(
+        trainer = make_trainer(
             output, model, tokenizer, rows=rows, pairs=rows[:n_pairs], **settings
         )
         trainer.train()

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from tests.trainer.conftest import session_rows
+from tests.trainer import vectors
+from tests.trainer.published import session_rows
 from trainer.__main__ import main
 from trainer.data.rendering import Renderer
 from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
@@ -40,9 +40,8 @@ from trainer.integrations.prime_rl.contract import (
 from trainer.losses.channels import ReplayOptions, replay_per_pair
 from trainer.losses.sdpo import sampled_reverse_kl_per_token
 
-DATA = Path(__file__).parents[2] / "data" / "losses"
-CASES = json.loads((DATA / "prime_rl_0_8.json").read_text())["cases"]
-ARRAYS = np.load(DATA / "prime_rl_0_8.npz")
+VECTORS = "prime_rl_0_8"
+CASES = vectors.cases(VECTORS)["cases"]
 COMPONENTS = [key for key in CASES if not key.startswith("compute_loss")]
 STREAMS = (
     "inference_logprobs",
@@ -57,7 +56,7 @@ STREAMS = (
 
 def tensor(key: str, name: str) -> torch.Tensor | None:
     name = f"{key}/{name}"
-    return torch.from_numpy(np.array(ARRAYS[name])) if name in ARRAYS.files else None
+    return vectors.tensor(VECTORS, name) if name in vectors.names(VECTORS) else None
 
 
 def loss_of(key: str):

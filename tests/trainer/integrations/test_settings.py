@@ -9,6 +9,7 @@ from trainer.errors import TrainerConfigError
 from trainer.integrations.capabilities import ENGINES, check, main, table, with_table
 from trainer.integrations.settings import (
     ENGINE_NAMES,
+    FILE_NAMES,
     SharedSettings,
     read_settings,
     without_engines,
@@ -46,6 +47,38 @@ def test_engines_sections_are_left_out_of_trls_run():
     assert read_settings(values, "prime_rl").own == {}
 
 
+def test_a_settings_file_may_hold_what_a_run_has_and_engines():
+    from trainer.integrations.trl.run import RunConfig
+
+    assert set(FILE_NAMES) == {entry.name for entry in fields(RunConfig)} | {"engines"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tiny": {"hiden_size": 8}}, r"unknown setting tiny\.hiden_size"),
+        ({"evaluation": {"max_pair": 8}}, r"unknown setting evaluation\.max_pair"),
+        ({"outer_options": {"sync": 8}}, r"unknown setting outer_options\.sync"),
+        ({"tiny": 8}, "tiny: expected a section of settings, not 8"),
+        ({"trl": [8]}, "trl: expected a section of settings"),
+        ({"engines": {"trl": {"max_steps": 3}}}, r"engines\.trl\.max_steps: what TRL is told"),
+    ],
+)
+def test_no_section_of_a_run_takes_a_name_that_it_does_not_know(values, message):
+    from trainer.integrations.trl.run import RunConfig
+
+    with pytest.raises(TrainerConfigError, match=message):
+        RunConfig.from_mapping(settings_file() | values)
+
+
+def test_an_empty_section_of_a_file_is_none():
+    from trainer.integrations.trl.run import RunConfig
+
+    empty = dict.fromkeys(("tiny", "evaluation", "outer_options", "trl"))
+    values = {name: value for name, value in settings_file().items() if name != "trl"}
+    assert RunConfig.from_mapping(values | empty) == RunConfig.from_mapping(values)
+
+
 def test_section_of_an_engine_that_does_not_exist_is_refused():
     values = settings_file() | {"engines": {"vrel": {}}}
     for read in (without_engines, lambda v: read_settings(v, "verl")):
@@ -75,6 +108,10 @@ def test_field_without_counterpart_is_refused_and_speed_is_said(engine):
     ("values", "message"),
     [
         ({"dataset": ""}, "dataset must be set"),
+        ({"rollout": "contrast"}, "unknown setting rollout$"),
+        ({"trl": 3}, "trl: expected a section"),
+        ({"engines": {"verl": 3}}, r"engines\.verl: expected a section"),
+        ({"engines": {"trl": {"max_steps": 3}}}, r"engines\.trl\.max_steps: what TRL is told"),
         ({"outer_options": {"uri": "x"}}, "outer_options has no counterpart"),
         ({"trl": {"alpha_sdpo": -1}}, "alpha_sdpo=-1.0 is negative"),
         ({"trl": {"policy_weight": 0}}, "all three channels are off"),

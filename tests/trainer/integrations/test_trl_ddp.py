@@ -52,57 +52,48 @@ def train(folder: Path, n_processes: int, **settings) -> list[dict[str, torch.Te
     ]
 
 
-@pytest.mark.slow
-def test_replicas_stay_equal_with_channels_on_one_rank_only(tmp_path):
-    """One pair a step falls on one rank; hints reach the rank whose state failed."""
-    settings = {
-        "alpha_sdpo": 0.5,
-        "beta_replay": 1.0,
-        "pairs_per_step": 1,
-        "n_pairs": 3,
-        "max_steps": 3,
-    }
-    first, second = train(tmp_path / "two", 2, per_device_train_batch_size=2, **settings)
+THREE_STEPS = {
+    "alpha_sdpo": 0.5,
+    "beta_replay": 1.0,
+    "pairs_per_step": 1,
+    "n_pairs": 3,
+    "max_steps": 3,
+}
+
+
+def report_of_two_like_one(folder: Path, settings: dict, **of_two) -> dict:
+    """Train by two ranks and by one, and see that all weights are equal; the first rank's report."""
+    first, second = train(folder / "two", 2, per_device_train_batch_size=2, **settings, **of_two)
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
-    report = json.loads((tmp_path / "two" / "rank0.json").read_text())
+    report = json.loads((folder / "two" / "rank0.json").read_text())
     assert report["live"]["sdpo"] == 3
     assert report["live"]["replay"] == 3
 
-    (single,) = train(tmp_path / "one", 1, per_device_train_batch_size=4, **settings)
+    (single,) = train(folder / "one", 1, per_device_train_batch_size=4, **settings)
     for name, value in single.items():
         torch.testing.assert_close(first[name], value, atol=5e-5, rtol=1e-3, msg=name)
+    return report
+
+
+@pytest.mark.slow
+def test_replicas_stay_equal_with_channels_on_one_rank_only(tmp_path):
+    """One pair a step falls on one rank; hints reach the rank whose state failed."""
+    report_of_two_like_one(tmp_path, THREE_STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["ema", "live"])
 def test_sharded_ranks_train_like_one_process(tmp_path, teacher):
     """FSDP2 by Accelerate's own code; ranks differ in which channels they have."""
-    settings = {
-        "alpha_sdpo": 0.5,
-        "beta_replay": 1.0,
-        "pairs_per_step": 1,
-        "n_pairs": 3,
-        "max_steps": 3,
-        "teacher": teacher,
-        "save_strategy": "no",
-    }
-    fsdp = {
-        "fsdp": True,
-        "fsdp_config": {
+    report = report_of_two_like_one(
+        tmp_path,
+        THREE_STEPS | {"teacher": teacher, "save_strategy": "no"},
+        fsdp=True,
+        fsdp_config={
             "version": 2,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"],
         },
-    }
-    first, second = train(tmp_path / "two", 2, per_device_train_batch_size=2, **settings, **fsdp)
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
-    report = json.loads((tmp_path / "two" / "rank0.json").read_text())
-    assert report["live"]["sdpo"] == 3
-    assert report["live"]["replay"] == 3
+    )
     assert report["is_sharded"]
-
-    (single,) = train(tmp_path / "one", 1, per_device_train_batch_size=4, **settings)
-    for name, value in single.items():
-        torch.testing.assert_close(first[name], value, atol=5e-5, rtol=1e-3, msg=name)

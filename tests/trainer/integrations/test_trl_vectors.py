@@ -1,23 +1,18 @@
 """TRL's policy objectives through our trainer, against numbers that TRL itself produced."""
 
 import contextlib
-import json
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-DATA = Path(__file__).parents[2] / "data" / "losses"
-CASES = json.loads((DATA / "vectors.json").read_text())["grpo_trl116"]
-ARRAYS = np.load(DATA / "grpo_trl116.npz")
+from tests.trainer.vectors import cases, tensor
 
-
-def array(name):
-    return torch.from_numpy(np.array(ARRAYS[name]))
+CASES = cases("vectors")["grpo_trl116"]
+array = partial(tensor, "grpo_trl116")
 
 
 class Replay(PreTrainedModel):

@@ -4,12 +4,12 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.trainer.conftest import session_rows, write_dataset
+from tests.trainer import vectors
+from tests.trainer.published import rows_of, session_rows, write_dataset
 from trainer.__main__ import main
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
@@ -38,13 +38,12 @@ from trainer.losses.channels import ReplayOptions, SDPOOptions, replay_per_pair
 from trainer.losses.divergence import jsd_entries, log_probs, with_tail
 from trainer.losses.sdpo import aggregate
 
-DATA = Path(__file__).parents[2] / "data" / "losses"
-CASES = json.loads((DATA / "verl_0_9_1.json").read_text())["cases"]
-ARRAYS = np.load(DATA / "verl_0_9_1.npz")
+VECTORS = "verl_0_9_1"
+CASES = vectors.cases(VECTORS)["cases"]
 
 
 def tensor(key: str, name: str) -> torch.Tensor:
-    return torch.from_numpy(np.array(ARRAYS[f"{key}/{name}"]))
+    return vectors.tensor(VECTORS, f"{key}/{name}")
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 def test_aggregation_is_verls(key):
     logps = tensor(key, "log_prob").requires_grad_()
     values = -logps * tensor(key, "advantages")
-    if f"{key}/rollout_is_weights" in ARRAYS.files:
+    if f"{key}/rollout_is_weights" in vectors.names(VECTORS):
         values = values * tensor(key, "rollout_is_weights")
     loss = aggregate(values, tensor(key, "response_mask"), CASES[key]["mode"])
     assert float(loss.detach()) == pytest.approx(float(tensor(key, "loss")), abs=1e-7)
@@ -160,10 +159,7 @@ def renderer(tokenizer):
 
 @pytest.fixture
 def pairs(tmp_path, renderer):
-    rows = [
-        row | {"weight": 1.0 + (i % 3)}
-        for i, row in enumerate(row for session in range(2) for row in session_rows(session))
-    ]
+    rows = [row | {"weight": 1.0 + (i % 3)} for i, row in enumerate(rows_of(2))]
     assert write_pairs(tmp_path / "pairs.parquet", rows, renderer) == 8
     return TokenizedPairs(tmp_path / "pairs.parquet")
 

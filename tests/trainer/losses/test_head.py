@@ -1,15 +1,14 @@
 """The fused head against full logits, reference numbers, and its own promises."""
 
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.trainer import vectors
 from trainer.errors import ShapeError, TrainerConfigError
 from trainer.losses.head import (
     FusedOutput,
@@ -21,16 +20,15 @@ from trainer.losses.logit_tile import CudaBackend
 
 N, V, H = 37, 101, 16
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-JSD_VECTORS = np.load(Path(__file__).parents[2] / "data" / "losses" / "jsd_opsd_gkd.npz")
 JSD_CASES = [
     match.groups()
-    for name in JSD_VECTORS.files
+    for name in vectors.names("jsd_opsd_gkd")
     if (match := re.fullmatch(r"grad_(b([\d.]+)_t([\d.]+)_kNone)", name))
 ]
 
 
-def make_case(dtype=torch.float64, device="cpu", *, n_tokens=N, vocab=V, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+def make_case(dtype=torch.float64, device="cpu", *, n_tokens=N, vocab=V):
+    generator = torch.Generator().manual_seed(0)
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
@@ -99,12 +97,11 @@ def test_divergence_and_gradient_match_the_reference_numbers(
     key, beta, temperature, dtype, tolerance
 ):
     def rows(name):
-        array = np.array(JSD_VECTORS[name])
-        return torch.from_numpy(array.reshape(-1, array.shape[-1])).to(dtype)
+        return vectors.tensor("jsd_opsd_gkd", name).flatten(0, -2).to(dtype)
 
     # With the identity as its head, a model's hidden states are its logits.
     hidden, head = rows("student_logits").requires_grad_(), torch.eye(11, dtype=dtype)
-    kept = torch.from_numpy(JSD_VECTORS["labels"].reshape(-1) != -100)
+    kept = vectors.tensor("jsd_opsd_gkd", "labels").flatten() != -100
     output = fused_policy_distillation(
         hidden,
         head,

@@ -23,14 +23,14 @@ tokens = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 pair_lists = st.lists(st.tuples(tokens, tokens, tokens), min_size=1, max_size=6)
 
 
-def trace_pairs(n_states, *, vocab=60, seed=0, n_prompt=12):
+def trace_pairs(n_states, *, vocab=60, seed=0):
     """Pairs of a session that goes on from its own action at each state."""
     rng = random.Random(seed)
 
     def some(low, high):
         return [rng.randrange(vocab) for _ in range(rng.randint(low, high))]
 
-    context, pairs = some(1, n_prompt), []
+    context, pairs = some(1, 12), []
     for _ in range(n_states):
         taken = some(1, 6)
         pairs.append((list(context), some(1, 6), taken))

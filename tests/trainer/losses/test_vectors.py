@@ -1,13 +1,10 @@
 """Our losses and gradients against numbers that the papers' own implementations produced."""
 
-import json
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.vectors import cases, tensor
 from trainer.losses import (
     TAIDScheduler,
     dpo_loss,
@@ -23,13 +20,7 @@ from trainer.losses.divergence import log_probs
 from trainer.losses.logps import response_logps
 from trainer.losses.sdpo import importance_weights
 
-DATA = Path(__file__).parents[2] / "data" / "losses"
-CASES = json.loads((DATA / "vectors.json").read_text())
-ARRAYS = {path.stem: np.load(path) for path in DATA.glob("*.npz")}
-
-
-def tensor(file: str, name: str) -> Tensor:
-    return torch.from_numpy(np.array(ARRAYS[file][name]))
+CASES = cases("vectors")
 
 
 def leaf(file: str, name: str) -> Tensor:
@@ -119,7 +110,7 @@ def test_sdpo_matches_the_authors_code(case):
     assert_matches(loss, case["loss"], logits, tensor(f, f"grad_{case['key']}"), 1e-7)
 
 
-UPSTREAM = json.loads((DATA / "sdpo_upstream.json").read_text())["cases"]
+UPSTREAM = cases("sdpo_upstream")["cases"]
 
 
 @pytest.mark.parametrize("key", UPSTREAM)
@@ -138,7 +129,7 @@ def test_sdpo_matches_the_authors_code_on_a_larger_vocabulary(key):
         add_tail=case["distillation_add_tail"],
         **sdpo_options(case),
     )
-    expected = float(ARRAYS[f][f"{key}/loss"])
+    expected = float(tensor(f, f"{key}/loss"))
     # Gradients are kept in float32: what is compared is float64 against its rounded twin.
     assert_matches(loss, expected, logits, tensor(f, f"{key}/grad").double(), 1e-7)
 
@@ -200,9 +191,7 @@ def test_taid_scheduler_follows_the_authors_trace(name):
             assert step == pytest.approx(row["delta_t"], abs=2e-6)
 
 
-@pytest.mark.parametrize(
-    "case", json.loads((DATA / "eopd_spec.json").read_text()), ids=lambda c: c["key"]
-)
+@pytest.mark.parametrize("case", cases("eopd_spec"), ids=lambda c: c["key"])
 def test_entropy_aware_opd_matches_its_formula(case):
     f = "eopd_spec"
     logits, mask, ids = leaf(f, "student_logits"), tensor(f, "mask"), tensor(f, "ids")

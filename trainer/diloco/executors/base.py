@@ -288,7 +288,6 @@ def supervise(
     max_restarts: int = 10,
     poll_s: float = 1.0,
     secrets: Mapping[str, str] | None = None,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> list[ReplicaHandle]:
     """Watch replicas until all have succeeded, and start those anew that died.
 
@@ -298,7 +297,6 @@ def supervise(
         max_restarts: Restarts allowed, of all replicas together.
         poll_s: Seconds between looks.
         secrets: Given again at each restart.
-        sleep: Waits seconds.
 
     Returns:
         The handles of the attempts that succeeded.
@@ -309,7 +307,7 @@ def supervise(
     """
     current = list(handles)
     try:
-        return _supervised(executor, current, max_restarts, poll_s, secrets, sleep)
+        return _supervised(executor, current, max_restarts, poll_s, secrets)
     except BaseException:
         executor.cancel(current)
         raise
@@ -321,7 +319,6 @@ def _supervised(
     max_restarts: int,
     poll_s: float,
     secrets: Mapping[str, str] | None,
-    sleep: Callable[[float], None],
 ) -> list[ReplicaHandle]:
     restarts = 0
     while True:
@@ -336,4 +333,4 @@ def _supervised(
             restarts += 1
             logger.warning("replica %d %s: starting it anew", status.rank, status.state.value)
             current[index] = executor.relaunch(current[index], secrets=secrets)
-        sleep(poll_s)
+        time.sleep(poll_s)

@@ -38,15 +38,15 @@ class OpenEnvSession:
             EnvironmentFailedError: the server cannot be reached or has no session left.
         """
         self.base_url = base_url
-        self._has_mcp = _has_mcp_actions(base_url, timeout_s)
+        self._action = _schema(base_url, timeout_s)["action"]
+        self._has_mcp = self._action.get("title") in MCP_ACTIONS
         self._client = GenericEnvClient(base_url=base_url, message_timeout_s=timeout_s).sync()
         self._do("connect", self._client.connect)
 
     def tools(self) -> list[ToolSpec]:
         """The tools that the server offers."""
         if not self._has_mcp:
-            schema = _schema(self.base_url, 30.0)["action"]
-            return [_act_tool(schema)]
+            return [_act_tool(self._action)]
         result = self._do("list tools", lambda: self._client.step({"type": "list_tools"}))
         return list(result.observation.get("tools") or ())
 
@@ -138,10 +138,6 @@ def _schema(base_url: str, timeout_s: float) -> dict[str, Any]:
             return json.load(reply)
     except (OSError, ValueError) as error:
         raise EnvironmentFailedError(f"{base_url}: cannot read its schema: {error}") from error
-
-
-def _has_mcp_actions(base_url: str, timeout_s: float) -> bool:
-    return _schema(base_url, timeout_s)["action"].get("title") in MCP_ACTIONS
 
 
 def _act_tool(schema: Mapping[str, Any]) -> ToolSpec:

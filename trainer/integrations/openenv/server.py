@@ -118,8 +118,7 @@ class TraceReplayEnvironment(Environment):
             raise TrainerConfigError("an action is list_tools or call_tool")
         if self._episode is None:
             raise TrainerConfigError("call reset before the first tool")
-        is_known = action.tool_name in self._names
-        if not is_known:
+        if action.tool_name not in self._names:
             error = ToolError(
                 error_type=ToolErrorType.TOOL_NOT_FOUND,
                 message=f"there is no tool {action.tool_name}; there are {', '.join(sorted(self._names))}",

@@ -169,10 +169,10 @@ class ThreeChannels:
         logps = await self._response_logps(pairs, sides)
         self._n_rl_tokens += sum(len(row) for row in logps)
         credits = self._credits(mine, pairs, logps, step)
-        home = next((e for e in episodes if list(self.pipeline.trainable_traces([e]))), None)
+        carriers = ((e, t) for e in episodes for t in self.pipeline.trainable_traces([e]))
+        home, template = next(carriers, (None, None))
         if home is None:
             raise TrainerConfigError("a group without a trainable trace cannot carry pairs")
-        template = next(iter(self.pipeline.trainable_traces([home])))
         for (i, side), row, credit in zip(sides, logps, credits, strict=True):
             home.traces.append(
                 recorded_trace(

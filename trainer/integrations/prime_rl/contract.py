@@ -162,15 +162,10 @@ def compute_loss(
     trainer_logprobs: list[Tensor],
     sequences: list[TokenStreams],
     policy_loss: Any,
-    *,
-    scales: dict[str, int] | None = None,
 ) -> Tensor:
-    """The trainer's loss on packed sequences; a token may feed several components.
-
-    `scales` are the token counts of the components over all ranks; by default those of `sequences`.
-    """
+    """The trainer's loss on packed sequences of one rank; a token may feed several components."""
     losses = {"rl": policy_loss, "ce": ce_loss, "ref_kl": ref_kl_loss}
-    scales = scales or {
+    scales = {
         name: sum(int(sequence.members(name).sum()) for sequence in sequences) for name in losses
     }
     total = torch.stack([logprobs.sum() * 0.0 for logprobs in trainer_logprobs]).sum()

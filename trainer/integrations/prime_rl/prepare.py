@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from trainer.data.dataset import load_preference_data
-from trainer.data.rendering import Renderer
-from trainer.errors import DatasetError, TrainerConfigError
+from trainer.errors import DatasetError
 from trainer.hints import hint_for_row
-from trainer.integrations.capabilities import check
+from trainer.integrations.handover import (
+    check_startable,
+    make_renderer,
+    n_states_of_step,
+    require_hints,
+)
 from trainer.integrations.pairs import write_pairs
 from trainer.integrations.settings import EngineSettings, overlaid, read_settings
 
@@ -33,32 +35,17 @@ def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
         DatasetError: a channel has a weight and the dataset has nothing for it.
     """
     settings = read_settings(values, "prime_rl")
-    check(settings)
-    if settings.model is None:
-        raise TrainerConfigError("PRIME-RL loads a model from disk or the Hub: set model")
-    if settings.shared.max_steps < 1:
-        raise TrainerConfigError("PRIME-RL counts in steps: set trl.max_steps")
-    shared, folder = settings.shared, Path(settings.output).absolute()
+    check_startable(settings)
+    folder = Path(settings.output).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     data = load_preference_data(settings.dataset, revision=settings.revision)
     if not data.prompts:
         raise DatasetError(f"{settings.dataset} has no `prompts` to roll out from")
     n_hints = sum(hint_for_row(row) is not None for row in data.prompts)
-    if shared.alpha_sdpo > 0 and n_hints == 0:
-        raise DatasetError(
-            f"{settings.dataset}: no row of `prompts` has a hint, and alpha_sdpo="
-            f"{shared.alpha_sdpo}: set it to 0, or publish the column `hint`"
-        )
+    require_hints(settings, n_hints)
     n_pairs = 0
-    if shared.beta_replay > 0:
-        tokenizer: Any = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
-        renderer = Renderer(
-            tokenizer=tokenizer,
-            max_prompt_tokens=shared.max_prompt_tokens,
-            max_response_tokens=shared.max_response_tokens,
-            with_tools=shared.render_tools,
-        )
-        n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, renderer)
+    if settings.shared.beta_replay > 0:
+        n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, make_renderer(settings))
     (folder / "rl.toml").write_text(as_toml(rl_config(settings, folder)), "utf-8")
     return {
         "config": str(folder / "rl.toml"),
@@ -76,12 +63,7 @@ def rl_config(settings: EngineSettings, folder: Path) -> dict[str, Any]:
         TrainerConfigError: a step holds no whole groups.
     """
     shared = settings.shared
-    batch_size = shared.per_device_train_batch_size * shared.gradient_accumulation_steps
-    if batch_size % shared.num_generations:
-        raise TrainerConfigError(
-            f"{batch_size} rollouts a step are no whole groups of trl.num_generations="
-            f"{shared.num_generations}: change trl.per_device_train_batch_size"
-        )
+    n_states = n_states_of_step(shared)
     algorithm = {
         "type": "three_channels",
         "alpha_sdpo": shared.alpha_sdpo,
@@ -93,7 +75,7 @@ def rl_config(settings: EngineSettings, folder: Path) -> dict[str, Any]:
         "simpo_gamma": shared.simpo_gamma,
         "pairs": str(folder / "pairs.parquet"),
         "pairs_per_step": shared.pairs_per_step,
-        "groups_per_step": batch_size // shared.num_generations,
+        "groups_per_step": n_states,
         "reference": str(folder / "reference_logps.json"),
         "seed": shared.seed,
     }
@@ -115,7 +97,7 @@ def rl_config(settings: EngineSettings, folder: Path) -> dict[str, Any]:
             },
         },
         "orchestrator": {
-            "batch_size": batch_size,
+            "batch_size": n_states * shared.num_generations,
             "group_size": shared.num_generations,
             "algo": algorithm,
             "train": {

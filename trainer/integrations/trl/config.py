@@ -6,8 +6,8 @@ from typing import Any
 from trl.trainer.grpo_config import GRPOConfig
 
 from trainer.errors import TrainerConfigError
+from trainer.integrations.settings import replay_options, sdpo_options
 from trainer.integrations.trl.forward import uses_fused_head
-from trainer.losses.channels import ReplayOptions, SDPOOptions
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo"},
@@ -136,27 +136,5 @@ class ComposerConfig(GRPOConfig):
             raise TrainerConfigError(
                 f"pair_forward={self.pair_forward!r} is not auto, packed or padded"
             )
-        uses_fused_head(self.head, self.sdpo_options())
-        self.replay_options()
-
-    def sdpo_options(self) -> SDPOOptions:
-        """Channel 2 as the loss core knows it; the logits' temperature is the sampling one."""
-        return SDPOOptions(
-            jsd_beta=self.jsd_beta,
-            temperature=self.temperature,
-            wrapper=self.sdpo_wrapper,  # type: ignore[arg-type]
-            taid_t=self.taid_t_start if self.sdpo_wrapper == "taid" else None,
-            entropy_opd_h_max=self.entropy_opd_h_max,
-            estimator=self.sdpo_estimator,  # type: ignore[arg-type]
-            top_k=self.sdpo_top_k,
-            token_clip=self.sdpo_token_clip,
-        )
-
-    def replay_options(self) -> ReplayOptions:
-        """Channel 3 as the loss core knows it."""
-        return ReplayOptions(
-            variant=self.dpo_variant,  # type: ignore[arg-type]
-            dpo_beta=self.dpo_beta,
-            simpo_beta=self.simpo_beta,
-            simpo_gamma=self.simpo_gamma,
-        )
+        uses_fused_head(self.head, sdpo_options(self))
+        replay_options(self)

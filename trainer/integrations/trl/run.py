@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
 from trainer.data.tiny import corpus, make_model, train_tokenizer
-from trainer.diloco.environment import ReplicaPlace
+from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.object_store import ObjectStore
-from trainer.errors import DatasetError, TrainerConfigError
+from trainer.errors import DatasetError, TrainerConfigError, TrainerError
+from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.integrations.outer import (
     OuterOptions,
@@ -34,7 +35,7 @@ from trainer.integrations.outer import (
     outer_callbacks,
     sharded,
 )
-from trainer.integrations.settings import without_engines
+from trainer.integrations.settings import replay_options, sdpo_options, without_engines
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
@@ -42,6 +43,9 @@ from trainer.losses.compose import compose_loss, model_logits
 from trainer.losses.logps import token_logps
 
 logger = logging.getLogger(__name__)
+
+RESTART_PATIENCE_S = 20.0
+"""How long a replica that is started anew waits for the end of the one that died."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +103,12 @@ class RunConfig:
             "evaluation": EvaluationOptions,
             "outer_options": OuterOptions,
         }
-        for name, section in sections.items():
-            if name in values:
-                _check_names(f"{name}.", section, values[name])
-                values[name] = section(**values[name])
-        _check_names("trl.", ComposerConfig, values.get("trl") or {})
+        for name, section in {**sections, "trl": ComposerConfig}.items():
+            given = values.get(name) or {}
+            if not isinstance(given, Mapping):
+                raise TrainerConfigError(f"{name}: expected a section of settings, not {given!r}")
+            _check_names(f"{name}.", section, given)
+            values[name] = section(**given) if name in sections else dict(given)
         missing = [name for name in ("dataset", "output") if not values.get(name)]
         if missing:
             raise TrainerConfigError(f"{' and '.join(missing)} must be set")
@@ -210,17 +215,54 @@ def run(
 
     Raises:
         TrainerConfigError: a setting is wrong.
+        FolderInUseError: another run writes into the output folder.
         DatasetError: the dataset lacks what a channel needs.
         TrainingStoppedError: `should_stop` said so; `resume_from="last"` goes on.
     """
+    args = trl_config(config, Path(config.output))
+    parts = parts or RunParts()
+    with only_run_in(Path(config.output), args, place=parts.place):
+        return _run(config, args, parts, on_metrics, should_stop)
+
+
+@contextlib.contextmanager
+def only_run_in(
+    folder: Path, args: ComposerConfig, *, place: ReplicaPlace | None = None
+) -> Iterator[None]:
+    """Keep other runs out of the output folder. The first rank asks; all are refused, or none.
+
+    Raises:
+        FolderInUseError: another run writes there; nothing was touched.
+        TrainerConfigError: the folder cannot be made or written to.
+    """
+    where = place or replica_place()
+    patience_s = RESTART_PATIENCE_S if where is not None and where.attempt else 0.0
+    with contextlib.ExitStack() as stack:
+        refusal: list[TrainerError | None] = [None]
+        if args.process_index == 0:
+            try:
+                stack.enter_context(sole_writer(folder, patience_s=patience_s))
+            except TrainerError as error:
+                refusal = [error]
+        if args.world_size > 1:
+            torch.distributed.broadcast_object_list(refusal, src=0, device=args.device)
+        if refusal[0] is not None:
+            raise refusal[0]
+        yield
+
+
+def _run(
+    config: RunConfig,
+    args: ComposerConfig,
+    parts: RunParts,
+    on_metrics: Callable[[dict[str, Any]], None] | None,
+    should_stop: Callable[[], bool],
+) -> dict[str, Any]:
     started = time.perf_counter()
     transformers_logging.disable_progress_bar()
     output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
-    args = trl_config(config, output)
     data = load_preference_data(config.dataset, revision=config.revision)
     model, tokenizer = load_model(config, data, seed=args.seed)
-    parts = parts or RunParts()
     outer = outer_callbacks(
         config.outer, config.outer_options, place=parts.place, store=parts.store
     )
@@ -232,30 +274,18 @@ def run(
         with_tools=args.render_tools,
     )
     off = off_channels(args, data)
-    for name, reason in off.items():
-        logger.log(
-            logging.INFO if reason.endswith("is 0") else logging.WARNING,
-            "channel %s is off: %s",
-            name,
-            reason,
-        )
     recorded = recorded_rollouts(config, args, data, collator.renderer)
     level = load_function(config.agreement) if config.agreement else agreement
-
-    def evaluated() -> dict[str, Any]:
-        return evaluate(
-            model,
-            collator,
-            data.test_pairs,
-            data.test_prompts,
-            options=config.evaluation,
-            level=level,
-        )
-
     if recorded is not None:
         recorded.add_behaviour_logps(model, temperature=args.temperature)
     objective = FixedBatchObjective(model, collator, data, args)
-    before, loss_first = evaluated(), objective()
+
+    def measured() -> tuple[dict[str, Any], float]:
+        pairs, prompts = data.test_pairs, data.test_prompts
+        figures = evaluate(model, collator, pairs, prompts, options=config.evaluation, level=level)
+        return figures, objective()
+
+    before, loss_first = measured()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
     stopping = StopAtStep(identity_of(asdict(config)), should_stop)
     callbacks = [*outer, metrics, stopping]
@@ -268,20 +298,15 @@ def run(
     with without_upstream_warnings():
         trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
-    after, loss_last = evaluated(), objective()
+    after, loss_last = measured()
 
     save_checkpoint(trainer, tokenizer, output / "checkpoint")
     live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
-    off |= {
-        name: f"no step gave it anything to learn from ({why})"
-        for name, why in NOTHING_TO_LEARN.items()
-        if name not in live and name not in off
-    }
     report = {
         "loss_first": loss_first,
         "loss_last": loss_last,
         "channels_live": live,
-        "channels_off": off,
+        "channels_off": off | idle_channels([*live, *off]),
         "steps": trainer.state.global_step,
         "seconds": round(time.perf_counter() - started, 2),
         "pairs": len(data.pairs),
@@ -305,7 +330,7 @@ NOTHING_TO_LEARN = {
 
 
 def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
-    """Channels that cannot teach anything, each with the reason, before the first step.
+    """Channels that cannot teach anything, each with the reason; logged, before the first step.
 
     Raises:
         TrainerConfigError: all three are.
@@ -321,7 +346,19 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
     if len(off) == len(weights):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
         raise TrainerConfigError(f"all channels are off, nothing would be learnt ({reasons})")
+    for name, reason in off.items():
+        level = logging.INFO if reason.endswith("is 0") else logging.WARNING
+        logger.log(level, "channel %s is off: %s", name, reason)
     return off
+
+
+def idle_channels(known: Iterable[str]) -> dict[str, str]:
+    """Why the channels besides the `known` ones did nothing, though they have weight and data."""
+    return {
+        name: f"no step gave it anything to learn from ({why})"
+        for name, why in NOTHING_TO_LEARN.items()
+        if name not in known
+    }
 
 
 def write_results(
@@ -526,11 +563,11 @@ class FixedBatchObjective:
             self.batch,
             alpha_sdpo=args.alpha_sdpo,
             beta_replay=args.beta_replay,
-            dpo_variant=args.replay_options().variant,
+            dpo_variant=replay_options(args).variant,
             dpo_beta=args.dpo_beta,
             simpo_beta=args.simpo_beta,
             simpo_gamma=args.simpo_gamma,
-            sdpo_wrapper=args.sdpo_options().wrapper,
+            sdpo_wrapper=sdpo_options(args).wrapper,
             taid_t=args.taid_t_end if args.sdpo_wrapper == "taid" else None,
             entropy_opd_h_max=args.entropy_opd_h_max,
             jsd_beta=args.jsd_beta,

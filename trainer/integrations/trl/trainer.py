@@ -27,6 +27,7 @@ from trainer.data.sampler import PairSampler
 from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.integrations.packing import enable_tree_attention, packed_pair_logps
+from trainer.integrations.settings import replay_options, sdpo_options
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.forward import (
     HintedInputs,
@@ -82,7 +83,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             }
         super().__init__(model, reward_funcs, args, **options)
         self.composer: ComposerConfig = args
-        self._sdpo_options, self._replay_options = args.sdpo_options(), args.replay_options()
+        self._sdpo_options, self._replay_options = sdpo_options(args), replay_options(args)
         self._is_fused = uses_fused_head(args.head, self._sdpo_options)
         self.hint = hint
         self.collator = ComposerDataCollator(

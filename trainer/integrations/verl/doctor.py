@@ -8,10 +8,12 @@ from trainer.errors import TrainerConfigError
 from trainer.integrations.verl.options import PluginOptions
 
 SUPPORTED = ("0.9",)
+BACKEND = "fsdp2"
+"""What `prepare` tells VeRL to build."""
 
 
-def require_version() -> str:
-    """The installed VeRL.
+def require_version() -> None:
+    """See that VeRL is installed, in a version that the plug-in was tested with.
 
     Raises:
         TrainerConfigError: there is none, or one that the plug-in was not tested with.
@@ -28,10 +30,9 @@ def require_version() -> str:
             f"verl {version} is installed and the plug-in was tested with {SUPPORTED[0]}.x: "
             f"pip install 'verl>={SUPPORTED[0]},<0.10'"
         )
-    return version
 
 
-def require_live_engine(backend: str = "fsdp2") -> None:
+def require_live_engine() -> None:
     """Check that VeRL would build our engine in a process like this one.
 
     Raises:
@@ -42,9 +43,9 @@ def require_live_engine(backend: str = "fsdp2") -> None:
     from trainer.integrations.verl.engine import ComposerEngine  # noqa: PLC0415
 
     try:
-        found = EngineRegistry.get_engine_cls("language_model", backend)
+        found = EngineRegistry.get_engine_cls("language_model", BACKEND)
     except (AssertionError, ValueError) as error:
-        raise TrainerConfigError(f"VeRL has no {backend} engine here: {error}") from error
+        raise TrainerConfigError(f"VeRL has no {BACKEND} engine here: {error}") from error
     if not issubclass(found, ComposerEngine):
         raise TrainerConfigError(
             f"VeRL would train with {found.__name__}, on channel 1 alone: the entry point "

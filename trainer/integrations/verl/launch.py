@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
-from trainer.integrations.settings import read_settings
+from trainer.folders import sole_writer
+from trainer.integrations.settings import EngineSettings, read_settings
 from trainer.integrations.verl.doctor import require_version, silent_channels
 from trainer.integrations.verl.environment import child_environment
 from trainer.integrations.verl.options import PluginOptions
@@ -35,11 +36,17 @@ def train_with_verl(
     Raises:
         TrainerConfigError: a setting is wrong, or the plug-in is not live; the latter is noticed
             before the start and once more after the first step.
+        FolderInUseError: another run writes into the output folder.
         DatasetError: a channel has a weight and the dataset has nothing for it.
         TrainerError: VeRL ended with an error.
     """
     settings = read_settings(values, "verl")
     require_version()
+    with sole_writer(Path(settings.output)):
+        return _train(settings, should_stop)
+
+
+def _train(settings: EngineSettings, should_stop: Callable[[], bool]) -> dict[str, Any]:
     run = prepare(settings)
     logger.info("verl: %d states (%d with hint), %d pairs", run.n_prompts, run.n_hints, run.n_pairs)
     for name, weight in (("sdpo", run.options.alpha_sdpo), ("replay", run.options.beta_replay)):

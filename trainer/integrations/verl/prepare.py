@@ -9,15 +9,20 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from transformers import AutoTokenizer
 
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.rendering import Renderer
-from trainer.errors import DatasetError, TrainerConfigError
+from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
-from trainer.integrations.capabilities import check
+from trainer.integrations.handover import (
+    check_startable,
+    make_renderer,
+    n_states_of_step,
+    require_hints,
+)
 from trainer.integrations.pairs import write_pairs
 from trainer.integrations.settings import EngineSettings, overlaid
+from trainer.integrations.verl.doctor import BACKEND
 from trainer.integrations.verl.environment import VARIABLE
 from trainer.integrations.verl.options import PluginOptions, options_of
 
@@ -88,32 +93,18 @@ def prepare(settings: EngineSettings) -> PreparedRun:
         TrainerConfigError: VeRL cannot do what the settings ask for.
         DatasetError: a channel has a weight and the dataset has nothing for it.
     """
-    check(settings)
-    if settings.model is None:
-        raise TrainerConfigError("VeRL loads a model from disk or the Hub: set model")
-    if settings.shared.max_steps < 1:
-        raise TrainerConfigError("VeRL counts in steps: set trl.max_steps")
-    shared, folder = settings.shared, Path(settings.output).absolute()
+    check_startable(settings)
+    folder = Path(settings.output).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     data = load_preference_data(settings.dataset, revision=settings.revision)
-    tokenizer: Any = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
-    renderer = Renderer(
-        tokenizer=tokenizer,
-        max_prompt_tokens=shared.max_prompt_tokens,
-        max_response_tokens=shared.max_response_tokens,
-        with_tools=shared.render_tools,
-    )
+    renderer = make_renderer(settings)
     rows = prompt_rows(data, renderer, reward=settings.reward)
     n_hints = sum(row["extra_info"]["hinted_ids"] is not None for row in rows)
-    if shared.alpha_sdpo > 0 and n_hints == 0:
-        raise DatasetError(
-            f"{settings.dataset}: no row has a hint, and alpha_sdpo={shared.alpha_sdpo}: set it to "
-            "0, or publish the column `hint`"
-        )
+    require_hints(settings, n_hints)
     prompts = folder / "prompts.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA), prompts, compression="zstd")
     n_pairs = 0
-    if shared.beta_replay > 0:
+    if settings.shared.beta_replay > 0:
         n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, renderer)
     options = options_of(
         settings,
@@ -169,13 +160,7 @@ def hydra_config(
     """
     shared, own = settings.shared, settings.own
     n_ranks = int(own.get("trainer.nnodes", 1)) * int(own.get("trainer.n_gpus_per_node", 1))
-    n_rollouts = shared.per_device_train_batch_size * shared.gradient_accumulation_steps * n_ranks
-    if n_rollouts % shared.num_generations:
-        raise TrainerConfigError(
-            f"{n_rollouts} rollouts a step are no whole groups of trl.num_generations="
-            f"{shared.num_generations}: change trl.per_device_train_batch_size"
-        )
-    n_states = n_rollouts // shared.num_generations
+    n_states = n_states_of_step(shared, n_ranks=n_ranks)
     if n_states > len(rows):
         raise TrainerConfigError(
             f"a step wants {n_states} states and the dataset has {len(rows)}: lower "
@@ -251,7 +236,7 @@ def _actor_section(settings: EngineSettings, n_states: int) -> dict[str, Any]:
     if shared.objective == "dr_grpo":
         objective = objective | {"loss_scale_factor": shared.max_completion_length}
     return {
-        "strategy": "fsdp2",
+        "strategy": BACKEND,
         "ppo_mini_batch_size": n_states,
         "ppo_micro_batch_size_per_gpu": shared.per_device_train_batch_size,
         "data_loader_seed": shared.seed,

@@ -1,0 +1,45 @@
+"""Settings files of data roots that a test, a benchmark or a dry run makes for itself."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.types import TeacherSpec
+
+
+def write_settings(root: Path, **sections: Mapping[str, Any]) -> Path:
+    """Write the `settings.toml` of a data root, which is made if it is not there.
+
+    Nothing is checked before the file is read again: a test may want a setting that is wrong.
+
+    Args:
+        root: folder of the data root.
+        sections: a keyword for each section of `Settings`, with its fields; teachers may be
+            `TeacherSpec`s, such as those of `TeacherServer.teachers`.
+
+    Returns:
+        The file.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    lines: list[str] = []
+    for name, fields in sections.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {_toml(value)}" for key, value in fields.items()]
+    path = root / "settings.toml"
+    path.write_text("\n".join([*lines, ""]), "utf-8")
+    return path
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case TeacherSpec():
+            return _toml(value.model_dump(exclude_unset=True))
+        case Mapping():
+            return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(_toml, value)) + "]"
+        case None:  # which TOML has not; an empty `api_key_env` is no key either
+            return '""'
+        case _:
+            return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

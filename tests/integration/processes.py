@@ -1,0 +1,39 @@
+"""Steps of Dagster in processes of their own, so that they can be stopped and killed."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.instance import prepare_home
+from replay_pipeline.settings import child_environment
+
+
+def materialize(
+    root: Path, asset: str, *, batch: str | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `dagster asset materialize` on a data root; `options` are those of `Popen`."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "dagster", "asset", "materialize"),
+            *("-m", "replay_pipeline.definitions", "--select", asset),
+            *(("--partition", batch) if batch else ()),
+        ],
+        env=child_environment(DAGSTER_HOME=str(prepare_home(root)), REPLAY_DATA=str(root)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        **options,
+    )
+
+
+def wait_until(
+    what: Callable[[], object], process: subprocess.Popen[bytes], *, log: Path | None = None
+) -> None:
+    """Look again and again; fails, with the `log`, if the process ends first or time is up."""
+    deadline = time.monotonic() + 300
+    while not what():
+        is_waiting = process.poll() is None and time.monotonic() < deadline
+        assert is_waiting, log and log.read_text()
+        time.sleep(0.02)

@@ -1,0 +1,41 @@
+"""Data roots on the bundled sample, and what is done to them again and again."""
+
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.settings import Settings
+from replay_pipeline.testing import TeacherServer, write_settings
+
+
+def pipeline_at(root: Path, **changes: Any) -> Pipeline:
+    """The pipeline as the settings file of a data root has it, with `changes` of its sections."""
+    return Pipeline(Settings.load(data_dir=root, changes=changes))
+
+
+def sample_root(root: Path, *, n_batch_sessions: int = 4) -> Pipeline:
+    """A data root whose settings name the sample and its teachers; nothing is ingested yet."""
+    write_settings(
+        root,
+        ingest={
+            "sources": [SESSIONS_DIR],
+            "max_batch_sessions": n_batch_sessions,
+            "settle_s": 0,
+        },
+        replay={"sample_teachers": True},
+    )
+    return pipeline_at(root)
+
+
+def served_root(root: Path, server: TeacherServer) -> Pipeline:
+    """A data root on the sample's sessions, with the default teachers at a server of one's own."""
+    write_settings(root, ingest={"sources": [SESSIONS_DIR]}, replay={"teachers": server.teachers()})
+    return pipeline_at(root)
+
+
+def run_batches(work: Pipeline) -> None:
+    """Ingest what is new, and take every batch of it through the stages that a batch has."""
+    for batch in work.ingest_new():
+        for stage in (work.replay, work.pairs, work.normalize):
+            stage(batch)

@@ -1,0 +1,164 @@
+"""One trainer at a time in an output folder: the second is told, and touches nothing."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.__main__ import main
+from trainer.errors import FolderInUseError, TrainerConfigError
+from trainer.folders import LOCK_FILE, sole_writer
+
+ROOT = Path(__file__).parents[2]
+HOLD = """
+import pathlib, sys, time
+from trainer.folders import sole_writer
+with sole_writer(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A folder in which another process is at work, and that process."""
+    folder = tmp_path / "model"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout.readline() == "held\n"
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    yield folder, process
+    process.kill()
+    process.communicate()
+
+
+def files(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def settings(dataset: Path, output: Path, *more: str) -> list[str]:
+    told = [
+        f"dataset={dataset}",
+        f"output={output}",
+        "trl.max_steps=2",
+        "tiny.hidden_size=32",
+        "tiny.vocab_size=512",
+        "evaluation.max_prompts=0",
+        *more,
+    ]
+    return [part for setting in told for part in ("--set", setting)]
+
+
+def test_the_second_writer_learns_who_is_there(held):
+    folder, process = held
+    with pytest.raises(FolderInUseError) as refused, sole_writer(folder):
+        pass
+    assert str(refused.value) == (
+        f"{folder}: another trainer is at work here (process {process.pid} on "
+        f"{socket.gethostname()}); wait for its end, stop it, or name another output folder"
+    )
+
+
+def test_the_lock_goes_with_a_killed_process(held):
+    folder, process = held
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    with sole_writer(folder):
+        assert (folder / LOCK_FILE).read_text().startswith(f"process {os.getpid()} on ")
+        with pytest.raises(FolderInUseError, match=f"process {os.getpid()} "), sole_writer(folder):
+            pass
+    with sole_writer(folder):
+        pass
+
+
+def test_a_replica_started_anew_waits_for_the_end_of_the_one_before(held):
+    folder, process = held
+    os.kill(process.pid, signal.SIGTERM)  # it may take a moment to be gone
+    with sole_writer(folder, patience_s=60):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with (
+        pytest.raises(TrainerConfigError, match=r"file/model: cannot be written to \("),
+        sole_writer(tmp_path / "file" / "model"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("engine", ["trl", "prime_rl"])
+def test_a_second_trainer_is_refused_before_anything_is_written(
+    held, dataset_folder, capsys, engine
+):
+    folder, process = held
+    before = files(folder)
+    assert main([engine, *settings(dataset_folder, folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {folder}: another trainer is at work here")
+    assert f"process {process.pid} " in error
+    assert error.count("\n") == 1
+    assert files(folder) == before
+
+
+def test_a_second_launcher_is_kept_out_of_the_work_folder(held, capsys):
+    folder, process = held
+    before = files(folder)
+    assert main(["launch", "--work-dir", str(folder), "--set", "output=o-{rank}"]) == 2
+    assert f"process {process.pid} " in capsys.readouterr().err
+    assert files(folder) == before
+
+
+def ranks(arguments: list[str]) -> list[subprocess.Popen]:
+    """Two data-parallel ranks of one run, as torchrun starts them."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    shared = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer", *arguments],
+            cwd=ROOT,
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.slow
+def test_ranks_share_the_folder_of_their_run(dataset_folder, tmp_path):
+    pair = ranks(settings(dataset_folder, tmp_path / "model"))
+    for process in pair:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+    owner = (tmp_path / "model" / LOCK_FILE).read_text()
+    assert owner.startswith(f"process {pair[0].pid} on ")
+    assert (tmp_path / "model" / "report.json").exists()
+
+
+@pytest.mark.slow
+def test_every_rank_is_refused_when_the_folder_is_taken(held, dataset_folder):
+    folder, holder = held
+    before = files(folder)
+    for process in ranks(settings(dataset_folder, folder)):
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 2, errors
+        assert f"(process {holder.pid} " in errors
+    assert files(folder) == before

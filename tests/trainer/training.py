@@ -1,0 +1,59 @@
+"""Tiny models, and a three-channel trainer on the invented sessions."""
+
+from pathlib import Path
+
+from tests.trainer.published import rows_of
+from trainer.data.rendering import Renderer
+from trainer.data.rewards import as_trl_reward, consensus_reward
+from trainer.data.rollouts import contrast_rollouts
+from trainer.data.tiny import corpus, make_model, train_tokenizer
+
+
+def save_tiny_model(folder: Path, rows, *, n_layers: int) -> Path:
+    """A tiny model and the tokenizer of `rows` in a folder, as other engines want them."""
+    tokenizer = train_tokenizer(corpus(rows), vocab_size=400)
+    make_model(tokenizer, hidden_size=32, n_layers=n_layers).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+PLAIN: dict = {
+    "report_to": [],
+    "use_cpu": True,
+    "bf16": False,
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "disable_tqdm": True,
+    "activation_checkpointing": False,
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "max_steps": 2,
+    "learning_rate": 1e-2,
+    "max_completion_length": 64,
+    "max_prompt_tokens": 256,
+    "max_response_tokens": 64,
+    "render_tools": False,
+    "pairs_per_step": 4,
+    "shuffle_dataset": False,
+}
+
+
+def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, **settings):
+    """A three-channel trainer on recorded rollouts of the invented sessions."""
+    from trainer.integrations.trl import ComposerConfig, ComposerReplicationTrainer
+
+    rows = rows_of(3) if rows is None else rows
+    args = ComposerConfig(output_dir=str(output), **(PLAIN | settings))
+    renderer = Renderer(
+        tokenizer=tokenizer, max_prompt_tokens=256, max_response_tokens=64, with_tools=False
+    )
+    recorded = contrast_rollouts(rows, renderer)
+    recorded.add_behaviour_logps(model)
+    return ComposerReplicationTrainer(
+        model,
+        as_trl_reward(consensus_reward),
+        args,
+        pairs=rows if pairs is None else pairs,
+        recorded=recorded,
+        processing_class=tokenizer,
+    )

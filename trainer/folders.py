@@ -1,0 +1,77 @@
+"""One trainer at a time in an output folder."""
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.errors import FolderInUseError, TrainerConfigError
+
+__all__ = ["LOCK_FILE", "sole_writer"]
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE = "trainer.lock"
+"""Lies in a folder that is written to; says by whom while its lock is held."""
+
+_POLL_S = 0.05
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+
+
+@contextmanager
+def sole_writer(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
+    """Make `folder` and keep every other trainer out of it until the end.
+
+    The lock is the system's: it goes with the process, however that ends.
+
+    Args:
+        folder: where a run puts its files.
+        patience_s: how long to wait for another's end, as one that was just killed may need.
+
+    Raises:
+        FolderInUseError: another trainer writes there; nothing was touched.
+        TrainerConfigError: the folder cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise TrainerConfigError(
+            f"{folder}: cannot be written to ({error.strerror}); name another output folder"
+        ) from error
+    try:
+        _lock(descriptor, folder, patience_s)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)  # frees the lock, too
+
+
+def _lock(descriptor: int, folder: Path, patience_s: float) -> None:
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _WITHOUT_LOCKS:
+                logger.warning("%s: its file system has no locks: nothing keeps others out", folder)
+                return
+            if error.errno not in _HELD:
+                raise
+            if time.monotonic() < until:
+                time.sleep(_POLL_S)
+                continue
+            owner = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
+            raise FolderInUseError(
+                f"{folder}: another trainer is at work here ({owner or 'it has just begun'}); wait "
+                "for its end, stop it, or name another output folder"
+            ) from error
+        else:
+            return
