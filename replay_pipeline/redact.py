@@ -14,7 +14,13 @@ from functools import cache
 
 from kingfisher_sdk import Scanner
 
-from replay_pipeline.secret_rules import COMMON_PASSWORDS, SecretHit, own_hits, suspicious
+from replay_pipeline.secret_rules import (
+    COMMON_PASSWORDS,
+    SecretHit,
+    Suspicion,
+    own_hits,
+    suspicious,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -101,21 +107,21 @@ def find_secrets(text: str) -> list[SecretHit]:
     """Every secret in `text`, in order, without overlaps; placeholders are no secrets."""
     if len(text) < _MIN_CHARS:
         return []
-    return _find(text, is_suspicious=True)
+    return _find(text, Suspicion())
 
 
 def find_secrets_in(texts: Sequence[str]) -> list[list[SecretHit]]:
     """What `find_secrets` finds in each text, several times faster than one by one."""
     return [
-        _find(text, is_suspicious=flag) if len(text) >= _MIN_CHARS else []
-        for text, flag in zip(texts, suspicious(texts), strict=True)
+        _find(text, suspicion) if len(text) >= _MIN_CHARS else []
+        for text, suspicion in zip(texts, suspicious(texts), strict=True)
     ]
 
 
-def _find(text: str, *, is_suspicious: bool) -> list[SecretHit]:
+def _find(text: str, suspicion: Suspicion | None) -> list[SecretHit]:
     hits = list(_kingfisher_hits(text))
-    if is_suspicious:
-        hits.extend(own_hits(text))
+    if suspicion is not None:
+        hits.extend(own_hits(text, suspicion=suspicion))
     if not hits:
         return []
     placeholders = [m.span() for m in _PLACEHOLDER.finditer(text)]
@@ -192,7 +198,7 @@ class Redactor:
             known = self._memo[key]
         except KeyError:
             self._forget()
-            known = self._remember(key, text, is_suspicious=True)
+            known = self._remember(key, text, Suspicion())
         if known is None:
             return text
         self.counts.update(known[1])
@@ -224,12 +230,13 @@ class Redactor:
         self._prepare(new)
 
     def _prepare(self, new: dict[_Key, str]) -> None:
-        for (key, text), flag in zip(new.items(), suspicious(list(new.values())), strict=True):
-            self._remember(key, text, is_suspicious=flag)
+        suspicions = suspicious(list(new.values()))
+        for (key, text), suspicion in zip(new.items(), suspicions, strict=True):
+            self._remember(key, text, suspicion)
 
-    def _remember(self, key: _Key, text: str, *, is_suspicious: bool) -> _Redacted | None:
+    def _remember(self, key: _Key, text: str, suspicion: Suspicion | None) -> _Redacted | None:
         counts: Counter[str] = Counter()
-        redacted = self._replaced(text, key[0], counts, is_suspicious=is_suspicious)
+        redacted = self._replaced(text, key[0], counts, suspicion)
         known = self._memo[key] = None if redacted == text else (redacted, counts)
         self._n_memo_chars += len(redacted) if known else 0
         return known
@@ -240,9 +247,13 @@ class Redactor:
             self._n_memo_chars = 0
 
     def _replaced(
-        self, text: str, users: frozenset[str], counts: Counter[str], *, is_suspicious: bool
+        self,
+        text: str,
+        users: frozenset[str],
+        counts: Counter[str],
+        suspicion: Suspicion | None,
     ) -> str:
-        hits = _find(text, is_suspicious=is_suspicious)
+        hits = _find(text, suspicion)
         if hits:
             parts: list[str] = []
             position = 0

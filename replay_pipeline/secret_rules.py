@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import pyarrow.compute as pc
@@ -30,15 +31,26 @@ class SecretHit:
     kind: str
 
 
-def own_hits(text: str, depth: int = 0) -> Iterator[SecretHit]:
+class Suspicion(NamedTuple):
+    """Which of the slow rules may find something in a text."""
+
+    has_token: bool = True
+    is_encoded: bool = True
+
+
+_ANYTHING = Suspicion()
+
+
+def own_hits(text: str, depth: int = 0, *, suspicion: Suspicion = _ANYTHING) -> Iterator[SecretHit]:
     """Secrets that our rules find, in no order; they may overlap."""
-    yield from _tokens(text)
+    if suspicion.has_token:
+        yield from _tokens(text)
     yield from _assignments(text)
     yield from _in_lines(text)
     if "PRIVATE KEY" in text:
         for match in _PEM.finditer(text):
             yield SecretHit(*match.span(), "private-key")
-    if depth < _MAX_DEPTH:
+    if suspicion.is_encoded and depth < _MAX_DEPTH:
         yield from _encoded(text, depth)
 
 
@@ -367,16 +379,39 @@ _SIGNALS = (
     r"|dp\.(?:pt|st|ct|sa)\.|ATATT3|pcsk_|lsv2_|a[ks]-[A-Za-z0-9]{12}|nfp_\w{8}|AGE-SECRET-KEY"
     r"|eyJ[\w-]{8}|PRIVATE KEY|://[^\s/@:]*:[^\s/@]+@|earer[ :]\s*[\w.~+/-]{8}|asic [A-Za-z0-9+/]{8}"
     r"|-u[ =]?[\"']?[\w.@-]+:\S|--user[ =]?[\"']?[\w.@-]+:\S|sshpass -p|--password[ =]| password[ =]"
-    r"|%[0-9A-Fa-f]{2}"
     r"|(?:assw(?:or)?d|ASSW(?:OR)?D|PWD|ecret|ECRET|oken|OKEN|[pP]i[_-]?[kK]ey|PI[_-]KEY|ccess_?[kK]ey"
     r"|CCESS_KEY|ccountKey|CCOUNT_KEY|rivate_key|RIVATE_KEY|redential|REDENTIAL|passphrase|PASSPHRASE)"
     r"[A-Za-z_]{0,10}[\\\"'\x60\]]*\s*[=:,][=>]?\s*[\\\"'\x60]*[^\s\"'\x60\\]*[0-9]"
 )
-_SIGNAL = f"{_SIGNALS}|(?:{_ASCII_GROUP}){{6}}"
+_ENCODED = rf"(?:{_ASCII_GROUP}){{6}}|%[0-9A-Fa-f]{{2}}"
+_SIGNAL = f"{_SIGNALS}|{_ENCODED}"
+
+_BODY_HEAD = re.compile(r"(?:\(\?=.*?\))?(?P<class>\[[A-Za-z0-9-]+\])(?:\{(?P<n>\d+))?")
 
 
-def suspicious(texts: Sequence[str]) -> list[bool]:
-    """For each text, whether `own_hits` might find something in it."""
-    array = string_array(texts)
-    options = pc.MatchSubstringOptions(_SIGNAL)
+def _token_head(literal: str, body: str) -> str:
+    """What every token of a kind begins with, in terms that both engines read alike."""
+    match = _BODY_HEAD.match(body)
+    if match is None:
+        return re.escape(literal)
+    return f"{re.escape(literal)}{match['class']}{{{min(int(match['n'] or 1), 12)}}}"
+
+
+_TOKEN_HEADS = "|".join(_token_head(literal, body) for _, literal, body in _TOKENS)
+
+
+def suspicious(texts: Sequence[str]) -> list[Suspicion | None]:
+    """For each text, what `own_hits` might find in it; `None` for nothing at all."""
+    found: list[Suspicion | None] = [None] * len(texts)
+    positions = [i for i, flag in enumerate(_matching(_SIGNAL, texts)) if flag]
+    if positions:
+        suspects = [texts[i] for i in positions]
+        families = _matching(_TOKEN_HEADS, suspects), _matching(_ENCODED, suspects)
+        for i, has_token, is_encoded in zip(positions, *families, strict=True):
+            found[i] = Suspicion(has_token, is_encoded)
+    return found
+
+
+def _matching(pattern: str, texts: Sequence[str]) -> list[bool]:
+    array, options = string_array(texts), pc.MatchSubstringOptions(pattern)
     return pc.call_function("match_substring_regex", [array], options).to_pylist()
