@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _MIN_CHARS = 6
 _MEMO_ENTRIES = 200_000
 _MEMO_CHARS = 4_000_000
-_CHUNK_CHARS = 1_000_000
+_CHUNK_CHARS = 2_000_000
 """Held at once while many texts are prepared: compiling the rules takes as long as a megabyte."""
 
 _PLACEHOLDER = re.compile(r"<(?:SECRET:[a-z0-9_-]+|EMAIL|HOST):[0-9a-f]{8}>")

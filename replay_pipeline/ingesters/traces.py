@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, overload
 import msgspec
 import pyarrow as pa
 
+from replay_pipeline.errors import SchemaError
 from replay_pipeline.ingesters.tool_schemas import merge_tools, series_of
 from replay_pipeline.tables import read_table
 from replay_pipeline.types import Message, Tool, TraceState
@@ -61,7 +62,10 @@ class _StoredTurn:
 
 
 class Traces:
-    """Sessions, turns, states and tools, as frames and as trace states."""
+    """Sessions, turns, states and tools of one ingestion, as frames and as trace states.
+
+    The tables belong together: the prefix of a state holds the actions of other states.
+    """
 
     def __init__(
         self, *, sessions: pa.Table, turns: pa.Table, states: pa.Table, tools: pa.Table
@@ -106,6 +110,7 @@ class Traces:
 
         Raises:
             ConfigError: there is no such window.
+            SchemaError: while going through them: `states` lacks a row that a prefix needs.
         """
         policy = parse_window(window) if isinstance(window, str) else window
         if state_ids is None:
@@ -217,10 +222,14 @@ class Traces:
 
     def _messages(self, turn: _StoredTurn) -> list[Message]:
         if turn.messages is None:
-            messages = _decode(turn.messages_json)
-            turn.messages = (
-                messages if turn.state is None else [self._action(turn.state), *messages]
-            )
+            turn.messages = _decode(turn.messages_json)
+            if turn.state is not None:
+                turn.messages.insert(0, self._action(turn.state))
+            elif turn.kind == "assistant" and not _begins_with_action(turn.messages):
+                raise SchemaError(
+                    "states: the row of an earlier decision of this session is missing, and with "
+                    "it a part of the prefix; take whole tables and choose states by their ids"
+                )
             turn.messages_json = ""  # once is enough to keep it
         return turn.messages
 
@@ -326,6 +335,10 @@ class LazyStates(Sequence[TraceState]):
 def _frame(table: pa.Table) -> "pl.DataFrame":
     # Loaded on first use: workers that only write tables do without its memory.
     return import_module("polars").from_arrow(table)
+
+
+def _begins_with_action(messages: list[Message]) -> bool:
+    return bool(messages) and messages[0]["role"] == "assistant"
 
 
 def _path(turns: dict[int, _StoredTurn], turn_idx: int) -> list[_StoredTurn]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.collector import without_collector
-from replay_pipeline.errors import IngestError
+from replay_pipeline.errors import IngestError, SchemaError
 from replay_pipeline.ingesters import (
     ClaudeCodeIngester,
     IngestResult,
@@ -802,6 +802,22 @@ def test_an_action_is_stored_once(tmp_path: Path):
     second = ingest(path, redact=False, known_state_ids=known)
     assert stored(second) == [["> go"], ["(t-m1)", "t-m1=found"], ["t-m2=read"], []]
     assert by_message(second, log)["m3"] == by_message(first, log)["m3"]
+
+
+def test_a_prefix_without_one_of_its_actions_is_refused(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.does("m1")
+    log.says("m2", "done")
+    result = ingest(log.write(tmp_path))
+    traces = Traces(
+        sessions=result.sessions,
+        turns=result.turns,
+        states=result.states.slice(1),
+        tools=result.tools,
+    )
+    with pytest.raises(SchemaError, match="take whole tables"):
+        list(traces.materialize())
 
 
 def test_ingestion_leaves_nothing_to_the_cyclic_collector():
