@@ -65,6 +65,9 @@ class TraceState(TypedDict):
     """Prompt tokens that the provider recorded for this step."""
 
 
+RESERVED_PARAMS = ("model", "messages", "tools", "stream", "n")
+"""Fields of a request that are no matter of a teacher's `params`."""
+
 PRICE_NAMES = (
     "prompt",
     "completion",
@@ -90,7 +93,8 @@ class TeacherSpec(BaseModel):
     api_key_env: str | None = "OPENROUTER_API_KEY"
     """Environment variable that holds the key; empty or `None` for an endpoint without keys."""
     params: dict[str, Any] = {}
-    """Extra request fields, e.g. `{"temperature": 0.2, "max_completion_tokens": 2048}`."""
+    """Extra request fields, e.g. `{"temperature": 0.2, "max_completion_tokens": 2048}`. What the
+    program sets itself (`model`, `messages`, `tools`, `stream`, `n`) is refused."""
     price: dict[str, float] | None = None
     """US dollars per token under OpenRouter's own names: `prompt` and `completion`, and where they
     differ `input_cache_read`, `input_cache_write` and `internal_reasoning`; `request` is per call.
@@ -108,6 +112,19 @@ class TeacherSpec(BaseModel):
     """Whether the vendor's terms allow training on the answers; `None`: not known."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Time limit of one call, in seconds. Long on purpose: an aborted call is paid for."""
+
+    @field_validator("params")
+    @classmethod
+    def _can_be_bounded(cls, params: dict[str, Any]) -> dict[str, Any]:
+        if reserved := [name for name in params if name in RESERVED_PARAMS]:
+            raise ValueError(f"{', '.join(reserved)}: the program sets that itself; take it out")
+        for name in ("max_completion_tokens", "max_tokens"):
+            limit = params.get(name, 1)
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+                raise ValueError(
+                    f"{name}={limit!r} is no whole number above 0, so a call would have no bound"
+                )
+        return params
 
     @field_validator("price", mode="before")
     @classmethod

@@ -20,8 +20,20 @@ LOCK_FILE = "trainer.lock"
 """Lies in a folder that is written to; says by whom while its lock is held."""
 
 _POLL_S = 0.05
-_HELD = (errno.EWOULDBLOCK, errno.EACCES)
+_BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """Forget the locks in a forked child: a data loader may outlive a trainer that is killed."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -45,12 +57,14 @@ def sole_writer(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
         raise TrainerConfigError(
             f"{folder}: cannot be written to ({error.strerror}); name another output folder"
         ) from error
+    _held.add(descriptor)
     try:
         _lock(descriptor, folder, patience_s)
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
     finally:
+        _held.discard(descriptor)
         os.close(descriptor)  # frees the lock, too
 
 
@@ -63,7 +77,7 @@ def _lock(descriptor: int, folder: Path, patience_s: float) -> None:
             if error.errno in _WITHOUT_LOCKS:
                 logger.warning("%s: its file system has no locks: nothing keeps others out", folder)
                 return
-            if error.errno not in _HELD:
+            if error.errno not in _BUSY:
                 raise
             if time.monotonic() < until:
                 time.sleep(_POLL_S)

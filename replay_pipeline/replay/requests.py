@@ -126,7 +126,7 @@ class RequestBuilder:
             n_recorded_tokens=state.get("n_context_tokens")
             if self.options.window == "full"
             else None,
-            max_completion_tokens=_max_completion_tokens(params),
+            max_completion_tokens=params["max_completion_tokens"],
         )
 
     def body(self, state: TraceState, teacher: TeacherSpec, price: Price | None) -> bytes:
@@ -158,8 +158,6 @@ class RequestBuilder:
 
     def _params(self, teacher: TeacherSpec) -> dict[str, Any]:
         params = dict(teacher.params)
-        for reserved in ("model", "messages", "tools", "stream", "n"):
-            params.pop(reserved, None)
         params.setdefault(
             "max_completion_tokens",
             params.pop("max_tokens", self.options.max_completion_tokens),
@@ -204,8 +202,3 @@ def _is_accepted(teacher: TeacherSpec, accepted_terms: frozenset[str]) -> bool:
     return teacher.is_distillable is False and bool(
         accepted_terms & {teacher.model, teacher.name, teacher.vendor}
     )
-
-
-def _max_completion_tokens(params: Mapping[str, Any]) -> int:
-    limit = params.get("max_completion_tokens")
-    return limit if isinstance(limit, int) and limit > 0 else DEFAULT_MAX_COMPLETION_TOKENS

@@ -343,8 +343,9 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
         if not 0 <= limit < math.inf:
             raise ConfigError(f"limit {scope}={limit}: a number of dollars >= 0 is needed")
     asking.limits_nano(names)
-    if asking.max_concurrency < 1:
-        raise ConfigError(f"max_concurrency={asking.max_concurrency}: at least 1 is needed")
+    for name in ("max_concurrency", "max_completion_tokens"):
+        if getattr(asking, name) < 1:
+            raise ConfigError(f"{name}={getattr(asking, name)}: at least 1 is needed")
     window_messages([], asking.window)
     asking.gating()
     for teacher in teachers:

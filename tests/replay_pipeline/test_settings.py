@@ -126,6 +126,25 @@ def test_a_price_that_is_not_understood_is_refused_by_name(tmp_path, price, told
     assert told in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ("{n = 4}", "n: the program sets that itself"),
+        ("{model = 'x', stream = true}", "model, stream: the program sets that itself"),
+        ("{max_completion_tokens = 100000.0}", "max_completion_tokens=100000.0 is no whole number"),
+        ("{max_tokens = '4096'}", "max_tokens='4096' is no whole number"),
+        ("{max_tokens = 0}", "a call would have no bound"),
+    ],
+)
+def test_params_that_would_be_dropped_or_break_the_bound_are_refused(tmp_path, params, told):
+    path = tmp_path / "settings.toml"
+    path.write_text(f"[[replay.teachers]]\nname = 'a'\nmodel = 'v/m'\nparams = {params}\n")
+    with pytest.raises(ConfigError) as refused:
+        Settings.load(path, env={})
+    assert f"{path}: replay.teachers.0.params" in str(refused.value)
+    assert told in str(refused.value)
+
+
 def test_every_name_of_a_price_is_used():
     prices = {name: number * 1e-6 for number, name in enumerate(PRICE_NAMES, start=1)}
     price = Price.of(TeacherSpec(name="a", model="v/m", price=prices).price)

@@ -80,6 +80,26 @@ def test_the_lock_goes_with_a_killed_process(held):
         pass
 
 
+def test_a_forked_child_that_lives_on_does_not_hold_the_folder(tmp_path):
+    script = HOLD.replace("    print", "    child = __import__('os').fork()\n    print")
+    script = script.replace("print(", "child and print(child, ")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    child, _ = holder.stdout.readline().split()
+    try:
+        with pytest.raises(FolderInUseError), sole_writer(tmp_path):
+            pass
+        holder.kill()
+        holder.wait(60)
+        os.kill(int(child), 0)  # it is there
+        with sole_writer(tmp_path):
+            pass
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+        holder.stdout.close()
+
+
 def test_a_replica_started_anew_waits_for_the_end_of_the_one_before(held):
     folder, process = held
     os.kill(process.pid, signal.SIGTERM)  # it may take a moment to be gone
