@@ -6,6 +6,7 @@ from typing import Any
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import Settings
+from replay_pipeline.store import as_path
 from replay_pipeline.testing import TeacherServer, write_settings
 
 
@@ -26,6 +27,16 @@ def sample_root(root: Path, *, n_batch_sessions: int = 4) -> Pipeline:
         replay={"sample_teachers": True},
     )
     return pipeline_at(root)
+
+
+def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 4) -> Settings:
+    """Settings of the sample for a data root on any store, whatever the environment says."""
+    changes = {
+        "home_dir": home,
+        "ingest": {"sources": [SESSIONS_DIR], "max_batch_sessions": n_batch_sessions},
+        "replay": {"sample_teachers": True},
+    }
+    return Settings.load(data_dir=as_path(place), changes=changes, env={})
 
 
 def served_root(root: Path, server: TeacherServer) -> Pipeline:

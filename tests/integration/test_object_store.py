@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -15,7 +14,7 @@ from replay_pipeline.publish import newest
 from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import Settings, child_environment
 from replay_pipeline.store import as_path, files_below
-from tests.roots import run_batches
+from tests.roots import run_batches, settings_at
 from tests.trainer.diloco.s3_server import MotoServer
 
 pytestmark = [
@@ -49,19 +48,6 @@ def s3(server, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "not-checked")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-secret-of-the-store")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-
-
-def settings_at(place: str | Path, home: Path, **train: object) -> Settings:
-    return Settings.load(
-        data_dir=as_path(place),
-        changes={
-            "home_dir": home,
-            "ingest": {"sources": [SESSIONS_DIR], "max_batch_sessions": 4},
-            "replay": {"sample_teachers": True},
-            "train": train,
-        },
-        env={},
-    )
 
 
 def by_hand(work: Pipeline) -> None:

@@ -12,8 +12,8 @@ from s3fs import S3FileSystem
 from replay_pipeline.errors import StorageError
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.sample import SESSIONS_DIR
-from replay_pipeline.settings import Settings, child_environment
-from replay_pipeline.store import as_path
+from replay_pipeline.settings import child_environment
+from tests.roots import run_batches, settings_at
 from tests.trainer.diloco.s3_server import HostileNetwork, MotoServer
 
 pytestmark = pytest.mark.slow
@@ -79,15 +79,6 @@ def network(moto, monkeypatch):
     S3FileSystem.clear_instance_cache()
 
 
-def settings_at(place, home, **changes) -> Settings:
-    shared = {
-        "home_dir": home,
-        "ingest": {"sources": [SESSIONS_DIR], "max_batch_sessions": 64},
-        "replay": {"sample_teachers": True},
-    }
-    return Settings.load(data_dir=as_path(place), changes=shared | changes, env={})
-
-
 OUTAGES = {
     "find_batches": [("GET", "list-type"), ("PUT", "/batches/")],
     "ingest": [("GET", "/batches/"), ("HEAD", "/receipts/"), ("PUT", "/turns/")],
@@ -105,7 +96,7 @@ OUTAGES = {
 
 
 def test_a_stage_that_loses_its_store_says_so_and_can_be_run_again(network, tmp_path):
-    settings = settings_at("s3://bucket/root", tmp_path / "home")
+    settings = settings_at("s3://bucket/root", tmp_path / "home", n_batch_sessions=64)
     batch = None
     for stage, outages in OUTAGES.items():
         arguments = () if stage in ("find_batches", "publish") else (batch,)
@@ -130,10 +121,8 @@ def test_a_stage_that_loses_its_store_says_so_and_can_be_run_again(network, tmp_
     assert Pipeline(settings).publish().is_reused
     (tmp_path / "here").mkdir()
     shutil.copy(tmp_path / "home" / "sample-ledger.sqlite", tmp_path / "here")
-    whole = Pipeline(settings_at(tmp_path / "here", tmp_path / "here"))
-    whole.ingest_new()
-    for stage in (whole.replay, whole.pairs, whole.normalize):
-        stage(batch)
+    whole = Pipeline(settings_at(tmp_path / "here", tmp_path / "here", n_batch_sessions=64))
+    run_batches(whole)
     for table in (
         "sessions",
         "turns",

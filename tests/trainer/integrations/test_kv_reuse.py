@@ -59,14 +59,6 @@ def make_rows(n_rows, n_prompt, n_hint, n_completion, *, seed=0, n_pads=0, n_tai
     return ids, mask, hinted, torch.tensor([some(n_completion) for _ in range(n_rows)])
 
 
-@pytest.fixture
-def one_thread():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
-
-
 @pytest.mark.parametrize(
     "family", [(Qwen2Config, Qwen2ForCausalLM), (LlamaConfig, LlamaForCausalLM)]
 )
@@ -81,7 +73,7 @@ def one_thread():
     ],
 )
 def test_reuse_equals_the_full_forward_pass_bit_for_bit(
-    one_thread, family, n_rows, n_prompt, n_hint, n_completion, n_pads, n_tail
+    family, n_rows, n_prompt, n_hint, n_completion, n_pads, n_tail
 ):
     model = make_model(*family)
     ids, mask, hinted, completions = make_rows(
