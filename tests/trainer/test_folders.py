@@ -21,6 +21,14 @@ with sole_writer(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
+FORK = """
+import os, pathlib, sys, time
+from trainer.folders import sole_writer
+with sole_writer(pathlib.Path(sys.argv[1])):
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -81,22 +89,20 @@ def test_the_lock_goes_with_a_killed_process(held):
 
 
 def test_a_forked_child_that_lives_on_does_not_hold_the_folder(tmp_path):
-    script = HOLD.replace("    print", "    child = __import__('os').fork()\n    print")
-    script = script.replace("print(", "child and print(child, ")
     holder = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", FORK, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    child, _ = holder.stdout.readline().split()
+    child = int(holder.stdout.readline())
     try:
         with pytest.raises(FolderInUseError), sole_writer(tmp_path):
             pass
         holder.kill()
         holder.wait(60)
-        os.kill(int(child), 0)  # it is there
+        os.kill(child, 0)  # it is there
         with sole_writer(tmp_path):
             pass
     finally:
-        os.kill(int(child), signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
         holder.stdout.close()
 
 
