@@ -125,10 +125,11 @@ def run(
     loaded = _load(settings, data, budget=budget, sources=paths)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
+        before = work.receipts.stamps()
         work.ingest_new()
     _confirm(work, yes=yes)
     with progress_bars() as on_progress:
-        summary = pipeline.run(loaded, with_training=train, on_progress=on_progress)
+        summary = pipeline.run(loaded, with_training=train, since=before, on_progress=on_progress)
     print_report(summary, as_json=as_json, show=show_summary)
 
 

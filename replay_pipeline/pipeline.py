@@ -840,17 +840,24 @@ def run(
     settings: Settings,
     *,
     with_training: bool = True,
+    since: Mapping[tuple[str, str], object] | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Find new sessions and take every batch through all stages. Returns the summary.
 
     The budget is for the run as a whole: what one batch pays is not there for the next.
 
+    Args:
+        settings: everything the stages are told.
+        with_training: whether to train on the dataset at the end.
+        since: stamps of the receipts before the run began, if it has begun with something else.
+        on_progress: called as long work moves on.
+
     Raises:
         ConfigError: a setting is wrong, or no session was found; nothing was paid.
     """
     pipeline = Pipeline(settings, on_progress=on_progress)
-    before = pipeline.receipts.stamps()
+    since = pipeline.receipts.stamps() if since is None else since
     pipeline.check_settings()
     batches = pipeline.ingest_new()
     replay = pipeline.replay_within()
@@ -861,7 +868,7 @@ def run(
     pipeline.publish()
     if with_training:
         pipeline.train()
-    return pipeline.summary(since=before)
+    return pipeline.summary(since=since)
 
 
 def _above_0(budget_usd: float) -> float:

@@ -1,5 +1,7 @@
 """A stage that is asked for too early says which command comes first."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -47,3 +49,11 @@ def test_with_nothing_but_states(run):
 
 def test_the_state_of_nothing(run):
     assert "run `replay-pipeline ingest` first" in run("status").output
+
+
+def test_a_run_counts_its_ingestion_as_its_own(run):
+    project = sorted(path for path in SESSIONS_DIR.iterdir() if path.is_dir())[0]
+    done = run("run", str(project), "--no-train", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["seconds"]["ingest"] > 0
+    assert json.loads(run("run", str(project), "--no-train", "--json").stdout)["calls"] == 0
