@@ -13,6 +13,8 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
+from replay_pipeline.wal import use_wal
+
 BUSY_S = 60.0
 """How long a writer waits for another process to finish its transaction."""
 _MAX_IDLE = 16
@@ -85,7 +87,5 @@ def _engine(url: str) -> Engine:
 
 def _prepare(connection: Any, _: object) -> None:
     """WAL with `NORMAL`: a crash of the machine may lose the last commits, never the database."""
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.close()
+    use_wal(connection, timeout_s=BUSY_S)
+    connection.execute("PRAGMA synchronous=NORMAL")

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
+from replay_pipeline.wal import use_wal
 
 try:
     import fcntl
 except ImportError:  # pragma: no cover (Windows has no advisory locks of this kind)
     fcntl = None
+
+_BUSY_S = 60.0
 
 SCHEMA = """
 create table if not exists ledger(key text primary key, value text not null);
@@ -138,9 +141,9 @@ class _Sqlite:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(
-                path, isolation_level=None, timeout=60, check_same_thread=False
+                path, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
             )
-            self._connection.execute("pragma journal_mode=wal")
+            use_wal(self._connection, timeout_s=_BUSY_S)
             self._connection.execute(f"pragma synchronous={'full' if is_durable else 'normal'}")
             _create(self, serial="integer primary key autoincrement", bytes_type="blob")
         except (sqlite3.Error, OSError) as error:

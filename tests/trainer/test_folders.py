@@ -108,7 +108,9 @@ def test_a_forked_child_that_lives_on_does_not_hold_the_folder(tmp_path):
 
 def test_a_replica_started_anew_waits_for_the_end_of_the_one_before(held):
     folder, process = held
-    os.kill(process.pid, signal.SIGTERM)  # it may take a moment to be gone
+    with pytest.raises(FolderInUseError), sole_writer(folder, patience_s=0.1):
+        pass
+    process.kill()  # it may take a moment to be gone
     with sole_writer(folder, patience_s=60):
         pass
 
