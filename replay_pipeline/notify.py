@@ -73,7 +73,7 @@ def _post(url: SecretStr | None, body: bytes, timeout_s: float) -> str:
         return type(error).__name__
 
 
-def shown(reasons: Sequence[str], *, secrets: Sequence[str] = ()) -> list[str]:
+def shown(reasons: Sequence[str], *, secrets: Sequence[str]) -> list[str]:
     """Error messages as they may leave this machine: without secrets, and not too long.
 
     Args:

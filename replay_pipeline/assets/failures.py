@@ -15,7 +15,7 @@ _MAX_RUNS = 50
 
 
 def failed_runs(
-    instance: dg.DagsterInstance, *, since: datetime, secrets: Sequence[str] = ()
+    instance: dg.DagsterInstance, *, since: datetime, secrets: Sequence[str]
 ) -> list[dict[str, Any]]:
     """The runs that failed since then: job, batches, and why, without the `secrets`."""
     records = instance.get_run_records(
@@ -27,7 +27,7 @@ def failed_runs(
 
 
 def failure_facts(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, *, secrets: Sequence[str] = ()
+    instance: dg.DagsterInstance, run: dg.DagsterRun, *, secrets: Sequence[str]
 ) -> dict[str, Any]:
     """One failed run: its id, job, batches, and why it failed, without the `secrets`."""
     first = run.tags.get(RANGE_START) or run.tags.get(_PARTITION, "")

@@ -248,7 +248,7 @@ def test_the_morning_after_says_what_was_done_and_what_failed(root):
             instance=instance, tags={"dagster/partition": batch}, raise_on_error=False
         )
         assert not failed.success
-        (failure,) = failed_runs(instance, since=began)
+        (failure,) = failed_runs(instance, since=began, secrets=[])
         assert failure["job"] == "replay_batches"
         assert failure["batches"] == batch
         assert "no-such-recipe" in failure["why"]

@@ -60,7 +60,7 @@ def test_nobody_at_the_address_is_logged(caplog):
 
 
 def test_reasons_leave_without_secrets_and_not_too_long():
-    (short, long) = shown([f"401 for key {KEY}\n  try another", "x" * 2000])
+    (short, long) = shown([f"401 for key {KEY}\n  try another", "x" * 2000], secrets=[])
     assert KEY not in short
     assert "try another" in short
     assert len(long) < 600

@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -104,6 +105,15 @@ def test_prices_may_be_numbers_or_strings_and_must_not_be_negative():
         TeacherSpec(name="a", model="v/m", price={"prompt": -1, "completion": 0})
 
 
+def assert_teacher_is_refused(folder: Path, field: str, value: str, told: str) -> None:
+    path = folder / "settings.toml"
+    path.write_text(f"[[replay.teachers]]\nname = 'a'\nmodel = 'v/m'\n{field} = {value}\n")
+    with pytest.raises(ConfigError) as refused:
+        Settings.load(path, env={})
+    assert f"{path}: replay.teachers.0.{field}" in str(refused.value)
+    assert told in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("price", "told"),
     [
@@ -118,12 +128,7 @@ def test_prices_may_be_numbers_or_strings_and_must_not_be_negative():
     ],
 )
 def test_a_price_that_is_not_understood_is_refused_by_name(tmp_path, price, told):
-    path = tmp_path / "settings.toml"
-    path.write_text(f"[[replay.teachers]]\nname = 'a'\nmodel = 'v/m'\nprice = {price}\n")
-    with pytest.raises(ConfigError) as refused:
-        Settings.load(path, env={})
-    assert f"{path}: replay.teachers.0.price" in str(refused.value)
-    assert told in str(refused.value)
+    assert_teacher_is_refused(tmp_path, "price", price, told)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +142,7 @@ def test_a_price_that_is_not_understood_is_refused_by_name(tmp_path, price, told
     ],
 )
 def test_params_that_would_be_dropped_or_break_the_bound_are_refused(tmp_path, params, told):
-    path = tmp_path / "settings.toml"
-    path.write_text(f"[[replay.teachers]]\nname = 'a'\nmodel = 'v/m'\nparams = {params}\n")
-    with pytest.raises(ConfigError) as refused:
-        Settings.load(path, env={})
-    assert f"{path}: replay.teachers.0.params" in str(refused.value)
-    assert told in str(refused.value)
+    assert_teacher_is_refused(tmp_path, "params", params, told)
 
 
 def test_every_name_of_a_price_is_used():
