@@ -33,7 +33,7 @@ from replay_pipeline.console import (
 )
 from replay_pipeline.errors import ConfigError, ReplayPipelineError
 from replay_pipeline.settings import Settings, redaction_salt
-from replay_pipeline.store import as_path
+from replay_pipeline.storage.store import as_path
 
 app = typer.Typer(
     name="replay-pipeline",
@@ -147,7 +147,7 @@ def demo(
     after showing what it would cost.
     """
     from replay_pipeline import instance, pipeline
-    from replay_pipeline.tables import written_whole
+    from replay_pipeline.storage.tables import written_whole
 
     _prepare_demo(data)
     loaded = _load(data / "settings.toml", data)
@@ -571,7 +571,7 @@ def _prepare_demo(data: Path) -> None:
     """Write the settings of the demo, which the UI reads as well."""
     from replay_pipeline.sample import SESSIONS_DIR
     from replay_pipeline.settings import environment
-    from replay_pipeline.tables import written_whole
+    from replay_pipeline.storage.tables import written_whole
 
     path = data / "settings.toml"
     if path.exists() and not path.read_text("utf-8").startswith(_DEMO_HEADER):

@@ -24,7 +24,7 @@ from replay_pipeline.settings import (
     child_environment,
     has_dagster_database,
 )
-from replay_pipeline.tables import written_whole
+from replay_pipeline.storage.tables import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
 

@@ -41,7 +41,6 @@ from replay_pipeline.pairs import (
     pairs_parts,
     positives_parts,
 )
-from replay_pipeline.passes import Pass
 from replay_pipeline.publish import (
     CardFacts,
     PublishReport,
@@ -68,11 +67,12 @@ from replay_pipeline.replay import (
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
 from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
-from replay_pipeline.schemas import SCHEMA_VERSION, WRITTEN_BY
 from replay_pipeline.settings import Settings, api_key, redaction_salt
-from replay_pipeline.store import check_reachable, copy_files, files_below, is_local
+from replay_pipeline.storage.folds import Pass
+from replay_pipeline.storage.schemas import SCHEMA_VERSION, WRITTEN_BY
+from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
+from replay_pipeline.storage.tables import DataRoot, table_of
 from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
-from replay_pipeline.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.training import (
     TRAINER_LOCK,

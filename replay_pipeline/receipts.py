@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.store import read_files, stamps_below
-from replay_pipeline.tables import written_whole
+from replay_pipeline.storage.store import read_files, stamps_below
+from replay_pipeline.storage.tables import written_whole
 
 
 @dataclass(frozen=True, kw_only=True)

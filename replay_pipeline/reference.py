@@ -10,8 +10,8 @@ import typer
 from pydantic import BaseModel
 
 from replay_pipeline.cli import app
-from replay_pipeline.columns import tables_page
 from replay_pipeline.settings import Settings
+from replay_pipeline.storage.column_docs import tables_page
 from replay_pipeline.types import TeacherSpec
 
 _SETTINGS_HEAD = """\

@@ -6,7 +6,7 @@ import dagster as dg
 
 from replay_pipeline.pipeline import OnProgress, Pipeline
 from replay_pipeline.settings import Settings
-from replay_pipeline.store import as_path
+from replay_pipeline.storage.store import as_path
 from replay_pipeline.types import Progress
 
 console_progress: contextvars.ContextVar[OnProgress | None] = contextvars.ContextVar(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import TeacherAction
 
 _PLAIN = tuple(f.name for f in fields(TeacherAction) if f.name != "action")

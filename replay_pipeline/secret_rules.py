@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow.compute as pc
 
-from replay_pipeline.arrays import string_array
+from replay_pipeline.storage.arrays import string_array
 
 MIN_CHARS = 8
 _MAX_DEPTH = 2

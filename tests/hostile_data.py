@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.receipts import Receipt
-from replay_pipeline.tables import DataRoot
+from replay_pipeline.storage.tables import DataRoot
 from tests.hostile import HOSTILE
 from tests.roots import run_batches, sample_root
 

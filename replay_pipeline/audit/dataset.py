@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.audit.verdict import Verdict
 from replay_pipeline.redact import find_secrets_in
-from replay_pipeline.tables import readable
+from replay_pipeline.storage.tables import readable
 
 SIMILAR = 0.8
 """Share of common shingles from which two prompts count as nearly the same."""

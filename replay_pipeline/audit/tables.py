@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 from replay_pipeline.audit.verdict import Verdict
 from replay_pipeline.errors import CheckFailedError, ReplayPipelineError
 from replay_pipeline.receipts import Receipts
-from replay_pipeline.schemas import TABLES
-from replay_pipeline.tables import DataRoot, readable
+from replay_pipeline.storage.schemas import TABLES
+from replay_pipeline.storage.tables import DataRoot, readable
 
 _MIN_FAITHFUL_SHARE = 0.9
 _TOLERANCE = 0.1
@@ -21,7 +21,7 @@ _RUN_AGAIN = (
 
 
 def matching_schemas(root: DataRoot, batches: Sequence[str], names: Sequence[str]) -> Verdict:
-    """Are the columns and types of these tables those of `replay_pipeline.schemas`?"""
+    """Are the columns and types of these tables those of `replay_pipeline.storage.schemas`?"""
     problems = []
     for batch in batches:
         for name in names:

@@ -13,7 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
-from replay_pipeline.wal import use_wal
+from replay_pipeline.storage.wal import use_wal
 
 BUSY_S = 60.0
 """How long a writer waits for another process to finish its transaction."""

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.normalize.verdict import Memory
-from replay_pipeline.passes import Pass
-from replay_pipeline.tables import readable, written_whole
+from replay_pipeline.storage.folds import Pass
+from replay_pipeline.storage.tables import readable, written_whole
 
 _SCHEMA = pa.schema([("step", pa.string()), ("key", pa.binary())])
 _Memories = dict[str, Memory]

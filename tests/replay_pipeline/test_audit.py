@@ -13,7 +13,7 @@ from replay_pipeline.audit.drift import MIN_BATCHES, MIN_ROWS, Rate, score
 from replay_pipeline.errors import CheckFailedError, SecretFoundError
 from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.receipts import Receipt, Receipts
-from replay_pipeline.tables import DataRoot
+from replay_pipeline.storage.tables import DataRoot
 from tests.roots import pipeline_at, run_batches, sample_root
 
 KEY = "ghp_" + "wJ4kTq9ZxR2mVb7NcY5sLd8PfG3hAe6Uo1Ki"

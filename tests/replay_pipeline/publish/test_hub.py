@@ -274,7 +274,7 @@ import json, sys
 from pathlib import Path
 import os, signal
 from replay_pipeline.publish import folder, publish, publisher
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.tables import table_of
 rows, where, step = json.loads(sys.stdin.read()), json.loads(sys.argv[1]), sys.argv[2]
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
 """Arrow schemas of the tables at rest: the contract with everything outside this package.
 
 Messages, tool lists and statistics are kept as JSON text: their shape differs from row to row,
-and a struct column would merge the shapes. Each table is written by `replay_pipeline.tables`,
+and a struct column would merge the shapes. Each table is written by `replay_pipeline.storage.tables`,
 which stamps `schema_version` into the file and checks it on reading.
 """
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from upath.extensions import ProxyUPath
 
-from replay_pipeline.outages import translated
+from replay_pipeline.storage.outages import translated
 
 
 class ObjectPath(ProxyUPath):

@@ -10,8 +10,15 @@ from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.publish import fetch, newest, publish, to_be_published
 from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.settings import Settings
-from replay_pipeline.store import as_path, copy_files, files_below, is_local, put_whole, read_files
-from replay_pipeline.tables import DataRoot, table_of, written_whole
+from replay_pipeline.storage.store import (
+    as_path,
+    copy_files,
+    files_below,
+    is_local,
+    put_whole,
+    read_files,
+)
+from replay_pipeline.storage.tables import DataRoot, table_of, written_whole
 from tests.trainer.diloco.bucket_servers import GoogleStorage
 
 

@@ -7,11 +7,17 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from replay_pipeline import tables
 from replay_pipeline.cli import app
 from replay_pipeline.errors import SchemaError, StorageError
-from replay_pipeline.schemas import TABLES, WRITTEN_BY
-from replay_pipeline.tables import DataRoot, read_table, table_of, write_table, written_whole
+from replay_pipeline.storage import tables
+from replay_pipeline.storage.schemas import TABLES, WRITTEN_BY
+from replay_pipeline.storage.tables import (
+    DataRoot,
+    read_table,
+    table_of,
+    write_table,
+    written_whole,
+)
 
 ROWS = [{"state_id": f"s{i}", "outcome": "pair", "n_asked": 3} for i in range(5)]
 

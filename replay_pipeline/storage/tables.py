@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import SchemaError, StorageError
-from replay_pipeline.schemas import SCHEMA_VERSION, TABLES, WRITTEN_BY, repeating_columns
-from replay_pipeline.store import is_local, put_whole
+from replay_pipeline.storage.schemas import SCHEMA_VERSION, TABLES, WRITTEN_BY, repeating_columns
+from replay_pipeline.storage.store import is_local, put_whole
 
 _VERSION_KEY = b"schema_version"
 

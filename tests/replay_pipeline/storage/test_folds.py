@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay_pipeline.passes import Pass
+from replay_pipeline.storage.folds import Pass
 
 KEYS = [f"k{i:02d}" for i in range(10)]
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay_pipeline.arrays import array_of, string_array
+from replay_pipeline.storage.arrays import array_of, string_array
 
 TEXTS = st.one_of(st.none(), st.text(max_size=12))
 NUMBERS = st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1))

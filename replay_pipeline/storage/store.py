@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
-from replay_pipeline.outages import CHECK, translated
+from replay_pipeline.storage.outages import CHECK, translated
 
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
@@ -42,7 +42,7 @@ def as_path(place: object) -> Path:
     extra = _EXTRAS.get(scheme, "s3")
     try:
         # Needed for object stores only.
-        from replay_pipeline.object_paths import ObjectPath  # noqa: PLC0415
+        from replay_pipeline.storage.object_paths import ObjectPath  # noqa: PLC0415
 
         # With a cached listing, what another machine wrote would stay unseen.
         path: Any = ObjectPath(text.rstrip("/"), use_listings_cache=False)

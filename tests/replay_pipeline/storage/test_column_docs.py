@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline import columns
-from replay_pipeline.columns import ABOUT, describe, tables_page
 from replay_pipeline.reference import settings_page
-from replay_pipeline.schemas import TABLES
 from replay_pipeline.settings import Settings
+from replay_pipeline.storage import column_docs
+from replay_pipeline.storage.column_docs import ABOUT, describe, tables_page
+from replay_pipeline.storage.schemas import TABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -20,10 +20,10 @@ def test_every_column_says_what_it_means(table):
 
 
 def test_nothing_is_described_that_no_table_has():
-    for table, described in columns._IN_TABLE.items():
+    for table, described in column_docs._IN_TABLE.items():
         assert set(described) <= set(TABLES[table].names)
     everywhere = {name for schema in TABLES.values() for name in schema.names}
-    assert set(columns._ANYWHERE) <= everywhere
+    assert set(column_docs._ANYWHERE) <= everywhere
 
 
 def test_reference_pages_are_made_from_the_code():

@@ -1,6 +1,6 @@
 """What each column of each table means: shown in Dagster, in the docs, and to whoever asks."""
 
-from replay_pipeline.schemas import TABLES
+from replay_pipeline.storage.schemas import TABLES
 
 _ANYWHERE = {
     "action_text": "Text of the action; empty where there is none, null where there is no action.",
