@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from replay_pipeline.printable import printable
+from replay_pipeline.redaction.printable import printable
 from replay_pipeline.types import Progress
 
 Report = Mapping[str, Any]

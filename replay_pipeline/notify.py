@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from replay_pipeline.redact import Redactor
+from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.settings import NotifySettings
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.printable import printable
+from replay_pipeline.redaction.printable import printable
 from replay_pipeline.storage.column_docs import describe
 from replay_pipeline.storage.schemas import TABLES
 

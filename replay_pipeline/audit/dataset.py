@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.audit.verdict import Verdict
-from replay_pipeline.redact import find_secrets_in
+from replay_pipeline.redaction.redactor import find_secrets_in
 from replay_pipeline.storage.tables import readable
 
 SIMILAR = 0.8

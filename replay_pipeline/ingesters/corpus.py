@@ -24,7 +24,7 @@ from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_i
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
-from replay_pipeline.redact import Redactor, user_of
+from replay_pipeline.redaction.redactor import Redactor, user_of
 from replay_pipeline.storage.tables import write_table, written_whole
 from replay_pipeline.types import Progress, Tool
 

@@ -18,7 +18,7 @@ from replay_pipeline.assets.replay import answer_facts
 from replay_pipeline.assets.traces import state_facts
 from replay_pipeline.console import PrintableFormatter
 from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.printable import printable
+from replay_pipeline.redaction.printable import printable
 from replay_pipeline.settings import child_environment
 from tests.hostile import HOSTILE, REMOTE, TERMINAL_CONTROLS
 from tests.hostile_data import hostile_root

@@ -14,7 +14,7 @@ from functools import cache
 
 from kingfisher_sdk import Scanner
 
-from replay_pipeline.secret_rules import (
+from replay_pipeline.redaction.secret_rules import (
     COMMON_PASSWORDS,
     SecretHit,
     Suspicion,

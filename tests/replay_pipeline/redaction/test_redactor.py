@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from benchmarks.planted_secrets import kinds, planted
 from replay_pipeline.ingesters.log_rows import Cleaner
-from replay_pipeline.redact import Redactor, find_secrets, find_secrets_in, user_of
-from replay_pipeline.secret_rules import own_hits, suspicious
+from replay_pipeline.redaction.redactor import Redactor, find_secrets, find_secrets_in, user_of
+from replay_pipeline.redaction.secret_rules import own_hits, suspicious
 
 GITHUB = "ghp_" + "a1B2c3D4e5F6" * 3
 
