@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import dagster as dg
 
 from replay_pipeline.instance import open_instance, ui_command
-from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing import TeacherServer, write_settings
 from replay_pipeline.testing.sessions import SessionBuilder, ToolCall
 

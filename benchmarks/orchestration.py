@@ -35,9 +35,9 @@ from replay_pipeline.assets.automation import new_sessions
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START
 from replay_pipeline.definitions import define
 from replay_pipeline.instance import prepare_home, ui_command
-from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing import TeacherServer, write_settings
 from replay_pipeline.testing.dagster_web import (
     backfill_status,

@@ -120,7 +120,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Take all sessions through every stage: new work only, nothing is paid twice."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     loaded = _load(settings, data, budget=budget, sources=paths)
     with progress_bars() as on_progress:
@@ -146,7 +146,8 @@ def demo(
     With `OPENROUTER_API_KEY` and `REPLAY_TEACHERS=openrouter` the same command asks real ones,
     after showing what it would cost.
     """
-    from replay_pipeline import instance, pipeline
+    from replay_pipeline import instance
+    from replay_pipeline.stages import pipeline
     from replay_pipeline.storage.tables import written_whole
 
     _prepare_demo(data)
@@ -185,8 +186,9 @@ def ingest(
     as_json: JsonOption = False,
 ) -> None:
     """Sessions to states. Into the data root as batches, or with `--out` to one folder."""
-    from replay_pipeline import ingesters, pipeline
-    from replay_pipeline.summary import summarize
+    from replay_pipeline import ingesters
+    from replay_pipeline.stages import pipeline
+    from replay_pipeline.stages.summary import summarize
 
     loaded = _load(settings, data, sources=paths)
     with progress_bars() as on_progress:
@@ -218,7 +220,7 @@ def estimate(
     as_json: JsonOption = False,
 ) -> None:
     """What the replay would cost at today's prices, before anything is paid."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     work = pipeline.Pipeline(_load(settings, data))
     print_report(work.estimate(_chosen(work, batch)).to_json(), as_json=as_json, show=show_estimate)
@@ -242,7 +244,7 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Ask the teachers, under a hard ceiling. Answers that are paid for are never asked again."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     loaded = _load(settings, data, budget=budget)
     work = pipeline.Pipeline(loaded)
@@ -276,7 +278,7 @@ def control(
 
     The higher the share, the less a teacher's disagreement says. The figure goes into the card.
     """
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(_load(settings, data), on_progress=on_progress)
@@ -302,7 +304,7 @@ def pairs(
     """Where the teachers agree on something that the student did not do."""
     if context.invoked_subcommand is not None:
         return
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     changes: dict[str, Any] = {"pairs": {}}
     if threshold is not None:
@@ -321,7 +323,7 @@ def pairs_show(
     settings: SettingsOption = None,
 ) -> None:
     """One state: what came before, what the student did, and what each teacher would do."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     text = pipeline.Pipeline(_load(settings, data)).show(state)
     out.print(escape(text), highlight=False, soft_wrap=True)
@@ -334,7 +336,7 @@ def review(
     to: Annotated[Path | None, typer.Option("--to", help="The HTML file to write.")] = None,
 ) -> None:
     """Write a page that shows all pairs side by side; it needs no server."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     work = pipeline.Pipeline(_load(settings, data))
     path = work.review(to)
@@ -352,7 +354,7 @@ def normalize(
     as_json: JsonOption = False,
 ) -> None:
     """Keep the pairs that are fit to publish; keep the others apart, each with its reason."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     changes = {} if recipe is None else {"normalize": {"recipe": recipe}}
     work = pipeline.Pipeline(_load(settings, data, changes=changes))
@@ -374,7 +376,7 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Write the dataset folder, and push it to the Hub if a repository is named."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     changes: dict[str, Any] = {"publish": {}}
     if to is not None:
@@ -412,7 +414,7 @@ def retract(
 
     What is on this machine stays: the pipeline's own tables, and the sessions themselves.
     """
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     changes = {} if repo is None else {"publish": {"repo_id": repo}}
     work = pipeline.Pipeline(_load(settings, data, changes=changes))
@@ -434,7 +436,7 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train on the published dataset with all three channels."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     changes = {} if config is None else {"train": {"config": config}}
     with progress_bars() as on_progress:
@@ -451,7 +453,7 @@ def status(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
     """What is done, what it cost, and what is still open."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     print_report(
         pipeline.Pipeline(_load(settings, data)).status(), as_json=as_json, show=show_status
@@ -463,7 +465,7 @@ def doctor(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
     """Check this machine and these settings: packages, keys, teachers, disk, folders."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     findings = pipeline.Pipeline(_load(settings, data)).examine()
     print_report({"findings": findings}, as_json=as_json, show=show_findings)
@@ -480,7 +482,8 @@ def ui(
     ] = False,
 ) -> None:
     """Open Dagster on the data root; it listens on this machine only."""
-    from replay_pipeline import instance, pipeline
+    from replay_pipeline import instance
+    from replay_pipeline.stages import pipeline
 
     if sample:
         data = data or Path("demo")
@@ -509,7 +512,8 @@ def sync(
     ] = False,
 ) -> None:
     """Bring Dagster's view up to date with the files, or back after its home was lost."""
-    from replay_pipeline import instance, pipeline
+    from replay_pipeline import instance
+    from replay_pipeline.stages import pipeline
 
     work = pipeline.Pipeline(_load(settings, data))
     n_added = instance.sync(work, runs_are_here=runs_are_here)
@@ -521,7 +525,7 @@ def teachers_list(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
     """The teachers of these settings: model, key, price, terms."""
-    from replay_pipeline import pipeline
+    from replay_pipeline.stages import pipeline
 
     checks = pipeline.Pipeline(_load(settings, data)).check_teachers()
     print_report({"teachers": checks}, as_json=as_json, show=show_teachers)

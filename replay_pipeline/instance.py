@@ -15,7 +15,6 @@ from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batc
 from replay_pipeline.assets.reporting import Facts, as_metadata
 from replay_pipeline.definitions import define
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
-from replay_pipeline.pipeline import OnProgress, Pipeline, Receipt
 from replay_pipeline.reconcile import reconcile
 from replay_pipeline.resources import PipelineResource, console_progress
 from replay_pipeline.settings import (
@@ -24,6 +23,7 @@ from replay_pipeline.settings import (
     child_environment,
     has_dagster_database,
 )
+from replay_pipeline.stages.pipeline import OnProgress, Pipeline, Receipt
 from replay_pipeline.storage.tables import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."

@@ -4,8 +4,8 @@ import contextvars
 
 import dagster as dg
 
-from replay_pipeline.pipeline import OnProgress, Pipeline
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pipeline import OnProgress, Pipeline
 from replay_pipeline.storage.store import as_path
 from replay_pipeline.types import Progress
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.store import as_path
 from replay_pipeline.testing import TeacherServer, write_settings
 

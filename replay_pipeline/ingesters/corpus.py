@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.collector import without_collector
 from replay_pipeline.errors import IngestError
+from replay_pipeline.garbage_collection import without_collector
 from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
 from replay_pipeline.ingesters.claude_code import ClaudeCode

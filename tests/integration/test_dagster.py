@@ -21,9 +21,9 @@ from replay_pipeline.assets.failures import failed_runs
 from replay_pipeline.definitions import define
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.instance import sync
-from replay_pipeline.pipeline import Pipeline
 from replay_pipeline.resources import PipelineResource
 from replay_pipeline.settings import child_environment
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.dagster_web import (
     free_port,
     graphql,

@@ -14,8 +14,8 @@ from replay_pipeline.assets.reporting import LiveCurves
 from replay_pipeline.definitions import define
 from replay_pipeline.errors import TrainError
 from replay_pipeline.resources import PipelineResource
+from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
 from replay_pipeline.testing import write_settings
-from replay_pipeline.training import TrainerJob, run_trainer
 from tests.integration.processes import materialize, wait_until
 from tests.roots import pipeline_at, run_batches, sample_root
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from replay_pipeline.collector import without_collector
 from replay_pipeline.errors import IngestError, SchemaError
+from replay_pipeline.garbage_collection import without_collector
 from replay_pipeline.ingesters import (
     ClaudeCodeIngester,
     IngestResult,

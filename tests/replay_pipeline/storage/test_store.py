@@ -8,8 +8,8 @@ import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.publish import fetch, newest, publish, to_be_published
-from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.receipts import Receipt, Receipts
 from replay_pipeline.storage.store import (
     as_path,
     copy_files,

@@ -5,8 +5,8 @@ from time import perf_counter
 import pytest
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.notify import notify, shown
 from replay_pipeline.settings import NotifySettings, Settings
+from replay_pipeline.stages.webhook import notify, shown
 from tests.loopback import webhook
 
 KEY = "sk-or-v1-" + "0123456789abcdef" * 4

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline import audit
-from replay_pipeline.audit.drift import MIN_BATCHES, MIN_ROWS, Rate, score
 from replay_pipeline.errors import CheckFailedError, SecretFoundError
-from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.receipts import Receipt, Receipts
+from replay_pipeline.stages import audit
+from replay_pipeline.stages.audit.drift import MIN_BATCHES, MIN_ROWS, Rate, score
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.receipts import Receipt, Receipts
 from replay_pipeline.storage.tables import DataRoot
 from tests.roots import pipeline_at, run_batches, sample_root
 

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from replay_pipeline.audit import refuse_unfit
-from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import (
     LazyStates,
@@ -33,7 +31,7 @@ from replay_pipeline.ingesters import (
     read_manifest,
     write_manifest,
 )
-from replay_pipeline.normalize import DedupIndex, DJNormalizer
+from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.pairs import (
     extract_pairs,
     outcomes_table,
@@ -50,7 +48,6 @@ from replay_pipeline.publish import (
     retract,
     to_be_published,
 )
-from replay_pipeline.receipts import Receipt, Receipts
 from replay_pipeline.replay import (
     Estimate,
     check_teachers,
@@ -64,23 +61,27 @@ from replay_pipeline.replay import (
     replay_in_thread,
     spent_since,
 )
+from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
-from replay_pipeline.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.settings import Settings, api_key, redaction_salt
-from replay_pipeline.storage.folds import Pass
-from replay_pipeline.storage.schemas import SCHEMA_VERSION, WRITTEN_BY
-from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
-from replay_pipeline.storage.tables import DataRoot, table_of
-from replay_pipeline.summary import BATCH_STAGES, summarize, summarize_night
-from replay_pipeline.testing import TeacherServer
-from replay_pipeline.training import (
+from replay_pipeline.stages.audit import refuse_unfit
+from replay_pipeline.stages.dedup_index import DedupIndex
+from replay_pipeline.stages.doctor import examine
+from replay_pipeline.stages.receipts import Receipt, Receipts
+from replay_pipeline.stages.summary import BATCH_STAGES, summarize, summarize_night
+from replay_pipeline.stages.trainer_process import (
     TRAINER_LOCK,
     Launch,
     TrainerJob,
     run_trainer,
     training_curves,
 )
+from replay_pipeline.storage.folds import Pass
+from replay_pipeline.storage.schemas import SCHEMA_VERSION, WRITTEN_BY
+from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
+from replay_pipeline.storage.tables import DataRoot, table_of
+from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)

@@ -3,14 +3,14 @@
 Each function returns a `Verdict`: whether it holds, the figures, and what to do if it does not.
 """
 
-from replay_pipeline.audit.dataset import (
+from replay_pipeline.stages.audit.dataset import (
     published_secrets,
     shards_against_manifests,
     shared_prompts,
     shared_sessions,
 )
-from replay_pipeline.audit.drift import agreement_drift, drop_drift
-from replay_pipeline.audit.tables import (
+from replay_pipeline.stages.audit.drift import agreement_drift, drop_drift
+from replay_pipeline.stages.audit.tables import (
     answers_of_states,
     budget_kept,
     faithful_prefixes,
@@ -21,7 +21,7 @@ from replay_pipeline.audit.tables import (
     sides_differ,
     whole_states,
 )
-from replay_pipeline.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import Verdict
 
 __all__ = [
     "Verdict",

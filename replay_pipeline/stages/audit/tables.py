@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.audit.verdict import Verdict
 from replay_pipeline.errors import CheckFailedError, ReplayPipelineError
-from replay_pipeline.receipts import Receipts
+from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.storage.tables import DataRoot, readable
 

@@ -7,10 +7,10 @@ import pytest
 
 from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
 from replay_pipeline.ingesters.batches import Cursor
-from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.receipts import Receipt
 from replay_pipeline.settings import Settings
-from replay_pipeline.summary import night_words, summarize_night
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.summary import night_words, summarize_night
 
 NOW = datetime(2026, 5, 2, 2, tzinfo=UTC)
 

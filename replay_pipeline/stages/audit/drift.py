@@ -10,8 +10,8 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from replay_pipeline.audit.verdict import Verdict
-from replay_pipeline.receipts import Receipt, Receipts
+from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.receipts import Receipt, Receipts
 
 MIN_ROWS = 30
 """A batch with fewer rows is not judged, and nobody is judged by it."""

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.audit.verdict import Verdict
 from replay_pipeline.redaction.redactor import find_secrets_in
+from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.storage.tables import readable
 
 SIMILAR = 0.8

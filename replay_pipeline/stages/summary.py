@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from replay_pipeline.receipts import Receipt
+from replay_pipeline.stages.receipts import Receipt
 
 BATCH_STAGES = ("ingest", "replay", "pairs", "normalize")
 """The stages that work batch by batch, in order."""
