@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import dagster as dg
 
-from replay_pipeline.instance import open_instance, ui_command
+from replay_pipeline.orchestration.instance import open_instance, ui_command
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing import TeacherServer, write_settings

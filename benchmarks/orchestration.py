@@ -32,10 +32,10 @@ os.environ["DAGSTER_EVENT_BATCH_SIZE"] = "500"  # as `replay-pipeline ui` sets i
 import dagster as dg
 
 from replay_pipeline.assets.automation import new_sessions
+from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START
-from replay_pipeline.definitions import define
-from replay_pipeline.instance import prepare_home, ui_command
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.instance import prepare_home, ui_command
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing import TeacherServer, write_settings

@@ -146,7 +146,7 @@ def demo(
     With `OPENROUTER_API_KEY` and `REPLAY_TEACHERS=openrouter` the same command asks real ones,
     after showing what it would cost.
     """
-    from replay_pipeline import instance
+    from replay_pipeline.assets.in_process import run_jobs
     from replay_pipeline.stages import pipeline
     from replay_pipeline.storage.tables import written_whole
 
@@ -159,7 +159,7 @@ def demo(
     if not loaded.replay.sample_teachers:
         _confirm(work, yes=yes)
     with progress_bars() as on_progress:
-        instance.run_jobs(work, settings_path=data / "settings.toml", on_progress=on_progress)
+        run_jobs(work, settings_path=data / "settings.toml", on_progress=on_progress)
     summary = work.summary(since=before)
     with written_whole(data / "report.json") as file:
         file.write(json.dumps(summary, indent=1).encode())
@@ -482,7 +482,8 @@ def ui(
     ] = False,
 ) -> None:
     """Open Dagster on the data root; it listens on this machine only."""
-    from replay_pipeline import instance
+    from replay_pipeline.assets.records import sync
+    from replay_pipeline.orchestration.instance import ui_command
     from replay_pipeline.stages import pipeline
 
     if sample:
@@ -490,8 +491,8 @@ def ui(
         if not (data / "settings.toml").exists():
             _prepare_demo(data)
     work = pipeline.Pipeline(_load(None, data))
-    instance.sync(work)
-    command, environment = instance.ui_command(work.settings, port=port)
+    sync(work)
+    command, environment = ui_command(work.settings, port=port)
     out.print(f"Dagster on [bold]{work.root.path}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
     # A shell starts background jobs deaf to SIGINT, and Dagster would then not hear SIGTERM either.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -512,11 +513,11 @@ def sync(
     ] = False,
 ) -> None:
     """Bring Dagster's view up to date with the files, or back after its home was lost."""
-    from replay_pipeline import instance
+    from replay_pipeline.assets import records
     from replay_pipeline.stages import pipeline
 
     work = pipeline.Pipeline(_load(settings, data))
-    n_added = instance.sync(work, runs_are_here=runs_are_here)
+    n_added = records.sync(work, runs_are_here=runs_are_here)
     out.print(f"{n_added} materializations added")
 
 

@@ -14,8 +14,8 @@ import dagster as dg
 from replay_pipeline.assets.automation import RANGE_END, RANGE_START
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.errors import CheckFailedError
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import newest
-from replay_pipeline.resources import PipelineResource
 from replay_pipeline.stages import audit
 from replay_pipeline.stages.audit import Verdict
 from replay_pipeline.stages.pipeline import Pipeline

@@ -8,7 +8,8 @@ import sys
 import dagster as dg
 import pytest
 
-from replay_pipeline.instance import run_jobs, sync
+from replay_pipeline.assets.in_process import run_jobs
+from replay_pipeline.assets.records import sync
 from replay_pipeline.publish import newest
 from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import Settings, child_environment

@@ -11,8 +11,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from replay_pipeline.instance import open_instance, ui_command
-from replay_pipeline.reconcile import is_running
+from replay_pipeline.orchestration.instance import open_instance, ui_command
+from replay_pipeline.orchestration.reconcile import is_running
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.dagster_web import free_port, launch_batch, process_tree

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from replay_pipeline.instance import prepare_home
+from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.testing import TeacherServer

@@ -10,10 +10,10 @@ import dagster as dg
 import pytest
 
 from replay_pipeline.assets import train
+from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.reporting import LiveCurves
-from replay_pipeline.definitions import define
 from replay_pipeline.errors import TrainError
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
 from replay_pipeline.testing import write_settings
 from tests.integration.processes import materialize, wait_until

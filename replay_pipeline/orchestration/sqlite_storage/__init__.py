@@ -12,7 +12,7 @@ from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 logger = logging.getLogger(__name__)
 
 try:
-    from replay_pipeline.dagster_storage.fast import FastSqliteStorage
+    from replay_pipeline.orchestration.sqlite_storage.fast import FastSqliteStorage
 except (ImportError, AttributeError) as error:
     logger.warning("this Dagster keeps its events in its own, slower way: %s", error)
     FastSqliteStorage = DagsterSqliteStorage

@@ -1,29 +1,23 @@
-"""Dagster on one data root: its home folder, and jobs run in this process."""
+"""Dagster on one data root: its home folder, its records, and the command that serves them."""
 
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 
 import dagster as dg
 
-from replay_pipeline.assets import checks, pairs, publish, replay, traces, train
-from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batch
-from replay_pipeline.assets.reporting import Facts, as_metadata
-from replay_pipeline.definitions import define
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
-from replay_pipeline.reconcile import reconcile
-from replay_pipeline.resources import PipelineResource, console_progress
+from replay_pipeline.orchestration.reconcile import reconcile
 from replay_pipeline.settings import (
     DAGSTER_DATABASE,
     Settings,
     child_environment,
     has_dagster_database,
 )
-from replay_pipeline.stages.pipeline import OnProgress, Pipeline, Receipt
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.tables import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
@@ -45,7 +39,7 @@ retention:
 _SQLITE_YAML = """\
 storage:
   custom:
-    module: replay_pipeline.dagster_storage
+    module: replay_pipeline.orchestration.sqlite_storage
     class: FastSqliteStorage
     config: {{base_dir: {home}}}
 """
@@ -141,113 +135,6 @@ def _opened(home: Path) -> dg.DagsterInstance:
             f"the database that {DAGSTER_DATABASE} names cannot be opened "
             f"({type(error).__name__}); it should be postgresql+psycopg2://user:password@host:5432/name"
         ) from None
-
-
-def run_jobs(
-    pipeline: Pipeline,
-    *,
-    settings_path: Path | None = None,
-    on_progress: OnProgress | None = None,
-) -> None:
-    """Take every batch through all assets, in this process, recorded in the data root's Dagster.
-
-    Raises:
-        ReplayPipelineError: what the failing stage raised, or a blocking check found.
-    """
-    data_dir = pipeline.root.path.absolute()
-    batches = pipeline.batches()
-    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    jobs: list[tuple[str, dict[str, str]]] = [
-        ("replay_batches", {RANGE_START: batches[0], RANGE_END: batches[-1]}),
-        ("publish_and_train", {}),
-    ]
-    defs = define(
-        PipelineResource(
-            data_dir=str(data_dir),
-            settings_path=str(settings_path.absolute()) if settings_path else "",
-        )
-    )
-    token = console_progress.set(on_progress)
-    try:
-        with open_instance(pipeline) as instance:
-            instance.add_dynamic_partitions(trace_batch.name or "", batches)
-            for name, tags in jobs:
-                with checks.failures_told(instance) as run_id:
-                    defs.resolve_job_def(name).execute_in_process(
-                        instance=instance, tags=tags, run_config=quiet, run_id=run_id
-                    )
-    finally:
-        console_progress.reset(token)
-
-
-_ASSETS: dict[str, tuple[str, Facts]] = {
-    "ingest": ("trace_states", traces.state_facts),
-    "replay": ("teacher_actions", replay.answer_facts),
-    "pairs": ("dpo_pairs", pairs.pair_facts),
-    "normalize": ("normalized_pairs", pairs.kept_facts),
-    "publish": ("published_dataset", publish.dataset_facts),
-    "train": ("trained_model", train.model_facts),
-}
-"""The asset that a stage's receipt belongs to, and how it is shown."""
-
-
-_MAX_EVENTS_READ = 500
-
-
-def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
-    """Show in Dagster what the files say: batches, and stages that were done without Dagster.
-
-    The files are the truth and Dagster's database is a view of them: after its home was lost, this
-    brings it back. Returns how many materializations were added.
-
-    Raises:
-        StorageError: Dagster's home cannot be written.
-    """
-    with open_instance(pipeline, runs_are_here=runs_are_here) as instance:
-        instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
-        receipts = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
-        shown = {
-            name: _shown_at(instance, dg.AssetKey(name))
-            for name, _ in (_ASSETS[stage] for stage in {r.stage for r in receipts})
-        }
-        missing = [r for r in receipts if not _is_shown(r, shown[_ASSETS[r.stage][0]])]
-        for receipt in missing:
-            name, facts = _ASSETS[receipt.stage]
-            instance.report_runless_asset_event(
-                dg.AssetMaterialization(
-                    name,
-                    partition=None if receipt.batch == "all" else receipt.batch,
-                    metadata=as_metadata(pipeline, receipt, facts),
-                )
-            )
-    return len(missing)
-
-
-def _is_shown(receipt: Receipt, shown_at: Mapping[str | None, float]) -> bool:
-    """Whether the last materialization is of this receipt: it is logged right after it."""
-    at = shown_at.get(None if receipt.batch == "all" else receipt.batch)
-    if at is None:
-        return False
-    return not receipt.at or datetime.fromisoformat(receipt.at).timestamp() <= at
-
-
-def _shown_at(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str | None, float]:
-    """When each partition (or, under `None`, the whole asset) was last materialized."""
-    last = instance.get_latest_materialization_event(key)
-    if last is None:
-        return {}
-    shown: dict[str | None, float] = {None: last.timestamp}
-    ids = list(
-        instance.event_log_storage.get_latest_storage_id_by_partition(
-            key, dg.DagsterEventType.ASSET_MATERIALIZATION
-        ).values()
-    )
-    for start in range(0, len(ids), _MAX_EVENTS_READ):
-        chunk = ids[start : start + _MAX_EVENTS_READ]
-        wanted = dg.AssetRecordsFilter(asset_key=key, storage_ids=chunk)
-        for record in instance.fetch_materializations(wanted, limit=len(chunk)).records:
-            shown[record.partition_key] = record.timestamp
-    return shown
 
 
 def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:

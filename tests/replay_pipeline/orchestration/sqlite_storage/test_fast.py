@@ -12,9 +12,9 @@ import pytest
 from dagster import AssetKey, DagsterEventType
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 
-import replay_pipeline.dagster_storage as storage_package
-from replay_pipeline.dagster_storage import FastSqliteStorage, fast
-from replay_pipeline.dagster_storage.connections import Connections
+import replay_pipeline.orchestration.sqlite_storage as storage_package
+from replay_pipeline.orchestration.sqlite_storage import FastSqliteStorage, fast
+from replay_pipeline.orchestration.sqlite_storage.connections import Connections
 
 KEYS = [f"batch-{i:03d}" for i in range(12)]
 PARTITIONS = dg.DynamicPartitionsDefinition(name="things")
@@ -40,7 +40,7 @@ def write_yaml(home: Path, module: str, name: str) -> Path:
 
 
 def fast_home(home: Path) -> Path:
-    return write_yaml(home, "replay_pipeline.dagster_storage", "FastSqliteStorage")
+    return write_yaml(home, "replay_pipeline.orchestration.sqlite_storage", "FastSqliteStorage")
 
 
 def stock_home(home: Path) -> Path:
@@ -194,7 +194,7 @@ def test_another_dagster_gets_its_own_storage(monkeypatch, caplog):
         raise AssertionError
 
     monkeypatch.setattr(fast.SqliteEventLogStorage, "_connect", connect)
-    monkeypatch.delitem(sys.modules, "replay_pipeline.dagster_storage.fast")
+    monkeypatch.delitem(sys.modules, "replay_pipeline.orchestration.sqlite_storage.fast")
     changed = importlib.reload(storage_package)
     try:
         assert changed.FastSqliteStorage is DagsterSqliteStorage

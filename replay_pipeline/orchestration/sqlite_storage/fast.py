@@ -28,7 +28,7 @@ from dagster._core.storage.sqlite_storage import (
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy.engine import Connection, CursorResult
 
-from replay_pipeline.dagster_storage.connections import Connections
+from replay_pipeline.orchestration.sqlite_storage.connections import Connections
 
 HOOKS: dict[Callable[..., Any], tuple[str, ...]] = {
     SqliteEventLogStorage._connect: ("self", "shard"),
