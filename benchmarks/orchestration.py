@@ -38,8 +38,8 @@ from replay_pipeline.orchestration.instance import prepare_home, ui_command
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.testing import TeacherServer, write_settings
-from replay_pipeline.testing.dagster_web import (
+from replay_pipeline.testing import TeacherServer
+from tests.support.dagster_web import (
     backfill_status,
     free_port,
     graphql,
@@ -48,7 +48,8 @@ from replay_pipeline.testing.dagster_web import (
     process_tree,
     wait_for_run,
 )
-from replay_pipeline.testing.sessions import SessionBuilder, ToolCall
+from tests.support.sessions import SessionBuilder, ToolCall
+from tests.support.settings_files import write_settings
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from replay_pipeline.redaction.redactor import Redactor, user_of
-from replay_pipeline.testing.sessions import Era, Message, SessionBuilder, ToolCall
+from tests.support.sessions import Era, Message, SessionBuilder, ToolCall
 
 TEACHERS = {
     "d": "deepseek/deepseek-v4-pro",

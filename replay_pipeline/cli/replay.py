@@ -121,8 +121,8 @@ def teachers_serve(
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8400,
 ) -> None:
     """Serve recorded answers on this machine, in OpenRouter's protocol."""
-    from replay_pipeline.sample import ANSWERS_FILE
     from replay_pipeline.testing import script_of, serve
+    from replay_pipeline.testing.sample import ANSWERS_FILE
 
     serve(
         script_of(answers or ANSWERS_FILE),

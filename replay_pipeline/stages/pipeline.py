@@ -63,7 +63,6 @@ from replay_pipeline.replay import (
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
-from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.settings import Settings, api_key, redaction_salt
 from replay_pipeline.stages.audit import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
@@ -82,6 +81,7 @@ from replay_pipeline.storage.schemas import SCHEMA_VERSION, WRITTEN_BY
 from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
 from replay_pipeline.storage.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)

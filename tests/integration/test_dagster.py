@@ -24,16 +24,16 @@ from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import child_environment
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.testing.dagster_web import (
+from tests.integration.processes import wait_until
+from tests.loopback import webhook
+from tests.roots import pipeline_at, run_batches, sample_root
+from tests.support.dagster_web import (
     free_port,
     graphql,
     is_serving,
     launch_batch,
     wait_for_run,
 )
-from tests.integration.processes import wait_until
-from tests.loopback import webhook
-from tests.roots import pipeline_at, run_batches, sample_root
 
 REPO = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

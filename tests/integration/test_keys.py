@@ -13,11 +13,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.settings import Settings, child_environment
-from replay_pipeline.testing import TeacherServer, write_settings
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherSpec
 from tests.loopback import QuietHandler, served
+from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from replay_pipeline.assets.reporting import LiveCurves
 from replay_pipeline.errors import TrainError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
-from replay_pipeline.testing import write_settings
 from tests.integration.processes import materialize, wait_until
 from tests.roots import pipeline_at, run_batches, sample_root
+from tests.support.settings_files import write_settings
 
 pytestmark = [
     pytest.mark.slow,

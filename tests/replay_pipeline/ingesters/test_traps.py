@@ -17,7 +17,7 @@ from replay_pipeline.ingesters import (
     open_traces,
     write_traces,
 )
-from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
 
 

@@ -13,7 +13,7 @@ from replay_pipeline.errors import ConfigError, PublishError, SecretFoundError
 from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.folder import read_files
 from replay_pipeline.publish.splits import session_sha
-from replay_pipeline.testing.hub import HubServer
+from tests.support.hub import HubServer
 
 pytestmark = [
     pytest.mark.slow,
@@ -327,6 +327,6 @@ def test_a_publisher_killed_at_any_point_leaves_a_whole_version(
 def test_the_example_in_the_documentation_runs():
     import doctest
 
-    from replay_pipeline.testing import hub
+    from tests.support import hub
 
     assert doctest.testmod(hub) == (0, 1)

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
 from replay_pipeline.errors import ReplayPipelineError
-from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.testing.sample import SESSIONS_DIR
 
 FIRST_ON_NOTHING = {
     "estimate": "ingest",

@@ -13,7 +13,7 @@ from replay_pipeline.errors import TrainError
 from replay_pipeline.stages.trainer_process import TRAINER_LOCK, TrainerJob, run_trainer
 from trainer.folders import LOCK_FILE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TRAIN = f"""
 import os, pathlib, sys, time
 output = pathlib.Path(sys.argv[1])

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline.reference import settings_page
+from docs_tools.reference import settings_page
 from replay_pipeline.settings import Settings
 from replay_pipeline.storage import column_docs
 from replay_pipeline.storage.column_docs import ABOUT, describe, tables_page
 from replay_pipeline.storage.schemas import TABLES
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))

@@ -493,7 +493,7 @@ _DATE = "2026-01-01T00:00:00.000Z"
 class _Cut(Response):
     """Promises an answer and closes the connection before it is there."""
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"1000"), (b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"{", "more_body": False})

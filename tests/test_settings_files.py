@@ -1,6 +1,6 @@
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
-from replay_pipeline.testing import write_settings
 from replay_pipeline.types import TeacherSpec
+from tests.support.settings_files import write_settings
 
 
 def test_settings_that_are_written_are_read_as_they_were_meant(tmp_path):
