@@ -1,7 +1,11 @@
+from dagster import AssetKey
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replay_pipeline.assets.automation import missing_ranges
+from replay_pipeline.assets.records import _ASSETS
+from replay_pipeline.definitions import defs
+from replay_pipeline.stages.versions import code_version
 
 KEYS = [f"k{i:02d}" for i in range(12)]
 
@@ -31,3 +35,10 @@ def test_ranges_cover_the_missing_batches_once(done, most):
         for key in KEYS[KEYS.index(first) : KEYS.index(last) + 1]
     ]
     assert covered == [key for key in KEYS if key not in done]
+
+
+def test_dagster_knows_the_version_of_every_stage_that_has_one():
+    graph = defs.resolve_asset_graph()
+    for stage, (name, _) in _ASSETS.items():
+        assert graph.get(AssetKey(name)).code_version == code_version(stage), stage
+    assert code_version("pairs")
