@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from replay_pipeline.errors import ConfigError, PriceError, TeacherError
 from replay_pipeline.replay.board import Board
 from replay_pipeline.replay.database import exists
-from replay_pipeline.replay.engine import Engine, RetryPolicy, Task
+from replay_pipeline.replay.engine import Engine, Task
 from replay_pipeline.replay.estimates import Estimate, forecast
 from replay_pipeline.replay.gates import Gates, is_error_site, parse_gates
 from replay_pipeline.replay.ledger import Known, Ledger, Lost, batched_requests
@@ -36,6 +36,7 @@ from replay_pipeline.types import (
     AgreementLevel,
     Progress,
     ReplayReport,
+    RetryPolicy,
     TeacherAction,
     TeacherSpec,
     TraceState,

@@ -271,7 +271,7 @@ class Pipeline:
         budget_usd = _above_0(self.settings.replay.max_total_usd if max_usd is None else max_usd)
         replay = self.settings.replay
         given = [
-            *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
+            *(t.model_dump_json(exclude={"base_url", "price"}) for t in self.settings.teachers()),
             json.dumps([replay.gates, self.settings.ingest.window]),
             *([self.settings.pairs.model_dump_json(exclude={"marks"})] if replay.gates else []),
             *(["sample"] if replay.sample_teachers else []),
@@ -292,6 +292,7 @@ class Pipeline:
                     level=self.settings.pairs.level,
                     count_own_family=self.settings.pairs.count_own_family,
                     accepted_terms=replay.accepted_terms,
+                    retry=replay.retry,
                     tick=self._on_progress,
                     **self._accounts(),
                 )
@@ -575,7 +576,7 @@ class Pipeline:
             ledger = ledger_status(url).to_json()
         return {
             "batches": batches,
-            "teachers": [t.name for t in self.settings.replay.teachers],
+            "teachers": [t.name for t in self.settings.teachers()],
             "is_sample": self.settings.replay.sample_teachers,
             "ledger": ledger,
             "other_ledger_usd": self._other_ledger_usd(),
@@ -883,7 +884,7 @@ class Pipeline:
         """What the dataset card tells beyond the rows: teachers, and what each stage reported."""
         teachers: list[TeacherFacts] = [
             {"name": t.name, "model": t.model, "is_distillable": t.is_distillable}
-            for t in self.settings.replay.teachers
+            for t in self.settings.teachers()
         ]
         facts: CardFacts = {
             "teachers": teachers,

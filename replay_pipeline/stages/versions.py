@@ -27,14 +27,14 @@ PARTS: dict[str, tuple[str, ...]] = {
     "secret rules": ("redaction/**/*", "!redaction/printable.py", "kingfisher-secret-scanner"),
     "prompts": ("ingesters/traces.py", "ingesters/tool_schemas.py", "windows.py"),
     "requests": ("replay/requests.py",),
-    "gates": ("replay/gates.py", "replay/board.py"),
+    "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
-    "pairs": ("pairs/**/*", "review/marks.py"),
+    "pairs": ("pairs/**/*", "review/marks.py", "types.py:FAILURES"),
     "normalizer": ("normalize/**/*", "!normalize/recipes/**/*"),
     "publisher": ("publish/**/*", "stages/audit/**/*"),
 }
 """What may change, by the name that people are told: files of this package (`!` leaves some out),
-and packages of others by their installed version."""
+single constants, and packages of others by their installed version."""
 
 STAGE_PARTS: dict[str, tuple[str, ...]] = {
     "ingest": ("session readers", "secret rules"),
@@ -77,14 +77,16 @@ def code_version(stage: str) -> str | None:
 def _digest_of(part: str) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name in PARTS[part]:
-        if "/" not in name and not name.endswith(".py"):
+        file, _, constant = name.partition(":")
+        if constant:
+            tree = ast.parse((_PACKAGE / file).read_bytes())
+            digest.update(_spelled([node for node in tree.body if _names(node, constant)]))
+        elif not name.endswith(("*", ".py")):
             digest.update(f"{name} {metadata.version(name)}\0".encode())
     for path in _files_of(part):
+        content = path.read_bytes()
         digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
-        for word in _shape(ast.parse(path.read_bytes())) if path.suffix == ".py" else ():
-            digest.update(word.encode("utf-8", "surrogatepass") + b"\0")
-        if path.suffix != ".py":
-            digest.update(path.read_bytes())
+        digest.update(_spelled(ast.parse(content)) if path.suffix == ".py" else content)
     return digest.hexdigest()
 
 
@@ -96,6 +98,15 @@ def _files_of(part: str) -> list[Path]:
         else:
             found |= set(_PACKAGE.glob(pattern))
     return sorted(path for path in found if path.is_file() and path.suffix not in _NOT_CODE)
+
+
+def _names(node: ast.stmt, constant: str) -> bool:
+    targets = [getattr(node, "target", None), *getattr(node, "targets", ())]
+    return any(isinstance(each, ast.Name) and each.id == constant for each in targets)
+
+
+def _spelled(tree: object) -> bytes:
+    return "\0".join(_shape(tree)).encode("utf-8", "surrogatepass")
 
 
 def _shape(node: object) -> Iterator[str]:

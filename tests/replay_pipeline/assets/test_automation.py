@@ -3,9 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay_pipeline.assets.automation import missing_ranges
+from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.records import _ASSETS
 from replay_pipeline.definitions import defs
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.versions import code_version
+from tests.support.settings_files import write_settings
 
 KEYS = [f"k{i:02d}" for i in range(12)]
 
@@ -42,3 +45,16 @@ def test_dagster_knows_the_version_of_every_stage_that_has_one():
     for stage, (name, _) in _ASSETS.items():
         assert graph.get(AssetKey(name)).code_version == code_version(stage), stage
     assert code_version("pairs")
+
+
+def test_the_night_begins_when_the_settings_say(tmp_path):
+    write_settings(tmp_path, night={"time_zone": "Asia/Kolkata", "replays_at": "23:05"})
+    found = {
+        schedule.name: (schedule.cron_schedule, schedule.execution_timezone)
+        for schedule in define(PipelineResource(data_dir=str(tmp_path))).schedules or ()
+    }
+    assert found == {
+        "nightly_replay": ("5 23 * * *", "Asia/Kolkata"),
+        "nightly_publish": ("0 5 * * *", "Asia/Kolkata"),
+        "nightly_summary": ("0 6 * * *", "Asia/Kolkata"),
+    }

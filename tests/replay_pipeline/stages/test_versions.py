@@ -242,7 +242,7 @@ def test_what_was_read_from_logs_that_are_gone_is_redacted_again(tmp_path, monke
 
 def test_a_version_sees_code_and_data_but_no_comment_docstring_or_layout(tmp_path, monkeypatch):
     (tmp_path / "pairs").mkdir()
-    (tmp_path / "review").mkdir()
+    (tmp_path / "types.py").write_text("FAILURES = ()")
     module = tmp_path / "pairs" / "one.py"
     monkeypatch.setattr(versions, "_PACKAGE", tmp_path)
 
@@ -263,6 +263,25 @@ def test_a_version_sees_code_and_data_but_no_comment_docstring_or_layout(tmp_pat
     assert with_data != first
     (tmp_path / "pairs" / "notes.md").write_text("why")
     assert version_with(commented) == with_data
+    versions._digest_of.cache_clear()
+
+
+def test_a_version_sees_a_constant_that_is_shared(tmp_path, monkeypatch):
+    for name in ("types.py", "replay/gates.py", "replay/board.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(PACKAGE / name, tmp_path / name)
+    monkeypatch.setattr(versions, "_PACKAGE", tmp_path)
+
+    def version_with(old: str, new: str) -> str:
+        versions._digest_of.cache_clear()
+        text = (tmp_path / "types.py").read_text()
+        assert old in text
+        (tmp_path / "types.py").write_text(text.replace(old, new))
+        return versions._digest_of("gates")
+
+    first = version_with("", "")
+    assert version_with("Message = dict[str, Any]", "Message = dict[str, object]") == first
+    assert version_with('        "rewound",\n    )', "    )") != first
     versions._digest_of.cache_clear()
 
 
