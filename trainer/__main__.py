@@ -121,12 +121,13 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: PLC0415
 
     from trainer.integrations.pipes import reporting  # noqa: PLC0415
-    from trainer.integrations.trl.run import RunConfig, run  # noqa: PLC0415
+    from trainer.integrations.settings import read_settings  # noqa: PLC0415
+    from trainer.integrations.trl.run import run  # noqa: PLC0415
 
     if values.get("model") is None:
         torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
     with stop_signals() as should_stop, reporting() as on_metrics:
-        return run(RunConfig.from_mapping(values), on_metrics=on_metrics, should_stop=should_stop)
+        return run(read_settings(values), on_metrics=on_metrics, should_stop=should_stop)
 
 
 @contextmanager

@@ -67,6 +67,16 @@ class SDPOOptions:
         if self.temperature <= 0.0:
             raise TrainerConfigError(f"temperature={self.temperature} must be positive")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the plain divergence over the full vocabulary, as the fused head has it."""
+        return (
+            self.wrapper == "none"
+            and self.estimator == "full"
+            and self.top_k is None
+            and self.token_clip is None
+        )
+
     def at(self, taid_t: float) -> "SDPOOptions":
         """The same with another `taid_t`."""
         return replace(self, taid_t=taid_t)
@@ -81,7 +91,6 @@ class ReplayOptions:
     """Scale of "dpo" (summed log-probs) and of "dpo_norm" (averaged ones, wants about 2)."""
     simpo_beta: float = 2.0
     simpo_gamma: float = 1.0
-    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the name of the variant.
@@ -190,7 +199,6 @@ def replay_per_pair(
             rejected_avg_B,
             beta=options.simpo_beta,
             gamma=options.simpo_gamma,
-            label_smoothing=options.label_smoothing,
         )
     if ref_chosen_logps_B is None or ref_rejected_logps_B is None:
         raise TrainerConfigError(f"dpo_variant={options.variant!r} needs reference log-probs")
@@ -202,4 +210,4 @@ def replay_per_pair(
             ref_chosen_logps_B / n_chosen_B.clamp_min(1),
             ref_rejected_logps_B / n_rejected_B.clamp_min(1),
         )
-    return dpo_per_pair(*sides, beta=options.dpo_beta, label_smoothing=options.label_smoothing)
+    return dpo_per_pair(*sides, beta=options.dpo_beta)

@@ -23,7 +23,8 @@ from trainer.diloco.environment import ReplicaPlace
 from trainer.diloco.object_store import MemoryStore, ObjectStore
 from trainer.diloco.parameters import ParameterVector
 from trainer.errors import TrainerConfigError, TrainerError
-from trainer.integrations.trl.run import RunConfig, RunParts, load_model, run
+from trainer.integrations.settings import read_settings
+from trainer.integrations.trl.run import RunParts, load_model, run
 from trainer.losses.compose import model_logits
 from trainer.losses.logps import token_logps
 
@@ -66,7 +67,7 @@ class TrainerActor(Actor):
     def _run(self, resume_from: str | None) -> dict[str, Any]:
         if self.values.get("model") is None:
             torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
-        config = RunConfig.from_mapping(self.values | {"resume_from": resume_from})
+        config = read_settings(self.values | {"resume_from": resume_from})
         rollout = None if self.generators is None else RemoteGeneration(self.generators)
         reward = None if self.rewarders is None else remote_reward(self.rewarders)
         store = None if self.store is None else RemoteStore(self.store)
@@ -79,7 +80,7 @@ class GeneratorActor(Actor):
 
     def __init__(self, values: dict[str, Any]) -> None:
         """Load the same model as the trainer does."""
-        config = RunConfig.from_mapping(values)
+        config = read_settings(values)
         if config.model is None:
             torch.set_num_threads(1)
         data = load_preference_data(config.dataset, revision=config.revision)

@@ -33,8 +33,7 @@ from trainer.integrations.monarch.placement import (
     latest_checkpoint,
     replica_settings,
 )
-from trainer.integrations.settings import without_engines
-from trainer.integrations.trl.run import RunConfig
+from trainer.integrations.settings import RunConfig, read_settings, section_of, without_engines
 
 __all__ = ["MonarchReport", "train", "train_on_mesh"]
 
@@ -63,7 +62,7 @@ def train_on_mesh(values: Mapping[str, Any]) -> dict[str, Any]:
         ReplicaFailedError: a replica died more often than it may.
     """
     own = (values.get("engines") or {}).get("monarch") or {}
-    placement = Placement.from_mapping(own)
+    placement = section_of(Placement, own, "engines.monarch.")
     return asdict(asyncio.run(train(without_engines(values), placement)))
 
 
@@ -75,7 +74,7 @@ async def train(values: Mapping[str, Any], placement: Placement) -> MonarchRepor
         DatasetError: the dataset lacks what a channel needs.
         ReplicaFailedError: a replica died more often than it may.
     """
-    config = RunConfig.from_mapping(values)
+    config = read_settings(values)
     placement.check(config)
     monarch.actor.unhandled_fault_hook = _note_fault
     report = MonarchReport(reports=[{} for _ in range(placement.replicas)])

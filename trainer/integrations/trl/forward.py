@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import TrainerConfigError
 from trainer.integrations.causal_lm import completion_outputs, logit_rule
 from trainer.integrations.kv_reuse import (
     hinted_batch,
@@ -47,32 +46,6 @@ class PolicyOutput:
     entropy_BC: Tensor
     sdpo_sum: Tensor
     """Divergence summed over the hinted tokens; 0 with a graph when there is none."""
-
-
-def is_fusable(options: SDPOOptions) -> bool:
-    """Whether the fused head computes this divergence: the plain one over the full vocabulary."""
-    return (
-        options.wrapper == "none"
-        and options.estimator == "full"
-        and options.top_k is None
-        and options.token_clip is None
-    )
-
-
-def uses_fused_head(choice: str, options: SDPOOptions) -> bool:
-    """Resolve `head`: "auto" is "fused" wherever that is exact.
-
-    Raises:
-        TrainerConfigError: "fused" for a divergence that it does not compute, or another name.
-    """
-    if choice not in ("auto", "fused", "reference"):
-        raise TrainerConfigError(f"head={choice!r} is not auto, fused or reference")
-    if choice == "fused" and not is_fusable(options):
-        raise TrainerConfigError(
-            "head='fused' computes the plain divergence over the full vocabulary: for TAID, the "
-            "entropy gate, top-k, sampled tokens or a clip use head='reference'"
-        )
-    return choice != "reference" and is_fusable(options)
 
 
 def policy_and_distillation(

@@ -6,7 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.dataset import PreferenceData, load_preference_data
-from trainer.data.evaluation import EvaluationOptions, evaluate
+from trainer.data.evaluation import evaluate
 from trainer.data.rendering import Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
@@ -30,12 +30,11 @@ from trainer.errors import DatasetError, TrainerConfigError, TrainerError
 from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.integrations.outer import (
-    OuterOptions,
     inner_optimizers,
     outer_callbacks,
     sharded,
 )
-from trainer.integrations.settings import replay_options, sdpo_options, without_engines
+from trainer.integrations.settings import RunConfig
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
@@ -46,84 +45,6 @@ logger = logging.getLogger(__name__)
 
 RESTART_PATIENCE_S = 20.0
 """How long a replica that is started anew waits for the end of the one that died."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TinyOptions:
-    """The model that is built when none is named."""
-
-    vocab_size: int = 1024
-    hidden_size: int = 64
-    n_layers: int = 2
-    n_heads: int = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """A whole run, as its YAML file says it."""
-
-    dataset: str
-    """Published dataset: a folder or a Hub id."""
-    output: str
-    """Folder for metrics, plot, checkpoint, evaluation and report."""
-    revision: str | None = None
-    """Revision of a Hub dataset."""
-    model: str | None = None
-    """Folder or Hub id of a causal LM with a chat template; none: a tiny one made on the spot."""
-    tiny: TinyOptions = field(default_factory=TinyOptions)
-    rollouts: str = "student"
-    """`student`: the student's recorded decisions. `contrast`: at each state the student's and the
-    teachers' action. `generate`: TRL samples from the policy."""
-    reward: str = "consensus"
-    """The built-in reward, or `package.module:function(message, row) -> float`."""
-    agreement: str | None = None
-    """`package.module:function(a, b) -> level` for the consensus rate; none: the built-in one."""
-    outer: str = "none"
-    """Joins replicas of this run: `none`, `object_store` or `torchft`."""
-    outer_options: OuterOptions = field(default_factory=OuterOptions)
-    """How they are joined."""
-    resume_from: str | None = None
-    """Checkpoint folder of an earlier run to go on from; `last`: the newest complete checkpoint in
-    the output folder of a run with the same settings and dataset, if there is one."""
-    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
-    trl: dict[str, Any] = field(default_factory=dict)
-    """Fields of `ComposerConfig`, which has every field of TRL's `GRPOConfig`."""
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "RunConfig":
-        """Check names and build.
-
-        Raises:
-            TrainerConfigError: an unknown or missing field.
-        """
-        values = without_engines(values)
-        _check_names("", cls, values)
-        sections = {
-            "tiny": TinyOptions,
-            "evaluation": EvaluationOptions,
-            "outer_options": OuterOptions,
-        }
-        for name, section in {**sections, "trl": ComposerConfig}.items():
-            given = values.get(name) or {}
-            if not isinstance(given, Mapping):
-                raise TrainerConfigError(f"{name}: expected a section of settings, not {given!r}")
-            _check_names(f"{name}.", section, given)
-            values[name] = section(**given) if name in sections else dict(given)
-        missing = [name for name in ("dataset", "output") if not values.get(name)]
-        if missing:
-            raise TrainerConfigError(f"{' and '.join(missing)} must be set")
-        if values.get("rollouts", "student") not in ("student", "contrast", "generate"):
-            raise TrainerConfigError(
-                f"rollouts={values['rollouts']!r} is not student, contrast or generate"
-            )
-        return cls(**values)
-
-
-def _check_names(prefix: str, section: type, values: Mapping[str, Any]) -> None:
-    known = {entry.name for entry in fields(section)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise TrainerConfigError(f"unknown setting {prefix}{unknown[0]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,7 +310,6 @@ def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
         "save_strategy": "no",
         "logging_steps": 1,
         "disable_tqdm": True,
-        "num_generations": 2,
     }
     try:
         return ComposerConfig(**(defaults | config.trl))
@@ -563,11 +483,11 @@ class FixedBatchObjective:
             self.batch,
             alpha_sdpo=args.alpha_sdpo,
             beta_replay=args.beta_replay,
-            dpo_variant=replay_options(args).variant,
+            dpo_variant=args.replay.variant,
             dpo_beta=args.dpo_beta,
             simpo_beta=args.simpo_beta,
             simpo_gamma=args.simpo_gamma,
-            sdpo_wrapper=sdpo_options(args).wrapper,
+            sdpo_wrapper=args.sdpo.wrapper,
             taid_t=args.taid_t_end if args.sdpo_wrapper == "taid" else None,
             entropy_opd_h_max=args.entropy_opd_h_max,
             jsd_beta=args.jsd_beta,

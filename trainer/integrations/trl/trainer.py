@@ -27,12 +27,10 @@ from trainer.data.sampler import PairSampler
 from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.integrations.packing import enable_tree_attention, packed_pair_logps
-from trainer.integrations.settings import replay_options, sdpo_options
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.forward import (
     HintedInputs,
     policy_and_distillation,
-    uses_fused_head,
 )
 from trainer.integrations.trl.teacher import Teacher
 from trainer.losses.channels import replay_per_pair
@@ -83,8 +81,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             }
         super().__init__(model, reward_funcs, args, **options)
         self.composer: ComposerConfig = args
-        self._sdpo_options, self._replay_options = sdpo_options(args), replay_options(args)
-        self._is_fused = uses_fused_head(args.head, self._sdpo_options)
+        self._sdpo_options, self._replay_options = args.sdpo, args.replay
         self.hint = hint
         self.collator = ComposerDataCollator(
             self._tokenizer,
@@ -324,7 +321,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 self.teacher.weights,
                 self._payload,
                 self._options_now(),
-                is_fused=self._is_fused,
+                is_fused=self.composer.is_fused,
                 reuses_prefix=self._reuses_prefix,
                 pad_token_id=self._tokenizer.pad_token_id,
             )

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
 from trainer.folders import sole_writer
-from trainer.integrations.settings import EngineSettings, read_settings
+from trainer.integrations.settings import RunConfig, read_settings
 from trainer.integrations.verl.doctor import require_version, silent_channels
 from trainer.integrations.verl.environment import child_environment
 from trainer.integrations.verl.options import PluginOptions
@@ -46,7 +46,7 @@ def train_with_verl(
         return _train(settings, should_stop)
 
 
-def _train(settings: EngineSettings, should_stop: Callable[[], bool]) -> dict[str, Any]:
+def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, Any]:
     run = prepare(settings)
     logger.info("verl: %d states (%d with hint), %d pairs", run.n_prompts, run.n_hints, run.n_pairs)
     for name, weight in (("sdpo", run.options.alpha_sdpo), ("replay", run.options.beta_replay)):
