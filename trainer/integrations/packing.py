@@ -27,10 +27,8 @@ _BASES = {"sdpa", "eager", "flex_attention"}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def packed_logps(
-    model: nn.Module, tree: PackedTree, *, temperature: float = 1.0, chunk: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Summed log-probabilities of every chosen and every rejected completion, both `[B]`.
+def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
+    """Sum the log-probabilities of every chosen and every rejected completion, both `[B]`.
 
     Divide by `tree.chosen_lengths` and `tree.rejected_lengths` for per-token averages. The logits
     exist for one chunk of tokens at a time, in the forward and in the backward pass.
@@ -39,8 +37,6 @@ def packed_logps(
         model: a causal LM, bare or under PEFT. Under DDP or FSDP call this inside the wrapper's
             forward, or gradients are not synchronized.
         tree: moved to the model's device when it is elsewhere.
-        temperature: the logits are divided by it.
-        chunk: tokens whose logits exist at once; by default the device's own choice.
 
     Raises:
         TrainerConfigError: the model's attention cannot follow a tree exactly.
@@ -48,13 +44,7 @@ def packed_logps(
     causal_lm = causal_lm_of(model)
     tree = tree.to(causal_lm.device)
     hidden_N_H = packed_hidden(causal_lm, tree)
-    outputs = model_head_outputs(
-        causal_lm,
-        hidden_N_H[tree.predictors_E],
-        tree.target_ids_E,
-        temperature=temperature,
-        chunk=chunk,
-    )
+    outputs = model_head_outputs(causal_lm, hidden_N_H[tree.predictors_E], tree.target_ids_E)
     return tree.sum_logps(outputs.logps_N)
 
 

@@ -18,12 +18,10 @@ Shapes: `N` tokens, `C` tokens of one chunk, `R` tokens of one block of rows, `H
 vocabulary. Row `n` of `hidden_N_H` is the state that predicts `target_ids_N[n]`.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import ShapeError, TrainerConfigError
@@ -43,7 +41,6 @@ __all__ = [
     "PolicyLoss",
     "fused_policy_distillation",
     "head_outputs",
-    "reference_policy_distillation",
 ]
 
 HeadMode = Literal["fused", "recompute"]
@@ -313,62 +310,6 @@ def fused_policy_distillation(
             outputs = HeadOutput(*_RecomputeHead.apply(hidden_N_H, weight_V_H, bias_V, plan))
             return FusedOutput(_total(outputs, policy_loss, weights_N), *outputs)
     raise TrainerConfigError(f"mode={mode!r}: use 'fused' or 'recompute'")
-
-
-def reference_policy_distillation(
-    hidden_N_H: Tensor,
-    weight_V_H: Tensor,
-    bias_V: Tensor | None = None,
-    *,
-    target_ids_N: Tensor,
-    policy_loss: PolicyLoss | None = None,
-    teacher_hidden_N_H: Tensor | None = None,
-    teacher_weight_V_H: Tensor | None = None,
-    teacher_bias_V: Tensor | None = None,
-    divergence_weights_N: Tensor | None = None,
-    beta: float = 0.5,
-    temperature: float = 1.0,
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
-) -> FusedOutput:
-    """The numbers of `fused_policy_distillation` by full logits and plain autograd.
-
-    For tests and for reading: it holds about ten tensors of shape `N x V`.
-    """
-    teacher = _teacher(weight_V_H, bias_V, teacher_hidden_N_H, teacher_weight_V_H, teacher_bias_V)
-    rule = LogitRule(logit_scale, softcap, temperature)
-    plan = _plan(hidden_N_H, weight_V_H, target_ids_N, teacher, beta, rule, None)
-
-    def logps(hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None) -> Tensor:
-        bias_V = None if bias_V is None else bias_V.to(plan.dtype)
-        logits_N_V = F.linear(hidden_N_H.to(plan.dtype), weight_V_H.to(plan.dtype), bias_V)
-        logits_N_V = logits_N_V * logit_scale
-        if softcap is not None:
-            logits_N_V = softcap * torch.tanh(logits_N_V / softcap)
-        return torch.log_softmax(logits_N_V / temperature, -1)
-
-    logps_N_V = logps(hidden_N_H, weight_V_H, bias_V)
-    logps_N = logps_N_V.gather(-1, target_ids_N[:, None])[:, 0]
-    entropy_N = torch.special.entr(logps_N_V.exp()).sum(-1)
-    divergence_N = torch.zeros_like(logps_N)
-    if teacher is not None:
-        teacher_logps_N_V = logps(teacher.hidden_N_H, teacher.weight_V_H, teacher.bias_V).detach()
-        divergence_N = _plain_jsd(logps_N_V, teacher_logps_N_V, beta)
-    outputs = HeadOutput(logps_N, entropy_N, divergence_N)
-    weights_N = _divergence_weights(divergence_weights_N, plan)
-    return FusedOutput(_total(outputs, policy_loss, weights_N), *outputs)
-
-
-def _plain_jsd(logps_N_V: Tensor, teacher_logps_N_V: Tensor, beta: float) -> Tensor:
-    def kl(p_N_V: Tensor, q_N_V: Tensor) -> Tensor:
-        return F.kl_div(q_N_V, p_N_V, reduction="none", log_target=True).sum(-1)
-
-    if beta == 0.0:
-        return kl(teacher_logps_N_V, logps_N_V)
-    if beta == 1.0:
-        return kl(logps_N_V, teacher_logps_N_V)
-    mixture_N_V = torch.logaddexp(logps_N_V + math.log1p(-beta), teacher_logps_N_V + math.log(beta))
-    return beta * kl(teacher_logps_N_V, mixture_N_V) + (1 - beta) * kl(logps_N_V, mixture_N_V)
 
 
 def _total(outputs: HeadOutput, policy_loss: PolicyLoss | None, weights_N: Tensor | None) -> Tensor:

@@ -6,15 +6,15 @@ vocabulary, `K` vocabulary entries of one block of columns.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 __all__ = [
-    "Backend",
+    "CudaBackend",
     "LogitRule",
     "LogitTile",
+    "PortableBackend",
     "TeacherHead",
     "TilePlan",
     "TokenGradients",
@@ -26,40 +26,21 @@ __all__ = [
 # --- how a device multiplies ---------------------------------------------------------------------
 
 
-class Backend(Protocol):
-    """How a device multiplies, and how much it holds at once."""
-
-    chunk: int
-    """Tokens whose logits exist at once."""
-    rows: int
-    """Tokens whose temporaries exist at once."""
-
-    def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor:
-        """Logits `[C, V]` in `dtype`, never rounded to less."""
-        ...
-
-    def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor:
-        """Gradient of the hidden states, `[C, H]`."""
-        ...
-
-    def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None:
-        """Add the weight's gradient to `total_V_H`, without rounding the product first."""
-        ...
-
-
 class PortableBackend:
-    """CPU and any device that has only plain products.
+    """How a device multiplies, and how much it holds at once: any that has only plain products.
 
     Blocks of four rows keep the element-wise work in the processor's cache. Half-precision weights
     are widened a block of columns at a time, so that logits are never rounded to 16 bits.
     """
 
     chunk = 256
+    """Tokens whose logits exist at once."""
     rows = 4
+    """Tokens whose temporaries exist at once."""
     _columns = 8192
 
     def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor:
-        """Logits `[C, V]` in `dtype`."""
+        """Return logits `[C, V]` in `dtype`, never rounded to less."""
         hidden_C_H = hidden_C_H.to(dtype)
         if weight_V_H.dtype == dtype:
             return hidden_C_H @ weight_V_H.t()
@@ -70,33 +51,29 @@ class PortableBackend:
         return logits_C_V
 
     def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor:
-        """Gradient of the hidden states, `[C, H]`."""
+        """Return the gradient of the hidden states, `[C, H]`."""
         return grad_C_V.to(weight_V_H.dtype) @ weight_V_H
 
     def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None:
-        """Add the weight's gradient to `total_V_H`."""
+        """Add the weight's gradient to `total_V_H`, without rounding the product first."""
         total_V_H.addmm_(grad_C_V.t(), hidden_C_H.to(total_V_H.dtype))
 
 
-class CudaBackend:
+class CudaBackend(PortableBackend):
     """CUDA: 16-bit products that accumulate and return 32 bits (torch 2.8 or newer), no Triton."""
 
     chunk = 1024
     rows = 256
 
     def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor:
-        """Logits `[C, V]` in `dtype`."""
+        """Return logits `[C, V]` in `dtype`, never rounded to less."""
         hidden_C_H = hidden_C_H.to(weight_V_H.dtype)
         if weight_V_H.dtype == dtype:
             return hidden_C_H @ weight_V_H.t()
         return torch.mm(hidden_C_H, weight_V_H.t(), out_dtype=dtype)
 
-    def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor:
-        """Gradient of the hidden states, `[C, H]`."""
-        return grad_C_V.to(weight_V_H.dtype) @ weight_V_H
-
     def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None:
-        """Add the weight's gradient to `total_V_H`."""
+        """Add the weight's gradient to `total_V_H`, without rounding the product first."""
         # A product rounded to 16 bits before it is added biases the sum: entropy drifts down.
         if hidden_C_H.dtype == total_V_H.dtype:
             total_V_H.addmm_(grad_C_V.t(), hidden_C_H)
@@ -105,7 +82,7 @@ class CudaBackend:
         torch.addmm(total_V_H, grad_V_C, hidden_C_H, out_dtype=total_V_H.dtype, out=total_V_H)
 
 
-def backend_for(device: torch.device) -> Backend:
+def backend_for(device: torch.device) -> PortableBackend:
     """The backend of `device`."""
     return CudaBackend() if device.type == "cuda" else PortableBackend()
 
@@ -161,7 +138,7 @@ class TilePlan:
     teacher: TeacherHead | None
     beta: float
     rule: LogitRule
-    backend: Backend
+    backend: PortableBackend
     chunk: int
     dtype: torch.dtype
     """Type of logits and sums: float32, or float64 when the inputs are float64."""

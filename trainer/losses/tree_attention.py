@@ -13,10 +13,11 @@ Shapes: `A` query heads, `G` key and value heads, `N` packed tokens, `D` head di
 of one chain, `K` tokens it can see.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,18 +35,25 @@ __all__ = [
 ]
 
 
-class TreeAttention(Protocol):
+class TreeAttention(ABC):
     """Attention of all layers over one tree."""
 
-    tree: PackedTree
-    n_calls: int
-    """Layers that attended through this tree so far."""
+    def __init__(self, tree: PackedTree) -> None:
+        self.tree = tree
+        self.n_calls = 0
+        """Layers that attended through this tree so far."""
 
     def __call__(
         self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, *, scale: float
     ) -> Tensor:
-        """Attention output, `[1, A, N, D]`."""
-        ...
+        """Return the attention output, `[1, A, N, D]`."""
+        self.n_calls += 1
+        return self._attend(query_1_A_N_D, key_1_G_N_D, value_1_G_N_D, scale)
+
+    @abstractmethod
+    def _attend(
+        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
+    ) -> Tensor: ...
 
 
 def attention_for(tree: PackedTree) -> TreeAttention:
@@ -57,23 +65,20 @@ def attention_for(tree: PackedTree) -> TreeAttention:
 # --- any device ----------------------------------------------------------------------------------
 
 
-class ChainAttention:
+class ChainAttention(TreeAttention):
     """One scaled-dot-product call per chain."""
 
     def __init__(self, tree: PackedTree) -> None:
-        self.tree = tree
-        self.n_calls = 0
+        super().__init__(tree)
         self._lengths = [chain.stop - chain.start for chain in tree.chains]
         bounds = {0, tree.n_tokens}
         for chain in tree.chains:
             bounds |= {bound for pair in _visible_ranges(chain) for bound in pair}
         self._bounds = sorted(bounds)
 
-    def __call__(
-        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, *, scale: float
+    def _attend(
+        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
     ) -> Tensor:
-        """Attention output, `[1, A, N, D]`."""
-        self.n_calls += 1
         # Split once at every boundary: the gradient of a split is one concatenation, while that
         # of a slice is a zero tensor of full length, one per slice.
         sizes = [stop - start for start, stop in pairwise(self._bounds)]
@@ -123,18 +128,12 @@ def _attend(
 # --- CPU -----------------------------------------------------------------------------------------
 
 
-class FlashTreeAttention:
+class FlashTreeAttention(TreeAttention):
     """Flash attention on CPU, chain by chain, without copies of the keys."""
 
-    def __init__(self, tree: PackedTree) -> None:
-        self.tree = tree
-        self.n_calls = 0
-
-    def __call__(
-        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, *, scale: float
+    def _attend(
+        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
     ) -> Tensor:
-        """Attention output, `[1, A, N, D]`."""
-        self.n_calls += 1
         return _FlashTree.apply(query_1_A_N_D, key_1_G_N_D, value_1_G_N_D, self.tree.chains, scale)
 
 
@@ -231,42 +230,33 @@ def _join(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 # --- CUDA ----------------------------------------------------------------------------------------
 
 
-class FlexAttention:
+class FlexAttention(TreeAttention):
     """One FlexAttention call with a block mask; compiled on CUDA."""
 
-    def __init__(self, tree: PackedTree) -> None:
-        self.tree = tree
-        self.n_calls = 0
-        self._block_mask: BlockMask | None = None
-
-    def __call__(
-        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, *, scale: float
+    def _attend(
+        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
     ) -> Tensor:
-        """Attention output, `[1, A, N, D]`."""
-        self.n_calls += 1
         attend = _compiled_flex() if query_1_A_N_D.device.type == "cuda" else flex_attention
         return attend(
             query_1_A_N_D,
             key_1_G_N_D,
             value_1_G_N_D,
-            block_mask=self.block_mask(),
+            block_mask=self.block_mask,
             scale=scale,
             enable_gqa=True,
         )
 
+    @cached_property
     def block_mask(self) -> BlockMask:
         """The tree's mask by blocks, made once and shared by all layers."""
-        if self._block_mask is None:
-            subtree_end_N = self.tree.subtree_end_N
+        subtree_end_N, n_tokens = self.tree.subtree_end_N, self.tree.n_tokens
 
-            def is_visible(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-                return (k <= q) & (q < subtree_end_N[k])
+        def is_visible(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (k <= q) & (q < subtree_end_N[k])
 
-            n_tokens = self.tree.n_tokens
-            self._block_mask = create_block_mask(
-                is_visible, None, None, n_tokens, n_tokens, device=subtree_end_N.device
-            )
-        return self._block_mask
+        return create_block_mask(
+            is_visible, None, None, n_tokens, n_tokens, device=subtree_end_N.device
+        )
 
 
 @cache

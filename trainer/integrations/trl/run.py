@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,27 +76,15 @@ class MetricsFile(TrainerCallback):
         self.path, self.config, self.on_metrics = path, config, on_metrics
         self.rows: list[dict[str, Any]] = []
 
-    def on_train_begin(
-        self,
-        args: Any,  # noqa: ARG002 - the callback's interface
-        state: Any,
-        control: Any,  # noqa: ARG002
-        **_: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Keep the lines of the steps up to the checkpoint that the run goes on from."""
         if state.is_world_process_zero:
             self.rows = _steps_of(self.path, until=state.global_step) if state.global_step else []
             self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
 
-    def on_log(
-        self,
-        args: Any,  # noqa: ARG002 - the callback's interface
-        state: Any,
-        control: Any,  # noqa: ARG002
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:  # noqa: ARG002
         """Write one line."""
+        logs = context.get("logs")
         if not state.is_world_process_zero or not logs:
             return
         row: dict[str, Any] = {"step": state.global_step}
@@ -195,7 +183,12 @@ def _run(
         with_tools=args.render_tools,
     )
     off = off_channels(args, data)
-    recorded = recorded_rollouts(config, args, data, collator.renderer)
+    recorded: RecordedRollouts | None = None
+    if config.rollouts == "contrast":
+        recorded = contrast_rollouts(data.pairs, collator.renderer)
+    elif config.rollouts == "student":
+        n = args.num_generations or 1
+        recorded = student_rollouts(data, collator.renderer, group_size=n, seed=args.seed)
     level = load_function(config.agreement) if config.agreement else agreement
     if recorded is not None:
         recorded.add_behaviour_logps(model, temperature=args.temperature)
@@ -227,7 +220,12 @@ def _run(
         "loss_first": loss_first,
         "loss_last": loss_last,
         "channels_live": live,
-        "channels_off": off | idle_channels([*live, *off]),
+        "channels_off": off
+        | {
+            name: f"no step gave it anything to learn from ({why})"
+            for name, why in NOTHING_TO_LEARN.items()
+            if name not in [*live, *off]
+        },
         "steps": trainer.state.global_step,
         "seconds": round(time.perf_counter() - started, 2),
         "pairs": len(data.pairs),
@@ -271,15 +269,6 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
         level = logging.INFO if reason.endswith("is 0") else logging.WARNING
         logger.log(level, "channel %s is off: %s", name, reason)
     return off
-
-
-def idle_channels(known: Iterable[str]) -> dict[str, str]:
-    """Why the channels besides the `known` ones did nothing, though they have weight and data."""
-    return {
-        name: f"no step gave it anything to learn from ({why})"
-        for name, why in NOTHING_TO_LEARN.items()
-        if name not in known
-    }
 
 
 def write_results(
@@ -337,17 +326,6 @@ def load_model(config: RunConfig, data: PreferenceData, *, seed: int) -> tuple[A
     return model, tokenizer
 
 
-def recorded_rollouts(
-    config: RunConfig, args: ComposerConfig, data: PreferenceData, renderer: Renderer
-) -> RecordedRollouts | None:
-    """The decisions on record as `config.rollouts` wants them; `None` when TRL generates."""
-    if config.rollouts == "generate":
-        return None
-    if config.rollouts == "contrast":
-        return contrast_rollouts(data.pairs, renderer)
-    return student_rollouts(data, renderer, group_size=args.num_generations or 1, seed=args.seed)
-
-
 def build_trainer(
     config: RunConfig,
     args: ComposerConfig,
@@ -361,12 +339,12 @@ def build_trainer(
 ) -> ComposerReplicationTrainer:
     """The trainer of this run, on recorded or generated rollouts."""
     options: dict[str, Any] = {}
+    has_environment = parts.environment is not None
     if recorded is None:
-        has_environment = parts.environment is not None
         options["train_dataset"] = prompts_dataset(data, renderer, only_calls=has_environment)
         options["rollout_func"] = parts.rollout
         options["environment_factory"] = parts.environment
-    elif parts.rollout is not None or parts.environment is not None:
+    elif parts.rollout is not None or has_environment:
         raise TrainerConfigError(
             f"rollouts={config.rollouts} are on record, nothing would be sampled: set "
             "rollouts=generate"
@@ -374,7 +352,8 @@ def build_trainer(
     with without_upstream_warnings():
         trainer = ComposerReplicationTrainer(
             model,
-            reward_of(config, parts),
+            # An environment brings its own reward.
+            None if has_environment else parts.reward or as_trl_reward(load_reward(config.reward)),
             args,
             pairs=data.pairs,
             recorded=recorded,
@@ -387,13 +366,6 @@ def build_trainer(
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def reward_of(config: RunConfig, parts: RunParts) -> Callable[..., list[float]] | None:
-    """The reward in TRL's convention; `None` where the environment owns it."""
-    if parts.environment is not None:
-        return None
-    return parts.reward or as_trl_reward(load_reward(config.reward))
 
 
 def save_checkpoint(trainer: ComposerReplicationTrainer, tokenizer: Any, folder: Path) -> None:

@@ -8,6 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+__all__ = [
+    "Hint",
+    "HintContext",
+    "HintGenerator",
+    "JudgeHints",
+    "hint_for_row",
+    "layered",
+    "raw_error_hint",
+    "template_hint",
+]
+
 MAX_HINT_CHARS = 600
 """Longer error texts keep their head and tail."""
 
