@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainer.integrations.engines import ENGINES, TRL, Engine
+from trainer.integrations.engines import ENGINES, TRL, TrainingEngine
 
 TESTED_WITH = {
     "trl": "trl 1.16.0",
@@ -22,7 +22,7 @@ SPREAD_OVER = {
     "verl": "FSDP2, FSDP on Ray",
     "prime_rl": "FSDP2, trainer and inference apart",
 }
-ROWS: tuple[tuple[str, Callable[[Engine], str]], ...] = (
+ROWS: tuple[tuple[str, Callable[[TrainingEngine], str]], ...] = (
     ("tested with", lambda e: TESTED_WITH[e.name]),
     ("spread over", lambda e: SPREAD_OVER[e.name]),
     ("rollouts", lambda e: ", ".join(e.rollouts)),

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A YAML file with `key=value` put over it; dots reach into sections (`trl.max_steps=5`).
+    """Read a YAML file and put `key=value` over it; dots reach into sections (`trl.max_steps=5`).
 
     Raises:
         TrainerConfigError: not readable, not a mapping, or an override without `=`.
@@ -132,7 +132,7 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Whether somebody has asked this process to stop, by SIGTERM or Ctrl-C.
+    """Tell whether somebody has asked this process to stop, by SIGTERM or Ctrl-C.
 
     The same signal again ends the process at once. Outside the main thread, where no handler can
     be set, nobody can ask.

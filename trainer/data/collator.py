@@ -54,7 +54,7 @@ class ComposerDataCollator:
         self.pad_id = int(tokenizer.pad_token_id)
 
     def __call__(self, rows: Sequence[PairRow | Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch of these rows, on the CPU, without reference log-probs."""
+        """Build the batch of these rows, on the CPU, without reference log-probs."""
         chosen, rejected, hinted, has_hint = [], [], [], []
         for row in rows:
             prompt = self.renderer.prompt_ids(row["prompt"], row.get("tools"))
@@ -85,7 +85,7 @@ class ComposerDataCollator:
 
 
 def add_reference_logps(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """The batch with summed log-probs of both responses under `model`, without gradient."""
+    """Add summed log-probs of both responses under `model`, without gradient, to the batch."""
     with torch.no_grad():
         (chosen, _), (rejected, _) = pair_logps(model, batch)
     return {
@@ -144,7 +144,7 @@ def build_batch(
     rows: Sequence[PairRow | Mapping[str, Any]] | None = None,
     reference: nn.Module | None = None,
 ) -> dict[str, Tensor]:
-    """A batch of all three channels, by default of one built-in example.
+    """Build a batch of all three channels, by default of one built-in example.
 
     With `reference` the pair's log-probs under it are filled in, as `dpo_variant="dpo"` needs;
     without it use `dpo_variant="simpo"` or call `add_reference_logps`.

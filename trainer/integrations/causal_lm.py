@@ -28,7 +28,7 @@ class CompletionOutput(NamedTuple):
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside `model`: itself, or what PEFT wraps.
+    """Return the transformers model inside `model`: itself, or what PEFT wraps.
 
     Raises:
         TrainerConfigError: there is none.
@@ -44,7 +44,7 @@ def causal_lm_of(model: nn.Module) -> PreTrainedModel:
 
 
 def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a model's language-model head.
+    """Return the weight and bias of a model's language-model head.
 
     Raises:
         TrainerConfigError: the model has none, or an adapter sits on it.
@@ -64,7 +64,7 @@ def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def logit_rule(model: nn.Module) -> tuple[float, float | None]:
-    """Factor and soft cap between a model's head and its logits, from its configuration."""
+    """Read factor and soft cap between a model's head and its logits from its configuration."""
     config = causal_lm_of(model).config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):

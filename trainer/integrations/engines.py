@@ -7,11 +7,11 @@ from typing import Any
 from trainer.errors import TrainerConfigError
 from trainer.integrations.settings import RunConfig
 
-__all__ = ["ENGINES", "Engine", "check"]
+__all__ = ["ENGINES", "TrainingEngine", "check"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class TrainingEngine:
     """What one engine can do. The first entry of a tuple is what `auto` or nothing means."""
 
     name: str
@@ -40,7 +40,7 @@ class Engine:
         return self.estimators == ("sampled",)
 
 
-TRL = Engine(
+TRL = TrainingEngine(
     name="trl",
     title="TRL",
     objectives={
@@ -60,7 +60,7 @@ TRL = Engine(
     outer=("none", "object_store", "torchft"),
 )
 
-VERL = Engine(
+VERL = TrainingEngine(
     name="verl",
     title="VeRL",
     objectives={
@@ -80,7 +80,7 @@ VERL = Engine(
     estimators=("teacher_topk",),
 )
 
-PRIME_RL = Engine(
+PRIME_RL = TrainingEngine(
     name="prime_rl",
     title="PRIME-RL",
     objectives={"grpo": {}},
@@ -89,7 +89,7 @@ PRIME_RL = Engine(
     wrappers=("none",),
 )
 
-ENGINES: dict[str, Engine] = {
+ENGINES: dict[str, TrainingEngine] = {
     "trl": TRL,
     "monarch": replace(TRL, name="monarch", title="Monarch"),
     "verl": VERL,
@@ -98,7 +98,7 @@ ENGINES: dict[str, Engine] = {
 """Engines by the name that settings and `engines.<name>` use."""
 
 
-def check(settings: RunConfig) -> Engine:
+def check(settings: RunConfig) -> TrainingEngine:
     """Return the engine of these settings, if it can do all that they ask for.
 
     Raises:
@@ -113,7 +113,7 @@ def check(settings: RunConfig) -> Engine:
     return engine
 
 
-def _run_problems(engine: Engine, settings: RunConfig) -> Iterator[str]:
+def _run_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[str]:
     objective = settings.shared.objective
     if objective is not None and objective not in engine.objectives:
         yield f"trl.objective={objective}: choose {', '.join(sorted(engine.objectives))}"
@@ -126,7 +126,7 @@ def _run_problems(engine: Engine, settings: RunConfig) -> Iterator[str]:
         yield f"outer={settings.outer}: the outer loop runs under TRL and Monarch; set outer=none"
 
 
-def _channel_problems(engine: Engine, settings: RunConfig) -> Iterator[str]:
+def _channel_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[str]:
     shared = settings.shared
     if shared.alpha_sdpo == 0:
         return

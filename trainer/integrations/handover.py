@@ -26,7 +26,7 @@ def check_startable(settings: RunConfig) -> None:
 
 
 def make_renderer(settings: RunConfig) -> Renderer:
-    """The renderer of the model's own tokenizer, cut as under TRL."""
+    """Build the renderer of the model's own tokenizer, cut as under TRL."""
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
     shared = settings.shared
     return Renderer(
@@ -52,7 +52,7 @@ def require_hints(settings: RunConfig, n_hints: int) -> None:
 
 
 def n_states_of_step(shared: SharedSettings, *, n_ranks: int = 1) -> int:
-    """States of one step: each gives a group of rollouts.
+    """Count the states of one step: each gives a group of rollouts.
 
     Raises:
         TrainerConfigError: the rollouts of a step are no whole groups.

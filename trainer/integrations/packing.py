@@ -51,7 +51,7 @@ def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
 def packed_pair_logps(
     model: nn.Module, batch: Mapping[str, Tensor], *, max_tokens: int | None = None
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """((chosen log-probs, tokens), (rejected log-probs, tokens)), each `[B]`, of a padded batch.
+    """Sum the log-probs of chosen and rejected sides, with their tokens, each `[B]`, in one tree.
 
     Takes the place of one padded forward pass per side: `batch` holds
     `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` (without an attention mask no
@@ -119,7 +119,7 @@ def _prompts_and_responses(
 
 
 def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
-    """The last hidden state of every packed token, `[N, H]`; `tree` is on the model's device.
+    """Compute the last hidden state of every packed token, `[N, H]`.
 
     Raises:
         TrainerConfigError: the model's attention cannot follow a tree exactly.
@@ -136,6 +136,8 @@ def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
         use_cache=False,
         prefix_tree=attention,
     )
+    # A layer that swallows keyword arguments would attend causally over the packed row, across
+    # pairs, without any error: count who came by.
     n_layers = causal_lm.config.get_text_config().num_hidden_layers
     if attention.n_calls < n_layers:
         _refuse(
@@ -155,6 +157,8 @@ def enable_tree_attention(model: nn.Module) -> None:
         TrainerConfigError: the model does not take its attention from the attention interface.
     """
     causal_lm = causal_lm_of(model)
+    # A registered name, not a patched module: checkpointing, PEFT and `save_pretrained` go on as
+    # they are, and calls without a tree fall through to the attention that was chosen.
     base = str(causal_lm.config._attn_implementation)
     if base.startswith(_PREFIX):
         return
@@ -192,7 +196,7 @@ def _refuse(module: nn.Module, reason: str) -> NoReturn:
 
 
 def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """An attention function: the tree's where a tree is given, else that of `base`."""
+    """Make an attention function: the tree's where a tree is given, else that of `base`."""
 
     def attend(
         module: nn.Module,

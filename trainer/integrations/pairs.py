@@ -90,7 +90,7 @@ class TokenizedPairs:
         return len(self.rows)
 
     def sampler(self, *, batch_size: int, seed: int) -> PairSampler:
-        """Which pairs each optimizer step sees; those of one session stay together."""
+        """Make the sampler of an optimizer step's pairs; those of one session stay together."""
         if (batch_size, seed) not in self._samplers:
             groups = [row["session_id"] or i for i, row in enumerate(self.rows)]
             self._samplers[batch_size, seed] = PairSampler(
@@ -99,7 +99,7 @@ class TokenizedPairs:
         return self._samplers[batch_size, seed]
 
     def part(self, drawn: Sequence[int], *, rank: int, n_ranks: int, multiple: int) -> PairPart:
-        """The share of `rank` in the pairs of a step.
+        """Return the share of `rank` in the pairs of a step.
 
         Collective operations want every rank to do equally many passes, of `multiple` pairs each:
         short shares are filled up with pairs of weight 0.
@@ -116,7 +116,7 @@ class TokenizedPairs:
         )
 
     def tensors(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Rows chosen, rejected, chosen, …: prompts padded on the left, responses on the right."""
+        """Pad rows chosen, rejected, chosen, …: prompts on the left, responses on the right."""
         rows = [(self.rows[i], f"{side}_ids") for i in indices for side in ("chosen", "rejected")]
         prompts = [torch.tensor(row["prompt_ids"]) for row, _ in rows]
         responses = [torch.tensor(row[name]) for row, name in rows]
@@ -142,7 +142,7 @@ def _joined(prompts: list[Tensor], responses: list[Tensor]) -> Tensor:
 
 
 def read_reference(path: str | Path, pairs: TokenizedPairs) -> list[list[float]] | None:
-    """Reference log-probs of both sides of every pair; `None` when the file holds no such thing."""
+    """Read reference log-probs of both sides of every pair; `None` when the file has none."""
     path = Path(path)
     if not path.is_file():
         return None

@@ -78,7 +78,7 @@ class SDPOOptions:
         )
 
     def at(self, taid_t: float) -> "SDPOOptions":
-        """The same with another `taid_t`."""
+        """Copy the options with another `taid_t`."""
         return replace(self, taid_t=taid_t)
 
 
@@ -113,7 +113,7 @@ def distillation_per_token(
     ids_N: Tensor,
     options: SDPOOptions,
 ) -> Tensor:
-    """What channel 2 charges for each response token, [N].
+    """Compute what channel 2 charges for each response token, [N].
 
     Raises:
         TrainerConfigError: the TAID wrapper without a `taid_t`.
@@ -151,7 +151,7 @@ def distillation_per_token(
 def divergence_per_token(
     student_logp_NK: Tensor, teacher_logp_NK: Tensor, options: SDPOOptions
 ) -> Tensor:
-    """Channel 2 from log-distributions over one support, [N].
+    """Compute channel 2 from log-distributions over one support, [N].
 
     The support is a part of the vocabulary and the rest as one entry (`with_tail`): what a scoring
     server sends of a teacher. Temperature, estimator and top-k were the sender's concern.
@@ -169,7 +169,7 @@ def divergence_per_token(
 
 
 def _wrapped_per_token(student_NV: Tensor, teacher_NV: Tensor, options: SDPOOptions) -> Tensor:
-    """TAID or the entropy gate on logits, or on log-probs, which are logits as well."""
+    """Apply TAID or the entropy gate to logits, or to log-probs, which are logits as well."""
     if options.wrapper == "entropy_opd":
         return soft_gated_kl_per_token(student_NV, teacher_NV, h_max=options.entropy_opd_h_max)
     if options.taid_t is None:
@@ -186,7 +186,7 @@ def replay_per_pair(
     ref_rejected_logps_B: Tensor | None,
     options: ReplayOptions,
 ) -> Tensor:
-    """What channel 3 charges for each pair, [B]; log-probs are summed, `n_*` count their tokens.
+    """Compute what channel 3 charges for each pair, [B]; log-probs are summed, `n_*` count tokens.
 
     Raises:
         TrainerConfigError: a variant with a reference got no reference log-probs.

@@ -82,6 +82,7 @@ class _HeadGradients:
         needed: tuple[bool, ...],
     ) -> None:
         self._plan, self._hidden_N_H, self._weight_V_H = plan, hidden_N_H, weight_V_H
+        # What needs no gradient gets no buffer: a frozen head, as under LoRA, costs nothing here.
         self._hidden_grad = torch.empty_like(hidden_N_H) if needed[0] else None
         self._weight_grad = torch.zeros_like(weight_V_H, dtype=plan.dtype) if needed[1] else None
         self._bias_grad = None
@@ -98,6 +99,8 @@ class _HeadGradients:
             self._bias_grad += grad_C_V.sum(0)
 
     def totals(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        # Rounded once, at the end. The 32-bit sum is let go at once: for a large vocabulary it is
+        # as large as everything else together.
         dtype = self._weight_V_H.dtype
         weight_grad = None if self._weight_grad is None else self._weight_grad.to(dtype)
         self._weight_grad = None
@@ -157,6 +160,8 @@ def _policy_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     if policy_loss is None:
         return logps_C.new_zeros(()), None
+    # Inside a `Function` gradients are off; the policy loss is any code, so autograd derives it, on
+    # a leaf of its own: nothing of the caller's graph hangs on it.
     with torch.enable_grad():
         leaf_C = logps_C.detach().requires_grad_()
         loss = policy_loss(leaf_C, rows)
@@ -184,7 +189,7 @@ class _RecomputeHead(torch.autograd.Function):
             statistics_3_N[:, rows] = torch.stack([tile.logps_C, tile.entropy_C, tile.divergence_C])
         ctx.save_for_backward(hidden_N_H, weight_V_H, bias_V)
         ctx.plan = plan
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # an output that nothing reads costs no product
         logps_N, entropy_N, divergence_N = (row.clone() for row in statistics_3_N)
         return logps_N, entropy_N, divergence_N
 
@@ -220,7 +225,7 @@ def head_outputs(
     softcap: float | None = None,
     chunk: int | None = None,
 ) -> HeadOutput:
-    """Log-probability, entropy and divergence from the teacher, per token and differentiable.
+    """Compute log-probability, entropy and divergence from the teacher, differentiable per token.
 
     Any loss can follow, also one that sums over a sequence first. The backward pass projects each
     chunk again. The teacher never gets a gradient; without one `divergence_N` is zero. Arguments
@@ -262,7 +267,7 @@ def fused_policy_distillation(
     chunk: int | None = None,
     mode: HeadMode = "fused",
 ) -> FusedOutput:
-    """Policy loss plus weighted distillation from hidden states, without the logits of a batch.
+    """Add policy loss and weighted distillation from hidden states, without logits of a batch.
 
     `loss = policy_loss(logps_N) + sum(divergence_weights_N * divergence_N)`, where the divergence
     is the generalized Jensen-Shannon divergence of the two next-token distributions.
@@ -411,7 +416,7 @@ def _check_head(who: str, hidden_N_H: Tensor, weight_V_H: Tensor, target_ids_N: 
 def _in_one_dtype(
     hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Under autocast a 32-bit head meets 16-bit states: multiply in the narrower type on CUDA."""
+    """Multiply in the narrower type on CUDA where autocast gives a 32-bit head 16-bit states."""
     if hidden_N_H.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         return hidden_N_H.to(dtype), weight_V_H.to(dtype), bias_V

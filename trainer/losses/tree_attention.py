@@ -57,7 +57,7 @@ class TreeAttention(ABC):
 
 
 def attention_for(tree: PackedTree) -> TreeAttention:
-    """The backend of the device that `tree` lies on."""
+    """Return the backend of the device that `tree` lies on."""
     backends = {"cuda": FlexAttention, "cpu": FlashTreeAttention}
     return backends.get(tree.input_ids_N.device.type, ChainAttention)(tree)
 
@@ -112,6 +112,7 @@ def _attend(
     n_queries, n_keys = query_1_A_L_D.shape[2], key_1_G_K_D.shape[2]
     mask_L_K = None
     if n_queries < n_keys:
+        # A chain is the end of what it sees, so its causal mask is aligned to the bottom right.
         ones_L_K = torch.ones(n_queries, n_keys, dtype=torch.bool, device=query_1_A_L_D.device)
         mask_L_K = ones_L_K.tril(n_keys - n_queries)
     return F.scaled_dot_product_attention(
@@ -153,6 +154,8 @@ class _FlashTree(torch.autograd.Function):
         chains: tuple[Chain, ...],
         scale: float,
     ) -> Tensor:
+        # The kernel knows no grouped heads: keys and values are repeated here, and kept unrepeated
+        # for the backward pass.
         n_shared = query_1_A_N_D.shape[1] // key_1_G_N_D.shape[1]
         key_1_A_N_D = key_1_G_N_D.repeat_interleave(n_shared, 1)
         value_1_A_N_D = value_1_G_N_D.repeat_interleave(n_shared, 1)
@@ -165,7 +168,7 @@ class _FlashTree(torch.autograd.Function):
                 for columns in _columns(chain)
             )
             output_1_A_N_D[:, :, rows] = output
-            norms.append(norm)
+            norms.append(norm)  # chains are in packed order, so these line up with the tokens
         norm_1_A_N = torch.cat(norms, 2)
         ctx.save_for_backward(query_1_A_N_D, key_1_G_N_D, value_1_G_N_D, output_1_A_N_D, norm_1_A_N)
         ctx.chains, ctx.scale = chains, scale
@@ -180,6 +183,8 @@ class _FlashTree(torch.autograd.Function):
         for chain in ctx.chains:
             rows = slice(chain.start, chain.stop)
             for columns in _columns(chain):
+                # Given the output and normalizer of all parts, not of its own, the kernel's softmax
+                # is that of the whole row: each part's gradient is right, and they only add up.
                 parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                     grads[0][:, :, rows],
                     query[:, :, rows],
@@ -193,6 +198,7 @@ class _FlashTree(torch.autograd.Function):
                 )
                 for total, part, where in zip(sums, parts, (rows, columns, columns), strict=True):
                     total[:, :, where] += part
+        # The heads that shared a key or value share its gradient.
         by_head = [total.unflatten(1, (-1, n_shared)).sum(2) for total in sums[1:]]
         return sums[0], *by_head, None, None
 
@@ -204,7 +210,7 @@ def _columns(chain: Chain) -> list[slice]:
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, rows: slice, columns: slice, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-normalizer of `rows` over `columns`; causal where the two are the same."""
+    """Attend from `rows` over `columns`, causally where the two are the same."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query[:, :, rows],
         key[:, :, columns],
@@ -219,6 +225,7 @@ def _join(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     outputs, norms = zip(*parts, strict=True)
     if len(outputs) == 1:
         return outputs[0], norms[0]
+    # Softmax over a union: each part's output weighs as much as its share of the exponentials.
     norm_1_A_L = torch.logsumexp(torch.stack(norms), 0)
     joint_1_A_L_D = torch.zeros_like(outputs[0])
     for output_1_A_L_D, part_norm_1_A_L in zip(outputs, norms, strict=True):
@@ -261,4 +268,5 @@ class FlexAttention(TreeAttention):
 
 @cache
 def _compiled_flex() -> Any:
+    # Dynamic shapes: every tree has another length, and a compilation takes longer than a step.
     return torch.compile(flex_attention, dynamic=True)

@@ -22,7 +22,7 @@ from trainer.diloco.environment import ReplicaPlace
 from trainer.errors import ReplicaFailedError
 from trainer.integrations.monarch.actors import (
     GeneratorActor,
-    Outcome,
+    RankOutcome,
     RewarderActor,
     StoreActor,
     TrainerActor,
@@ -101,7 +101,7 @@ class _Mesh:
 
 
 async def _shared_store(config: RunConfig, placement: Placement) -> _Mesh | None:
-    """The store of the outer loop, unless the settings name one outside."""
+    """Return the store of the outer loop, unless the settings name one outside."""
     if placement.replicas == 1 or config.outer != "object_store" or config.outer_options.uri:
         return None
     return _spawn("store", 1, StoreActor)
@@ -150,7 +150,7 @@ async def _run_replica(
     place: ReplicaPlace,
     shared: _Mesh | None,
     resume_from: str | None,
-) -> Outcome:
+) -> RankOutcome:
     """Spawn a replica with its helpers, train, stop everything; the outcome of its rank 0.
 
     Raises:

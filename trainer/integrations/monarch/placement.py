@@ -69,7 +69,7 @@ class Placement:
 def replica_settings(
     values: Mapping[str, Any], placement: Placement, replica: int
 ) -> dict[str, Any]:
-    """The settings of one replica: its own output folder, and checkpoints to come back to."""
+    """Give a replica its settings: an own output folder, and checkpoints to come back to."""
     told = dict(values)
     if placement.replicas > 1:
         told["output"] = str(Path(values["output"]) / f"replica-{replica}")
@@ -80,7 +80,7 @@ def replica_settings(
 
 
 def latest_checkpoint(output: str | Path, *, n_ranks: int = 1) -> Path | None:
-    """The last checkpoint of a run that was written to its end by every rank; None if none was."""
+    """Find the last checkpoint of a run that every rank has written to its end, if any."""
     found = {
         int(folder.name.rpartition("-")[2]): folder
         for folder in (Path(output) / "steps").glob("checkpoint-*")

@@ -58,7 +58,7 @@ def policy_and_distillation(
     reuses_prefix: bool,
     pad_token_id: int,
 ) -> PolicyOutput:
-    """Log-probabilities and entropies of the completions, and channel 2 at the hinted tokens.
+    """Compute log-probs and entropies of completions, and channel 2 at the hinted tokens.
 
     `is_fused` never makes the logits of the batch. `reuses_prefix` lets a live teacher go on from
     the student's key-value cache; it needs a teacher with the student's weights.
@@ -141,14 +141,14 @@ def _states_reusing_prefix(
 
 
 def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last: int) -> Tensor:
-    """Last hidden states that predict the last `n_last` tokens, [B, n_last, H]."""
+    """Compute the last hidden states that predict the last `n_last` tokens, [B, n_last, H]."""
     causal = model.get_base_model() if hasattr(model, "peft_config") else model
     output = causal.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     return output.last_hidden_state[:, -n_last - 1 : -1]
 
 
 def project(model: Any, hidden: Tensor) -> Tensor:
-    """Logits of hidden states, with the model's own scaling and soft cap."""
+    """Project hidden states to logits, with the model's own scaling and soft cap."""
     scale, softcap = logit_rule(model)
     logits = model.get_output_embeddings()(hidden) * scale
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap

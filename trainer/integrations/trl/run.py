@@ -72,7 +72,7 @@ class MetricsFile(TrainerCallback):
         config: ComposerConfig,
         on_metrics: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        """`on_metrics` gets each line as well."""
+        """Write to `path`; `on_metrics` gets each line as well."""
         self.path, self.config, self.on_metrics = path, config, on_metrics
         self.rows: list[dict[str, Any]] = []
 
@@ -103,7 +103,7 @@ class MetricsFile(TrainerCallback):
 
 
 def _steps_of(path: Path, *, until: int) -> list[dict[str, Any]]:
-    """The lines of single steps; a line that a kill cut short is left out."""
+    """Read the lines of single steps; a line that a kill cut short is left out."""
     rows = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
@@ -249,7 +249,7 @@ NOTHING_TO_LEARN = {
 
 
 def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
-    """Channels that cannot teach anything, each with the reason; logged, before the first step.
+    """Name the channels that cannot teach anything, with the reason, before the first step.
 
     Raises:
         TrainerConfigError: all three are.
@@ -289,7 +289,7 @@ def write_results(
 
 
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
-    """TRL's arguments: the run's own, on CPU in float32 where there is no GPU."""
+    """Build TRL's arguments: the run's own, on CPU in float32 where there is no GPU."""
     has_gpu = torch.cuda.is_available()
     defaults: dict[str, Any] = {
         "output_dir": str(output / "steps"),
@@ -309,7 +309,7 @@ def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
 
 
 def load_model(config: RunConfig, data: PreferenceData, *, seed: int) -> tuple[Any, Any]:
-    """The named model and its tokenizer, or a tiny pair made from the dataset's own text."""
+    """Load the named model and its tokenizer, or make a tiny pair from the dataset's own text."""
     if config.model is not None:
         tokenizer = AutoTokenizer.from_pretrained(config.model, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
@@ -337,7 +337,7 @@ def build_trainer(
     callbacks: list[TrainerCallback],
     parts: RunParts,
 ) -> ComposerReplicationTrainer:
-    """The trainer of this run, on recorded or generated rollouts."""
+    """Build the trainer of this run, on recorded or generated rollouts."""
     options: dict[str, Any] = {}
     has_environment = parts.environment is not None
     if recorded is None:
@@ -369,7 +369,7 @@ def build_trainer(
 
 
 def save_checkpoint(trainer: ComposerReplicationTrainer, tokenizer: Any, folder: Path) -> None:
-    """Weights as safetensors and the tokenizer; without TRL's pickled arguments."""
+    """Save weights as safetensors and the tokenizer; without TRL's pickled arguments."""
     weights = trainer.accelerator.get_state_dict(trainer.model)
     if trainer.is_world_process_zero():
         model: Any = trainer.accelerator.unwrap_model(trainer.model)
@@ -390,7 +390,7 @@ def without_upstream_warnings() -> Iterator[None]:
 def prompts_dataset(
     data: PreferenceData, renderer: Renderer, *, only_calls: bool = False
 ) -> Dataset:
-    """Prompts to generate from, within the token budget, with what rewards and hints need.
+    """Collect prompts to generate from, within the token budget, with what rewards and hints need.
 
     Tools are left out: TRL renders those that it can call, not those of a dataset. With
     `only_calls`, states whose consensus is a text are left out: no environment sees a text.
@@ -447,7 +447,7 @@ class FixedBatchObjective:
 
     @torch.no_grad()
     def __call__(self) -> float:
-        """The objective now."""
+        """Measure the objective now."""
         args, was_training = self.args, self.model.training
         self.model.eval()
         parts = compose_loss(
@@ -473,7 +473,7 @@ class FixedBatchObjective:
         )
 
     def _policy_surrogate(self) -> float:
-        """Advantage +1 for every chosen action, -1 for every rejected one."""
+        """Charge with advantage +1 for every chosen action, -1 for every rejected one."""
         total, n_tokens = 0.0, 0.0
         for side, advantage in (("chosen", 1.0), ("rejected", -1.0)):
             ids = self.batch[f"dpo_{side}_input_ids"]

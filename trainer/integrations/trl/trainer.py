@@ -155,7 +155,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         )
 
     def _can_pack_pairs(self) -> bool:
-        """Whether the model's attention can follow a prefix tree, as the settings may demand.
+        """Tell whether the model's attention can follow a prefix tree, as the settings may demand.
 
         Raises:
             TrainerConfigError: `pair_forward="packed"` and it cannot.
@@ -179,7 +179,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return packed_pair_logps(model, batch, max_tokens=max_tokens)
 
     def _precompute_reference(self) -> list[tuple[float, float]] | None:
-        """Summed log-probs of both sides under the initial weights, once."""
+        """Sum log-probs of both sides under the initial weights, once."""
         if not self._replay_options.needs_reference:
             return None
         model = self.accelerator.unwrap_model(self.model)
@@ -223,7 +223,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return logps_BC
 
     def _hinted(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Tensor]:
-        """Hinted prompts, which rows have one, and the token count of the whole batch."""
+        """Build hinted prompts, which rows have one, and the token count of the whole batch."""
         hints = [self.hint(row) for row in inputs]
         device = output["completion_ids"].device
         prompts = [
@@ -309,7 +309,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """TRL's numbers; with a hinted batch, channel 2 from the same forward as well."""
+        """Compute TRL's numbers; with a hinted batch, channel 2 from the same forward as well."""
         if self._payload is None:
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
@@ -406,7 +406,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.n_live_steps["policy"] += int(is_live)
 
     def _replay_term(self, model: nn.Module, pairs: dict[str, Any]) -> Tensor:
-        """This rank's pairs, scaled so that DDP's mean over ranks is the weighted mean of all."""
+        """Charge this rank's pairs, scaled so that DDP's mean over ranks is the mean of all."""
         device = self.accelerator.device
         sums = torch.zeros(4, device=device)
         term = sums.new_zeros(())
@@ -471,6 +471,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
 
 def _response_mask(inputs: Mapping[str, Any]) -> Tensor:
-    """1 at every token that the model wrote: completions without tool results and padding."""
+    """Mark every token that the model wrote: completions without tool results and padding."""
     mask_BC = inputs["completion_mask"]
     return mask_BC * inputs["tool_mask"] if "tool_mask" in inputs else mask_BC

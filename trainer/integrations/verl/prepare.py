@@ -106,7 +106,7 @@ def prepare(settings: RunConfig) -> PreparedRun:
 
 
 def prompt_rows(data: PreferenceData, renderer: Renderer, *, reward: str) -> list[dict[str, Any]]:
-    """The states to roll out from, rendered with and without hint, in VeRL's columns."""
+    """Render the states to roll out from, with and without hint, in VeRL's columns."""
     states: list[Any] = list(data.prompts)
     states = states or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
     rows = []
@@ -139,7 +139,7 @@ def hydra_config(
     rows: Sequence[Mapping[str, Any]],
     prompts: Path,
 ) -> dict[str, Any]:
-    """The whole of what we tell VeRL; `engines.verl` of the settings file goes over it.
+    """Build the whole of what we tell VeRL; `engines.verl` of the settings file goes over it.
 
     Raises:
         TrainerConfigError: the batch does not hold whole groups, or the dataset not one batch.
