@@ -8,7 +8,7 @@ weights are read by the generators from the trainer's memory.
 import functools
 import logging
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,25 +285,24 @@ class RemoteStore(ObjectStore):
         """Keep the mesh of the one actor."""
         self._mesh = mesh
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object."""
+    def _asked(self, verb: str, key: str, request: Callable[[], Any]) -> Any:  # noqa: ARG002
+        # An actor that has died holds nothing any more: there is no use in trying again.
+        return request()
+
+    def _put(self, key: str, data: bytes) -> None:
         self._call("put", key, bytes(data))
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key exists."""
+    def _create(self, key: str, data: bytes) -> bool:
         return self._call("put_if_absent", key, bytes(data))
 
-    def get(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None."""
+    def _get(self, key: str) -> bytes | None:
         return self._call("get", key)
 
-    def keys(self, prefix: str) -> list[str]:
-        """Return the sorted keys under a prefix."""
+    def _keys(self, prefix: str) -> list[str]:
         return self._call("keys", prefix)
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys."""
-        self._call("delete", list(keys))
+    def _delete(self, keys: list[str]) -> None:
+        self._call("delete", keys)
 
     def _call(self, verb: str, *arguments: Any) -> Any:
         return self._mesh.call.call_one(verb, *arguments).get()

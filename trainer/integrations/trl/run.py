@@ -360,9 +360,7 @@ def build_trainer(
             **options,
             processing_class=tokenizer,
             callbacks=callbacks,
-            optimizers=inner_optimizers(
-                config.outer, config.outer_options, model, args, place=parts.place
-            ),
+            optimizers=inner_optimizers(config.outer, config.outer_options, model, args),
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
