@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute
 
 from replay_pipeline.errors import (
-    ConfigError,
     NormalizeError,
     ReplayPipelineError,
     SchemaError,
