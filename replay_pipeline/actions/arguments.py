@@ -72,10 +72,12 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
     while at < len(words):
         word = words[at]
         at += 1
-        if word == "--":
+        if word == "--" and program.spellings:
             operands += words[at - 1 if program.operands == "git" else at :]
             break
-        if word == "-" or not word.startswith("-"):
+        option = program.spellings.get(word)
+        is_operand = option is not None and option.value == "[operand]"
+        if word == "-" or not word.startswith("-") or is_operand:
             if ends:
                 operands += words[at - 1 :]
                 break
@@ -90,6 +92,8 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
             return None
         at += taken
     if program.number == "alone" and len(words) > 2 and re.match(r"-\d", words[0]):
+        return None
+    if program.once and len({flag[0] for flag in flags}) < len(flags):
         return None
     return _Parsed(flags, operands)
 
@@ -119,17 +123,21 @@ def _short(
             continue
         if value := word[place:]:
             flags.append((option.id, value))
-            return 0
+            return None if option.value == "[word]" else 0
         if following is not None and _is_value(option.value, following):
             flags.append((option.id, following))
             return 1
         flags.append((option.id,))
-        return None if option.value == "=" else 0
+        return None if option.value in _NEEDED else 0
     return 0
 
 
+_NEEDED = frozenset({"=", "[word]"})
+"""Kinds of options that are nothing without a value."""
+
+
 def _is_value(kind: str, word: str) -> bool:
-    if kind == "=":
+    if kind in _NEEDED:
         return True
     return word.isdigit() if kind == "[#]" else kind == "[+]" and not word.startswith("-")
 

@@ -18,7 +18,7 @@ class Option(NamedTuple):
     id: str
     """The same for all of its spellings."""
     value: str
-    """How it takes a value: `=`, `[=]`, `[+]` or `[#]` as in the data file; empty: not at all."""
+    """How it takes a value: `=`, `[=]`, … as in the data file; empty: not at all."""
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +32,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Literal["anywhere", "first", "alone"] | None = None
     ordered: bool = False
     ends: bool = False
+    once: bool = False
     keeps_slash: bool = False
     searches_path: bool = False
     display: bool = False
@@ -42,7 +43,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By option id what it acts on, itself included; made from `override`."""
 
 
-_OPTION = re.compile(r"(-[^\s,=\[]+(?:,-[^\s,=\[]+)*)(=|\[[=+#]\])?")
+_OPTION = re.compile(r"(-[^\s,=\[]+(?:,-[^\s,=\[]+)*)(=|\[(?:(?:long)?=|[+#]|word|operand)\])?")
 _SPELLING = re.compile(r"-[^-]|--[\w-]+|-NUM")
 
 
@@ -77,8 +78,10 @@ def _completed(program: Program) -> Program:
             raise ValueError(f"{word} is misspelt")
         if not spellings.keys().isdisjoint(names):
             raise ValueError(f"{word} is listed twice")
-        option = Option(names[-1].lstrip("-"), match[2] or "")
-        spellings.update(dict.fromkeys(names, option))
+        kind = (match[2] or "").replace("long", "")
+        for name in names:
+            is_plain = match[2] == "[long=]" and not name.startswith("--")
+            spellings[name] = Option(names[-1].lstrip("-"), "" if is_plain else kind)
     overriding = [group.split() for group in program.override]
     ids = {option.id for option in spellings.values()}
     if program.options is None:

@@ -27,6 +27,8 @@ Form = tuple[Any, ...]
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 _BARE_COMMAND = re.compile(r"[A-Za-z][\w./-]*(?: +(?:-[\w./:,@%+=-]*|[\w./:,@%+][\w./:,@%+-]*))*")
 """A program and words in which the shell sees nothing special."""
+_QUOTED_TIME = re.compile(r"""['"\\]+time|time\s+['"\\]""")
+"""`time` and its option are words of the shell only where they are bare."""
 _KEYWORDS = frozenset(
     "if then elif else fi for while until do done case esac select function in coproc "
     "export declare typeset local readonly unset unsetenv".split()
@@ -355,6 +357,8 @@ class _Reader:
         words: Iterable[str] = (),
         redirects: Iterable[Form] = (),
     ) -> Form:
+        if _QUOTED_TIME.match(self.text(node)):
+            raise _UnreadableError
         environment: list[Node] = []
         own_words: list[str] = []
         own_redirects: list[Form] = []
