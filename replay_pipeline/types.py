@@ -303,7 +303,8 @@ class ReplayReport:
     """Settled cost of `actions`, whenever it was paid."""
     newly_spent_usd: float
     """Settled cost of what this run sent."""
-    budget_usd: float
+    max_total_usd: float
+    """The ceiling that was set."""
     stop_reason: Literal["completed", "budget", "stopped"]
     skipped: dict[str, int] = field(default_factory=dict)
     """(state, teacher) questions that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""

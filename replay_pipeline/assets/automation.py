@@ -74,7 +74,7 @@ def nightly_replay(
     done = context.instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
     done &= work.completed_batches()
     missing = [key for key in keys if key not in done]
-    planned = work.fitting(missing, max_usd=work.settings.replay.max_nightly_usd)
+    planned = work.fitting(missing, max_total_usd=work.settings.replay.max_nightly_usd)
     ranges = missing_ranges(keys, set(keys) - set(planned), max_batches=_MAX_BATCHES_PER_RUN)
     if not ranges:
         return dg.SkipReason("every batch is replayed")

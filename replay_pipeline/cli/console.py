@@ -104,7 +104,7 @@ def show_summary(summary: Report) -> None:
         (
             "dollars",
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
-            f"ceiling ${summary['budget_usd']:.2f}",
+            f"ceiling ${summary['max_total_usd']:.2f}",
         ),
         (
             "agreements",

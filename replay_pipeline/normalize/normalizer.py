@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute
 
 from replay_pipeline.errors import (
-    ConfigError,
     NormalizeError,
     ReplayPipelineError,
     SchemaError,
@@ -23,6 +22,7 @@ from replay_pipeline.normalize.executors import Executor
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
 from replay_pipeline.normalize.verdict import Measure, Memory, Verdict
 from replay_pipeline.normalize.views import SIDES
+from replay_pipeline.storage.pair_rows import row_of_pair
 from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
 from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair, NormalizedDPOPair
@@ -202,23 +202,6 @@ class DJNormalizer:
         alive = np.concatenate([chunk.alive for chunk in chunks] or [np.zeros(0, bool)])
         return result, np.flatnonzero(alive)
 
-    def stream(
-        self, batches: Iterable[pa.RecordBatch | pa.Table], *, index: DedupMemory | None = None
-    ) -> "NormalizeStream":
-        """Judge rows batch by batch, in the memory of one batch and the deduplication keys.
-
-        Raises:
-            ConfigError: a step of the recipe must see all rows at once.
-        """
-        run = Run(self.recipe, self._operators, index)
-        if run.is_whole or self._executor != "in_process":
-            raise ConfigError(
-                f"recipe {self.recipe.path}: data-juicer's deduplicators, selectors and executors "
-                "see all rows at once; use pair_exact_deduplicator in process, or run() on the "
-                "whole table"
-            )
-        return NormalizeStream(batches, run)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
@@ -227,21 +210,6 @@ class Judged:
     kept: pa.Table
     dropped: pa.Table
     alive: np.ndarray
-
-
-class NormalizeStream:
-    """Kept and dropped rows of one batch after another; `report` is complete at the end."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch | pa.Table], run: "Run") -> None:
-        self._batches = batches
-        self._run = run
-        self.report = run.report
-
-    def __iter__(self) -> Iterator[Judged]:
-        for batch in self._batches:
-            rows = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-            yield self._run.judge(rows)
-        self._run.finish()
 
 
 class Run:
@@ -256,7 +224,6 @@ class Run:
             (arguments,) = step.values()
             self._steps.append(steps.start(operator, arguments, earlier.get(label)))
         self._length_difference = Moments()
-        self._classes = data_juicer.character_table()
         self.report = NormalizeReport(
             recipe=recipe.name, recipe_sha=recipe.sha, thresholds=[*recipe.process]
         )
@@ -291,7 +258,7 @@ class Run:
         """Run every step over a chunk."""
         started = time.perf_counter()
         _check_columns(table)
-        chunk = steps.Chunk(table.select(DPO_PAIRS.names), self._classes)
+        chunk = steps.Chunk(table.select(DPO_PAIRS.names))
         reasons = [np.full(len(table), "", object) for _ in range(4)]
         measures: dict[str, Measure] = {}
         self._drop(chunk, COMPLETE, _incomplete(chunk.table), reasons)
@@ -454,12 +421,3 @@ def _stats_json(measures: Mapping[str, Measure], n_rows: int) -> pa.Array:
 
 def _concat(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(tables) if tables else schema.empty_table()
-
-
-def row_of_pair(pair: DPOPair) -> dict[str, Any]:
-    """A pair as a row of the table `dpo_pairs`."""
-    row: dict[str, Any] = {key: value for key, value in pair.items() if key in DPO_PAIRS.names}
-    for key in ("state_messages", "tools", "chosen_action", "rejected_action"):
-        value = pair.get(key)
-        row[f"{key}_json"] = None if value is None else json.dumps(value, ensure_ascii=False)
-    return row

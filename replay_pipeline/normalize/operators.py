@@ -19,7 +19,7 @@ from data_juicer.ops.common.special_characters import SPECIAL_CHARACTERS
 from data_juicer.utils.constant import Fields
 from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
 
-from replay_pipeline.normalize.kernels import character_classes, repetition_ratio, text_digests
+from replay_pipeline.normalize.kernels import character_class, repetition_ratio, text_digests
 from replay_pipeline.normalize.verdict import (
     N_BANDS,
     CountedKeys,
@@ -42,7 +42,7 @@ from replay_pipeline.normalize.views import (
 )
 from replay_pipeline.redaction.redactor import find_secrets
 
-CLASSES = character_classes(SPECIAL_CHARACTERS)
+SPECIAL = character_class(SPECIAL_CHARACTERS)
 
 
 class PairFilter(Filter):
@@ -97,7 +97,7 @@ class PairFilter(Filter):
 
     def compute_stats_batched(self, samples: dict[str, Any]) -> dict[str, Any]:
         """Fill data-juicer's statistics; called by its executors."""
-        batch = PairBatch.from_samples(samples, CLASSES)
+        batch = PairBatch.from_samples(samples)
         verdict = self.judge(batch, np.ones(len(batch), bool))
         for row, stats in enumerate(samples[Fields.stats]):
             stats |= {measure.key: measure.values[row].item() for measure in verdict.measures}
@@ -137,7 +137,7 @@ class PairTextLengthFilter(PairFilter):
             Measure(
                 field=side,
                 metric=self.metric("text_len"),
-                values=batch.stats(side, self.view).n_chars,
+                values=batch.stats(side, self.view, SPECIAL).n_chars,
                 minimum=self.min_len,
                 maximum=self.max_len,
             )
@@ -166,7 +166,7 @@ class PairWordsNumFilter(PairFilter):
             Measure(
                 field=side,
                 metric=self.metric("num_words"),
-                values=batch.stats(side, self.view).n_words,
+                values=batch.stats(side, self.view, SPECIAL).n_words,
                 minimum=self.min_num,
                 maximum=self.max_num,
             )
@@ -195,7 +195,7 @@ class PairSpecialCharactersFilter(PairFilter):
             Measure(
                 field=side,
                 metric=self.metric("special_char_ratio"),
-                values=batch.stats(side, self.view).special_ratio,
+                values=batch.stats(side, self.view, SPECIAL).special_ratio,
                 minimum=self.min_ratio,
                 maximum=self.max_ratio,
             )
@@ -341,7 +341,7 @@ class PairDeduplicator(Deduplicator):
 
     def compute_hash(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Add the key column to a batch of rows; called by data-juicer's executor."""
-        batch = PairBatch.from_samples(sample, CLASSES)
+        batch = PairBatch.from_samples(sample)
         keys = self.keys(batch, np.ones(len(batch), bool))
         return {**sample, self._column: [key.hex() for key in keys]}
 
@@ -548,7 +548,7 @@ class PairLengthBiasFilter(PairFilter):
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
         """Length of chosen over length of rejected, each plus one."""
-        chosen, rejected = (batch.stats(side, self.view).n_chars + 1 for side in SIDES)
+        chosen, rejected = (batch.stats(side, self.view, SPECIAL).n_chars + 1 for side in SIDES)
         return [
             Measure(
                 field="pair",

@@ -16,11 +16,10 @@ from replay_pipeline.normalize.views import SIDES, PairBatch, parse_action
 class Chunk:
     """Rows on their way through the steps."""
 
-    def __init__(self, table: pa.Table, classes: np.ndarray) -> None:
+    def __init__(self, table: pa.Table) -> None:
         self.table = table
-        self._classes = classes
         self.alive = np.ones(len(table), bool)
-        self.pairs = PairBatch.from_table(table, classes)
+        self.pairs = PairBatch.from_table(table)
 
     def columns(self) -> dict[str, list[Any]]:
         """The rows that are alive, as lists of values."""
@@ -34,7 +33,7 @@ class Chunk:
         place = self.table.schema.get_field_index(name)
         kind = self.table.schema.field(place)
         self.table = self.table.set_column(place, kind, pa.array(column, kind.type))
-        self.pairs = PairBatch.from_table(self.table, self._classes)
+        self.pairs = PairBatch.from_table(self.table)
 
 
 class Step(Protocol):

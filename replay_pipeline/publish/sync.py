@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay_pipeline.errors import PublishError
-from replay_pipeline.publish import card, layout
+from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.hub import ConflictError, Data, Head, HubDataset
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Contribution:
         """A name for what is brought."""
         names = sorted(path for path in self.files if layout.batch_of(path))
         return hashlib.sha256(
-            "\n".join([*names, card.digest_of(self.manifests)]).encode()
+            "\n".join([*names, batch_facts.digest_of(self.manifests)]).encode()
         ).hexdigest()[:12]
 
     @property
@@ -83,7 +83,7 @@ class Sync:
         sha, manifests = self._hub.retry(self._attempt, conflicts=True)
         if self._was_disturbed:  # answers were lost, or others did part of it: look what is ours
             self._commits = self._hub.find_commits(self._brings.message, since=self._first_head)
-        name = f"data-{card.digest_of(manifests)}"
+        name = f"data-{batch_facts.digest_of(manifests)}"
         self._hub.tag(name, revision=sha, message=self._brings.message)
         return Synced(commits=self._commits, tag=name, manifests=manifests)
 
@@ -125,8 +125,8 @@ class Sync:
     def _shared_files(
         self, head: Head, manifests: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, bytes]:
-        facts = card.merge_facts(remote_facts(self._hub, head), self._brings.facts)
-        return {layout.FACTS: card.encode(facts), layout.CARD: card.render(manifests, facts)}
+        facts = batch_facts.merge_facts(remote_facts(self._hub, head), self._brings.facts)
+        return {layout.FACTS: batch_facts.encode(facts), layout.CARD: card.render(manifests, facts)}
 
 
 def remote_manifests(

@@ -50,13 +50,14 @@ from replay_pipeline.publish import (
 )
 from replay_pipeline.replay import (
     Estimate,
+    ReplayOptions,
     check_teachers,
     control,
-    estimate_sync,
+    estimate,
     has_ledger,
     ledger_status,
     refuse_if_nobody_answers,
-    replay_batch_in_thread,
+    replay_batch,
     replay_facts,
     replay_in_thread,
     spent_since,
@@ -163,8 +164,8 @@ class Pipeline:
             self._keys = list_batches(self.root.path)
         return self._keys
 
-    def fitting(self, batches: Sequence[str], *, max_usd: float) -> list[str]:
-        """The first of `batches` that `max_usd` is likely to pay for, by what others have cost.
+    def fitting(self, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
+        """The first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
 
         Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
         as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
@@ -177,7 +178,7 @@ class Pipeline:
         if not (spent_usd and n_bytes):
             return list(batches)
         chosen: list[str] = []
-        left_usd = max_usd * _PLANNED_ABOVE_BUDGET
+        left_usd = max_total_usd * _PLANNED_ABOVE_BUDGET
         for key in batches:
             if chosen and left_usd <= 0:
                 break
@@ -249,7 +250,7 @@ class Pipeline:
     def estimate(self, batches: Sequence[str] | None = None) -> Estimate:
         """What replaying `batches` (by default all) would cost, without what is already paid."""
         with self._teachers() as teachers:
-            return estimate_sync(
+            return estimate(
                 self._states(batches or self.batches()),
                 teachers,
                 ledger=self.settings.ledger_url(),
@@ -260,15 +261,15 @@ class Pipeline:
                 price_folder=self._price_folder(),
             )
 
-    def replay(self, batch: str, *, max_usd: float | None = None) -> Receipt:
-        """States of a batch to `teacher_actions`, paying at most `max_usd` for new answers.
+    def replay(self, batch: str, *, max_total_usd: float | None = None) -> Receipt:
+        """States of a batch to `teacher_actions`, paying at most `max_total_usd` for new answers.
 
         A stage that stopped before every question was asked is not final: the next call goes on.
+        Without `max_total_usd` the ceiling is the setting; 0 takes what is in the ledger.
 
         Raises:
-            ConfigError: the budget is not above 0, or a teacher cannot be used.
+            ConfigError: a teacher cannot be used.
         """
-        budget_usd = _above_0(self.settings.replay.max_total_usd if max_usd is None else max_usd)
         replay = self.settings.replay
         given = [
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in self.settings.teachers()),
@@ -283,7 +284,7 @@ class Pipeline:
                 report = replay_in_thread(
                     self._states([batch]),
                     teachers,
-                    max_total_usd=budget_usd,
+                    max_total_usd=replay.max_total_usd if max_total_usd is None else max_total_usd,
                     counts_recorded=False,
                     max_concurrency=replay.max_concurrency,
                     partition=batch,
@@ -294,6 +295,7 @@ class Pipeline:
                     accepted_terms=replay.accepted_terms,
                     retry=replay.retry,
                     tick=self._on_progress,
+                    ledger=self.settings.ledger_url(),
                     **self._accounts(),
                 )
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
@@ -317,35 +319,35 @@ class Pipeline:
         leaves what was handed in running, and the next call takes the answers over.
 
         Raises:
-            ConfigError: the budget is not above 0, or a teacher has no batch API.
+            ConfigError: a teacher has no batch API.
             TeacherError: an endpoint did not take a batch, or can't be reached.
         """
         replay = self.settings.replay
         with self._teachers() as teachers:
-            return replay_batch_in_thread(
+            return replay_batch(
                 self._states(batches),
                 teachers,
-                max_total_usd=_above_0(replay.max_total_usd),
+                max_total_usd=replay.max_total_usd,
                 counts_recorded=False,
                 accepted_terms=replay.accepted_terms,
                 poll_s=_SAMPLE_POLL_S if replay.sample_teachers else _POLL_S,
+                ledger=self.settings.ledger_url(),
                 **self._accounts(),
             )
 
-    def replay_within(self, max_usd: float | None = None) -> Callable[[str], Receipt]:
+    def replay_within(self, max_total_usd: float | None = None) -> Callable[[str], Receipt]:
         """`replay` under one ceiling for all batches: what one pays is not there for the next.
 
-        Calls with an unknown outcome count as paid. Without `max_usd` the ceiling is the setting.
+        Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the setting.
         """
-        left_usd = self.settings.replay.max_total_usd if max_usd is None else max_usd
+        left_usd = self.settings.replay.max_total_usd if max_total_usd is None else max_total_usd
 
         def replay(batch: str) -> Receipt:
             nonlocal left_usd
-            receipt = self.replay(batch, max_usd=left_usd)
+            receipt = self.replay(batch, max_total_usd=left_usd)
             if not receipt.is_reused:
                 paid_usd = receipt.report["newly_spent_usd"] + receipt.report["unknown_usd"]
-                # Never 0, which would be refused as a mistake: the rest buys nothing more.
-                left_usd = max(left_usd - paid_usd, 1e-9)
+                left_usd = max(left_usd - paid_usd, 0.0)
             return receipt
 
         return replay
@@ -661,7 +663,7 @@ class Pipeline:
     def summary(self, *, since: Mapping[tuple[str, str], object]) -> dict[str, Any]:
         """The figures of all stages; what was done after `since` counts as done now."""
         figures = summarize(self.receipts.all(since=since))
-        figures["budget_usd"] = self.settings.replay.max_total_usd
+        figures["max_total_usd"] = self.settings.replay.max_total_usd
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
 
@@ -671,12 +673,12 @@ class Pipeline:
             self.receipts.all(),
             since=since,
             spent_usd=spent_since(self.settings.ledger_url(), since),
-            budget_usd=self.settings.replay.max_nightly_usd,
+            max_nightly_usd=self.settings.replay.max_nightly_usd,
             n_open=len(set(self.batches()) - self.completed_batches()),
             failures=failures,
         )
 
-    def control(self, *, max_usd: float, n_states: int = 50) -> Receipt:
+    def control(self, *, max_total_usd: float, n_states: int = 50) -> Receipt:
         """Ask the students' own models again: how often do they leave their recorded action?
 
         A sample of states is enough. The figure goes into the dataset card.
@@ -692,11 +694,12 @@ class Pipeline:
         started = time.perf_counter()
         report = control(
             self._states(self.batches()),
-            max_total_usd=max_usd,
+            max_total_usd=max_total_usd,
             n_states=n_states,
             level=self.settings.pairs.level,
             teacher=self.settings.replay.student,
             tick=self._on_progress,
+            ledger=self.settings.ledger_url(),
             **self._accounts(),
         )
         return self.receipts.write(
@@ -808,11 +811,10 @@ class Pipeline:
             start=self._normalizer.memories,
         )
 
-    def _accounts(self) -> dict[str, Any]:
-        """What everything that pays is told alike: the ledger, its ceilings, the price lists."""
+    def _accounts(self) -> ReplayOptions:
+        """Give what everything that pays is told alike: the day's ceiling, the price lists."""
         day_usd = self.settings.replay.max_daily_usd
         return {
-            "ledger": self.settings.ledger_url(),
             "limits_usd": {} if day_usd is None else {"day": day_usd},
             "price_folder": self._price_folder(),
         }
@@ -941,15 +943,6 @@ def run(
     if with_training:
         pipeline.train()
     return pipeline.summary(since=since)
-
-
-def _above_0(budget_usd: float) -> float:
-    if budget_usd <= 0:
-        raise ConfigError(
-            f"the replay budget is {budget_usd} USD, which buys no answer: set a budget above "
-            "0. Answers that are already paid for are kept in the ledger."
-        )
-    return budget_usd
 
 
 def _with_ids(ids: set[str], states: pa.Table) -> set[str]:

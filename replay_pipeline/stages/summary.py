@@ -47,7 +47,7 @@ def summarize_night(
     *,
     since: datetime,
     spent_usd: float,
-    budget_usd: float,
+    max_nightly_usd: float,
     n_open: int,
     failures: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def summarize_night(
         receipts: all receipts; older ones are left out.
         since: when the night began.
         spent_usd: what the ledger booked since then.
-        budget_usd: what one night may spend.
+        max_nightly_usd: what one night may spend.
         n_open: batches that still wait for answers.
         failures: runs that failed.
     """
@@ -75,7 +75,7 @@ def summarize_night(
         "answers": _total(of["replay"], "n_answers"),
         "failed_calls": _total(of["replay"], "n_failed"),
         "spent_usd": round(spent_usd, 6),
-        "budget_usd": budget_usd,
+        "max_nightly_usd": max_nightly_usd,
         "pairs": _total(of["pairs"], "n_pairs"),
         "pairs_kept": _total(of["normalize"], "n_kept"),
         "pairs_dropped": _total(of["normalize"], "n_dropped"),
@@ -91,7 +91,7 @@ def night_words(night: Mapping[str, Any]) -> str:
     """A night in a sentence or two, with what to do if there is something to do."""
     words = (
         f"{night['sessions']} sessions found, {night['batches_replayed']} batches replayed with "
-        f"{night['calls']} calls for ${night['spent_usd']:.2f} of ${night['budget_usd']:.2f}: "
+        f"{night['calls']} calls for ${night['spent_usd']:.2f} of ${night['max_nightly_usd']:.2f}: "
         f"{night['pairs']} pairs, {night['pairs_kept']} kept."
     )
     if night["stopped_by_budget"]:

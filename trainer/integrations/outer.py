@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from trainer.data.dataset import PreferenceData
 from trainer.diloco.environment import ReplicaPlace, replica_place
@@ -15,20 +15,10 @@ from trainer.diloco.exchange import RoundReport
 from trainer.diloco.inner import make_inner_optimizer
 from trainer.diloco.object_store import ObjectStore, open_store
 from trainer.diloco.outer_step import outer_preset
-from trainer.diloco.parameters import ParameterVector, optimizer_tensors, restore_optimizer
+from trainer.diloco.parameters import ParameterVector, state_of_tensors, tensors_of_state
 from trainer.diloco.replica import OuterReplica, OuterSettings
 from trainer.diloco.torchft_loop import make_diloco_outer_loop, make_torchft_manager
 from trainer.errors import TrainerConfigError
-
-__all__ = [
-    "ObjectStoreLoop",
-    "OuterOptions",
-    "TorchftLoop",
-    "inner_optimizers",
-    "outer_callbacks",
-    "shard",
-    "sharded",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +35,10 @@ class OuterOptions:
     """Store that joins the replicas (`object_store`)."""
     sync_every: int = 50
     """Optimizer steps per round."""
-    single_rounds: int = 0
-    """Rounds of one step before the others (`object_store`): from scratch, replicas that part
-    while they learn fastest learn less (post-local SGD: Lin et al. 2020, arXiv:1808.07217)."""
     inner: str = ""
-    """Inner optimizer: `joint_adamw` from scratch, `muon` or `adamw`; none: the trainer's own."""
+    """Inner optimizer: `muon` from scratch, or `adamw`; none: the trainer's own."""
     codec: str = "ternary"
-    """Wire format: fp32, bf16, int8, int4, ternary or topk."""
+    """Wire format: fp32, bf16, int8, int4 or ternary."""
     optimizer: str = "average"
     """Outer optimizer: `average` for fine-tuning, `nesterov` from scratch, or `diloco`."""
     quorum: int | None = None
@@ -91,10 +78,6 @@ def outer_callbacks(
     where = place or replica_place() or ReplicaPlace()
     if options.sync_every < 1:
         raise TrainerConfigError(f"outer_options.sync_every={options.sync_every}: at least 1")
-    if options.single_rounds and kind == "torchft":
-        raise TrainerConfigError(
-            "outer_options.single_rounds needs outer=object_store: rounds of torchft have one length"
-        )
     if kind == "object_store":
         if store is None and not options.uri:
             raise TrainerConfigError("outer=object_store needs outer_options.uri")
@@ -105,12 +88,7 @@ def outer_callbacks(
 
 
 def inner_optimizers(
-    kind: str,
-    options: OuterOptions,
-    model: nn.Module,
-    args: TrainingArguments,
-    *,
-    place: ReplicaPlace | None = None,
+    kind: str, options: OuterOptions, model: nn.Module, args: TrainingArguments
 ) -> tuple[torch.optim.Optimizer | None, None]:
     """Return the inner optimizer of a replica, in the form that a `Trainer` takes.
 
@@ -121,13 +99,8 @@ def inner_optimizers(
     """
     if kind == "none" or not options.inner:
         return None, None
-    where = place or replica_place() or ReplicaPlace()
     optimizer = make_inner_optimizer(
-        model,
-        options.inner,
-        lr=args.learning_rate,
-        weight_decay=args.weight_decay,
-        n_replicas=where.world_size,
+        model, options.inner, lr=args.learning_rate, weight_decay=args.weight_decay
     )
     return optimizer, None
 
@@ -168,7 +141,7 @@ def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> Preferen
 class ObjectStoreLoop(TrainerCallback):
     """Exchanges the trainable parameters over an object store every so many optimizer steps.
 
-    The run has ⌈max_steps / sync_every⌉ rounds, more if the first are of one step. A replica that comes late or anew takes part in
+    The run has ⌈max_steps / sync_every⌉ rounds. A replica that comes late or anew takes part in
     those that are left.
     """
 
@@ -183,13 +156,7 @@ class ObjectStoreLoop(TrainerCallback):
         self._view: ParameterVector | None = None
         self._n_steps = 0
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **context: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Join the run and take up its state."""
         _check_one_process(args)
         options = self.options
@@ -203,7 +170,7 @@ class ObjectStoreLoop(TrainerCallback):
             settings=OuterSettings(
                 codec=options.codec,
                 outer=outer_preset(options.optimizer),
-                n_rounds=self._n_rounds(state.max_steps),
+                n_rounds=-(-state.max_steps // options.sync_every),
                 signature=self._view.signature,
                 quorum=options.quorum,
                 timeout_s=options.timeout_s,
@@ -214,31 +181,23 @@ class ObjectStoreLoop(TrainerCallback):
         self.replica.join()
         self._view.write(self.replica.theta)
         if self.replica.inner_state:
-            kept = {n: torch.from_numpy(v) for n, v in self.replica.inner_state.items()}
-            restore_optimizer(_inner(context["optimizer"]), kept)
+            kept = state_of_tensors(self.replica.inner_state)
+            _inner(context["optimizer"]).load_state_dict(kept)
         # A replica that comes back when all is done makes one step for the trainer's sake.
         control.should_training_stop = self.replica.is_finished
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
-        state: TrainerState,
-        control: TrainerControl,
-        **context: Any,
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Count a step; at the end of a round, exchange."""
         replica, view = self.replica, self._view
         if replica is None or view is None:
             return
         self._n_steps += 1
-        is_single = replica.round_id < self.options.single_rounds
-        is_due = self._n_steps >= (1 if is_single else self.options.sync_every)
+        is_due = self._n_steps >= self.options.sync_every
         is_last = state.global_step >= state.max_steps
         if not replica.is_finished and (is_due or is_last):
             kept = {}
             if self.options.state_uri:
-                tensors = optimizer_tensors(_inner(context["optimizer"]))
-                kept = {name: value.numpy() for name, value in tensors.items()}
+                kept = tensors_of_state(_inner(context["optimizer"]).state_dict())
             report = replica.exchange(view.read(), weight=self._n_steps, inner_state=kept)
             self.reports.append(report)
             self._n_steps = 0
@@ -248,19 +207,9 @@ class ObjectStoreLoop(TrainerCallback):
         if self._n_steps == 0 or replica.is_finished:
             view.write(replica.theta)
 
-    def _n_rounds(self, n_steps: int) -> int:
-        single = min(self.options.single_rounds, n_steps)
-        return single + -(-(n_steps - single) // self.options.sync_every)
-
-    def on_log(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,  # noqa: ARG002
-        logs: dict[str, Any] | None = None,
-        **_context: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Add the last round to what the trainer logs."""
+        logs = context.get("logs")
         if logs is not None and self.reports:
             last = self.reports[-1]
             logs["outer/round"] = last.round_id
@@ -280,29 +229,22 @@ class TorchftLoop(TrainerCallback):
         self._loop: Any = None
         self._n_rounds = 0
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002 - the callback's interface
-        **context: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Meet the others at the lighthouse."""
         _check_one_process(args)
         model, optimizer = context["model"], _inner(context["optimizer"])
 
+        parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+
         def load_state(kept: dict[str, Any]) -> None:
-            model.load_state_dict(kept["model"])
-            optimizer.load_state_dict(kept["optimizer"])
+            for name, part in parts.items():
+                part.load_state_dict(kept[name])
 
         self._n_rounds = state.max_steps // self.options.sync_every
         self.manager = make_torchft_manager(
             lighthouse=self.options.lighthouse,
             rank=self.place.rank,
-            state_dict=lambda: {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-            },
+            state_dict=lambda: {name: part.state_dict() for name, part in parts.items()},
             load_state_dict=load_state,
             min_replicas=self.options.quorum or -(-self.place.world_size // 2),
             round_s=self.options.timeout_s,
@@ -316,24 +258,12 @@ class TorchftLoop(TrainerCallback):
         )
         self._loop.__enter__()
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,
-        **_context: Any,
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Stop once all rounds are committed."""
         if self.manager is not None and self.manager.current_step() >= self._n_rounds:
             control.should_training_stop = True
 
-    def on_train_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,  # noqa: ARG002
-        **_context: Any,
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Take the hooks off and leave."""
         if self._loop is not None:
             self._loop.__exit__(None, None, None)

@@ -5,8 +5,7 @@ import sqlite3
 
 import pytest
 
-from replay_pipeline.replay import ledger_status, replay_states
-from replay_pipeline.replay.engine import RetryPolicy
+from replay_pipeline.replay import RetryPolicy, ledger_status, replay_states
 from replay_pipeline.replay.replies import _BY_TYPE
 from replay_pipeline.testing import TeacherServer
 

@@ -203,7 +203,7 @@ def test_receipts_without_versions_are_done_again_but_replays_are_kept(root):
     with pytest.raises(CheckFailedError, match="status --stale"):
         pipeline_at(root, publish={"test_fraction": 0.5}).publish()
     assert not work.ingest(batch).is_reused
-    assert work.replay(batch, max_usd=1e-9).is_reused
+    assert work.replay(batch, max_total_usd=0.0).is_reused
     assert not work.pairs(batch).is_reused
     assert work.normalize(batch).fingerprint
     assert work.publish().report["rows_by_split"]
