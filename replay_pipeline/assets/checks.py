@@ -7,7 +7,6 @@ more at every batch by itself, so that no other way leads around a check.
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import dagster as dg
 
@@ -19,11 +18,12 @@ from replay_pipeline.publish import newest
 from replay_pipeline.stages import audit
 from replay_pipeline.stages.audit import Verdict
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.store import Place
 
 _ONE = "dagster/partition"
 
 OfBatches = Callable[[Pipeline, Sequence[str]], Verdict]
-OfDataset = Callable[[Path], Verdict]
+OfDataset = Callable[[Place], Verdict]
 
 
 def batch_check(

@@ -37,7 +37,7 @@ _DEMO_HEADER = "# Written by `replay-pipeline demo`."
 def prepare_demo(data: Path) -> None:
     """Write the settings of the demo, which the UI reads as well."""
     from replay_pipeline.settings import environment
-    from replay_pipeline.storage.tables import written_whole
+    from replay_pipeline.storage.store import written_whole
     from replay_pipeline.testing.sample import SESSIONS_DIR
 
     path = data / "settings.toml"

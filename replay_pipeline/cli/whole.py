@@ -66,7 +66,7 @@ def demo(
     """
     from replay_pipeline.assets.in_process import run_jobs
     from replay_pipeline.stages import pipeline
-    from replay_pipeline.storage.tables import written_whole
+    from replay_pipeline.storage.store import written_whole
 
     prepare_demo(data)
     loaded = load(data / "settings.toml", data)

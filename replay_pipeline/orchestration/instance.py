@@ -18,7 +18,7 @@ from replay_pipeline.settings import (
     has_dagster_database,
 )
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.storage.tables import written_whole
+from replay_pipeline.storage.store import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
 

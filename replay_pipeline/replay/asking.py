@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import TypedDict, Unpack
 
 from pydantic import SecretStr
@@ -22,6 +21,7 @@ from replay_pipeline.replay.requests import (
     dialect_of,
 )
 from replay_pipeline.settings import api_key
+from replay_pipeline.storage.store import Place
 from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
 from replay_pipeline.windows import window_messages
 
@@ -45,7 +45,7 @@ class ReplayOptions(TypedDict, total=False):
     counts_recorded: bool
     run_id: str | None
     retry: RetryPolicy
-    price_folder: Path | None
+    price_folder: Place | None
     max_price_age_days: float
     is_durable: bool
 
@@ -79,7 +79,7 @@ class Asking:
     run_id: str | None = None
     """Processes that share a run share its ceiling. By default a new run."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    price_folder: Path | None = None
+    price_folder: Place | None = None
     """Where price lists are kept; `None` fetches them anew for each run."""
     max_price_age_days: float = 7.0
     """An older price list is refused when it can't be fetched again."""

@@ -6,7 +6,6 @@ others, so running any batch again gives the same rows, in whatever order batche
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +13,8 @@ import pyarrow.parquet as pq
 from replay_pipeline.errors import StorageError
 from replay_pipeline.normalize.verdict import Memory
 from replay_pipeline.storage.folds import Pass
-from replay_pipeline.storage.tables import readable, written_whole
+from replay_pipeline.storage.store import Place, written_whole
+from replay_pipeline.storage.tables import readable
 
 _SCHEMA = pa.schema([("step", pa.string()), ("key", pa.binary())])
 _Memories = dict[str, Memory]
@@ -30,7 +30,7 @@ class DedupIndex:
     """
 
     def __init__(
-        self, folder: Path, *, batches: Callable[[], list[str]], start: Callable[[], _Memories]
+        self, folder: Place, *, batches: Callable[[], list[str]], start: Callable[[], _Memories]
     ) -> None:
         self._folder = folder
         self._pass = Pass(batches, start=start, add=self._with_batch)

@@ -87,7 +87,7 @@ from replay_pipeline.stages.trainer_process import (
 from replay_pipeline.stages.versions import versions_of
 from replay_pipeline.storage.folds import Pass
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION, WRITTEN_BY
-from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
+from replay_pipeline.storage.store import Place, check_reachable, copy_files, files_below
 from replay_pipeline.storage.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
@@ -639,7 +639,7 @@ class Pipeline:
             outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
         )
 
-    def review(self, path: Path | None = None) -> Path:
+    def review(self, path: Place | None = None) -> Place:
         """Write the page that shows all pairs side by side. Returns where it is.
 
         Raises:
@@ -652,7 +652,7 @@ class Pipeline:
             outcomes=self.root.read_all("outcomes").to_pylist(),
         )
 
-    def review_path(self, batch: str) -> Path:
+    def review_path(self, batch: str) -> Place:
         """Where the review page of one batch is, written together with its pairs."""
         return self.root.path / "review" / f"{batch}.html"
 
@@ -660,7 +660,7 @@ class Pipeline:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""
         return examine(self.settings, self.check_teachers())
 
-    def summary(self, *, since: Mapping[tuple[str, str], object]) -> dict[str, Any]:
+    def summary(self, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
         """The figures of all stages; what was done after `since` counts as done now."""
         figures = summarize(self.receipts.all(since=since))
         figures["max_total_usd"] = self.settings.replay.max_total_usd
@@ -828,9 +828,9 @@ class Pipeline:
     def _dataset_copy(self) -> Path:
         """Where a dataset on an object store is worked on; not used for one that is a folder."""
         place = self.settings.dataset_dir()
-        return place if is_local(place) else self.settings.local_dir() / "dataset"
+        return place if isinstance(place, Path) else self.settings.local_dir() / "dataset"
 
-    def _price_folder(self) -> Path | None:
+    def _price_folder(self) -> Place | None:
         """Where price lists are kept; the sample's server has prices of its own each time."""
         return None if self.settings.replay.sample_teachers else self.root.path / "prices"
 
@@ -914,7 +914,7 @@ def run(
     settings: Settings,
     *,
     with_training: bool = True,
-    since: Mapping[tuple[str, str], object] | None = None,
+    since: Mapping[tuple[str, str], str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Find new sessions and take every batch through all stages. Returns the summary.
@@ -973,7 +973,7 @@ def _named(digests: Mapping[str, str]) -> list[str]:
     return [f"{name}:{digest}" for name, digest in digests.items()]
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Place) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.exists() else "-"
 
 

@@ -4,12 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.storage.store import read_files, stamps_below
-from replay_pipeline.storage.tables import written_whole
+from replay_pipeline.storage.store import Place, read_files, stamps_below, written_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class Receipt:
 class Receipts:
     """The receipts under one data root."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Place) -> None:
         self._root = root / "receipts"
 
     def read(self, stage: str, batch: str) -> Receipt | None:
@@ -60,7 +59,7 @@ class Receipts:
             file.write(json.dumps(asdict(receipt), indent=1, sort_keys=True).encode())
         return receipt
 
-    def stamps(self, stage: str | None = None) -> dict[tuple[str, str], object]:
+    def stamps(self, stage: str | None = None) -> dict[tuple[str, str], str]:
         """What tells a receipt (of `stage`) from the one before it, to see later which are new."""
         root = self._root if stage is None else self._root / stage
         found = {PurePosixPath(name): stamp for name, stamp in stamps_below(root).items()}
@@ -71,7 +70,7 @@ class Receipts:
         }
 
     def all(
-        self, *, since: Mapping[tuple[str, str], object] | None = None, stage: str | None = None
+        self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
     ) -> list[Receipt]:
         """Every receipt; those not written after the stamps `since` are marked as reused."""
         stamps = self.stamps(stage)
@@ -83,7 +82,7 @@ class Receipts:
                 found.append(replace(receipt, is_reused=is_reused))
         return found
 
-    def _path(self, stage: str, batch: str) -> Path:
+    def _path(self, stage: str, batch: str) -> Place:
         return self._root / stage / f"{batch}.json"
 
 

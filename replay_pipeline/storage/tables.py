@@ -4,8 +4,6 @@ Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
 """
 
 import io
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,49 +14,12 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import SchemaError, StorageError
 from replay_pipeline.storage.schemas import SCHEMA_VERSION, TABLES, WRITTEN_BY, repeating_columns
-from replay_pipeline.storage.store import is_local, put_whole
+from replay_pipeline.storage.store import Place, written_whole
 
 _VERSION_KEY = b"schema_version"
 
 
-@contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that appears under `path` complete, or not at all.
-
-    On this machine it is written beside its place and renamed; on an object store it is one
-    request.
-
-    Raises:
-        StorageError: the folder cannot be written or the disk is full; `path` is as before.
-    """
-    with _renamed(path) if is_local(path) else put_whole(path) as file:
-        yield file
-
-
-@contextmanager
-def _renamed(path: Path) -> Iterator[BinaryIO]:
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise StorageError(
-                f"{path}: cannot be written ({error.strerror or error}); nothing was changed. "
-                "Check the folder's permissions and free space."
-            ) from error
-        raise
-
-
-def write_table(table: pa.Table | Iterable[pa.Table], path: Path, name: str) -> Path:
+def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) -> Place:
     """Write `table` as parquet with the schema of `TABLES[name]`; equal rows give equal bytes.
 
     Of a table in parts, at least one, only the part at hand is in memory.
@@ -97,12 +58,12 @@ def _as_declared(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
         raise SchemaError(f"{name}: {error}") from error
 
 
-def readable(path: Path) -> Path | BinaryIO:
-    """What a parquet reader takes for `path`: an object is fetched with one request, not piece by piece."""
-    return path if is_local(path) else io.BytesIO(path.read_bytes())
+def readable(path: Place) -> Path | BinaryIO:
+    """Give a parquet reader what it takes: an object is fetched by one request, not in pieces."""
+    return path if isinstance(path, Path) else io.BytesIO(path.read_bytes())
 
 
-def read_table(path: Path, name: str, *, columns: Sequence[str] | None = None) -> pa.Table:
+def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a table written by `write_table`, or some of its columns.
 
     Raises:
@@ -125,7 +86,7 @@ def read_table(path: Path, name: str, *, columns: Sequence[str] | None = None) -
 
 
 @contextmanager
-def _reading(path: Path, name: str) -> Iterator[None]:
+def _reading(path: Place, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
@@ -163,14 +124,14 @@ class DataRoot:
     A folder, or a prefix of an object store: what `as_path` gives.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
 
-    def part(self, name: str, batch: str) -> Path:
+    def part(self, name: str, batch: str) -> Place:
         """Where the rows of `batch` in table `name` lie."""
         return self.path / name / f"trace_batch={batch}" / "part-0.parquet"
 
-    def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> Path:
+    def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> Place:
         """Replace the rows of `batch`. Raises what `write_table` raises."""
         return write_table(table, self.part(name, batch), name)
 

@@ -4,7 +4,6 @@ import json
 import random
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.redaction.redactor import find_secrets_in
 from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.storage.store import Place, files_below
 from replay_pipeline.storage.tables import readable
 
 SIMILAR = 0.8
@@ -24,7 +24,7 @@ _N_BANDS, _BAND_ROWS = 20, 6
 _SCANNED_AT_ONCE = 2_000
 
 
-def shared_sessions(folder: Path) -> Verdict:
+def shared_sessions(folder: Place) -> Verdict:
     """Is every session in one split only?"""
     of = {split: _sessions(folder, split) for split in ("train", "test")}
     shared = sorted(of["train"] & of["test"])
@@ -36,7 +36,7 @@ def shared_sessions(folder: Path) -> Verdict:
     )
 
 
-def shared_prompts(folder: Path) -> Verdict:
+def shared_prompts(folder: Place) -> Verdict:
     """Are the prompts of the test split unlike those of the train split?
 
     Compared are the word shingles of the ends of the prompts, by MinHash.
@@ -63,16 +63,18 @@ def shared_prompts(folder: Path) -> Verdict:
     )
 
 
-def published_secrets(folder: Path) -> Verdict:
+def published_secrets(folder: Place) -> Verdict:
     """Is there no secret in any text of any shard, and none in the card?"""
     problems: list[str] = []
     n_texts = 0
-    for path in [*_shards(folder), *sorted(folder.glob("*.md")), *folder.glob("manifests/*.json")]:
-        texts = _texts(path)
+    for name in files_below(folder):
+        if not name.endswith((".parquet", ".md", ".json")):
+            continue
+        texts = _texts(folder / name)
         n_texts += len(texts)
         for start in range(0, len(texts), _SCANNED_AT_ONCE):
             for hits in find_secrets_in(texts[start : start + _SCANNED_AT_ONCE]):
-                problems += [f"{path.relative_to(folder)}: {hit.kind}" for hit in hits]
+                problems += [f"{name}: {hit.kind}" for hit in hits]
     return Verdict(
         problems=problems,
         what_to_do="Make the repository private at once, revoke the secret, take its session out "
@@ -81,16 +83,16 @@ def published_secrets(folder: Path) -> Verdict:
     )
 
 
-def shards_against_manifests(folder: Path) -> Verdict:
+def shards_against_manifests(folder: Place) -> Verdict:
     """Are the files and rows those that the manifests count, with one schema per config?"""
     problems: list[str] = []
     schemas: dict[str, pa.Schema] = {}
     counted = _counted(folder)
     n_rows = 0
-    for path in _shards(folder):
-        name = str(path.relative_to(folder))
+    shards = [name for name in files_below(folder) if name.endswith(".parquet")]
+    for name in shards:
         try:
-            found = pq.read_metadata(readable(path))
+            found = pq.read_metadata(readable(folder / name))
         except (OSError, pa.ArrowInvalid) as error:
             problems.append(f"{name}: cannot be read ({str(error).splitlines()[0]})")
             counted.pop(name, None)
@@ -102,7 +104,7 @@ def shards_against_manifests(folder: Path) -> Verdict:
                 f"{name}: {found.num_rows} rows, its manifest says {expected or 'none'}"
             )
         schema = found.schema.to_arrow_schema().remove_metadata()
-        config = path.relative_to(folder / "data").parts[0]
+        config = name.split("/")[1]
         if not schemas.setdefault(config, schema).equals(schema):
             problems.append(f"{name}: its columns differ from the other shards of {config}")
     problems += [f"{name}: counted in its manifest, but not there" for name in counted]
@@ -110,7 +112,7 @@ def shards_against_manifests(folder: Path) -> Verdict:
         problems=problems,
         what_to_do="Somebody changed the folder by hand, or a copy of it was cut short: publish "
         "again, which puts every file right.",
-        facts={"shards": len(_shards(folder)), "rows": n_rows},
+        facts={"shards": len(shards), "rows": n_rows},
     )
 
 
@@ -177,7 +179,7 @@ def _end_words(prompt: Sequence[str] | None) -> list[str]:
     return words[-_END_WORDS:]
 
 
-def _sessions(folder: Path, split: str) -> set[str]:
+def _sessions(folder: Place, split: str) -> set[str]:
     return {
         str(row["session_id"] or row["state_id"])
         for config in ("pairs", "positives")
@@ -186,19 +188,14 @@ def _sessions(folder: Path, split: str) -> set[str]:
 
 
 def _rows(
-    folder: Path, config: str, split: str, columns: Sequence[str]
+    folder: Place, config: str, split: str, columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    for path in sorted((folder / "data" / config / split).glob("**/*.parquet")):
-        yield from pq.read_table(
-            readable(path), columns=list(columns), partitioning=None
-        ).to_pylist()
+    for name in files_below(folder / "data" / config / split):
+        path = readable(folder / "data" / config / split / name)
+        yield from pq.read_table(path, columns=list(columns), partitioning=None).to_pylist()
 
 
-def _shards(folder: Path) -> list[Path]:
-    return sorted((folder / "data").glob("**/*.parquet"))
-
-
-def _texts(path: Path) -> list[str]:
+def _texts(path: Place) -> list[str]:
     """Every text of a shard once, or the text of another file."""
     if path.suffix != ".parquet":
         return [path.read_text("utf-8", "replace")]
@@ -214,7 +211,7 @@ def _texts(path: Path) -> list[str]:
     return sorted(texts)
 
 
-def _counted(folder: Path) -> dict[str, int]:
+def _counted(folder: Place) -> dict[str, int]:
     """Rows of each shard as the manifests have them."""
     counted: dict[str, int] = {}
     for path in sorted((folder / "manifests").glob("[!_]*.json")):
