@@ -37,6 +37,22 @@ Outcome = Literal[
 ]
 """What became of a recorded action."""
 
+FAILURES: frozenset[Outcome] = frozenset(
+    (
+        "tool_error",
+        "user_rejected",
+        "denied_by_policy",
+        "hook_blocked",
+        "interrupted",
+        "retracted",
+        "rewound",
+    )
+)
+"""Outcomes in which hindsight says that another action would likely have been better."""
+
+TEST_FRACTION = 0.25
+"""Share of sessions, by hash, that go to the test split unless somebody says otherwise."""
+
 
 class TraceState(TypedDict):
     """One decision point of a recorded agent session: what the agent saw, and what it did.
@@ -146,6 +162,24 @@ class TeacherSpec(BaseModel):
     def vendor(self) -> str:
         """The family that counts as one vote: of `family`, or else of `model`."""
         return family_of_model(self.family or self.model) or self.name
+
+
+class RetryPolicy(BaseModel):
+    """How often a call that surely cost nothing is tried again, and how long to wait between."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_attempts: Annotated[int, Field(ge=1)] = 6
+    """Times a call is sent at most."""
+    first_wait_s: Annotated[float, Field(ge=0)] = 0.5
+    """Wait before the second time, in seconds; it doubles from time to time."""
+    max_wait_s: Annotated[float, Field(ge=0)] = 60.0
+    """Longest wait, in seconds, unless the endpoint asks for a longer one."""
+    longest_pause_s: Annotated[float, Field(ge=0)] = 600.0
+    """An endpoint that asks for a longer pause is left alone for the rest of the run."""
+    settle_s: Annotated[float, Field(ge=0)] = 30.0
+    """How long after it was sent a lost call may still be running. Asked again only then, the
+    router's response cache has its answer; asked again earlier, it would be paid twice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,19 +30,58 @@ _BARE_COMMAND = re.compile(r"[A-Za-z][\w./-]*(?: +(?:-[\w./:,@%+=-]*|[\w./:,@%+]
 _QUOTED_TIME = re.compile(r"""['"\\]+time|time\s+['"\\]""")
 """`time` and its option are words of the shell only where they are bare."""
 _KEYWORDS = frozenset(
-    "if then elif else fi for while until do done case esac select function in coproc "
-    "export declare typeset local readonly unset unsetenv".split()
+    [
+        "if",
+        "then",
+        "elif",
+        "else",
+        "fi",
+        "for",
+        "while",
+        "until",
+        "do",
+        "done",
+        "case",
+        "esac",
+        "select",
+        "function",
+        "in",
+        "coproc",
+        "export",
+        "declare",
+        "typeset",
+        "local",
+        "readonly",
+        "unset",
+        "unsetenv",
+    ]
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 _SEPARATORS = frozenset({";", "\n", ";;", "comment"})
 _STATEMENTS = frozenset(
-    "command redirected_statement list pipeline negated_command variable_assignment "
-    "variable_assignments subshell compound_statement declaration_command unset_command "
-    "test_command if_statement for_statement c_style_for_statement while_statement "
-    "case_statement function_definition".split()
+    [
+        "command",
+        "redirected_statement",
+        "list",
+        "pipeline",
+        "negated_command",
+        "variable_assignment",
+        "variable_assignments",
+        "subshell",
+        "compound_statement",
+        "declaration_command",
+        "unset_command",
+        "test_command",
+        "if_statement",
+        "for_statement",
+        "c_style_for_statement",
+        "while_statement",
+        "case_statement",
+        "function_definition",
+    ]
 )
 _PLAIN_WORDS = frozenset(
-    "word number variable_name special_variable_name test_operator file_descriptor".split()
+    ["word", "number", "variable_name", "special_variable_name", "test_operator", "file_descriptor"]
 )
 _NOTHING: Form = ("nothing",)
 

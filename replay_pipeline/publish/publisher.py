@@ -22,6 +22,7 @@ from replay_pipeline.publish.folder import alone, list_files, read_files, replac
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
 from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, POSITIVES
+from replay_pipeline.types import TEST_FRACTION
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def publish(
     repo_id: str | None = None,
     positives: Iterable[tuple[str, pa.Table]] = (),
     private: bool = True,
-    test_fraction: float = 0.25,
+    test_fraction: float = TEST_FRACTION,
     card_facts: Mapping[str, Any] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     token: str | None = None,

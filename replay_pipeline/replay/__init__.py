@@ -4,7 +4,6 @@ from replay_pipeline.replay.asking import Asking, ReplayOptions
 from replay_pipeline.replay.batch import replay_batch
 from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.database import exists as has_ledger
-from replay_pipeline.replay.engine import RetryPolicy
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.facts import refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
@@ -17,6 +16,7 @@ from replay_pipeline.replay.run import (
 )
 from replay_pipeline.replay.status import LedgerStatus, ledger_status, spent_since
 from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
+from replay_pipeline.types import RetryPolicy
 
 __all__ = [
     "DEFAULT_GATES",

@@ -13,7 +13,6 @@ from typing import TypedDict, Unpack
 from pydantic import SecretStr
 
 from replay_pipeline.errors import ConfigError, PriceError, TeacherError
-from replay_pipeline.replay.engine import RetryPolicy
 from replay_pipeline.replay.gates import Gates, parse_gates
 from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano
@@ -23,7 +22,7 @@ from replay_pipeline.replay.requests import (
     dialect_of,
 )
 from replay_pipeline.settings import api_key
-from replay_pipeline.types import AgreementLevel, TeacherSpec
+from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
 from replay_pipeline.windows import window_messages
 
 logger = logging.getLogger(__name__)

@@ -69,7 +69,14 @@ from replay_pipeline.stages.audit import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.receipts import Receipt, Receipts
-from replay_pipeline.stages.summary import BATCH_STAGES, summarize, summarize_night
+from replay_pipeline.stages.redacting import redacted_again
+from replay_pipeline.stages.staleness import (
+    UNKNOWN,
+    changed_parts,
+    find_outdated,
+    refuse_outdated,
+)
+from replay_pipeline.stages.summary import BATCH_STAGES, added, summarize, summarize_night
 from replay_pipeline.stages.trainer_process import (
     TRAINER_LOCK,
     Launch,
@@ -77,8 +84,9 @@ from replay_pipeline.stages.trainer_process import (
     run_trainer,
     training_curves,
 )
+from replay_pipeline.stages.versions import versions_of
 from replay_pipeline.storage.folds import Pass
-from replay_pipeline.storage.schemas import SCHEMA_VERSION, WRITTEN_BY
+from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION, WRITTEN_BY
 from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
 from replay_pipeline.storage.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
@@ -124,7 +132,7 @@ class Pipeline:
         self._seen_pairs = Pass(
             self.batches,
             start=str,
-            add=lambda value, key: _hash([value, key, *self._digests(key, ("dpo_pairs",))]),
+            add=lambda value, key: _hash([value, key, *_named(self._digests(key, ("dpo_pairs",)))]),
         )
 
     # Batches
@@ -218,11 +226,26 @@ class Pipeline:
                 salt=redaction_salt(),
                 on_progress=self._on_progress,
             )
-            for name in ("sessions", "turns", "states", "tools"):
+            for name in INGESTED:
                 self._write(name, batch, getattr(result, name))
             return result.report.to_json()
 
-        return self._stage("ingest", batch, given, ("sessions", "turns", "states", "tools"), work)
+        def keep(last: Receipt) -> dict[str, Any]:
+            logger.warning("%s: its session files are gone; its tables are kept", batch)
+            tables = {name: self.root.read(name, batch) for name in INGESTED}
+            counts: Mapping[str, int] = {}
+            if options.is_redacted:
+                tables, counts = redacted_again(tables, salt=redaction_salt())
+            for name, table in tables.items():
+                self._write(name, batch, table)
+            redactions = added([last.report["redactions"], counts])
+            return {**last.report, "redactions": redactions, "n_files_gone": n_gone}
+
+        # Agents delete their logs after some weeks; new rules must reach what was read from them.
+        n_gone = sum(not each.path.is_file() for each in manifest.slices)
+        return self._stage(
+            "ingest", batch, given, {}, INGESTED, work, instead=keep if n_gone else None
+        )
 
     def estimate(self, batches: Sequence[str] | None = None) -> Estimate:
         """What replaying `batches` (by default all) would cost, without what is already paid."""
@@ -249,11 +272,11 @@ class Pipeline:
         """
         replay = self.settings.replay
         given = [
-            *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
+            *(t.model_dump_json(exclude={"base_url", "price"}) for t in self.settings.teachers()),
             json.dumps([replay.gates, self.settings.ingest.window]),
             *([self.settings.pairs.model_dump_json(exclude={"marks"})] if replay.gates else []),
             *(["sample"] if replay.sample_teachers else []),
-            *self._state_digests(batch),
+            *self._tool_definitions(batch),
         ]
 
         def work() -> dict[str, Any]:
@@ -270,6 +293,7 @@ class Pipeline:
                     level=self.settings.pairs.level,
                     count_own_family=self.settings.pairs.count_own_family,
                     accepted_terms=replay.accepted_terms,
+                    retry=replay.retry,
                     tick=self._on_progress,
                     ledger=self.settings.ledger_url(),
                     **self._accounts(),
@@ -282,6 +306,7 @@ class Pipeline:
             "replay",
             batch,
             given,
+            self._digests(batch, ("turns", "states")),
             ("teacher_actions",),
             work,
             is_final=lambda report: report["is_complete"],
@@ -334,8 +359,7 @@ class Pipeline:
             self.settings.pairs.model_dump_json(exclude={"marks"}),
             json.dumps(marks, sort_keys=True),
             self.settings.ingest.window,
-            *self._state_digests(batch),
-            *self._digests(batch, ("teacher_actions",)),
+            *self._tool_definitions(batch),
         ]
 
         def work() -> dict[str, Any]:
@@ -365,6 +389,7 @@ class Pipeline:
             "pairs",
             batch,
             given,
+            self._digests(batch, ("turns", "states", "teacher_actions")),
             ("dpo_pairs", "positives", "outcomes"),
             work,
             has_outputs=self.review_path(batch).exists,
@@ -373,11 +398,7 @@ class Pipeline:
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
         normalizer = self._normalizer
-        given = [
-            normalizer.fingerprint,
-            self._seen_pairs.before(batch),
-            *self._digests(batch, ("dpo_pairs",)),
-        ]
+        given = [normalizer.fingerprint, self._seen_pairs.before(batch)]
 
         def work() -> dict[str, Any]:
             table = self.root.read("dpo_pairs", batch)
@@ -386,7 +407,14 @@ class Pipeline:
             self._write("dropped_pairs", batch, result.dropped)
             return result.report.to_json()
 
-        return self._stage("normalize", batch, given, ("normalized_pairs", "dropped_pairs"), work)
+        return self._stage(
+            "normalize",
+            batch,
+            given,
+            self._digests(batch, ("dpo_pairs",)),
+            ("normalized_pairs", "dropped_pairs"),
+            work,
+        )
 
     def publish(self) -> Receipt:
         """All normalized pairs to one dataset folder, and to the Hub if a repository is set.
@@ -394,19 +422,21 @@ class Pipeline:
         Raises:
             ConfigError: there is nothing to publish yet.
             SecretFoundError: a secret is in the data; nothing was published.
-            CheckFailedError: a batch breaks a contract; nothing was published.
+            CheckFailedError: a batch breaks a contract, or was redacted by older rules; nothing was
+                published.
         """
         batches = self._batches_with("normalized_pairs")
         options = self.settings.publish
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
-            given += self._digests(batch, ("normalized_pairs", "positives"))
+            given += _named(self._digests(batch, ("normalized_pairs", "positives")))
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
 
         place = self.settings.dataset_dir()
 
         def work() -> dict[str, Any]:
+            refuse_outdated(find_outdated(self.receipts.all(), self._versions), batches)
             refuse_unfit(self.root, batches)
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
@@ -420,7 +450,7 @@ class Pipeline:
                 )
             return report.to_json()
 
-        return self._stage("publish", "all", given, (), work, has_outputs=place.exists)
+        return self._stage("publish", "all", given, {}, (), work, has_outputs=place.exists)
 
     def retract(
         self,
@@ -491,7 +521,7 @@ class Pipeline:
             return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
-            "train", "all", given, (), work, has_outputs=(kept / "report.json").exists
+            "train", "all", given, {}, (), work, has_outputs=(kept / "report.json").exists
         )
 
     # Looking
@@ -548,12 +578,29 @@ class Pipeline:
             ledger = ledger_status(url).to_json()
         return {
             "batches": batches,
-            "teachers": [t.name for t in self.settings.replay.teachers],
+            "teachers": [t.name for t in self.settings.teachers()],
             "is_sample": self.settings.replay.sample_teachers,
             "ledger": ledger,
             "other_ledger_usd": self._other_ledger_usd(),
             "dataset": done.get(("publish", "all")),
         }
+
+    def stale(self) -> dict[str, Any]:
+        """Say what the installed code would make otherwise: by batch and stage, the reasons.
+
+        Stages that follow are done again where the rows before them come out different. `cost` is
+        the estimate of the questions that have not been asked in this form; `None` where no
+        question changes.
+
+        Raises:
+            PriceError: a teacher has no price, so the cost is not known.
+        """
+        batches = find_outdated(self.receipts.all(), self._versions)
+        asked_otherwise = [
+            key for key, stages in batches.items() if set(stages.get("replay", ())) - {UNKNOWN}
+        ]
+        cost = self.estimate(asked_otherwise).to_json() if asked_otherwise else None
+        return {"batches": batches, "cost": cost}
 
     def _other_ledger_usd(self) -> float | None:
         """What the sample's ledger holds when real teachers are set, or the other way round."""
@@ -672,32 +719,59 @@ class Pipeline:
         stage: str,
         batch: str,
         given: Iterable[str],
+        inputs: Mapping[str, str],
         outputs: Sequence[str],
         work: Callable[[], dict[str, Any]],
         *,
         is_final: Callable[[dict[str, Any]], bool] = lambda _: True,
         has_outputs: Callable[[], bool] = lambda: True,
+        instead: Callable[[Receipt], dict[str, Any]] | None = None,
     ) -> Receipt:
-        fingerprint = _hash([stage, SCHEMA_VERSION, *given])
+        """Do `work` and write its receipt, unless the last receipt says that it is done.
+
+        Args:
+            stage: the name of the stage.
+            batch: the batch, or `all`.
+            given: everything but tables and code that decides what comes out.
+            inputs: digests of the tables that are read.
+            outputs: the tables that are written.
+            work: does it; gives the report.
+            is_final: whether a report says that nothing is left to do.
+            has_outputs: whether what is no table is still there.
+            instead: done in place of `work` where nothing but the code has changed.
+        """
+        fingerprint = _hash([stage, SCHEMA_VERSION, *given, *_named(inputs)])
+        versions = self._versions(stage)
         last = self.receipts.read(stage, batch)
-        if (
+        is_same = (
             last is not None
             and last.fingerprint == fingerprint
-            and is_final(last.report)
             and has_outputs()
             and all(self.root.has(name, batch) for name in outputs)
-        ):
+        )
+        if last and is_same and is_final(last.report) and not changed_parts(last, versions):
             logger.info("%s %s: nothing has changed", stage, batch)
             return last
         started = time.perf_counter()
-        report = work()
+        report = instead(last) if last and is_same and instead else work()
         seconds = round(time.perf_counter() - started, 3)
         logger.info("%s %s: done in %.1f s", stage, batch, seconds)
         return self.receipts.write(
             Receipt(
-                stage=stage, batch=batch, fingerprint=fingerprint, report=report, seconds=seconds
+                stage=stage,
+                batch=batch,
+                fingerprint=fingerprint,
+                report=report,
+                seconds=seconds,
+                versions=versions,
+                inputs=dict(inputs),
+                outputs=self._digests(batch, outputs),
             )
         )
+
+    def _versions(self, stage: str) -> dict[str, str]:
+        is_gated = stage == "replay" and bool(self.settings.replay.gates)
+        return versions_of(stage, is_gated=is_gated)
 
     @contextmanager
     def _teachers(self) -> Iterator[tuple[TeacherSpec, ...]]:
@@ -800,22 +874,19 @@ class Pipeline:
             "tools",
         )
 
-    def _state_digests(self, batch: str) -> list[str]:
-        tools = (
-            self._tools_until(batch)["tool_json"].to_pylist()
-            if self.root.has("tools", batch)
-            else []
-        )
-        return [*tools, *self._digests(batch, ("turns", "states"))]
+    def _tool_definitions(self, batch: str) -> list[str]:
+        if not self.root.has("tools", batch):
+            return []
+        return self._tools_until(batch)["tool_json"].to_pylist()
 
-    def _digests(self, batch: str, names: Sequence[str]) -> list[str]:
-        return [f"{name}:{_digest(self.root.part(name, batch))}" for name in names]
+    def _digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
+        return {name: _digest(self.root.part(name, batch)) for name in names}
 
     def _card_facts(self) -> CardFacts:
         """What the dataset card tells beyond the rows: teachers, and what each stage reported."""
         teachers: list[TeacherFacts] = [
             {"name": t.name, "model": t.model, "is_distillable": t.is_distillable}
-            for t in self.settings.replay.teachers
+            for t in self.settings.teachers()
         ]
         facts: CardFacts = {
             "teachers": teachers,
@@ -896,6 +967,10 @@ def _hash(parts: Iterable[str]) -> str:
     for part in parts:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
+
+
+def _named(digests: Mapping[str, str]) -> list[str]:
+    return [f"{name}:{digest}" for name, digest in digests.items()]
 
 
 def _digest(path: Path) -> str:

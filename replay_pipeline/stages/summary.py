@@ -24,7 +24,7 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "sessions": _total(of["ingest"], "n_sessions"),
         "turns": _total(of["ingest"], "n_turns"),
         "states": _total(of["ingest"], "n_states"),
-        "rows_skipped": _added(r.report.get("skipped", {}) for r in of["ingest"]),
+        "rows_skipped": added(r.report.get("skipped", {}) for r in of["ingest"]),
         "calls": _total(fresh["replay"], "n_sent"),
         "answers": _total(of["replay"], "n_answers"),
         "failed_calls": _total(of["replay"], "n_failed"),
@@ -33,9 +33,9 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "agreements": _total(of["pairs"], "n_consensus"),
         "agreements_with_student": _total(of["pairs"], "n_agreement"),
         "pairs": _total(of["pairs"], "n_pairs"),
-        "outcomes": _added(r.report.get("outcomes", {}) for r in of["pairs"]),
+        "outcomes": added(r.report.get("outcomes", {}) for r in of["pairs"]),
         "normalized_pairs": _total(of["normalize"], "n_kept"),
-        "dropped": _added(r.report.get("dropped", {}) for r in of["normalize"]),
+        "dropped": added(r.report.get("dropped", {}) for r in of["normalize"]),
         "rows_by_split": publish.get("rows_by_split", {}),
         "train": of["train"][-1].report if of["train"] else {},
         "seconds": {stage: round(sum(r.seconds for r in fresh[stage]), 3) for stage in STAGES},
@@ -81,8 +81,8 @@ def summarize_night(
         "pairs_dropped": _total(of["normalize"], "n_dropped"),
         "runs_failed": len(failures),
         "stopped_by_budget": sum(r.report.get("stop_reason") == "budget" for r in of["replay"]),
-        "dropped": _added(r.report.get("dropped", {}) for r in of["normalize"]),
-        "errors": _added(r.report.get("errors", {}) for r in of["replay"]),
+        "dropped": added(r.report.get("dropped", {}) for r in of["normalize"]),
+        "errors": added(r.report.get("errors", {}) for r in of["replay"]),
         "failures": [dict(failure) for failure in failures],
     }
 
@@ -111,7 +111,8 @@ def _total(receipts: Iterable[Receipt], key: str) -> float:
     return sum(receipt.report.get(key) or 0 for receipt in receipts)
 
 
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Add up counts by name, sorted by name."""
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each)

@@ -245,8 +245,11 @@ TABLES: dict[str, pa.Schema] = {
 }
 """Every table at rest by name."""
 
+INGESTED = ("sessions", "turns", "states", "tools")
+"""The tables of an ingestion."""
+
 WRITTEN_BY: dict[str, str] = {
-    **dict.fromkeys(("sessions", "turns", "states", "tools"), "ingest"),
+    **dict.fromkeys(INGESTED, "ingest"),
     "teacher_actions": "replay",
     **dict.fromkeys(("dpo_pairs", "positives", "outcomes"), "pairs"),
     **dict.fromkeys(("normalized_pairs", "dropped_pairs"), "normalize"),
