@@ -52,9 +52,9 @@ class VerifiersTraces:
         for number, (offset, row) in enumerate(read_objects(path, spans)):
             traces = [trace for trace in _traces(row) if _nodes(trace)]
             if not traces:
-                spans.at(offset).skipped["no_message"] += 1
+                spans.count(offset, "no_message")
                 continue
-            spans.at(offset).rows_used += 1
+            spans.count(offset, None)
             for k, trace in enumerate(traces):
                 yield _Graph(trace, f"{path.stem}-{number}-{k}", offset).log()
 

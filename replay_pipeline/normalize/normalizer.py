@@ -223,7 +223,7 @@ class Run:
         for label, operator, step in zip(recipe.labels, operators, recipe.process, strict=True):
             (arguments,) = step.values()
             self._steps.append(steps.start(operator, arguments, earlier.get(label)))
-        self._length_difference = Moments()
+        self._length_differences: list[np.ndarray] = []
         self.report = NormalizeReport(
             recipe=recipe.name, recipe_sha=recipe.sha, thresholds=[*recipe.process]
         )
@@ -315,11 +315,11 @@ class Run:
                 f"{report.n_dropped} dropped"
             )
         lengths = [pc.utf8_length(judged.kept[side]).to_numpy() for side in SIDES]
-        self._length_difference.add(lengths[0] - lengths[1])
+        self._length_differences.append(lengths[0] - lengths[1])
 
     def finish(self) -> NormalizeReport:
         """Leave the keys of this batch in the index and close the report."""
-        self.report.length_bias = self._length_difference.cohens_d()
+        self.report.length_bias = _cohens_d(self._length_differences)
         if self._index is not None:
             self._index.save(
                 {
@@ -337,28 +337,13 @@ class Run:
         return self.report
 
 
-@dataclass
-class Moments:
-    """Running mean and spread of a difference."""
-
-    n: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, values: np.ndarray) -> None:
-        """Take in more values."""
-        values = values.astype(float)
-        self.n += len(values)
-        self.total += float(values.sum())
-        self.squares += float((values**2).sum())
-
-    def cohens_d(self) -> float | None:
-        """Mean over standard deviation; `None` below two values, 0 without any spread or mean."""
-        if self.n < 2:
-            return None
-        mean = self.total / self.n
-        variance = max(self.squares - self.n * mean**2, 0.0) / (self.n - 1)
-        return 0.0 if variance == 0 else mean / variance**0.5
+def _cohens_d(differences: Sequence[np.ndarray]) -> float | None:
+    """Mean over standard deviation; `None` below two values, 0 without any spread."""
+    values = np.concatenate([np.zeros(0), *differences])
+    if len(values) < 2:
+        return None
+    deviation = float(values.std(ddof=1))
+    return float(values.mean()) / deviation if deviation else 0.0
 
 
 def _add(counts: dict[str, Any], name: str, amount: float) -> None:
