@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.ingesters import rows
-from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
 from replay_pipeline.ingesters.json_lines import Spans, lines_in
+from replay_pipeline.ingesters.labels import KNOWN_AGENTS
 from replay_pipeline.ingesters.rows import Block, Row
 
 logger = logging.getLogger(__name__)
@@ -192,7 +193,7 @@ class _Tree:
                 self.counts.notes["repeated_call"] += 1
                 return
             arguments = rows.json_text(block.input) or "{}"
-            turn.calls.append(Call(call_id, block.name or "", arguments))
+            turn.calls.append(RecordedCall(call_id, block.name or "", arguments))
             self.by_call[call_id] = turn
         elif kind == "text":
             if block.text:
@@ -465,22 +466,6 @@ def _user_kind(row: Row, text: str) -> str:
     return "meta" if row.is_meta else "user"
 
 
-_REMINDERS = frozenset(
-    {
-        "hook_additional_context",
-        "hook_blocking_error",
-        "edited_text_file",
-        "file",
-        "compact_file_reference",
-        "plan_mode",
-        "plan_mode_exit",
-        "read_truncation_notice",
-        "date_change",
-        "task_reminder",
-        "skill_listing",
-        "async_hook_response",
-    }
-)
 _MAX_DEPTH = 20
 _TEXT_FIELDS = ("content", "text", "snippet", "additionalContext", "blockingError", "message")
 
@@ -490,7 +475,7 @@ def _attachment_text(attachment: dict[str, Any]) -> tuple[str, str]:
     kind = attachment.get("type")
     if kind == "queued_command":
         return "queued", _plain(attachment.get("prompt"))
-    if not isinstance(kind, str) or kind not in _REMINDERS:
+    if not isinstance(kind, str) or kind not in KNOWN_AGENTS["claude_code"]["reminders"]:
         return "attachment", ""
     parts = [_plain(attachment.get(key)) for key in _TEXT_FIELDS]
     name = attachment.get("filename") or attachment.get("path")

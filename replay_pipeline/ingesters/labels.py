@@ -12,7 +12,7 @@ from replay_pipeline.ingesters.base import Result, Turn, path_to
 from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.types import Outcome
 
-KNOWN_AGENTS: dict[str, dict[str, Any]] = tomllib.loads(
+KNOWN_AGENTS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("known_agents.toml").read_text("utf-8")
 )
 """What agents' tools are for, and how they say that something went wrong."""

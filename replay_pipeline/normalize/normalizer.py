@@ -20,7 +20,7 @@ from replay_pipeline.errors import (
 from replay_pipeline.normalize import data_juicer, executors, steps
 from replay_pipeline.normalize.executors import Executor
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
-from replay_pipeline.normalize.verdict import Measure, Memory, Verdict
+from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
 from replay_pipeline.normalize.views import SIDES
 from replay_pipeline.storage.pair_rows import row_of_pair
 from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
@@ -278,7 +278,7 @@ class Run:
         return judged
 
     @staticmethod
-    def _judge_step(step: steps.Step, chunk: steps.Chunk) -> Verdict:
+    def _judge_step(step: steps.Step, chunk: steps.Chunk) -> RowVerdict:
         try:
             return step.judge(chunk)
         except ReplayPipelineError:
@@ -291,7 +291,7 @@ class Run:
             ) from error
 
     def _drop(
-        self, chunk: steps.Chunk, name: str, verdict: Verdict, reasons: list[np.ndarray]
+        self, chunk: steps.Chunk, name: str, verdict: RowVerdict, reasons: list[np.ndarray]
     ) -> None:
         rows = np.flatnonzero(verdict.fails & chunk.alive)
         chunk.alive[rows] = False
@@ -355,9 +355,9 @@ def _check_columns(table: pa.Table) -> None:
         raise SchemaError(f"dpo_pairs: columns {sorted(missing)} are missing")
 
 
-def _incomplete(table: pa.Table) -> Verdict:
+def _incomplete(table: pa.Table) -> RowVerdict:
     """Rows without an id, a prompt or a side."""
-    verdict = Verdict.of(len(table))
+    verdict = RowVerdict.of(len(table))
     for name in _REQUIRED:
         missing = table[name].is_null().to_numpy()
         verdict.fail(np.flatnonzero(missing), name, "null", "present")

@@ -276,7 +276,7 @@ class _Version:
             return report
         hub.ensure(private=options.private)
         room = _hub_room().sync
-        contribution = room.Contribution(
+        contribution = room.Publication(
             batches=frozenset(self._owned),
             files=self._files,
             manifests=self._manifests,
@@ -310,7 +310,7 @@ def _state_of(
     if hub is not None and hub.exists():
         room = _hub_room().sync
         head = hub.head()
-        known = room.Contribution(
+        known = room.Publication(
             batches=frozenset(owned),
             files={},
             manifests={},
