@@ -349,7 +349,7 @@ SAMPLES = {
         },
     ),
     "diff": Sample(
-        echoes="diff -",
+        echoes="diff ",
         operands=(*PAIRS, ("e2", "d"), ("a.txt", "missing"), ("crlf.txt", "a.txt")),
         values={
             "context": ("1", "0"),
