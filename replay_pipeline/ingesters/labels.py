@@ -15,7 +15,7 @@ from replay_pipeline.types import Outcome
 KNOWN_AGENTS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("known_agents.toml").read_text("utf-8")
 )
-"""What agents' tools are for, and how they say that something went wrong."""
+"""How agents say that something went wrong, and what else they write around it."""
 MAX_HINT_CHARS = 4_000
 _MAX_RECOVERY_TURNS = 60
 

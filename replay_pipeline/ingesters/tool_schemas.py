@@ -7,15 +7,16 @@ same form as the student.
 
 import logging
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from replay_pipeline.ingesters.json_lines import UNREADABLE
-from replay_pipeline.ingesters.labels import KNOWN_AGENTS
 from replay_pipeline.types import Tool
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,10 @@ _MAX_DEPTH = 6
 _MAX_PROPERTIES = 40
 """An object with more different keys is a map, not a record."""
 
-_LABELS = {tool: frozenset(names) for tool, names in KNOWN_AGENTS["labels"].items()}
+_KNOWN_TOOLS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("known_tools.toml").read_text("utf-8")
+)
+_LABELS = {tool: frozenset(names) for tool, names in _KNOWN_TOOLS["labels"].items()}
 
 
 @dataclass(slots=True)
@@ -181,7 +185,7 @@ def _with_parameters(tool: Tool) -> Tool:
 def _tool(name: str, parameters: dict[str, Any]) -> Tool:
     parameters.setdefault("type", "object")
     parameters.setdefault("properties", {})
-    description = KNOWN_AGENTS["descriptions"].get(name) or f"Tool {name}."
+    description = _KNOWN_TOOLS["descriptions"].get(name) or f"Tool {name}."
     return {
         "type": "function",
         "function": {"name": name, "description": description, "parameters": parameters},
