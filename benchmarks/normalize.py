@@ -81,7 +81,7 @@ def rows(n_pairs: int) -> Iterator[dict[str, str]]:
 
 def write_input(n_pairs: int, path: Path) -> None:
     """The pair table, and one column more: what the stock deduplicator is to compare."""
-    from replay_pipeline.schemas import DPO_PAIRS
+    from replay_pipeline.storage.schemas import DPO_PAIRS
 
     schema = DPO_PAIRS.append(pa.field("both", pa.string()))
     source = rows(n_pairs)
@@ -98,7 +98,7 @@ def write_input(n_pairs: int, path: Path) -> None:
 
 def run_ours(folder: Path) -> list[str]:
     from replay_pipeline.normalize import DJNormalizer
-    from replay_pipeline.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
+    from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
 
     source = pq.ParquetFile(folder / "pairs.parquet")
     states: list[str] = []

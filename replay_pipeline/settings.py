@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from replay_pipeline.errors import ConfigError, StorageError
-from replay_pipeline.store import as_path, check_reachable, is_local
+from replay_pipeline.storage.store import as_path, check_reachable, is_local
 from replay_pipeline.types import AgreementLevel, TeacherSpec
 
 Place = Annotated[Path, PlainValidator(as_path), PlainSerializer(str)]

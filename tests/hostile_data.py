@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.receipts import Receipt
-from replay_pipeline.tables import DataRoot
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.storage.tables import DataRoot
 from tests.hostile import HOSTILE
 from tests.roots import run_batches, sample_root
 

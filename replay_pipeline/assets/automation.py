@@ -6,9 +6,9 @@ import dagster as dg
 
 from replay_pipeline.assets.failures import failure_facts
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batch
-from replay_pipeline.notify import notify
-from replay_pipeline.reconcile import reconcile
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.reconcile import reconcile
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.webhook import notify
 
 _MAX_BATCHES_PER_RUN = 200
 

@@ -8,9 +8,9 @@ from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.partitions import GROUP, OWNERS
 from replay_pipeline.assets.pictures import bars
 from replay_pipeline.assets.reporting import as_metadata
-from replay_pipeline.pipeline import Pipeline, Receipt
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import layout
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.stages.pipeline import Pipeline, Receipt
 
 _COLUMNS = dg.TableSchema(
     columns=[dg.TableColumn(field.name, str(field.type)) for field in layout.PAIRS]

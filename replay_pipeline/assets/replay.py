@@ -10,8 +10,8 @@ from replay_pipeline.assets.metadata import markdown_table
 from replay_pipeline.assets.partitions import batch_asset
 from replay_pipeline.assets.pictures import bars, histogram, quantile
 from replay_pipeline.assets.reporting import LiveCurves, each_batch
-from replay_pipeline.pipeline import Pipeline, Receipt
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.pipeline import Pipeline, Receipt
 from replay_pipeline.types import Progress
 
 

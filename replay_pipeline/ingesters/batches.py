@@ -19,8 +19,8 @@ from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.json_lines import Spans
 from replay_pipeline.ingesters.rows import Block, read_rows
 from replay_pipeline.settings import environment
-from replay_pipeline.store import read_files
-from replay_pipeline.tables import written_whole
+from replay_pipeline.storage.store import read_files
+from replay_pipeline.storage.tables import written_whole
 
 logger = logging.getLogger(__name__)
 

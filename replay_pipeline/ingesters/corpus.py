@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.collector import without_collector
 from replay_pipeline.errors import IngestError
+from replay_pipeline.garbage_collection import without_collector
 from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
 from replay_pipeline.ingesters.claude_code import ClaudeCode
@@ -24,8 +24,8 @@ from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_i
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
-from replay_pipeline.redact import Redactor, user_of
-from replay_pipeline.tables import write_table, written_whole
+from replay_pipeline.redaction.redactor import Redactor, user_of
+from replay_pipeline.storage.tables import write_table, written_whole
 from replay_pipeline.types import Progress, Tool
 
 logger = logging.getLogger(__name__)

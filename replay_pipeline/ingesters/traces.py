@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from replay_pipeline.errors import SchemaError
 from replay_pipeline.ingesters.tool_schemas import merge_tools, series_of
-from replay_pipeline.tables import read_table
+from replay_pipeline.storage.tables import read_table
 from replay_pipeline.types import Message, Tool, TraceState
 from replay_pipeline.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
 

@@ -23,8 +23,8 @@ from replay_pipeline.normalize.executors import Executor
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
 from replay_pipeline.normalize.verdict import Measure, Memory, Verdict
 from replay_pipeline.normalize.views import SIDES
-from replay_pipeline.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
+from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair, NormalizedDPOPair
 
 logger = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from replay_pipeline.normalize.views import (
     prompt_text,
     string_leaves,
 )
-from replay_pipeline.redact import find_secrets
+from replay_pipeline.redaction.redactor import find_secrets
 
 CLASSES = character_classes(SPECIAL_CHARACTERS)
 

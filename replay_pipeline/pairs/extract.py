@@ -22,9 +22,9 @@ from replay_pipeline.actions.votes import (
     family_of_answer,
     read_answer,
 )
-from replay_pipeline.collector import without_collector
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.families import family_of_model
+from replay_pipeline.garbage_collection import without_collector
 from replay_pipeline.pairs.natural import NaturalPair, natural_pairs
 from replay_pipeline.pairs.report import AgreementStatistics, PairReport, TeacherTally
 from replay_pipeline.pairs.weights import PairWeights

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair
 
 _JSON_COLUMNS = {

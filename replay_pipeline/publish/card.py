@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute
 import yaml
 
-from replay_pipeline.printable import printable
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.splits import SPLITS, session_sha
+from replay_pipeline.redaction.printable import printable
 
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 _LICENSE_NAME = "mixed-model-outputs"

@@ -20,8 +20,8 @@ from replay_pipeline.errors import (
 from replay_pipeline.publish import card, layout
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
-from replay_pipeline.redact import SecretHit, find_secrets_in
-from replay_pipeline.schemas import NORMALIZED_PAIRS, POSITIVES
+from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
+from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, POSITIVES
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from replay_pipeline.review.sides import (
     side_by_side,
     tools_of,
 )
-from replay_pipeline.tables import written_whole
+from replay_pipeline.storage.tables import written_whole
 from replay_pipeline.types import DPOPair
 
 _HERE = Path(__file__).parent

@@ -10,9 +10,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.settings import child_environment
-from replay_pipeline.testing import TeacherServer, write_settings
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
+from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from replay_pipeline.pairs import (
     pairs_table,
     positives_table,
 )
-from replay_pipeline.schemas import DPO_PAIRS, OUTCOMES, POSITIVES
-from replay_pipeline.tables import read_table, write_table
+from replay_pipeline.storage.schemas import DPO_PAIRS, OUTCOMES, POSITIVES
+from replay_pipeline.storage.tables import read_table, write_table
 from replay_pipeline.types import TeacherAction
 
 CWD = "/home/ada/shop"

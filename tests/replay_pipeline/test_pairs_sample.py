@@ -8,7 +8,7 @@ import pytest
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.review import show_state, write_review
-from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction
 
 EXPECTED = json.loads(

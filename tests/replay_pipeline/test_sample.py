@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
-from replay_pipeline.testing.sessions import REJECTED, SessionBuilder, ToolCall, state_id
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
+from tests.support.sessions import REJECTED, SessionBuilder, ToolCall, state_id
 
 REPO = Path(__file__).parents[2]
 TEACHERS = {"deepseek/deepseek-v4-pro", "qwen/qwen3-coder", "z-ai/glm-4.6"}

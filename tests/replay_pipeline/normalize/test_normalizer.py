@@ -7,7 +7,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError, NormalizeError, SchemaError
 from replay_pipeline.normalize import DJNormalizer, bundled_recipes
-from replay_pipeline.schemas import DROPPED_PAIRS, NORMALIZED_PAIRS
+from replay_pipeline.storage.schemas import DROPPED_PAIRS, NORMALIZED_PAIRS
 
 GOOD = "read the tests before the change"
 OTHER = "change the code right away"
@@ -221,7 +221,7 @@ def test_nothing_is_installed_printed_or_left_behind(tmp_path):
 import logging, os, sys
 before = logging.getLogger().handlers[:], logging.getLogger().level, sys.stdout, sys.stderr
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.tables import table_of
 DJNormalizer("tool_calls").run(table_of([], "dpo_pairs"))
 assert (logging.getLogger().handlers, logging.getLogger().level, sys.stdout, sys.stderr) == before
 assert "ray" not in sys.modules and "torch" not in sys.modules

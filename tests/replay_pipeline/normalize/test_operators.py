@@ -3,7 +3,8 @@ import random
 
 import pytest
 
-from replay_pipeline.normalize import DedupIndex, DJNormalizer
+from replay_pipeline.normalize import DJNormalizer
+from replay_pipeline.stages.dedup_index import DedupIndex
 
 SECRET = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
 

@@ -12,7 +12,7 @@ import pytest
 import replay_pipeline
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
 from replay_pipeline.normalize import DJNormalizer, load_recipe
-from replay_pipeline.tables import write_table
+from replay_pipeline.storage.tables import write_table
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from replay_pipeline.replay import (
     parse_gates,
     replay_states,
 )
-from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK
 
