@@ -201,19 +201,18 @@ def _in_one_order(flags: list[Flag], groups: Mapping[str, frozenset[str]]) -> tu
     """
     if len(flags) < 2 or len(flags) > _MAX_SORTED:
         return tuple(flags)
-    waiting = list(flags)
+    waiting = [(flag, groups.get(flag[0]) or frozenset(flag[:1])) for flag in flags]
+    if len(frozenset().union(*(own for _, own in waiting))) == sum(len(o) for _, o in waiting):
+        return tuple(sorted(flags))
     found: list[Flag] = []
     while waiting:
         seen: set[str] = set()
-        best: Flag | None = None
-        for flag in waiting:
-            own = groups.get(flag[0]) or frozenset(flag[:1])
-            if (best is None or flag < best) and seen.isdisjoint(own):
-                best = flag
+        first = 0
+        for place, (flag, own) in enumerate(waiting):
+            if flag < waiting[first][0] and seen.isdisjoint(own):
+                first = place
             seen |= own
-        assert best is not None
-        waiting.remove(best)
-        found.append(best)
+        found.append(waiting.pop(first)[0])
     return tuple(found)
 
 

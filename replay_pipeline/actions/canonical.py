@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.actions.paths import absolute, relative, without_needless_cd
-from replay_pipeline.actions.tools import spec_of
+from replay_pipeline.actions.tools import spec_of, without_defaults_inside
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.types import Message, Tool
 
@@ -141,8 +141,7 @@ def canonical_action(
             return Action(text=text, invalid_reason="text_too_large")
         text = _clean_text(text)
         return Action(text=text, invalid_reason=None if text else "empty")
-    n_chars = sum(len(arguments) for _, arguments in raw_calls if isinstance(arguments, str))
-    if len(raw_calls) > MAX_CALLS or n_chars > 2 * MAX_ARGUMENT_CHARS:
+    if len(raw_calls) > 2 and _are_too_many(raw_calls):
         return Action(invalid_reason="too_many_calls")
     cwd = absolute(cwd, None) if cwd else None
     toolbox = tools if isinstance(tools, ToolList) or tools is None else ToolList(tools)
@@ -155,6 +154,11 @@ def canonical_action(
             reason = reason or str(error)
             calls.append(Call(str(name or "?"), _as_text(arguments), cwd))
     return Action(calls=tuple(calls), invalid_reason=reason)
+
+
+def _are_too_many(raw_calls: list[tuple[Any, Any]]) -> bool:
+    n_chars = sum(len(arguments) for _, arguments in raw_calls if isinstance(arguments, str))
+    return len(raw_calls) > MAX_CALLS or n_chars > 2 * MAX_ARGUMENT_CHARS
 
 
 def canonical_call(
@@ -282,7 +286,9 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
         if key in spec.labels or (key in defaults and _is_same(defaults[key], value)):
             continue
         kept[key] = value
-    return Call(name, _as_text(spec.canonical(kept)), cwd)
+    if name == "MultiEdit":
+        kept = without_defaults_inside(kept)
+    return Call(name, _as_text(kept), cwd)
 
 
 _cached_call = lru_cache(maxsize=16_384)(_build_call)
@@ -290,7 +296,7 @@ _cached_call = lru_cache(maxsize=16_384)(_build_call)
 
 def _is_same(default: Any, value: Any) -> bool:
     """Equality that keeps 1 apart from true, as JSON does."""
-    options: Iterable[Any] = default if isinstance(default, tuple) else (default,)
+    options: Iterable[Any] = default if isinstance(default, list) else (default,)
     return value in options and any(type(option) is type(value) for option in options)
 
 

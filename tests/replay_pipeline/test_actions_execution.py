@@ -30,7 +30,6 @@ def executed(*options):
 @pytest.mark.slow
 def test_twins_of_known_programs_do_the_same_when_they_are_run():
     report = executed("--count", str(N_TWINS), "--seed", "1")
-    print({key: value for key, value in report.items() if key != "false_merges"})
     wrong = [one["commands"] for one in report["false_merges"]]
     assert not wrong, "\n".join(map(repr, wrong))
     assert report["twins"] >= N_TWINS
@@ -73,7 +72,7 @@ def test_every_table_is_executed_or_says_why_not():
     assert named >= SAMPLES.keys() | NOT_RUN.keys()
     assert not SAMPLES.keys() & NOT_RUN.keys() - {"nohup, npx, bunx"}
     assert all(NOT_RUN.values())
-    bare = {title for title in named - SAMPLES.keys() - NOT_RUN.keys()}
+    bare = named - SAMPLES.keys() - NOT_RUN.keys()
     without_options = {t for t in bare if programs.PROGRAMS[t.split(", ")[0]].options is None}
     assert not without_options
 
