@@ -227,6 +227,8 @@ class DPOPair(TypedDict):
     chosen: str
     rejected: str
     n_teachers_agreeing: int
+    pair_id: NotRequired[str]
+    """Names the pair by its state and sides; a state may have several pairs."""
     chosen_action: NotRequired[Message]
     """The chosen side as an assistant message in canonical form."""
     rejected_action: NotRequired[Message]
@@ -237,7 +239,11 @@ class DPOPair(TypedDict):
     n_teachers_valid: NotRequired[int]
     agreement_level: NotRequired[AgreementLevel]
     margin: NotRequired[int]
-    """Votes of the consensus minus votes of the next group."""
+    """Votes of the consensus minus votes of the strongest other side, the student's included."""
+    n_against: NotRequired[int]
+    """Votes for the student's action: the student, and every family that sides with it."""
+    evidence: NotRequired[list[str]]
+    """What the record itself says for the chosen side: `rewind`, `rejection`."""
     source: NotRequired[Literal["consensus", "rewind", "rejection"]]
     rejected_source: NotRequired[Literal["recorded", "sampled"]]
     hint: NotRequired[str | None]

@@ -18,6 +18,8 @@ Flag = tuple[str, ...]
 
 _MAX_SORTED = 64
 """More flags than these keep their order: sorting them is not linear."""
+_MAX_DEPTH = 8
+"""Of commands that run commands; a deeper one is compared as it is written."""
 
 
 class Arguments(NamedTuple):
@@ -43,12 +45,13 @@ _FIND_START_OPTIONS = frozenset({"-H", "-L", "-P"})
 _UNLISTED = PROGRAMS["unlisted"]
 
 
-def arguments_of(words: Sequence[str], path: PathReader) -> Arguments:
+def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Arguments:
     """Read the options of a command.
 
     Args:
         words: The words of the command, quoting resolved, marks of `shell_words` in place.
         path: Resolves a word that is a path.
+        depth: How many commands run this one, as `timeout 5 nice` does.
     """
     for n_words in (2, 1):
         program = PROGRAMS.get(" ".join(words[:n_words]))
@@ -56,6 +59,8 @@ def arguments_of(words: Sequence[str], path: PathReader) -> Arguments:
             continue
         name, rest = tuple(words[:n_words]), words[n_words:]
         if program.options is not None and (parsed := _parsed(program, rest)):
+            if program.operands == "command":
+                return _of_command(program, name, parsed, path, depth)
             return _understood(program, name, parsed, path)
         return _strictly(program, name, rest, path)
     name = path(words[0]) if "/" in words[0] else words[0]
@@ -116,7 +121,7 @@ def _short(
         return 0
     for place, letter in enumerate(word[1:], start=2):
         option = program.spellings.get(f"-{letter}")
-        if option is None:
+        if option is None or (program.apart and place > 2):
             return None
         if not option.value:
             flags.append((option.id,))
@@ -169,15 +174,23 @@ def _understood(
     objects_of = program.objects.split()
     named = [flag for flag in flags if flag[0] in objects_of]
     ordered = _in_one_order(flags, program.groups)
-    if program.operands == "command":
-        own, rest = operands[: program.lead], operands[program.lead :]
-        inner = arguments_of(rest, path) if rest else Arguments((), ())
-        return Arguments((*name, ordered, *own, *inner.effect), (*name, *inner.operands))
     objects = _objects(program, operands, path, has_pattern=bool(named))
     acted_on = objects
-    if program.operands == "script":
-        acted_on = tuple(word for word in objects if not word.startswith("-"))
+    if program.operands in ("script", "git"):
+        acted_on = tuple(word for word in objects if word == "--" or not word.startswith("-"))
     return Arguments((*name, ordered, *objects), (*name, *named, *acted_on))
+
+
+def _of_command(
+    program: Program, name: tuple[str, ...], parsed: _Parsed, path: PathReader, depth: int
+) -> Arguments:
+    """The options of a program that runs another command, and that command's own."""
+    own, rest = parsed.operands[: program.lead], parsed.operands[program.lead :]
+    inner = Arguments(tuple(rest), tuple(rest))
+    if rest and depth < _MAX_DEPTH:
+        inner = arguments_of(rest, path, depth + 1)
+    ordered = _in_one_order(parsed.flags, program.groups)
+    return Arguments((*name, ordered, *own, *inner.effect), (*name, *inner.operands))
 
 
 def _in_one_order(flags: list[Flag], groups: Mapping[str, frozenset[str]]) -> tuple[Flag, ...]:
@@ -188,19 +201,18 @@ def _in_one_order(flags: list[Flag], groups: Mapping[str, frozenset[str]]) -> tu
     """
     if len(flags) < 2 or len(flags) > _MAX_SORTED:
         return tuple(flags)
-    waiting = list(flags)
+    waiting = [(flag, groups.get(flag[0]) or frozenset(flag[:1])) for flag in flags]
+    if len(frozenset().union(*(own for _, own in waiting))) == sum(len(o) for _, o in waiting):
+        return tuple(sorted(flags))
     found: list[Flag] = []
     while waiting:
         seen: set[str] = set()
-        best: Flag | None = None
-        for flag in waiting:
-            own = groups.get(flag[0]) or frozenset(flag[:1])
-            if (best is None or flag < best) and seen.isdisjoint(own):
-                best = flag
+        first = 0
+        for place, (flag, own) in enumerate(waiting):
+            if flag < waiting[first][0] and seen.isdisjoint(own):
+                first = place
             seen |= own
-        assert best is not None
-        waiting.remove(best)
-        found.append(best)
+        found.append(waiting.pop(first)[0])
     return tuple(found)
 
 
@@ -240,7 +252,7 @@ def _strictly(
     spelled = list(words)
     if program.operands == "find":
         spelled = _from_start(words, path)
-    elif program.operands == "paths":
+    elif program.operands == "paths" and program.options is None:
         end = words.index("--") if "--" in words else len(words)
         spelled = [
             word if word.startswith("-") and n < end else _spelled_path(word, path)

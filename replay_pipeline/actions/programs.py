@@ -32,6 +32,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Literal["anywhere", "first", "alone"] | None = None
     ordered: bool = False
     ends: bool = False
+    apart: bool = False
     once: bool = False
     keeps_slash: bool = False
     searches_path: bool = False

@@ -4,20 +4,27 @@ import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import count
 from typing import Any, NamedTuple
 
 import tree_sitter_bash
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Language, Node, Parser, Tree
 
 from replay_pipeline.actions.arguments import Arguments, arguments_of
 from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.programs import PROGRAMS
 from replay_pipeline.actions.shell_words import ACTIVE, QUOTED, plain_text, unquoted
 
-MAX_COMMAND_BYTES = 10_240
+MAX_COMMAND_BYTES = 4_096
+_MAX_SIGNS = 200
+_SIGNS = re.compile(r"[()\[\]{}`;&|<>\n]")
+"""What makes the parser look far ahead: its worst time is their number times the length."""
 _MAX_DEPTH = 40
 _MAX_NODES = 1_200
 _MAX_HEREDOCS = 50
+_SHORT_BYTES = 250
+_MAX_REPORTS = 60
+"""Steps of the parser, in its own unit; real commands take up to three."""
 _MAX_PLAIN_WORDS = 300
 """A longer list of bare commands is read from its tree, which has a bound of its own."""
 
@@ -30,19 +37,24 @@ _BARE_COMMAND = re.compile(r"[A-Za-z][\w./-]*(?: +(?:-[\w./:,@%+=-]*|[\w./:,@%+]
 _QUOTED_TIME = re.compile(r"""['"\\]+time|time\s+['"\\]""")
 """`time` and its option are words of the shell only where they are bare."""
 _KEYWORDS = frozenset(
-    "if then elif else fi for while until do done case esac select function in coproc "
-    "export declare typeset local readonly unset unsetenv".split()
+    [
+        *("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case"),
+        *("esac", "select", "function", "in", "coproc"),
+        *("export", "declare", "typeset", "local", "readonly", "unset", "unsetenv"),
+    ]
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 _SEPARATORS = frozenset({";", "\n", ";;", "comment"})
 _STATEMENTS = frozenset(
-    "command redirected_statement list pipeline negated_command variable_assignment "
-    "variable_assignments subshell compound_statement declaration_command unset_command "
-    "test_command if_statement for_statement c_style_for_statement while_statement "
-    "case_statement function_definition".split()
+    [
+        *("command", "redirected_statement", "list", "pipeline", "negated_command"),
+        *("variable_assignment", "variable_assignments", "subshell", "compound_statement"),
+        *("declaration_command", "unset_command", "test_command", "if_statement", "case_statement"),
+        *("for_statement", "c_style_for_statement", "while_statement", "function_definition"),
+    ]
 )
 _PLAIN_WORDS = frozenset(
-    "word number variable_name special_variable_name test_operator file_descriptor".split()
+    ["word", "number", "variable_name", "special_variable_name", "test_operator", "file_descriptor"]
 )
 _NOTHING: Form = ("nothing",)
 
@@ -104,9 +116,10 @@ def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
         return _opaque(command)
     try:
         source = command.encode()
-        if len(source) > MAX_COMMAND_BYTES or command.count("<<") > _MAX_HEREDOCS:
+        is_long = len(source) > MAX_COMMAND_BYTES or len(_SIGNS.findall(command)) > _MAX_SIGNS
+        if is_long or command.count("<<") > _MAX_HEREDOCS:
             return _opaque(command)
-        root = _PARSER.parse(source).root_node
+        root = _parsed(source).root_node
         if root.has_error or root.descendant_count > _MAX_NODES:
             return _opaque(command)
         reader = _Reader(source, cwd)
@@ -114,6 +127,26 @@ def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
     except (UnicodeError, _UnreadableError):
         return _opaque(command)
     return ShellPlan(effect, tuple(reader.commands))
+
+
+def _parsed(source: bytes) -> Tree:
+    """The syntax tree of a command that is parsed without errors and in bounded time.
+
+    Trying to recover from an error takes a time that grows with the square of the length. The
+    parser reports its progress after a fixed number of steps, so that the same command is given
+    up at the same place on every machine.
+    """
+    if len(source) <= _SHORT_BYTES:
+        return _PARSER.parse(source)
+    n_reports = count()
+    gives_up = lambda _, has_error: has_error or next(n_reports) >= _MAX_REPORTS  # noqa: E731
+    _PARSER.reset()
+    try:
+        return _PARSER.parse(lambda offset, _point: source[offset:], progress_callback=gives_up)
+    except ValueError as error:
+        raise _UnreadableError from error
+    finally:
+        _PARSER.reset()
 
 
 class _Reader:
@@ -512,7 +545,7 @@ class _Reader:
 
 def _glued(parts: list[str], *, n_pieces: int = 2) -> str:
     """Pieces of one word. A bare `~` is a home folder only alone or before a slash."""
-    word = "".join(parts)
+    word = "".join(parts).replace(f"{ACTIVE}{{{ACTIVE}}}", "{}")
     bare_tilde = next((part for part in parts if part), "") == f"{ACTIVE}~"
     return f"{ACTIVE}~{QUOTED}{word[2:]}" if bare_tilde and n_pieces > 1 else word
 

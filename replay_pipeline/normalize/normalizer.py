@@ -20,7 +20,7 @@ from replay_pipeline.errors import (
 from replay_pipeline.normalize import data_juicer, executors, steps
 from replay_pipeline.normalize.executors import Executor
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
-from replay_pipeline.normalize.verdict import Measure, Memory, Verdict
+from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
 from replay_pipeline.normalize.views import SIDES
 from replay_pipeline.storage.pair_rows import row_of_pair
 from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
@@ -223,7 +223,7 @@ class Run:
         for label, operator, step in zip(recipe.labels, operators, recipe.process, strict=True):
             (arguments,) = step.values()
             self._steps.append(steps.start(operator, arguments, earlier.get(label)))
-        self._length_difference = Moments()
+        self._length_differences: list[np.ndarray] = []
         self.report = NormalizeReport(
             recipe=recipe.name, recipe_sha=recipe.sha, thresholds=[*recipe.process]
         )
@@ -278,7 +278,7 @@ class Run:
         return judged
 
     @staticmethod
-    def _judge_step(step: steps.Step, chunk: steps.Chunk) -> Verdict:
+    def _judge_step(step: steps.Step, chunk: steps.Chunk) -> RowVerdict:
         try:
             return step.judge(chunk)
         except ReplayPipelineError:
@@ -291,7 +291,7 @@ class Run:
             ) from error
 
     def _drop(
-        self, chunk: steps.Chunk, name: str, verdict: Verdict, reasons: list[np.ndarray]
+        self, chunk: steps.Chunk, name: str, verdict: RowVerdict, reasons: list[np.ndarray]
     ) -> None:
         rows = np.flatnonzero(verdict.fails & chunk.alive)
         chunk.alive[rows] = False
@@ -315,11 +315,11 @@ class Run:
                 f"{report.n_dropped} dropped"
             )
         lengths = [pc.utf8_length(judged.kept[side]).to_numpy() for side in SIDES]
-        self._length_difference.add(lengths[0] - lengths[1])
+        self._length_differences.append(lengths[0] - lengths[1])
 
     def finish(self) -> NormalizeReport:
         """Leave the keys of this batch in the index and close the report."""
-        self.report.length_bias = self._length_difference.cohens_d()
+        self.report.length_bias = _cohens_d(self._length_differences)
         if self._index is not None:
             self._index.save(
                 {
@@ -337,28 +337,13 @@ class Run:
         return self.report
 
 
-@dataclass
-class Moments:
-    """Running mean and spread of a difference."""
-
-    n: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, values: np.ndarray) -> None:
-        """Take in more values."""
-        values = values.astype(float)
-        self.n += len(values)
-        self.total += float(values.sum())
-        self.squares += float((values**2).sum())
-
-    def cohens_d(self) -> float | None:
-        """Mean over standard deviation; `None` below two values, 0 without any spread or mean."""
-        if self.n < 2:
-            return None
-        mean = self.total / self.n
-        variance = max(self.squares - self.n * mean**2, 0.0) / (self.n - 1)
-        return 0.0 if variance == 0 else mean / variance**0.5
+def _cohens_d(differences: Sequence[np.ndarray]) -> float | None:
+    """Mean over standard deviation; `None` below two values, 0 without any spread."""
+    values = np.concatenate([np.zeros(0), *differences])
+    if len(values) < 2:
+        return None
+    deviation = float(values.std(ddof=1))
+    return float(values.mean()) / deviation if deviation else 0.0
 
 
 def _add(counts: dict[str, Any], name: str, amount: float) -> None:
@@ -370,9 +355,9 @@ def _check_columns(table: pa.Table) -> None:
         raise SchemaError(f"dpo_pairs: columns {sorted(missing)} are missing")
 
 
-def _incomplete(table: pa.Table) -> Verdict:
+def _incomplete(table: pa.Table) -> RowVerdict:
     """Rows without an id, a prompt or a side."""
-    verdict = Verdict.of(len(table))
+    verdict = RowVerdict.of(len(table))
     for name in _REQUIRED:
         missing = table[name].is_null().to_numpy()
         verdict.fail(np.flatnonzero(missing), name, "null", "present")

@@ -40,8 +40,11 @@ _COMMON = [
 ]
 _KEYS = [("state_id", pa.string()), ("session_id", pa.string()), ("trace_batch", pa.string())]
 _OF_PAIRS = [
+    ("pair_id", pa.string()),
     ("n_teachers_valid", pa.int32()),
+    ("n_against", pa.int32()),
     ("margin", pa.int32()),
+    ("evidence", pa.list_(pa.string())),
     ("source", pa.string()),
     ("rejected_source", pa.string()),
     ("shares_vendor", pa.bool_()),

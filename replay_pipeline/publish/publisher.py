@@ -277,7 +277,7 @@ class _Version:
             return report
         hub.ensure(private=options.private)
         room = _hub_room().sync
-        contribution = room.Contribution(
+        contribution = room.Publication(
             batches=frozenset(self._owned),
             files=self._files,
             manifests=self._manifests,
@@ -311,7 +311,7 @@ def _state_of(
     if hub is not None and hub.exists():
         room = _hub_room().sync
         head = hub.head()
-        known = room.Contribution(
+        known = room.Publication(
             batches=frozenset(owned),
             files={},
             manifests={},

@@ -23,7 +23,7 @@ _MAX_CONFLICTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contribution:
+class Publication:
     """What a publication brings."""
 
     batches: frozenset[str]
@@ -65,7 +65,7 @@ class Synced:
 class Sync:
     """One contribution on its way to the Hub."""
 
-    def __init__(self, hub: HubDataset, contribution: Contribution) -> None:
+    def __init__(self, hub: HubDataset, contribution: Publication) -> None:
         self._hub = hub
         self._brings = contribution
         self._read: dict[str, bytes] = {}
@@ -130,7 +130,7 @@ class Sync:
 
 
 def remote_manifests(
-    hub: HubDataset, head: Head, brings: Contribution, read: dict[str, bytes]
+    hub: HubDataset, head: Head, brings: Publication, read: dict[str, bytes]
 ) -> dict[str, dict[str, Any]]:
     """Manifests of the batches that others own. `read` remembers what was downloaded."""
     manifests: dict[str, dict[str, Any]] = {}

@@ -1,5 +1,6 @@
 """A preference pair as a row of its table, and back: the one place where messages become JSON text."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -42,6 +43,17 @@ def json_value(text: str) -> Any:
     except msgspec.DecodeError:
         whole = json.dumps(json.loads(text), ensure_ascii=False)
         return msgspec.json.decode(whole.encode("utf-8", "replace"))
+
+
+def pair_id_of(state_id: str, chosen: str, rejected: str) -> str:
+    """Name a pair by its state and its two sides, so that a mark on it means these sides."""
+    parts = json.dumps([state_id, chosen, rejected]).encode()
+    return f"p_{hashlib.blake2b(parts, digest_size=8).hexdigest()}"
+
+
+def id_of_pair(pair: Mapping[str, Any]) -> str:
+    """Give the id of a pair; one that was made elsewhere is named as ours are."""
+    return pair.get("pair_id") or pair_id_of(pair["state_id"], pair["chosen"], pair["rejected"])
 
 
 def row_of_pair(

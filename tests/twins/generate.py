@@ -5,6 +5,7 @@ import shlex
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from replay_pipeline.actions.programs import PROGRAMS, Option, Program
@@ -150,7 +151,7 @@ def _placed(
             flags.append([spelling])
         cluster = flags[-1][0] if _is_cluster(use, flags[-1]) else ""
     cut = draw.randint(0, len(flags)) if draw.random() < 0.3 else len(flags)
-    before, behind = sum(flags[:cut], []), sum(flags[cut:], [])
+    before, behind = [*chain(*flags[:cut])], [*chain(*flags[cut:])]
     if draw.random() < 0.15:
         return [*before, *behind, "--", *operands]
     place = draw.randint(0, len(operands)) if draw.random() < 0.3 else len(operands)
@@ -179,7 +180,7 @@ def _respelt(draw: random.Random, word: str, cwd: str) -> str:
     """Another way to say the same path: only of a word that names something in the folder."""
     if word not in _NAMES:
         return word
-    ways = [f"./{word}", f"{cwd}/{word}", f"d/../{word}", f".//{word}", word]
+    ways = [f"./{word}", f"{cwd}/{word}", f"aside/../{word}", f".//{word}", word]
     return draw.choice([*ways, f"{word}/"] if word in ("d", "e2", "empty") else ways)
 
 

@@ -65,6 +65,7 @@ FILES = {
     "d/.secret": "apple\n",
     "e2/x.txt": "apple in e\nfig\n",
     "e2/w.txt": "more\n",
+    "aside/kept.txt": "kept\n",
     "text.b64": "YXBwbGUgcGllCg==\n",
 }
 
@@ -80,7 +81,8 @@ class Observation(NamedTuple):
 
 def isolated_command(command: list[str]) -> list[str] | None:
     """`command` in namespaces of its own; `None` where the system does not allow that."""
-    wrapped = [*"unshare --user --map-root-user --mount --net --pid --fork --mount-proc".split()]
+    kinds = ("user", "map-root-user", "mount", "net", "pid", "fork", "mount-proc")
+    wrapped = ["unshare", *(f"--{kind}" for kind in kinds)]
     if os.environ.get(_ISOLATED) or shutil.which("unshare") is None:
         return None
     tried = subprocess.run([*wrapped, "mount", "-t", "tmpfs", "tmpfs", "/tmp"], capture_output=True)
@@ -179,8 +181,8 @@ class Sandbox:
             if kind == "repository" and folder.endswith("/.git"):
                 # The index holds inodes and times; what it says stands below.
                 names = [name for name in names if name != "index"]
-            for name in sorted(folders + names):
-                lines.append(_described(os.path.join(folder, name), str(self.work)))
+            root = str(self.work)
+            lines += [_described(os.path.join(folder, name), root) for name in folders + names]
         if kind == "repository":
             done = subprocess.run(
                 ["git", "ls-files", "--stage", "-v"],
@@ -305,7 +307,7 @@ def _set_times(folder: Path) -> None:
 _ODDITIES = (
     (re.compile(r"<w>/"), ""),
     (re.compile(r"(?<![\w.])(?:\./+)+"), ""),
-    (re.compile(r"\bd/\.\./"), ""),
+    (re.compile(r"aside/\.\./"), ""),
     (re.compile(r"//+"), "/"),
     (re.compile(r"(?<=\w)/(?=[\s:'\"\x1b\0]|$)", re.MULTILINE), ""),
     (re.compile(r"[ \t]+"), " "),

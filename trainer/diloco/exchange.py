@@ -4,7 +4,6 @@
 `Patience` measures how long rounds take and says how many graces have passed.
 """
 
-import json
 import logging
 import time
 import uuid
@@ -41,7 +40,7 @@ from trainer.diloco.protocol import (
     merged_key,
     read_listing,
 )
-from trainer.diloco.tensor_file import sha256
+from trainer.diloco.tensor_file import seal_tensors, sha256, unseal_tensors
 from trainer.errors import (
     ObjectStoreError,
     OuterLoopError,
@@ -54,9 +53,11 @@ logger = logging.getLogger(__name__)
 Vector = NDArray[np.float32]
 Result = TypeVar("Result")
 
-RUN_KEY = "run.json"
+RUN_KEY = "run.safetensors"
 """What all replicas of a run must have in common; written once."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
+DAMAGE_S = 10.0
+"""An object that is damaged for so long, in seconds, will not become whole by itself."""
 POLL_SHARE = 0.05
 MIN_POLL_S, MAX_POLL_S = 0.02, 2.0
 
@@ -189,13 +190,18 @@ def agree_on_run(store: ObjectStore, description: Mapping[str, Any]) -> dict[str
     """
     data = store.get(RUN_KEY)
     if data is None:
-        store.put_if_absent(RUN_KEY, json.dumps(description, sort_keys=True).encode())
+        store.put_if_absent(RUN_KEY, seal_tensors(description, {}))
         # Another replica may have been first, or this answer lost: what is there now counts.
         data = store.get(RUN_KEY)
     if data is None:
         raise ObjectStoreError(f"{RUN_KEY} was created and cannot be read")
     check_condition(store, RUN_KEY, data)
-    return json.loads(data)
+    try:
+        return unseal_tensors(data)[0]
+    except OuterLoopError as error:
+        raise OuterLoopError(
+            f"{store.place}{RUN_KEY} is damaged ({error}): delete it, a replica writes it anew"
+        ) from error
 
 
 def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
@@ -310,32 +316,76 @@ class RoundDriver:
                 return self.put(join_key(round_id, self.rank, self.incarnation), b"")
         raise OuterLoopError(f"rank {self.rank} cannot perform {action}")
 
+    def read_whole(self, key: str, parse: Callable[[bytes], Result]) -> Result | None:
+        """Return what an object holds, or None if there is none.
+
+        A read that was cut short is made again; what is still damaged after `DAMAGE_S` stays so.
+
+        Raises:
+            OuterLoopError: The object is damaged.
+        """
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(OuterLoopError)
+            & tenacity.retry_if_not_exception_type(ObjectStoreError),
+            stop=tenacity.stop_after_delay(DAMAGE_S),
+            wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=MAX_POLL_S),
+            reraise=True,
+        )
+
+        def read() -> Result | None:
+            data = self.get(key)
+            return None if data is None else parse(data)
+
+        try:
+            return attempts(read)
+        except ObjectStoreError:
+            raise
+        except OuterLoopError as error:
+            raise OuterLoopError(f"{self.store.place}{key} is damaged: {error}") from error
+
     def read_manifest(self, round_id: int) -> Manifest | None:
-        """Return a round's decision, if there is one."""
-        data = self.get(manifest_key(round_id))
-        if data is None:
-            return None
-        manifest = Manifest.from_bytes(data)
-        if manifest.round_id != round_id:
+        """Return a round's decision, if there is one.
+
+        Raises:
+            OuterLoopError: It is damaged: only who has read it before knows what was decided.
+        """
+        manifest = self.read_whole(manifest_key(round_id), Manifest.from_bytes)
+        if manifest is not None and manifest.round_id != round_id:
             raise OuterLoopError(f"{manifest_key(round_id)} decides round {manifest.round_id}")
         return manifest
 
     def read_merged(self, manifest: Manifest, *, n: int) -> Vector | None:
-        """Return a decided round's merged delta; None if it has been cleaned away.
+        """Return a decided round's merged delta; one that is damaged is made again.
 
-        Raises:
-            ObjectStoreError: The bytes are not those that were committed to; try again.
+        Returns:
+            The values; None if neither the object nor the deltas of which it was made are there.
         """
         key = merged_key(manifest.round_id, manifest.merged.sha)
+
+        def checked(payload: bytes) -> Vector:
+            if sha256(payload) != manifest.merged.sha:
+                raise OuterLoopError(f"{len(payload)} bytes that do not match the hash")
+            return decode_payload(self.codec, payload, n)
+
         if self._last_merged is not None and self._last_merged[0] == key:
-            payload = self._last_merged[1]
-        else:
-            payload = self.get(key)
-        if payload is None:
-            return None
+            return checked(self._last_merged[1])
+        try:
+            merged = self.read_whole(key, checked)
+        except ObjectStoreError:
+            raise
+        except OuterLoopError as error:
+            logger.warning("%s", error)
+            merged = None
+        if merged is not None:
+            return merged
+        # Equal deltas in equal order give equal bytes, so anybody may put them back.
+        mean, damaged = self._mean(manifest.round_id, manifest.contributions, n)
+        payload = b"" if damaged else encode_payload(self.codec, mean)
         if sha256(payload) != manifest.merged.sha:
-            raise ObjectStoreError(f"{key}: {len(payload)} bytes that do not match the hash")
-        return decode_payload(self.codec, payload, n)
+            return None
+        logger.warning("%s is made again from its deltas", key)
+        self.put(key, payload)
+        return checked(payload)
 
     def settle(self, manifest: Manifest) -> None:
         """Close a round that is decided, and the own account of it."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from trainer.diloco.tensor_file import sha256
 from trainer.errors import OuterLoopError
 
 MAX_RESYNCS = 10
@@ -97,6 +98,11 @@ class Merged:
     size_bytes: int
 
 
+class _Sealed(msgspec.Struct):
+    manifest: msgspec.Raw
+    sha256: str
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The decision about one round. Immutable once its key exists."""
@@ -111,19 +117,23 @@ class Manifest:
     rejected: int = 0
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as JSON."""
-        return msgspec.json.encode(self)
+        """Return the manifest as JSON, with its hash: no bit of a decision may be altered."""
+        body = msgspec.json.encode(self)
+        return msgspec.json.encode(_Sealed(msgspec.Raw(body), sha256(body)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
         """Read a manifest.
 
         Raises:
-            OuterLoopError: The bytes are no manifest.
+            OuterLoopError: The bytes are no manifest, or not one that was written.
         """
         try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
+            sealed = msgspec.json.decode(data, type=_Sealed)
+            if sha256(bytes(sealed.manifest)) != sealed.sha256:
+                raise OuterLoopError(f"not a manifest: {data[:80]!r}: its hash does not match")
+            return msgspec.json.decode(sealed.manifest, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OuterLoopError(f"not a manifest: {data[:80]!r}: {error}") from error
 
     @property

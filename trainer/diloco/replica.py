@@ -309,7 +309,12 @@ class OuterReplica(RoundDriver):
         data = self._state.get(self._private_key) if self._state is not None else None
         if data is None:
             return
-        header, tensors = unseal_tensors(data)
+        try:
+            header, tensors = unseal_tensors(data)
+        except OuterLoopError as error:
+            raise OuterLoopError(
+                f"{self._private_key} is damaged ({error}): delete it to go on with a new optimizer"
+            ) from error
         self.payload = tensors.pop("payload").tobytes()
         for name, value in tensors.items():
             room, _, rest = name.partition(".")

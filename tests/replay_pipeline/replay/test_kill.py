@@ -25,7 +25,6 @@ NURSERY = """
 import asyncio, json, os, sys
 sys.path.insert(0, sys.argv[1])
 from replay_pipeline.replay import replay_states
-from replay_pipeline.replay import RetryPolicy
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
 

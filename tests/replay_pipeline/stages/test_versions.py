@@ -36,6 +36,13 @@ CARRIES = {
 }
 """Modules that carry rows from stage to stage, and decide nothing that is in them."""
 
+FIRST_TOKEN = '[[token]]\nkind = "github-token"\nliterals = ["ghp_"'
+
+
+def token_rule(kind: str, literal: str, body: str) -> str:
+    return f"[[token]]\nkind = '{kind}'\nliterals = ['{literal}']\nbody = '{body}'\n\n"
+
+
 CHANGES = {
     "system prompt": (
         [("ingesters/traces.py", "You are a coding agent.", "You are an agent that codes.")],
@@ -43,7 +50,7 @@ CHANGES = {
         {"replay", "pairs", "normalize"},
     ),
     "tool catalogue": (
-        [("ingesters/tool_schemas.py", "Run a shell command in", "Run one shell command in")],
+        [("ingesters/known_tools.toml", "Run a shell command in", "Run one shell command in")],
         {"ingest": ["session readers"], "replay": ["prompts"], "pairs": ["prompts"]},
         {"ingest", "replay", "pairs", "normalize"},
     ),
@@ -58,19 +65,12 @@ CHANGES = {
         {"pairs", "normalize"},
     ),
     "secret rule": (
-        [
-            (
-                "redaction/secret_rules.py",
-                '("github-token", "ghp_"',
-                '("ship", "strft", r"ime"), \\g',
-            ),
-            ("redaction/secret_rules.py", '    r"gh[opusr]_', '    r"strftime|gh[opusr]_'),
-        ],
+        [("redaction/secret_rules.toml", FIRST_TOKEN, f"{token_rule('ship', 'strft', 'ime')}\\g")],
         {"ingest": ["secret rules"], "normalize": ["secret rules"]},
         {"ingest", "replay", "pairs", "normalize"},
     ),
     "secret rule that finds nothing": (
-        [("redaction/secret_rules.py", '("github-token", "ghp_"', '("x", "qqqq", r"zzz"), \\g')],
+        [("redaction/secret_rules.toml", FIRST_TOKEN, f"{token_rule('x', 'qqqq', 'zzz')}\\g")],
         {"ingest": ["secret rules"], "normalize": ["secret rules"]},
         {"ingest", "normalize"},
     ),
@@ -86,7 +86,7 @@ CHANGES = {
         {"ingest", "replay", "pairs"},
     ),
     "normalize kernel": (
-        [("normalize/kernels.py", "kind != REGULAR, starts", "kind == SPECIAL, starts")],
+        [("normalize/kernels.py", "np.maximum(self.n_chars, 1)", "np.maximum(self.n_chars, 2)")],
         {"normalize": ["normalizer"]},
         {"normalize"},
     ),
@@ -203,7 +203,7 @@ def test_receipts_without_versions_are_done_again_but_replays_are_kept(root):
     with pytest.raises(CheckFailedError, match="status --stale"):
         pipeline_at(root, publish={"test_fraction": 0.5}).publish()
     assert not work.ingest(batch).is_reused
-    assert work.replay(batch, max_total_usd=0.0).is_reused
+    assert work.replay(batch, max_total_usd=0).is_reused
     assert not work.pairs(batch).is_reused
     assert work.normalize(batch).fingerprint
     assert work.publish().report["rows_by_split"]

@@ -35,6 +35,7 @@ from trainer.diloco.protocol import (
     round_prefix,
     snapshot_key,
 )
+from trainer.errors import OuterLoopError
 
 __all__ = ["Faults", "ScheduleReport", "run_schedule"]
 
@@ -191,9 +192,10 @@ class SimulatedReplica:
         data = self.world.store.get(manifest_key(round_id))
         if data is None:
             return None
-        if not data.endswith(b"}"):
-            raise LostRequestError("a manifest cut short is read again")
-        return Manifest.from_bytes(data)
+        try:
+            return Manifest.from_bytes(data)
+        except OuterLoopError as error:
+            raise LostRequestError("a manifest cut short is read again") from error
 
     def _load_snapshot(self) -> Snapshot:
         for key in sorted(self.world.store.keys("snapshots/"), reverse=True):

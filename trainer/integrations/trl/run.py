@@ -33,6 +33,7 @@ from trainer.integrations.outer import (
     inner_optimizers,
     outer_callbacks,
     sharded,
+    train_replica,
 )
 from trainer.integrations.settings import RunConfig
 from trainer.integrations.trl.config import ComposerConfig
@@ -210,7 +211,7 @@ def _run(
     if resume_from == LAST:
         resume_from = last_checkpoint(Path(args.output_dir or output), stopping.identity)
     with without_upstream_warnings():
-        trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
+        train_replica(trainer, outer, resume_from=resume_from and str(resume_from))
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
     after, loss_last = measured()
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import pad
+from trl.trainer.utils import RepeatSampler, pad
 
 from trainer.data.collator import ComposerDataCollator, HintFunction, add_reference_logps
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
@@ -441,6 +441,22 @@ class ComposerReplicationTrainer(GRPOTrainer):
         metrics["replay/accuracy"].append(hits / n_pairs)
         metrics["replay/margin"].append(margin / n_pairs)
         metrics["replay/n_pairs"].append(n_pairs)
+
+    # -- order of the data -----------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
+
+    def _run_epoch(self, *arguments: Any, **options: Any) -> None:
+        # TRL's sampler draws the orders of all epochs from one generator: a run that goes on in a
+        # later epoch must skip those of its past, or it sees the first epoch's order again.
+        sampler = self._train_sampler
+        if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+            sampler.generator.manual_seed(self.args.seed)
+            for _ in range(options["epoch"]):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        super()._run_epoch(*arguments, **options)
 
     # -- checkpoints -----------------------------------------------------------------------------
 
