@@ -9,6 +9,7 @@ import typer
 
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import (
+    escape,
     out,
     print_report,
     show_findings,
@@ -41,6 +42,22 @@ def doctor(
     print_report({"findings": findings}, as_json=as_json, show=show_findings)
     if any(not finding["ok"] for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command()
+def trust(
+    file: Annotated[Path, typer.Argument(help="A settings file.", metavar="FILE")],
+) -> None:
+    """Let a settings file that lies in the current folder be used, as it is now.
+
+    What it holds is shown. Once it changes, it has to be trusted again.
+    """
+    from replay_pipeline.settings import config_dir
+    from replay_pipeline.trust import trust_file
+
+    data = trust_file(file, folder=config_dir())
+    out.print(escape(data.decode("utf-8", "replace")), highlight=False, soft_wrap=True)
+    out.print(f"{escape(str(file))} is trusted as it is now.")
 
 
 @app.command()

@@ -18,6 +18,8 @@ from replay_pipeline.settings import (
     has_dagster_database,
 )
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.outages import translated
+from replay_pipeline.storage.permissions import make_private_folder
 from replay_pipeline.storage.tables import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
@@ -72,6 +74,8 @@ def prepare_home(local_dir: Path) -> Path:
         StorageError: the folder cannot be written.
     """
     home = local_dir.absolute() / ".dagster"
+    with translated(home, "made"):
+        make_private_folder(home)
     if has_dagster_database() and importlib.util.find_spec("dagster_postgres") is None:
         raise MissingDependencyError(
             f"{DAGSTER_DATABASE} needs dagster-postgres: pip install 'replay-pipeline[postgres]'"

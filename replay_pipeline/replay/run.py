@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from replay_pipeline.errors import ConfigError, PriceError, TeacherError
+from replay_pipeline.errors import ConfigError, PriceError, TeacherError, UntrustedError
 from replay_pipeline.replay.board import Board
 from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import Engine, RetryPolicy, Task
@@ -31,7 +31,7 @@ from replay_pipeline.replay.requests import (
     RequestOptions,
     dialect_of,
 )
-from replay_pipeline.settings import DEFAULT_TEACHERS, Settings, api_key
+from replay_pipeline.settings import DEFAULT_TEACHERS, Settings, key_for
 from replay_pipeline.types import (
     AgreementLevel,
     Progress,
@@ -365,11 +365,14 @@ def keys_of(
 
     Raises:
         ConfigError: a key that is required is not set.
+        UntrustedError: a key may not be sent to its teacher's host.
     """
     keys: dict[str, SecretStr | None] = {}
     for teacher in teachers:
         try:
-            keys[teacher.name] = api_key(teacher.api_key_env)
+            keys[teacher.name] = key_for(teacher.api_key_env, teacher.base_url)
+        except UntrustedError as error:
+            raise UntrustedError(f"teacher {teacher.name}: {error}") from error
         except ConfigError as error:
             if is_required:
                 raise ConfigError(f"teacher {teacher.name}: {error}") from error

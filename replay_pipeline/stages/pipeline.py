@@ -63,7 +63,7 @@ from replay_pipeline.replay import (
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
-from replay_pipeline.settings import Settings, api_key, redaction_salt
+from replay_pipeline.settings import Settings, key_for, redaction_salt
 from replay_pipeline.stages.audit import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import examine
@@ -77,6 +77,7 @@ from replay_pipeline.stages.trainer_process import (
     training_curves,
 )
 from replay_pipeline.storage.folds import Pass
+from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.schemas import SCHEMA_VERSION, WRITTEN_BY
 from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
 from replay_pipeline.storage.tables import DataRoot, table_of
@@ -114,6 +115,7 @@ class Pipeline:
     def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
         self.settings = settings
         check_reachable(settings.data_dir)
+        tighten_root(settings.data_dir)
         self.root = DataRoot(settings.data_dir)
         self.receipts = Receipts(settings.data_dir)
         self._on_progress = on_progress or _ignore
@@ -519,7 +521,7 @@ class Pipeline:
         """
         if not self.settings.replay.sample_teachers:
             for teacher in self.settings.replay.teachers:
-                api_key(teacher.api_key_env)
+                key_for(teacher.api_key_env, teacher.base_url)
 
     def check_teachers(self) -> list[dict[str, Any]]:
         """Each teacher: key, endpoint, price, terms, and what is wrong with it."""

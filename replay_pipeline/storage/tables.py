@@ -5,7 +5,7 @@ Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
 
 import io
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,34 +22,44 @@ _VERSION_KEY = b"schema_version"
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
+def written_whole(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
     """Open a file that appears under `path` complete, or not at all.
 
     On this machine it is written beside its place and renamed; on an object store it is one
     request.
 
+    Args:
+        path: where.
+        is_private: whether nobody but its owner may read it; else that is up to the umask.
+
     Raises:
         StorageError: the folder cannot be written or the disk is full; `path` is as before.
     """
-    with _renamed(path) if is_local(path) else put_whole(path) as file:
+    with (
+        _renamed(path, 0o600 if is_private else 0o666)
+        if is_local(path)
+        else put_whole(path) as file
+    ):
         yield file
 
 
 @contextmanager
-def _renamed(path: Path) -> Iterator[BinaryIO]:
-    temporary = ""
+def _renamed(path: Path, mode: int) -> Iterator[BinaryIO]:
+    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        # Not `mkstemp`, whose files ignore the umask.
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+        handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        temporary = unfinished
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException as error:
         if temporary:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise StorageError(
                 f"{path}: cannot be written ({error.strerror or error}); nothing was changed. "
