@@ -152,6 +152,9 @@ class TrainSettings(_Section):
     output: Path | None = None
     """Folder of this machine for metrics, plots and checkpoint; by default `model` under the data
     root, and from there a copy goes to a data root on an object store."""
+    environment: tuple[str, ...] = ()
+    """Further variables of the environment that the trainer gets, by name, such as `HF_TOKEN` for a
+    base model that needs it. It gets no key by itself."""
     stop_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """How long a trainer that is asked to stop may take to save a checkpoint, in seconds, before
     it is killed."""
@@ -440,6 +443,11 @@ def has_dagster_database() -> bool:
 def environment(name: str, default: str | None = None) -> str | None:
     """A variable of the environment that is no secret."""
     return os.environ.get(name, default)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable holds a key or password, by its name or as an address with a password."""
+    return bool(_SECRET_NAME.search(name) or _PASSWORD.search(value))
 
 
 def child_environment(**changes: str) -> dict[str, str]:

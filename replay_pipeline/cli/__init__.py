@@ -3,6 +3,7 @@
 One module a group of commands; importing it adds them to the program, in the order of `--help`.
 """
 
+import signal
 import sys
 
 # isort: off
@@ -18,11 +19,31 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the command line; a user's mistake ends with one line and a code, never a trace."""
+    _hear_stops()
     try:
         app(standalone_mode=True)
     except ReplayPipelineError as error:
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
+    except Stopped as stopped:
         err.print("stopped; what was paid for is kept, and the same command goes on from here")
-        sys.exit(130)
+        sys.exit(stopped.code)
+
+
+class Stopped(SystemExit):  # noqa: N818 (no error: what was asked for)
+    """Somebody asked the program to stop. Whoever waits for answers takes in those that are paid."""
+
+
+def _hear_stops() -> None:
+    """Let SIGTERM do what Ctrl-C does, also where this process was started deaf to either.
+
+    A shell starts background jobs deaf to SIGINT, and the kernel spares the first process of a
+    container every signal that it does not listen to.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        del frame
+        raise Stopped(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)

@@ -1,7 +1,6 @@
 """The commands that look at a data root, and open Dagster on it."""
 
 import os
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -68,7 +67,10 @@ def ui(
         bool, typer.Option("--demo", help="Set the data root up as `demo` does.")
     ] = False,
 ) -> None:
-    """Open Dagster on the data root; it listens on this machine only."""
+    """Open Dagster on the data root; it listens on this machine only.
+
+    It prints an address with a token: only a browser that has opened it is let in.
+    """
     from replay_pipeline.assets.records import sync
     from replay_pipeline.orchestration.instance import ui_command
     from replay_pipeline.stages import pipeline
@@ -80,9 +82,7 @@ def ui(
     work = pipeline.Pipeline(load(None, data))
     sync(work)
     command, environment = ui_command(work.settings, port=port)
-    out.print(f"Dagster on [bold]{work.root.path}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
-    # A shell starts background jobs deaf to SIGINT, and Dagster would then not hear SIGTERM either.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    out.print(f"Starting Dagster on [bold]{work.root.path}[/]")
     os.execve(command[0], command, environment)
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,15 +10,16 @@ import dagster as dg
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
 from replay_pipeline.orchestration.reconcile import reconcile
+from replay_pipeline.processes import python, start_environment
 from replay_pipeline.settings import (
     DAGSTER_DATABASE,
     Settings,
-    child_environment,
     has_dagster_database,
 )
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.outages import translated
 from replay_pipeline.storage.permissions import make_private_folder
+from replay_pipeline.storage.store import is_local
 from replay_pipeline.storage.tables import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
@@ -57,6 +57,9 @@ load_from:
   - python_module: {module_name: replay_pipeline.definitions, location_name: replay_pipeline}
 """
 
+
+_STORES = ("AWS_*", "AZURE_*", "FSSPEC_*", "GCS_*", "GOOGLE_*")
+"""Where the clients of object stores look for credentials, endpoint and region."""
 
 _EVENT_BATCH = "500"
 """Events of one step that Dagster hands to its storage together."""
@@ -142,14 +145,32 @@ def _opened(home: Path) -> dg.DagsterInstance:
 
 
 def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command that serves Dagster on the data root, and its environment."""
+    """Give the command that serves Dagster on the data root, and its environment.
+
+    It passes on to every run that it is to end, and waits until they have.
+    """
     local_dir = settings.local_dir().absolute()
     home = prepare_home(local_dir)
-    command = [sys.executable, "-m", "dagster", "dev", "-w", str(home / "workspace.yaml")]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    return command, child_environment(
+    serve = python("replay_pipeline.orchestration.serve", str(home / "workspace.yaml"), str(port))
+    return python("replay_pipeline.supervise", *serve), start_environment(
+        also=_variables(settings),
+        DAGSTER_IS_DEV_CLI="1",
         DAGSTER_HOME=str(home),
         DAGSTER_EVENT_BATCH_SIZE=_EVENT_BATCH,
         REPLAY_DATA=str(settings.data_dir.absolute()),
         REPLAY_HOME=str(local_dir),
     )
+
+
+def _variables(settings: Settings) -> list[str]:
+    """Variables that runs on these settings need: their keys, and those of the stores they use."""
+    teachers = [*settings.replay.teachers, *filter(None, [settings.replay.student])]
+    keys = {"HF_TOKEN", *(each.api_key_env for each in teachers if each.api_key_env)}
+    places = (settings.data_dir, settings.dataset_dir())
+    return [
+        "REPLAY_*",
+        "CLAUDE_CONFIG_DIR",
+        *(f"{key}{end}" for key in sorted(keys) for end in ("", "_FILE")),
+        *settings.train.environment,
+        *(() if all(map(is_local, places)) else _STORES),
+    ]

@@ -8,7 +8,6 @@ has not changed hands back its receipt and does nothing, so any run may be repea
 import hashlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from replay_pipeline.pairs import (
     pairs_parts,
     positives_parts,
 )
+from replay_pipeline.processes import python
 from replay_pipeline.publish import (
     CardFacts,
     PublishReport,
@@ -469,7 +469,7 @@ class Pipeline:
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
         given = [config.read_text("utf-8") if config else "tiny"]
         given += [f"{p.name}:{_digest(p)}" for p in sorted(dataset.rglob("*.parquet"))]
-        command = [sys.executable, "-m", "trainer", "--resume"]
+        command = python("trainer", "--resume")
         command += ["--config", str(config)] if config else []
         command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
 
@@ -482,6 +482,7 @@ class Pipeline:
                 command=command,
                 output=output,
                 environment={} if config else {"OMP_NUM_THREADS": "1"},
+                variables=self.settings.train.environment,
                 stop_timeout_s=self.settings.train.stop_timeout_s,
             )
             launch(job, self._on_progress)

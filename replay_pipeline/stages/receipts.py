@@ -14,7 +14,6 @@ from replay_pipeline.errors import StorageError
 from replay_pipeline.storage.store import read_files, stamps_below
 from replay_pipeline.storage.tables import written_whole
 
-
 logger = logging.getLogger(__name__)
 
 _Counts = dict[str, int]

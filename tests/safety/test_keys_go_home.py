@@ -118,7 +118,7 @@ def test_known_keys_go_home_and_nowhere_else(key, url, may_go, monkeypatch):
     ],
 )
 def test_an_address_that_is_open_or_can_be_read_in_two_ways_is_refused(url):
-    with pytest.raises(ValidationError, match="plain http is for this machine|is no address"):
+    with pytest.raises(ValidationError, match=r"plain http is for this machine|is no address"):
         TeacherSpec(name="a", model="m", base_url=url)
 
 
