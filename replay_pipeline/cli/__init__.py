@@ -3,6 +3,7 @@
 One module a group of commands; importing it adds them to the program, in the order of `--help`.
 """
 
+import os
 import signal
 import sys
 
@@ -27,11 +28,16 @@ def main() -> None:
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except Stopped as stopped:
         err.print("stopped; what was paid for is kept, and the same command goes on from here")
-        sys.exit(stopped.code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # All is closed. To take the interpreter apart as well would take seconds of a grace period.
+        os._exit(stopped.code)
 
 
 class Stopped(SystemExit):  # noqa: N818 (no error: what was asked for)
     """Somebody asked the program to stop. Whoever waits for answers takes in those that are paid."""
+
+    code: int
 
 
 def _hear_stops() -> None:
