@@ -52,9 +52,13 @@ storage:
     postgres_url: {{env: {variable}}}
 """
 
+# Modules are looked for in the working directory first: left out, it would be the current folder.
 _WORKSPACE_YAML = """\
 load_from:
-  - python_module: {module_name: replay_pipeline.definitions, location_name: replay_pipeline}
+  - python_module:
+      module_name: replay_pipeline.definitions
+      location_name: replay_pipeline
+      working_directory: {home}
 """
 
 
@@ -86,7 +90,8 @@ def prepare_home(local_dir: Path) -> Path:
     storage = _POSTGRES_YAML if has_dagster_database() else _SQLITE_YAML
     storage = storage.format(home=json.dumps(str(home)), variable=DAGSTER_DATABASE)
     instance_yaml = _INSTANCE_YAML.format(storage=storage)
-    for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", _WORKSPACE_YAML)):
+    workspace_yaml = _WORKSPACE_YAML.format(home=json.dumps(str(home)))
+    for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", workspace_yaml)):
         path, whole = home / name, f"{_HEADER}\n{text}".encode()
         if not path.exists() or _is_outdated(path.read_bytes(), whole):
             with written_whole(path) as file:
