@@ -11,6 +11,7 @@ the machine does as well.
 """
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -38,13 +39,13 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing import TeacherServer
 from tests.support.dagster_web import (
-    sign_in,
     backfill_status,
     free_port,
     graphql,
     launch_backfill,
     launch_batch,
     process_tree,
+    sign_in,
     wait_for_run,
 )
 from tests.support.sessions import SessionBuilder, ToolCall

@@ -67,19 +67,25 @@ Teachers whose vendor forbids training on its answers need their model ids in
 def settings_page() -> str:
     """The page `docs/settings.md`."""
     parts = [_SETTINGS_HEAD.rstrip()]
-    parts += ["## At the top", "Before any section.", _fields(Settings, without_sections=True)]
-    for name, field in Settings.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            parts += [f"## [{name}]", section.__doc__ or "", _fields(section)]
+    parts += ["## At the top", "Before any section.", _fields(Settings)]
+    for name, section in _sections(Settings):
+        parts += [f"## [{name}]", section.__doc__ or "", _fields(section)]
     parts += ["## [[replay.teachers]]", TeacherSpec.__doc__ or "", _fields(TeacherSpec)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _fields(model: type[BaseModel], *, without_sections: bool = False) -> str:
+def _sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in model.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            yield prefix + name, section
+            yield from _sections(section, f"{prefix}{name}.")
+
+
+def _fields(model: type[BaseModel]) -> str:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        if without_sections and isinstance(field.default, BaseModel):
+        if isinstance(field.default, BaseModel):
             continue
         meaning = " ".join((field.description or "").split())
         rows.append(

@@ -3,15 +3,16 @@
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import msgspec
 
 from replay_pipeline.actions.paths import absolute, relative, without_needless_cd
-from replay_pipeline.actions.tools import spec_of
+from replay_pipeline.actions.tools import spec_of, without_defaults_inside
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.types import Message, Tool
 
@@ -19,6 +20,10 @@ MAX_ARGUMENT_CHARS = 250_000
 """Longer arguments are no action: no model writes them, and comparing them is not bounded."""
 MAX_ARGUMENTS = 256
 """A call with more keys is no call of any tool."""
+MAX_VALUES = 1_000
+"""Of numbers, strings, lists and objects inside the arguments of one call."""
+MAX_CALLS = 256
+"""Of one action; all of them together have at most twice `MAX_ARGUMENT_CHARS`."""
 _MAX_CACHED_CHARS = 8_192
 _MAX_DEPTH = 64
 
@@ -136,6 +141,8 @@ def canonical_action(
             return Action(text=text, invalid_reason="text_too_large")
         text = _clean_text(text)
         return Action(text=text, invalid_reason=None if text else "empty")
+    if len(raw_calls) > 2 and _are_too_many(raw_calls):
+        return Action(invalid_reason="too_many_calls")
     cwd = absolute(cwd, None) if cwd else None
     toolbox = tools if isinstance(tools, ToolList) or tools is None else ToolList(tools)
     calls: list[Call] = []
@@ -147,6 +154,11 @@ def canonical_action(
             reason = reason or str(error)
             calls.append(Call(str(name or "?"), _as_text(arguments), cwd))
     return Action(calls=tuple(calls), invalid_reason=reason)
+
+
+def _are_too_many(raw_calls: list[tuple[Any, Any]]) -> bool:
+    n_chars = sum(len(arguments) for _, arguments in raw_calls if isinstance(arguments, str))
+    return len(raw_calls) > MAX_CALLS or n_chars > 2 * MAX_ARGUMENT_CHARS
 
 
 def canonical_call(
@@ -189,9 +201,11 @@ def parse_rendered(text: str, *, cwd: str | None = None) -> Action:
 
 
 def _calls_in_text(text: str) -> list[tuple[str, Any]]:
+    if text.count("\n") > MAX_CALLS or len(text) > MAX_ARGUMENT_CHARS:
+        return []
     if "<tool_call>" in text:
         found = []
-        for block in text.split("<tool_call>")[1:]:
+        for block in text.split("<tool_call>", MAX_CALLS + 1)[1:]:
             try:
                 call = _decode(block.partition("</tool_call>")[0].strip())
                 found.append((call.get("name"), call.get("arguments")))
@@ -208,7 +222,8 @@ def _parts(message: Message | str | None) -> tuple[str, list[tuple[Any, Any]]]:
         return "", []
     if isinstance(message, str):
         return message, []
-    calls = [_openai_call(call) for call in message.get("tool_calls") or ()]
+    given = message.get("tool_calls")
+    calls = [_openai_call(call) for call in given] if isinstance(given, list | tuple) else []
     if legacy := message.get("function_call"):
         calls.append(_openai_call({"function": legacy}))
     content = message.get("content")
@@ -248,11 +263,16 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
     if len(given) > MAX_ARGUMENTS:
         raise MalformedCallError(f"arguments_too_large: {name}")
     try:
+        n_values = count()
         present = {
-            k: v if type(v) is str else _plain(v, 0) for k, v in given.items() if v is not None
+            k: v if type(v) is str else _plain(v, 0, n_values)
+            for k, v in given.items()
+            if v is not None
         }
     except RecursionError as error:
         raise MalformedCallError(f"malformed_arguments: {name}: nested too deep") from error
+    except OverflowError as error:
+        raise MalformedCallError(f"arguments_too_large: {name}") from error
     spec = spec_of(name)
     defaults = spec.defaults
     if why := spec.complaint(present):
@@ -266,7 +286,9 @@ def _build_call(name: str, arguments: str, cwd: str | None) -> Call:
         if key in spec.labels or (key in defaults and _is_same(defaults[key], value)):
             continue
         kept[key] = value
-    return Call(name, _as_text(spec.canonical(kept)), cwd)
+    if name == "MultiEdit":
+        kept = without_defaults_inside(kept)
+    return Call(name, _as_text(kept), cwd)
 
 
 _cached_call = lru_cache(maxsize=16_384)(_build_call)
@@ -274,22 +296,22 @@ _cached_call = lru_cache(maxsize=16_384)(_build_call)
 
 def _is_same(default: Any, value: Any) -> bool:
     """Equality that keeps 1 apart from true, as JSON does."""
-    options: Iterable[Any] = default if isinstance(default, tuple) else (default,)
+    options: Iterable[Any] = default if isinstance(default, list) else (default,)
     return value in options and any(type(option) is type(value) for option in options)
 
 
-def _plain(value: Any, depth: int) -> Any:
+def _plain(value: Any, depth: int, n_values: Iterator[int]) -> Any:
     """`value` with whole floats as integers: 1.0, 1e0 and 1 are one number in JSON."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < 2**53 else value
     if depth > _MAX_DEPTH:
         raise RecursionError
+    if next(n_values) > MAX_VALUES:
+        raise OverflowError
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
     if isinstance(value, dict):
-        return {k: _plain(v, depth + 1) for k, v in value.items()}
+        return {k: _plain(v, depth + 1, n_values) for k, v in value.items()}
     if isinstance(value, list):
-        return [_plain(v, depth + 1) for v in value]
+        return [_plain(v, depth + 1, n_values) for v in value]
     return value
 
 
@@ -314,4 +336,8 @@ def _as_text(value: Any) -> str:
     try:
         return _ENCODER.encode(value).decode()
     except (UnicodeEncodeError, RecursionError, TypeError, OverflowError):
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
+        try:
+            return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
+        except (RecursionError, TypeError, ValueError):
+            # Too deep, in a circle, or with keys that are no strings: nothing that JSON can say.
+            return '"no JSON"'

@@ -7,7 +7,7 @@ from replay_pipeline.actions.canonical import Call
 from replay_pipeline.actions.edits import Edit, edits_of
 from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.shell import shell_plan
-from replay_pipeline.actions.tools import ToolSpec, family_of, spec_of
+from replay_pipeline.actions.tools import ToolSpec, family_of, spec_of, with_one_url
 
 
 class CallKeys(NamedTuple):
@@ -42,7 +42,8 @@ def _read_keys(call: Call) -> CallKeys:
     for path in spec.paths:
         if isinstance(arguments.get(path), str):
             arguments[path] = absolute(arguments[path], call.cwd)
-    arguments = spec.question(arguments)
+    if call.name == "WebFetch":
+        arguments = with_one_url(arguments)
     target = _target(call.name, spec, arguments)
     if family_of(call.name) == "Edit":
         return CallKeys(None, target, edits=edits_of(arguments))

@@ -3,19 +3,30 @@
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from hashlib import blake2b
+from itertools import count
 from typing import Any, NamedTuple
 
 import tree_sitter_bash
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Language, Node, Parser, Tree
 
+from replay_pipeline.actions.arguments import Arguments, arguments_of
 from replay_pipeline.actions.paths import absolute
-from replay_pipeline.actions.programs import Arguments, arguments_of
-from replay_pipeline.actions.words import ACTIVE, QUOTED, plain_text, unquoted
+from replay_pipeline.actions.programs import PROGRAMS
+from replay_pipeline.actions.shell_words import ACTIVE, QUOTED, plain_text, unquoted
 
-MAX_COMMAND_BYTES = 10_240
+MAX_COMMAND_BYTES = 4_096
+_MAX_SIGNS = 200
+_SIGNS = re.compile(r"[()\[\]{}`;&|<>\n]")
+"""What makes the parser look far ahead: its worst time is their number times the length."""
 _MAX_DEPTH = 40
 _MAX_NODES = 1_200
 _MAX_HEREDOCS = 50
+_SHORT_BYTES = 250
+_MAX_REPORTS = 60
+"""Steps of the parser, in its own unit; real commands take up to three."""
+_MAX_PLAIN_WORDS = 300
+"""A longer list of bare commands is read from its tree, which has a bound of its own."""
 
 Form = tuple[Any, ...]
 """A normalised piece of syntax: equal forms have equal effects."""
@@ -23,7 +34,8 @@ Form = tuple[Any, ...]
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 _BARE_COMMAND = re.compile(r"[A-Za-z][\w./-]*(?: +(?:-[\w./:,@%+=-]*|[\w./:,@%+][\w./:,@%+-]*))*")
 """A program and words in which the shell sees nothing special."""
-_COMMENT = re.compile(r" +#[^\n]*\Z")
+_QUOTED_TIME = re.compile(r"""['"\\]+time|time\s+['"\\]""")
+"""`time` and its option are words of the shell only where they are bare."""
 _KEYWORDS = frozenset(
     [
         *("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case"),
@@ -34,44 +46,11 @@ _KEYWORDS = frozenset(
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 _SEPARATORS = frozenset({";", "\n", ";;", "comment"})
 _STATEMENTS = frozenset(
-    {
-        "command",
-        "redirected_statement",
-        "list",
-        "pipeline",
-        "negated_command",
-        "variable_assignment",
-        "variable_assignments",
-        "subshell",
-        "compound_statement",
-        "declaration_command",
-        "unset_command",
-        "test_command",
-        "if_statement",
-        "for_statement",
-        "c_style_for_statement",
-        "while_statement",
-        "case_statement",
-        "function_definition",
-    }
-)
-_INTERPRETERS = frozenset(
     [
-        "bash",
-        "sh",
-        "zsh",
-        "python",
-        "python3",
-        "node",
-        "ruby",
-        "perl",
-        "psql",
-        "mysql",
-        "sqlite3",
-        "ssh",
-        "xargs",
-        "bc",
-        "awk",
+        *("command", "redirected_statement", "list", "pipeline", "negated_command"),
+        *("variable_assignment", "variable_assignments", "subshell", "compound_statement"),
+        *("declaration_command", "unset_command", "test_command", "if_statement", "case_statement"),
+        *("for_statement", "c_style_for_statement", "while_statement", "function_definition"),
     ]
 )
 _PLAIN_WORDS = frozenset(
@@ -95,53 +74,79 @@ class _UnreadableError(Exception):
 
 @lru_cache(maxsize=8_192)
 def shell_plan(command: str, cwd: str | None) -> ShellPlan:
-    """What `command` does when run in `cwd`.
+    """Read what `command` does when it is run in `cwd`.
 
     A command that does not parse, or is too long or too deep, equals only itself.
     """
+    if len(command) > MAX_COMMAND_BYTES:
+        return _opaque(command)
     return _plain_plan(command, cwd) or parsed_plan(command, cwd)
+
+
+def _opaque(command: str) -> ShellPlan:
+    return ShellPlan(("text", command.strip()), None)
 
 
 def _plain_plan(command: str, cwd: str | None) -> ShellPlan | None:
     """The plan of bare commands joined by `&&` or by `|`, which need no syntax tree."""
-    # A bare command has no quotes, so a comment in it is one.
-    command = _COMMENT.sub("", command)
+    # A bare command has no quotes, so a comment in it is one, up to the end of the line.
+    if " #" in command and "\n" not in command:
+        command = command.partition(" #")[0].rstrip(" ")
     is_pipe = " | " in command
     reader = _Reader(b"", cwd)
-    forms: list[Form] = []
+    joined: list[Form] = []
+    n_words = 0
     for part in command.split(" | " if is_pipe else " && "):
         words = part.split()
-        if not _BARE_COMMAND.fullmatch(part) or words[0] in _KEYWORDS:
+        n_words += len(words)
+        is_long = n_words > _MAX_PLAIN_WORDS
+        if is_long or not _BARE_COMMAND.fullmatch(part) or words[0] in _KEYWORDS:
             return None
-        folder = reader.folder
-        forms.append(reader.simple((), words, ()))
         if is_pipe:
-            reader.folder = folder
-    if is_pipe:
-        return ShellPlan(("|", *forms), tuple(reader.commands))
-    effect = forms[0]
-    for form in forms[1:]:
-        effect = form if effect == _NOTHING else ("&&", effect, form)
+            joined.append(reader.stage(lambda words=words: reader.simple((), words, ()), joined))
+        else:
+            _append(joined, "&&", reader.simple((), words, ()))
+    effect = ("|", *joined) if is_pipe else _listed(joined)
     return ShellPlan(effect, tuple(reader.commands))
 
 
 def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
-    """`shell_plan` by way of the syntax tree, which a bare command does not need."""
-    opaque = ShellPlan(("text", command.strip()), None)
+    """Read `shell_plan` by way of the syntax tree, which a bare command does not need."""
     if _CONTROL.search(command):
-        return opaque
+        return _opaque(command)
     try:
         source = command.encode()
-        if len(source) > MAX_COMMAND_BYTES or command.count("<<") > _MAX_HEREDOCS:
-            return opaque
-        root = _PARSER.parse(source).root_node
+        is_long = len(source) > MAX_COMMAND_BYTES or len(_SIGNS.findall(command)) > _MAX_SIGNS
+        if is_long or command.count("<<") > _MAX_HEREDOCS:
+            return _opaque(command)
+        root = _parsed(source).root_node
         if root.has_error or root.descendant_count > _MAX_NODES:
-            return opaque
+            return _opaque(command)
         reader = _Reader(source, cwd)
         effect = reader.sequence(root.children, 0)
-    except (UnicodeEncodeError, _UnreadableError):
-        return opaque
+    except (UnicodeError, _UnreadableError):
+        return _opaque(command)
     return ShellPlan(effect, tuple(reader.commands))
+
+
+def _parsed(source: bytes) -> Tree:
+    """The syntax tree of a command that is parsed without errors and in bounded time.
+
+    Trying to recover from an error takes a time that grows with the square of the length. The
+    parser reports its progress after a fixed number of steps, so that the same command is given
+    up at the same place on every machine.
+    """
+    if len(source) <= _SHORT_BYTES:
+        return _PARSER.parse(source)
+    n_reports = count()
+    gives_up = lambda _, has_error: has_error or next(n_reports) >= _MAX_REPORTS  # noqa: E731
+    _PARSER.reset()
+    try:
+        return _PARSER.parse(lambda offset, _point: source[offset:], progress_callback=gives_up)
+    except ValueError as error:
+        raise _UnreadableError from error
+    finally:
+        _PARSER.reset()
 
 
 class _Reader:
@@ -184,15 +189,18 @@ class _Reader:
         return self.other(node, depth)
 
     def listed(self, node: Node, depth: int) -> Form:
-        left, operator, right = _three(node)
-        first = self.statement(left, depth + 1)
-        before = self.folder
-        second = self.statement(right, depth + 1)
-        if operator.type == "||" and self.folder != before:
-            self.folder = None
-        if first == _NOTHING and operator.type == "&&":
-            return second
-        return (operator.type, first, second)
+        """Commands joined by `&&` and `||`, which bind alike and to the left."""
+        later: list[tuple[str, Node]] = []
+        while node.type == "list":
+            node, operator, right = _three(node)
+            later.append((operator.type, right))
+        joined = [self.statement(node, depth + 1)]
+        for operator, right in reversed(later):
+            before = self.folder
+            _append(joined, operator, self.statement(right, depth + 1))
+            if operator == "||" and self.folder != before:
+                self.folder = None
+        return _listed(joined)
 
     def pipeline(self, node: Node, depth: int) -> Form:
         stages: list[Form] = []
@@ -200,14 +208,19 @@ class _Reader:
             if child.type == "|&":
                 stages[-1] = _redirected(stages[-1], (("2", ">&", "1"),))
             elif child.type != "|" and child.type != "comment":
-                stages.append(self.scoped(child, depth + 1))
+                stages.append(self.stage(lambda c=child: self.statement(c, depth + 1), stages))
         return ("|", *stages)
 
-    def scoped(self, node: Node, depth: int) -> Form:
-        """A statement in a process of its own: its `cd` ends with it."""
-        folder = self.folder
-        form = self.statement(node, depth)
+    def stage(self, read: Callable[[], Form], before: list[Form]) -> Form:
+        """One part of a pipe, in a process of its own: its `cd` ends with it."""
+        folder, noted = self.folder, len(self.commands)
+        form = read()
         self.folder = folder
+        # `| head` says how much is shown of an object, and is none itself.
+        if before and len(self.commands) == noted + 1 and len(self.commands[-1]) == 1:
+            program = PROGRAMS.get(self.commands[-1][0])
+            if program is not None and program.display:
+                self.commands.pop()
         return form
 
     def subshell(self, node: Node, depth: int) -> Form:
@@ -327,7 +340,9 @@ class _Reader:
                 body = self.source[start:end].decode() if start else body
             elif kind == "pipeline":
                 piped += [
-                    self.scoped(c, depth + 1) for c in child.children if c.type not in ("|", "|&")
+                    self.stage(lambda c=c: self.statement(c, depth + 1), [_NOTHING])
+                    for c in child.children
+                    if c.type not in ("|", "|&")
                 ]
                 if any(c.type == "|&" for c in child.children):
                     raise _UnreadableError
@@ -375,6 +390,8 @@ class _Reader:
         words: Iterable[str] = (),
         redirects: Iterable[Form] = (),
     ) -> Form:
+        if _QUOTED_TIME.match(self.text(node)):
+            raise _UnreadableError
         environment: list[Node] = []
         own_words: list[str] = []
         own_redirects: list[Form] = []
@@ -418,10 +435,13 @@ class _Reader:
     def note(self, arguments: Arguments, redirects: tuple[Form, ...]) -> None:
         """Keep what the command acts on, for the level `target`."""
         objects = list(arguments.operands)
+        program = PROGRAMS.get(objects[0])
+        reads_program = program is not None and program.is_interpreter
         for descriptor, mode, target, *_ in redirects:
-            if mode in ("<<", "<<<") and objects and objects[0] in _INTERPRETERS:
-                objects.append(("<<", target))
-            elif mode not in ("<<", "<<<", ">&", "<&") and target != "/dev/null":
+            if mode in ("<<", "<<<"):
+                if reads_program:
+                    objects.append(("<<", target))
+            elif mode not in (">&", "<&") and target != "/dev/null":
                 objects.append((descriptor, target))
         self.commands.append(tuple(objects))
 
@@ -518,12 +538,14 @@ class _Reader:
         form = self.sequence(node.children[1:-1], depth)
         self.folder = folder
         del self.commands[noted:]
-        return f"{'$(' if opening == '`' else opening}{form!r})"
+        # A digest: the text of a form in the text of a form would double every escape.
+        digest = blake2b(repr(form).encode("utf-8", "replace"), digest_size=16).hexdigest()
+        return f"{'$(' if opening == '`' else opening}{digest})"
 
 
 def _glued(parts: list[str], *, n_pieces: int = 2) -> str:
     """Pieces of one word. A bare `~` is a home folder only alone or before a slash."""
-    word = "".join(parts)
+    word = "".join(parts).replace(f"{ACTIVE}{{{ACTIVE}}}", "{}")
     bare_tilde = next((part for part in parts if part), "") == f"{ACTIVE}~"
     return f"{ACTIVE}~{QUOTED}{word[2:]}" if bare_tilde and n_pieces > 1 else word
 
@@ -531,6 +553,17 @@ def _glued(parts: list[str], *, n_pieces: int = 2) -> str:
 def _double_quoted(text: str) -> str:
     r"""Text between double quotes: a backslash is an escape only before ``$ ` " \\`` and newline."""
     return re.sub(r'\\([$`"\\])|\\\n', lambda match: match[1] or "", text) if "\\" in text else text
+
+
+def _append(joined: list[Form], operator: str, form: Form) -> None:
+    if operator == "&&" and joined == [_NOTHING]:
+        joined[0] = form
+    else:
+        joined += [(operator,), form] if joined else [form]
+
+
+def _listed(joined: list[Form]) -> Form:
+    return joined[0] if len(joined) == 1 else ("list", *joined)
 
 
 def _three(node: Node) -> tuple[Node, Node, Node]:

@@ -7,7 +7,15 @@ from replay_pipeline.orchestration.resources import PipelineResource
 
 
 def define(pipeline: PipelineResource) -> dg.Definitions:
-    """All assets, checks, jobs, schedules and sensors on one data root."""
+    """Define all assets, checks, jobs, schedules and sensors on one data root.
+
+    The hours of the night are read from its settings here, once: Dagster learns of others when it
+    loads the code location again.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        StorageError: the data root is on an object store that cannot be reached.
+    """
     return dg.Definitions(
         assets=dg.load_assets_from_modules(
             [traces, replay, pairs, publish, train, night], include_specs=True
@@ -19,11 +27,7 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
             automation.publish_job,
             automation.summary_job,
         ],
-        schedules=[
-            automation.nightly_replay,
-            automation.nightly_publish,
-            automation.nightly_summary,
-        ],
+        schedules=automation.nightly_schedules(pipeline.settings().night),
         sensors=[automation.new_sessions, automation.notify_failures],
         resources={"pipeline": pipeline},
         executor=dg.in_process_executor,

@@ -52,7 +52,7 @@ def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "dagster/partition_row_count": report["n_answers"] + report["n_failed"],
         "calls_sent": 0 if receipt.is_reused else report["n_sent"],
         "usd": report["spent_usd"],
-        "usd_budget": report["budget_usd"],
+        "usd_budget": report["max_total_usd"],
         "usd_per_answer": report["spent_usd"] / max(1, report["n_answers"]),
         **{f"usd {teacher}": usd for teacher, usd in sorted(by_teacher.items())},
         "failed_calls": report["n_failed"],

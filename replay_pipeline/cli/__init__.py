@@ -31,13 +31,15 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         # All is closed. To take the interpreter apart as well would take seconds of a grace period.
-        os._exit(stopped.code)
+        os._exit(stopped.status)
 
 
-class Stopped(SystemExit):  # noqa: N818 (no error: what was asked for)
+class Stopped(SystemExit):
     """Somebody asked the program to stop. Whoever waits for answers takes in those that are paid."""
 
-    code: int
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 def _hear_stops() -> None:

@@ -12,6 +12,7 @@ from replay_pipeline.cli.console import (
     out,
     print_report,
     show_findings,
+    show_stale,
     show_status,
 )
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
@@ -20,14 +21,25 @@ from replay_pipeline.cli.shared import load, prepare_demo
 
 @app.command()
 def status(
-    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    stale: Annotated[
+        bool,
+        typer.Option(
+            "--stale",
+            help="List what the installed code would make otherwise, and what that would cost.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """What is done, what it cost, and what is still open."""
     from replay_pipeline.stages import pipeline
 
-    print_report(
-        pipeline.Pipeline(load(settings, data)).status(), as_json=as_json, show=show_status
-    )
+    work = pipeline.Pipeline(load(settings, data))
+    if stale:
+        print_report(work.stale(), as_json=as_json, show=show_stale)
+    else:
+        print_report(work.status(), as_json=as_json, show=show_status)
 
 
 @app.command()

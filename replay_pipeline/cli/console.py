@@ -104,7 +104,7 @@ def show_summary(summary: Report) -> None:
         (
             "dollars",
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
-            f"ceiling ${summary['budget_usd']:.2f}",
+            f"ceiling ${summary['max_total_usd']:.2f}",
         ),
         (
             "agreements",
@@ -234,6 +234,22 @@ def show_status(report: Report) -> None:
         }
         names = tuple(next(iter(rows.values())))
         _draw_batches("Limits, in US dollars", rows, names, first="counts for")
+
+
+def show_stale(report: Report) -> None:
+    """What older code made, why it is stale, and what doing it again costs."""
+    if not report["batches"]:
+        out.print("Nothing is stale: the installed code would make the same of everything.")
+        return
+    stages = ("ingest", "replay", "pairs", "normalize", "publish")
+    rows = {key: {s: row.get(s, "") for s in stages} for key, row in report["batches"].items()}
+    _draw_batches("Stale, and why", rows, stages)
+    if cost := report["cost"]:
+        n_calls = sum(row["n_calls"] for row in cost["teachers"])
+        price = f"{n_calls:,} new questions for about ${cost['expected_usd']:.4f}"
+    else:
+        price = "no question changes, so it costs nothing"
+    out.print(f"`replay-pipeline run` does it again: {price}. Paid answers are kept.")
 
 
 def show_findings(report: Report) -> None:

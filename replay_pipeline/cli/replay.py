@@ -25,7 +25,7 @@ from replay_pipeline.cli.options import (
     SettingsOption,
     YesOption,
 )
-from replay_pipeline.cli.shared import NOTHING_MORE_USD, chosen, confirm, load
+from replay_pipeline.cli.shared import chosen, confirm, load
 
 
 @app.command()
@@ -47,7 +47,7 @@ def replay(
     data: DataOption = None,
     settings: SettingsOption = None,
     batch: BatchOption = None,
-    budget: BudgetOption = None,
+    max_total_usd: BudgetOption = None,
     half_price: Annotated[
         bool,
         typer.Option(
@@ -62,20 +62,20 @@ def replay(
     """Ask the teachers, under a hard ceiling. Answers that are paid for are never asked again."""
     from replay_pipeline.stages import pipeline
 
-    loaded = load(settings, data, budget=budget)
+    loaded = load(settings, data, max_total_usd=max_total_usd)
     work = pipeline.Pipeline(loaded)
     batches = chosen(work, batch)
     confirm(work, yes=yes, batches=batches)
-    max_usd = None
+    left_usd = None
     if half_price:
         err.print(
             "handing the questions in; answers may take up to a day (Ctrl-C ends the waiting)"
         )
         by_batch = work.hand_in(batches)
         err.print(f"{by_batch.n_sent} asked by batch for ${by_batch.newly_spent_usd:.4f}")
-        max_usd = NOTHING_MORE_USD
+        left_usd = 0.0
     with progress_bars() as on_progress:
-        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(max_usd)
+        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(left_usd)
         reports = {key: replay_one(key).report for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
 
@@ -84,7 +84,7 @@ def replay(
 def control(
     data: DataOption = None,
     settings: SettingsOption = None,
-    budget: Annotated[
+    max_total_usd: Annotated[
         float, typer.Option("--budget", min=0, help="Hard ceiling in US dollars.", metavar="USD")
     ] = 1.0,
     states: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 50,
@@ -99,7 +99,7 @@ def control(
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(load(settings, data), on_progress=on_progress)
         chosen(work, None)
-        report = work.control(max_usd=budget, n_states=states).report
+        report = work.control(max_total_usd=max_total_usd, n_states=states).report
     print_report(report, as_json=as_json, show=show_control)
 
 

@@ -15,22 +15,19 @@ from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.settings import Settings, config_dir
 from replay_pipeline.trust import trust_file
 
-NOTHING_MORE_USD = 1e-9
-"""A ceiling that buys no answer: what is in the ledger already is taken from there."""
-
 
 def load(
     settings: Path | None,
     data: Path | None,
     *,
-    budget: float | None = None,
+    max_total_usd: float | None = None,
     sources: list[Path] | None = None,
     changes: dict[str, Any] | None = None,
 ) -> Settings:
     """Read the settings, and put what the command line says over them."""
     changes = dict(changes or {})
-    if budget is not None:
-        changes["replay"] = {"max_total_usd": budget}
+    if max_total_usd is not None:
+        changes["replay"] = {"max_total_usd": max_total_usd}
     if sources:
         changes["ingest"] = {"sources": sources}
     return Settings.load(settings, data_dir=data, changes=changes)

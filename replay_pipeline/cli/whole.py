@@ -32,7 +32,7 @@ def run(
     ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,
-    budget: BudgetOption = None,
+    max_total_usd: BudgetOption = None,
     train: Annotated[bool, typer.Option(help="Train on the dataset at the end.")] = True,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -40,7 +40,7 @@ def run(
     """Take all sessions through every stage: new work only, nothing is paid twice."""
     from replay_pipeline.stages import pipeline
 
-    loaded = load(settings, data, budget=budget, sources=paths)
+    loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
         before = work.receipts.stamps()

@@ -4,7 +4,6 @@ from replay_pipeline.normalize.normalizer import (
     DJNormalizer,
     NormalizeReport,
     NormalizeResult,
-    NormalizeStream,
 )
 from replay_pipeline.normalize.recipe import bundled_recipes, load_recipe
 
@@ -12,7 +11,6 @@ __all__ = [
     "DJNormalizer",
     "NormalizeReport",
     "NormalizeResult",
-    "NormalizeStream",
     "bundled_recipes",
     "load_recipe",
 ]

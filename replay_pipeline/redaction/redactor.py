@@ -15,7 +15,7 @@ from functools import cache
 from kingfisher_sdk import Scanner
 
 from replay_pipeline.redaction.secret_rules import (
-    COMMON_PASSWORDS,
+    RULES,
     SecretHit,
     Suspicion,
     own_hits,
@@ -53,49 +53,6 @@ _HOMES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
     ),
 }
 """By a word that must occur: literals of which one must, and the rule for a login name after it."""
-_COMMON_NAMES = frozenset(
-    [
-        "user",
-        "users",
-        "root",
-        "admin",
-        "administrator",
-        "ubuntu",
-        "debian",
-        "runner",
-        "vscode",
-        "node",
-        "app",
-        "home",
-        "dev",
-        "shared",
-        "public",
-        "default",
-        "work",
-        "workspace",
-        "claude",
-        "agent",
-        "coder",
-        "test",
-        "tester",
-        "build",
-        "builder",
-        "docker",
-        "guest",
-        "git",
-        "github",
-        "gitlab",
-        "jenkins",
-        "postgres",
-        "code",
-        "src",
-        "project",
-        "projects",
-        "repo",
-        "repos",
-        "data",
-    ]
-)
 
 
 @cache
@@ -149,7 +106,7 @@ def _kingfisher_hits(text: str) -> Iterator[SecretHit]:
         return
     is_ascii = len(data) == len(text)
     for finding in findings:
-        if not finding.visible or finding.secret.lower() in COMMON_PASSWORDS:
+        if not finding.visible or finding.secret.lower() in RULES.common_passwords:
             continue
         where = finding.location
         start, end = where["start_offset"], where["end_offset"]
@@ -311,12 +268,12 @@ class Redactor:
 
 
 def _is_private_name(name: str) -> bool:
-    return len(name) >= 3 and name.lower() not in _COMMON_NAMES
+    return len(name) >= 3 and name.lower() not in RULES.common_logins
 
 
 def _home(match: re.Match[str], counts: Counter[str]) -> str:
     name = match["name"]
-    if name.lower() in _COMMON_NAMES:
+    if name.lower() in RULES.common_logins:
         return match.group()
     counts["home"] += 1
     return f"{match['root']}user"

@@ -1,25 +1,109 @@
 """Our own rules for secrets: what a general scanner misses in the texts of coding sessions.
 
-Every rule starts from a literal that is found by plain search; a regular expression runs only
-where one stands. So most texts cost a few dozen searches and no expression at all.
+The rules themselves are data, in `secret_rules.toml`; here is how they are applied. Every rule
+starts from a literal that is found by plain search; a regular expression runs only where one
+stands. So most texts cost a few dozen searches and no expression at all.
 """
 
 import base64
 import binascii
 import math
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, NamedTuple
 from urllib.parse import unquote
 
+import msgspec
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from replay_pipeline.storage.arrays import string_array
 
 MIN_CHARS = 8
 _MAX_DEPTH = 2
+_MAX_HEAD_CHARS = 12
+
+_Kind = Annotated[str, msgspec.Meta(pattern="^[a-z0-9-]+$")]
+"""Names a kind of secret inside its placeholder."""
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Texts = Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
+
+
+class TokenRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """A token that is known by its own look."""
+
+    kind: _Kind
+    literals: _Texts
+    body: _Text
+    """What must follow a literal."""
+    before: str | None = None
+    """What must stand right before a literal from the middle of a token."""
+    is_wordlike: bool = False
+    """Whether a literal also begins ordinary names, so that the body must not read like words."""
+
+    @cached_property
+    def expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """What follows a literal, and what stands before it; ASCII, as both engines read it."""
+        return re.compile(self.body, re.ASCII), re.compile(f"(?:{self.before})$")
+
+    @property
+    def signal(self) -> str:
+        """What every such token begins with, as an expression without look-around."""
+        body = re.sub(r"\(\?[=!][^)]*\)", "", self.body)
+        if counted := re.match(r"(.*?)\{(\d+)", body):
+            body = f"{counted[1]}{{{min(int(counted[2]), _MAX_HEAD_CHARS)}}}"
+        return f"(?:{'|'.join(map(re.escape, self.literals))}){body}"
+
+
+class LineRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """A secret that is known by the line it stands in."""
+
+    kind: _Kind
+    literals: _Texts
+    pattern: _Text
+    """What must follow a literal; its group `secret` is the value."""
+    signal: _Text
+    """Found wherever the rule could hit, as an expression without look-around."""
+
+    @cached_property
+    def expression(self) -> re.Pattern[str]:
+        """What must follow a literal."""
+        return re.compile(self.pattern)
+
+
+class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that `secret_rules.toml` holds."""
+
+    names: _Texts
+    common_passwords: frozenset[_Text]
+    common_logins: frozenset[_Text]
+    token: tuple[TokenRule, ...]
+    line: tuple[LineRule, ...]
+
+
+def load_rules(text: str) -> Rules:
+    """Read and check the rules.
+
+    Raises:
+        ValueError: a field is missing, unknown or of another type, or an expression is none.
+    """
+    try:
+        rules = msgspec.convert(tomllib.loads(text), Rules)
+        for rule in (*rules.token, *rules.line):
+            _matching(rule.signal, [""])
+        valid = all(rule.expressions for rule in rules.token) and all(
+            "secret" in rule.expression.groupindex for rule in rules.line
+        )
+    except (re.error, msgspec.ValidationError, pa.ArrowInvalid) as error:
+        raise ValueError(f"secret_rules.toml: {error}") from error
+    if not valid:
+        raise ValueError("secret_rules.toml: the pattern of a line has no group `secret`")
+    return rules
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,94 +140,29 @@ def own_hits(text: str, depth: int = 0, *, suspicion: Suspicion = _ANYTHING) -> 
 
 # Tokens that are known by their own look.
 
-_TOKENS: tuple[tuple[str, str, str], ...] = (
-    ("github-token", "ghp_", r"[A-Za-z0-9]{36,255}"),
-    ("github-token", "gho_", r"[A-Za-z0-9]{36,255}"),
-    ("github-token", "ghu_", r"[A-Za-z0-9]{36,255}"),
-    ("github-token", "ghs_", r"[A-Za-z0-9]{36,255}"),
-    ("github-token", "ghr_", r"[A-Za-z0-9]{36,255}"),
-    ("github-token", "github_pat_", r"\w{60,}"),
-    ("gitlab-token", "glpat-", r"[\w-]{20,}"),
-    ("slack-token", "xox", r"[abeprs]-[\w-]{20,}"),
-    ("slack-webhook", "hooks.slack.com", r"(?:/|%2F)(?:services|workflows)(?:[\w/]|%2F){30,}"),
-    ("aws-access-key-id", "AKIA", r"[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    ("aws-access-key-id", "ASIA", r"[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    ("google-api-key", "AIza", r"[\w-]{35}"),
-    ("google-client-secret", "GOCSPX-", r"[\w-]{28}"),
-    ("google-token", "ya29.", r"[\w-]{60,}"),
-    ("anthropic-key", "sk-ant-", r"[\w-]{40,}"),
-    ("openrouter-key", "sk-or-v1-", r"[0-9a-f]{40,}"),
-    ("openai-key", "sk-proj-", r"[\w-]{40,}"),
-    ("openai-key", "sk-svcacct-", r"[\w-]{40,}"),
-    ("openai-key", "sk-", r"(?=[A-Za-z]*\d)[A-Za-z0-9]{32,}"),
-    ("huggingface-token", "hf_", r"[A-Za-z0-9]{30,}(?![\w])"),
-    ("replicate-token", "r8_", r"[A-Za-z0-9]{30,}"),
-    ("groq-key", "gsk_", r"[A-Za-z0-9]{40,}"),
-    ("xai-key", "xai-", r"[A-Za-z0-9]{60,}"),
-    ("perplexity-key", "pplx-", r"[A-Za-z0-9]{40,}"),
-    ("stripe-key", "k_live_", r"[A-Za-z0-9]{16,}"),
-    ("stripe-key", "k_test_", r"[A-Za-z0-9]{24,}"),
-    ("sendgrid-key", "SG.", r"[\w-]{20,}\.[\w-]{40,}"),
-    ("mailgun-key", "key-", r"[0-9a-f]{32}(?![\w-])"),
-    ("twilio-key", "SK", r"[0-9a-f]{32}(?![\w-])"),
-    ("npm-token", "npm_", r"(?=[A-Za-z]*\d)[A-Za-z0-9]{36}(?!\w)"),
-    ("pypi-token", "pypi-", r"[\w-]{60,}"),
-    ("docker-token", "dckr_pat_", r"[\w-]{24,}"),
-    ("digitalocean-token", "do", r"[opr]_v1_[0-9a-f]{40,}"),
-    ("telegram-token", ":AA", r"[\w-]{33}(?![\w-])"),
-    ("shopify-token", "shp", r"(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
-    ("linear-key", "lin_api_", r"[A-Za-z0-9]{32,}"),
-    ("notion-token", "ntn_", r"[A-Za-z0-9]{40,}"),
-    ("notion-token", "secret_", r"(?=[A-Za-z]*\d)[A-Za-z0-9]{43}(?!\w)"),
-    ("figma-token", "figd_", r"[\w-]{36,}"),
-    ("postman-key", "PMAK-", r"[0-9a-f]{24}-[0-9a-f]{34}"),
-    ("databricks-token", "dapi", r"[0-9a-f]{32}"),
-    ("vault-token", "hvs.", r"[\w-]{24,}"),
-    ("terraform-token", ".atlasv1.", r"[\w-]{60,}"),
-    ("grafana-token", "glsa_", r"\w{32,}"),
-    ("grafana-token", "glc_", r"[\w=+/]{32,}"),
-    ("new-relic-key", "NRAK-", r"[A-Z0-9]{27}"),
-    ("supabase-token", "sbp_", r"[0-9a-f]{40}"),
-    ("doppler-token", "dp.", r"(?:pt|st|ct|sa)\.\w{40,}"),
-    ("atlassian-token", "ATATT3", r"[\w=-]{100,}"),
-    ("pinecone-key", "pcsk_", r"\w{50,}"),
-    ("langsmith-key", "lsv2_", r"(?:pt|sk)_\w{32,}"),
-    ("modal-token", "ak-", r"(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{22}(?![\w-])"),
-    ("modal-token", "as-", r"(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{22}(?![\w-])"),
-    ("netlify-token", "nfp_", r"[A-Za-z0-9]{36,}"),
-    ("age-key", "AGE-SECRET-KEY-1", r"[A-Z0-9]{50,}"),
-    ("jwt", "eyJ", r"[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{16,}"),
-)
-"""Kind, literal, and what must follow it."""
 
-_BODIES = tuple((kind, literal, re.compile(body)) for kind, literal, body in _TOKENS)
-_WORDLIKE = frozenset({"modal-token", "notion-token", "npm-token"})
-"""Kinds whose literal also begins ordinary names: these must not read like words."""
-_BEFORE = {
-    "telegram-token": re.compile(r"(?<!\d)\d{8,10}$"),
-    "terraform-token": re.compile(r"[A-Za-z0-9]{14}$"),
-    "stripe-key": re.compile(r"(?<![A-Za-z0-9])[sr]$"),
-}
-"""Kinds whose literal stands in the middle, and what must stand before it."""
+def _ends(text: str, literal: str) -> Iterator[int]:
+    """Where each occurrence of a literal ends."""
+    position = text.find(literal)
+    while position >= 0:
+        yield position + len(literal)
+        position = text.find(literal, position + 1)
 
 
 def _tokens(text: str) -> Iterator[SecretHit]:
-    for kind, literal, body in _BODIES:
-        position = text.find(literal)
-        while position >= 0:
-            match = body.match(text, position + len(literal))
+    for rule, literal in _TOKENS:
+        for end in _ends(text, literal):
+            match = rule.expressions[0].match(text, end)
             if match is not None:
-                start = _start_of(kind, text, position)
-                is_word = kind in _WORDLIKE and _is_wordy(match.group())
+                start = _start_of(rule, text, end - len(literal))
+                is_word = rule.is_wordlike and _is_wordy(match.group())
                 if start is not None and not is_word:
-                    yield SecretHit(start, match.end(), kind)
-            position = text.find(literal, position + 1)
+                    yield SecretHit(start, match.end(), rule.kind)
 
 
-def _start_of(kind: str, text: str, position: int) -> int | None:
-    before = _BEFORE.get(kind)
-    if before is not None:
-        match = before.search(text[max(0, position - 16) : position])
+def _start_of(rule: TokenRule, text: str, position: int) -> int | None:
+    if rule.before is not None:
+        match = rule.expressions[1].search(text[max(0, position - 16) : position])
         return position - len(match.group()) if match else None
     if position and text[position - 1].isalnum() and not _is_escape(text, position):
         return None
@@ -157,35 +176,6 @@ def _is_escape(text: str, position: int) -> bool:
 
 # Values that are known by the name they are given to.
 
-_NAMES = (
-    "assword",
-    "ASSWORD",
-    "asswd",
-    "ASSWD",
-    "PWD",
-    "ecret",
-    "ECRET",
-    "oken",
-    "OKEN",
-    "pi_key",
-    "piKey",
-    "pikey",
-    "pi-key",
-    "pi-Key",
-    "PI_KEY",
-    "PI-KEY",
-    "ccess_key",
-    "CCESS_KEY",
-    "ccessKey",
-    "ccountKey",
-    "CCOUNT_KEY",
-    "rivate_key",
-    "RIVATE_KEY",
-    "redential",
-    "REDENTIAL",
-    "passphrase",
-    "PASSPHRASE",
-)
 _ASSIGNED = re.compile(
     r"(?P<rest>(?:_?(?:KEY(?:_BASE)?|HASH_SALT|VALUE)|Key|_?key(?:_base)?|s)?)"
     r"(?:\\*[\"'`]?\]?)(?P<sign>\s{0,8}(?:=>|:=|=|:(?!:))\s{0,8}|[\"']?,\s?(?=[\"']))"
@@ -203,21 +193,17 @@ _EXPRESSION = re.compile(r"[$%@/.<{\[(-]|[A-Za-z_][\w.]*[(\[<{]|\w+://|[A-Za-z_]
 
 
 def _assignments(text: str) -> Iterator[SecretHit]:
-    for name in _NAMES:
-        position = text.find(name)
-        while position >= 0:
-            end = position + len(name)
+    for name in RULES.names:
+        is_password = name.lower() in {"assword", "asswd", "pwd", "passphrase"}
+        for end in _ends(text, name):
             match = _ASSIGNED.match(text, end)
-            if match is not None:
-                value = match["secret"]
-                if not match["quote"]:
-                    value = value.rstrip(_TRAILING)
-                is_password = name.lower() in {"assword", "asswd", "pwd", "passphrase"}
-                if _is_value(value, is_quoted=bool(match["quote"]), is_password=is_password):
-                    start = match.start("secret")
-                    kind = "password" if is_password else "assigned-secret"
-                    yield SecretHit(start, start + len(value), kind)
-            position = text.find(name, end)
+            if match is None:
+                continue
+            value = match["secret"] if match["quote"] else match["secret"].rstrip(_TRAILING)
+            if _is_value(value, is_quoted=bool(match["quote"]), is_password=is_password):
+                start = match.start("secret")
+                kind = "password" if is_password else "assigned-secret"
+                yield SecretHit(start, start + len(value), kind)
 
 
 def _is_value(value: str, *, is_quoted: bool, is_password: bool) -> bool:
@@ -262,46 +248,20 @@ def entropy(value: str) -> float:
 
 # Secrets that are known by the line they stand in.
 
-_URL_PASSWORD = re.compile(
-    r"[^\s:@/\"'`<>{}$\\]{0,64}:(?P<secret>[^\s:@/\"'`<>{}\\]{4,128})@(?=[\w\[-])"
-)
-_BEARER = re.compile(r"[ :]\s{0,4}(?P<secret>[\w.~+/-]{20,}={0,2})")
-_BASIC = re.compile(r" (?P<secret>[A-Za-z0-9+/]{12,}={0,2})")
-_USER_FLAG = re.compile(r"[ =]?[\"']?[\w.@-]{1,64}:(?P<secret>[^\s\"'\\]{6,128})")
-_PASSWORD_FLAG = re.compile(r"[ =]\\*[\"']?(?P<secret>[^\s\"'\\<>$][^\s\"'\\<>]{7,128})")
-_LINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
-    ("url-password", "://", _URL_PASSWORD),
-    ("bearer-token", "earer", _BEARER),
-    ("basic-auth", "asic", _BASIC),
-    ("password", " -u", _USER_FLAG),
-    ("password", "--user", _USER_FLAG),
-    ("password", "sshpass -p", _PASSWORD_FLAG),
-    ("password", "--password", _PASSWORD_FLAG),
-    ("password", " password", _PASSWORD_FLAG),
-)
-
 
 def _in_lines(text: str) -> Iterator[SecretHit]:
-    for kind, literal, rule in _LINES:
-        position = text.find(literal)
-        while position >= 0:
-            end = position + len(literal)
-            match = rule.match(text, end)
-            if match is not None and _fits(kind, match["secret"]):
-                yield SecretHit(*match.span("secret"), kind)
-            position = text.find(literal, end)
-
-
-COMMON_PASSWORDS = frozenset(
-    {"password", "passwd", "pass", "secret", "postgres", "root", "admin", "user", "test", "guest"}
-    | {"token", "pwd", "mysql", "redis", "rabbit", "rabbitmq"}
-)
-"""Values that stand for a password in examples and local set-ups."""
+    for rule, literal in _LINES:
+        for end in _ends(text, literal):
+            match = rule.expression.match(text, end)
+            if match is not None and _fits(rule.kind, match["secret"]):
+                yield SecretHit(*match.span("secret"), rule.kind)
 
 
 def _fits(kind: str, value: str) -> bool:
     if kind == "url-password":
-        return not (_DUMMY.search(value) or value.lower() in COMMON_PASSWORDS or value.isdigit())
+        return not (
+            _DUMMY.search(value) or value.lower() in RULES.common_passwords or value.isdigit()
+        )
     if kind == "basic-auth":
         return ":" in _decoded_base64(value)
     if kind == "bearer-token":
@@ -368,36 +328,7 @@ def _is_text(head: str) -> bool:
 
 
 # One pass of a linear-time engine over many texts at once, to spare nearly all of them the rest.
-
-_SIGNALS = (
-    r"gh[opusr]_\w{8}|github_pat_|glpat-|xox[abeprs]-|hooks\.slack\.com|AKIA[A-Z0-9]{4}"
-    r"|ASIA[A-Z0-9]{4}|AIza[\w-]{4}|GOCSPX-|ya29\.|sk-(?:ant|or|proj|svcacct)-|sk-[A-Za-z0-9]{12}"
-    r"|hf_[A-Za-z0-9]{12}|r8_[A-Za-z0-9]{12}|gsk_|xai-\w{8}|pplx-|k_live_|k_test_\w{8}|SG\.[\w-]{8}"
-    r"|key-[0-9a-f]{12}|SK[0-9a-f]{12}|npm_[A-Za-z0-9]{12}|pypi-[\w-]{12}|dckr_pat_|do[opr]_v1_"
-    r"|:AA[\w-]{12}|shp(?:at|ca|pa|ss)_|lin_api_|ntn_\w{8}|secret_[A-Za-z0-9]{12}|figd_|PMAK-"
-    r"|dapi[0-9a-f]{8}|hvs\.[\w-]{8}|\.atlasv1\.|glsa_|glc_\w{8}|NRAK-|sbp_[0-9a-f]{8}"
-    r"|dp\.(?:pt|st|ct|sa)\.|ATATT3|pcsk_|lsv2_|a[ks]-[A-Za-z0-9]{12}|nfp_\w{8}|AGE-SECRET-KEY"
-    r"|eyJ[\w-]{8}|PRIVATE KEY|://[^\s/@:]*:[^\s/@]+@|earer[ :]\s*[\w.~+/-]{8}|asic [A-Za-z0-9+/]{8}"
-    r"|-u[ =]?[\"']?[\w.@-]+:\S|--user[ =]?[\"']?[\w.@-]+:\S|sshpass -p|--password[ =]| password[ =]"
-    r"|(?:assw(?:or)?d|ASSW(?:OR)?D|PWD|ecret|ECRET|oken|OKEN|[pP]i[_-]?[kK]ey|PI[_-]KEY|ccess_?[kK]ey"
-    r"|CCESS_KEY|ccountKey|CCOUNT_KEY|rivate_key|RIVATE_KEY|redential|REDENTIAL|passphrase|PASSPHRASE)"
-    r"[A-Za-z_]{0,10}[\\\"'\x60\]]*\s*[=:,][=>]?\s*[\\\"'\x60]*[^\s\"'\x60\\]*[0-9]"
-)
-_ENCODED = rf"(?:{_ASCII_GROUP}){{6}}|%[0-9A-Fa-f]{{2}}"
-_SIGNAL = f"{_SIGNALS}|{_ENCODED}"
-
-_BODY_HEAD = re.compile(r"(?:\(\?=.*?\))?(?P<class>\[[A-Za-z0-9-]+\])(?:\{(?P<n>\d+))?")
-
-
-def _token_head(literal: str, body: str) -> str:
-    """What every token of a kind begins with, in terms that both engines read alike."""
-    match = _BODY_HEAD.match(body)
-    if match is None:
-        return re.escape(literal)
-    return f"{re.escape(literal)}{match['class']}{{{min(int(match['n'] or 1), 12)}}}"
-
-
-_TOKEN_HEADS = "|".join(_token_head(literal, body) for _, literal, body in _TOKENS)
+# What it looks for is made from the rules, so that no rule can be forgotten here.
 
 
 def suspicious(texts: Sequence[str]) -> list[Suspicion | None]:
@@ -415,3 +346,18 @@ def suspicious(texts: Sequence[str]) -> list[Suspicion | None]:
 def _matching(pattern: str, texts: Sequence[str]) -> list[bool]:
     array, options = string_array(texts), pc.MatchSubstringOptions(pattern)
     return pc.call_function("match_substring_regex", [array], options).to_pylist()
+
+
+RULES = load_rules((Path(__file__).with_name("secret_rules.toml")).read_text("utf-8"))
+_TOKENS = [(rule, literal) for rule in RULES.token for literal in rule.literals]
+_LINES = [(rule, literal) for rule in RULES.line for literal in rule.literals]
+_ENCODED = rf"(?:{_ASCII_GROUP}){{6}}|%[0-9A-Fa-f]{{2}}"
+_TOKEN_HEADS = "|".join(rule.signal for rule in RULES.token)
+_ASSIGNED_HEAD = (
+    rf"(?:{'|'.join(map(re.escape, RULES.names))})[A-Za-z_]{{0,10}}"
+    r"[\\\"'\x60\]]*\s*[=:,][=>]?\s*[\\\"'\x60]*[^\s\"'\x60\\]*[0-9]"
+)
+"""A name, a sign and a value with a digit, which every value that looks like a secret has."""
+_SIGNAL = "|".join(
+    [_TOKEN_HEADS, *(rule.signal for rule in RULES.line), "PRIVATE KEY", _ASSIGNED_HEAD, _ENCODED]
+)

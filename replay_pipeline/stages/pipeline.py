@@ -50,13 +50,14 @@ from replay_pipeline.publish import (
 )
 from replay_pipeline.replay import (
     Estimate,
+    ReplayOptions,
     check_teachers,
     control,
-    estimate_sync,
+    estimate,
     has_ledger,
     ledger_status,
     refuse_if_nobody_answers,
-    replay_batch_in_thread,
+    replay_batch,
     replay_facts,
     replay_in_thread,
     spent_since,
@@ -68,7 +69,14 @@ from replay_pipeline.stages.audit import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.receipts import Receipt, Receipts
-from replay_pipeline.stages.summary import BATCH_STAGES, summarize, summarize_night
+from replay_pipeline.stages.redacting import redacted_again
+from replay_pipeline.stages.staleness import (
+    UNKNOWN,
+    changed_parts,
+    find_outdated,
+    refuse_outdated,
+)
+from replay_pipeline.stages.summary import BATCH_STAGES, added, summarize, summarize_night
 from replay_pipeline.stages.trainer_process import (
     TRAINER_LOCK,
     Launch,
@@ -76,9 +84,10 @@ from replay_pipeline.stages.trainer_process import (
     run_trainer,
     training_curves,
 )
+from replay_pipeline.stages.versions import versions_of
 from replay_pipeline.storage.folds import Pass
 from replay_pipeline.storage.permissions import tighten_root
-from replay_pipeline.storage.schemas import SCHEMA_VERSION, WRITTEN_BY
+from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION, WRITTEN_BY
 from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
 from replay_pipeline.storage.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
@@ -125,7 +134,7 @@ class Pipeline:
         self._seen_pairs = Pass(
             self.batches,
             start=str,
-            add=lambda value, key: _hash([value, key, *self._digests(key, ("dpo_pairs",))]),
+            add=lambda value, key: _hash([value, key, *_named(self._digests(key, ("dpo_pairs",)))]),
         )
 
     # Batches
@@ -157,8 +166,8 @@ class Pipeline:
             self._keys = list_batches(self.root.path)
         return self._keys
 
-    def fitting(self, batches: Sequence[str], *, max_usd: float) -> list[str]:
-        """The first of `batches` that `max_usd` is likely to pay for, by what others have cost.
+    def fitting(self, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
+        """The first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
 
         Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
         as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
@@ -171,7 +180,7 @@ class Pipeline:
         if not (spent_usd and n_bytes):
             return list(batches)
         chosen: list[str] = []
-        left_usd = max_usd * _PLANNED_ABOVE_BUDGET
+        left_usd = max_total_usd * _PLANNED_ABOVE_BUDGET
         for key in batches:
             if chosen and left_usd <= 0:
                 break
@@ -219,16 +228,31 @@ class Pipeline:
                 salt=redaction_salt(),
                 on_progress=self._on_progress,
             )
-            for name in ("sessions", "turns", "states", "tools"):
+            for name in INGESTED:
                 self._write(name, batch, getattr(result, name))
             return result.report.to_json()
 
-        return self._stage("ingest", batch, given, ("sessions", "turns", "states", "tools"), work)
+        def keep(last: Receipt) -> dict[str, Any]:
+            logger.warning("%s: its session files are gone; its tables are kept", batch)
+            tables = {name: self.root.read(name, batch) for name in INGESTED}
+            counts: Mapping[str, int] = {}
+            if options.is_redacted:
+                tables, counts = redacted_again(tables, salt=redaction_salt())
+            for name, table in tables.items():
+                self._write(name, batch, table)
+            redactions = added([last.report["redactions"], counts])
+            return {**last.report, "redactions": redactions, "n_files_gone": n_gone}
+
+        # Agents delete their logs after some weeks; new rules must reach what was read from them.
+        n_gone = sum(not each.path.is_file() for each in manifest.slices)
+        return self._stage(
+            "ingest", batch, given, {}, INGESTED, work, instead=keep if n_gone else None
+        )
 
     def estimate(self, batches: Sequence[str] | None = None) -> Estimate:
         """What replaying `batches` (by default all) would cost, without what is already paid."""
         with self._teachers() as teachers:
-            return estimate_sync(
+            return estimate(
                 self._states(batches or self.batches()),
                 teachers,
                 ledger=self.settings.ledger_url(),
@@ -239,22 +263,22 @@ class Pipeline:
                 price_folder=self._price_folder(),
             )
 
-    def replay(self, batch: str, *, max_usd: float | None = None) -> Receipt:
-        """States of a batch to `teacher_actions`, paying at most `max_usd` for new answers.
+    def replay(self, batch: str, *, max_total_usd: float | None = None) -> Receipt:
+        """States of a batch to `teacher_actions`, paying at most `max_total_usd` for new answers.
 
         A stage that stopped before every question was asked is not final: the next call goes on.
+        Without `max_total_usd` the ceiling is the setting; 0 takes what is in the ledger.
 
         Raises:
-            ConfigError: the budget is not above 0, or a teacher cannot be used.
+            ConfigError: a teacher cannot be used.
         """
-        budget_usd = _above_0(self.settings.replay.max_total_usd if max_usd is None else max_usd)
         replay = self.settings.replay
         given = [
-            *(t.model_dump_json(exclude={"base_url", "price"}) for t in replay.teachers),
+            *(t.model_dump_json(exclude={"base_url", "price"}) for t in self.settings.teachers()),
             json.dumps([replay.gates, self.settings.ingest.window]),
             *([self.settings.pairs.model_dump_json(exclude={"marks"})] if replay.gates else []),
             *(["sample"] if replay.sample_teachers else []),
-            *self._state_digests(batch),
+            *self._tool_definitions(batch),
         ]
 
         def work() -> dict[str, Any]:
@@ -262,7 +286,7 @@ class Pipeline:
                 report = replay_in_thread(
                     self._states([batch]),
                     teachers,
-                    max_total_usd=budget_usd,
+                    max_total_usd=replay.max_total_usd if max_total_usd is None else max_total_usd,
                     counts_recorded=False,
                     max_concurrency=replay.max_concurrency,
                     partition=batch,
@@ -271,7 +295,9 @@ class Pipeline:
                     level=self.settings.pairs.level,
                     count_own_family=self.settings.pairs.count_own_family,
                     accepted_terms=replay.accepted_terms,
+                    retry=replay.retry,
                     tick=self._on_progress,
+                    ledger=self.settings.ledger_url(),
                     **self._accounts(),
                 )
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
@@ -282,6 +308,7 @@ class Pipeline:
             "replay",
             batch,
             given,
+            self._digests(batch, ("turns", "states")),
             ("teacher_actions",),
             work,
             is_final=lambda report: report["is_complete"],
@@ -294,35 +321,35 @@ class Pipeline:
         leaves what was handed in running, and the next call takes the answers over.
 
         Raises:
-            ConfigError: the budget is not above 0, or a teacher has no batch API.
+            ConfigError: a teacher has no batch API.
             TeacherError: an endpoint did not take a batch, or can't be reached.
         """
         replay = self.settings.replay
         with self._teachers() as teachers:
-            return replay_batch_in_thread(
+            return replay_batch(
                 self._states(batches),
                 teachers,
-                max_total_usd=_above_0(replay.max_total_usd),
+                max_total_usd=replay.max_total_usd,
                 counts_recorded=False,
                 accepted_terms=replay.accepted_terms,
                 poll_s=_SAMPLE_POLL_S if replay.sample_teachers else _POLL_S,
+                ledger=self.settings.ledger_url(),
                 **self._accounts(),
             )
 
-    def replay_within(self, max_usd: float | None = None) -> Callable[[str], Receipt]:
+    def replay_within(self, max_total_usd: float | None = None) -> Callable[[str], Receipt]:
         """`replay` under one ceiling for all batches: what one pays is not there for the next.
 
-        Calls with an unknown outcome count as paid. Without `max_usd` the ceiling is the setting.
+        Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the setting.
         """
-        left_usd = self.settings.replay.max_total_usd if max_usd is None else max_usd
+        left_usd = self.settings.replay.max_total_usd if max_total_usd is None else max_total_usd
 
         def replay(batch: str) -> Receipt:
             nonlocal left_usd
-            receipt = self.replay(batch, max_usd=left_usd)
+            receipt = self.replay(batch, max_total_usd=left_usd)
             if not receipt.is_reused:
                 paid_usd = receipt.report["newly_spent_usd"] + receipt.report["unknown_usd"]
-                # Never 0, which would be refused as a mistake: the rest buys nothing more.
-                left_usd = max(left_usd - paid_usd, 1e-9)
+                left_usd = max(left_usd - paid_usd, 0.0)
             return receipt
 
         return replay
@@ -334,8 +361,7 @@ class Pipeline:
             self.settings.pairs.model_dump_json(exclude={"marks"}),
             json.dumps(marks, sort_keys=True),
             self.settings.ingest.window,
-            *self._state_digests(batch),
-            *self._digests(batch, ("teacher_actions",)),
+            *self._tool_definitions(batch),
         ]
 
         def work() -> dict[str, Any]:
@@ -365,6 +391,7 @@ class Pipeline:
             "pairs",
             batch,
             given,
+            self._digests(batch, ("turns", "states", "teacher_actions")),
             ("dpo_pairs", "positives", "outcomes"),
             work,
             has_outputs=self.review_path(batch).exists,
@@ -373,11 +400,7 @@ class Pipeline:
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
         normalizer = self._normalizer
-        given = [
-            normalizer.fingerprint,
-            self._seen_pairs.before(batch),
-            *self._digests(batch, ("dpo_pairs",)),
-        ]
+        given = [normalizer.fingerprint, self._seen_pairs.before(batch)]
 
         def work() -> dict[str, Any]:
             table = self.root.read("dpo_pairs", batch)
@@ -386,7 +409,14 @@ class Pipeline:
             self._write("dropped_pairs", batch, result.dropped)
             return result.report.to_json()
 
-        return self._stage("normalize", batch, given, ("normalized_pairs", "dropped_pairs"), work)
+        return self._stage(
+            "normalize",
+            batch,
+            given,
+            self._digests(batch, ("dpo_pairs",)),
+            ("normalized_pairs", "dropped_pairs"),
+            work,
+        )
 
     def publish(self) -> Receipt:
         """All normalized pairs to one dataset folder, and to the Hub if a repository is set.
@@ -394,19 +424,21 @@ class Pipeline:
         Raises:
             ConfigError: there is nothing to publish yet.
             SecretFoundError: a secret is in the data; nothing was published.
-            CheckFailedError: a batch breaks a contract; nothing was published.
+            CheckFailedError: a batch breaks a contract, or was redacted by older rules; nothing was
+                published.
         """
         batches = self._batches_with("normalized_pairs")
         options = self.settings.publish
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
-            given += self._digests(batch, ("normalized_pairs", "positives"))
+            given += _named(self._digests(batch, ("normalized_pairs", "positives")))
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
 
         place = self.settings.dataset_dir()
 
         def work() -> dict[str, Any]:
+            refuse_outdated(find_outdated(self.receipts.all(), self._versions), batches)
             refuse_unfit(self.root, batches)
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
@@ -420,7 +452,7 @@ class Pipeline:
                 )
             return report.to_json()
 
-        return self._stage("publish", "all", given, (), work, has_outputs=place.exists)
+        return self._stage("publish", "all", given, {}, (), work, has_outputs=place.exists)
 
     def retract(
         self,
@@ -492,7 +524,7 @@ class Pipeline:
             return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
-            "train", "all", given, (), work, has_outputs=(kept / "report.json").exists
+            "train", "all", given, {}, (), work, has_outputs=(kept / "report.json").exists
         )
 
     # Looking
@@ -549,12 +581,29 @@ class Pipeline:
             ledger = ledger_status(url).to_json()
         return {
             "batches": batches,
-            "teachers": [t.name for t in self.settings.replay.teachers],
+            "teachers": [t.name for t in self.settings.teachers()],
             "is_sample": self.settings.replay.sample_teachers,
             "ledger": ledger,
             "other_ledger_usd": self._other_ledger_usd(),
             "dataset": done.get(("publish", "all")),
         }
+
+    def stale(self) -> dict[str, Any]:
+        """Say what the installed code would make otherwise: by batch and stage, the reasons.
+
+        Stages that follow are done again where the rows before them come out different. `cost` is
+        the estimate of the questions that have not been asked in this form; `None` where no
+        question changes.
+
+        Raises:
+            PriceError: a teacher has no price, so the cost is not known.
+        """
+        batches = find_outdated(self.receipts.all(), self._versions)
+        asked_otherwise = [
+            key for key, stages in batches.items() if set(stages.get("replay", ())) - {UNKNOWN}
+        ]
+        cost = self.estimate(asked_otherwise).to_json() if asked_otherwise else None
+        return {"batches": batches, "cost": cost}
 
     def _other_ledger_usd(self) -> float | None:
         """What the sample's ledger holds when real teachers are set, or the other way round."""
@@ -617,7 +666,7 @@ class Pipeline:
     def summary(self, *, since: Mapping[tuple[str, str], object]) -> dict[str, Any]:
         """The figures of all stages; what was done after `since` counts as done now."""
         figures = summarize(self.receipts.all(since=since))
-        figures["budget_usd"] = self.settings.replay.max_total_usd
+        figures["max_total_usd"] = self.settings.replay.max_total_usd
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
 
@@ -627,12 +676,12 @@ class Pipeline:
             self.receipts.all(),
             since=since,
             spent_usd=spent_since(self.settings.ledger_url(), since),
-            budget_usd=self.settings.replay.max_nightly_usd,
+            max_nightly_usd=self.settings.replay.max_nightly_usd,
             n_open=len(set(self.batches()) - self.completed_batches()),
             failures=failures,
         )
 
-    def control(self, *, max_usd: float, n_states: int = 50) -> Receipt:
+    def control(self, *, max_total_usd: float, n_states: int = 50) -> Receipt:
         """Ask the students' own models again: how often do they leave their recorded action?
 
         A sample of states is enough. The figure goes into the dataset card.
@@ -648,11 +697,12 @@ class Pipeline:
         started = time.perf_counter()
         report = control(
             self._states(self.batches()),
-            max_total_usd=max_usd,
+            max_total_usd=max_total_usd,
             n_states=n_states,
             level=self.settings.pairs.level,
             teacher=self.settings.replay.student,
             tick=self._on_progress,
+            ledger=self.settings.ledger_url(),
             **self._accounts(),
         )
         return self.receipts.write(
@@ -672,32 +722,59 @@ class Pipeline:
         stage: str,
         batch: str,
         given: Iterable[str],
+        inputs: Mapping[str, str],
         outputs: Sequence[str],
         work: Callable[[], dict[str, Any]],
         *,
         is_final: Callable[[dict[str, Any]], bool] = lambda _: True,
         has_outputs: Callable[[], bool] = lambda: True,
+        instead: Callable[[Receipt], dict[str, Any]] | None = None,
     ) -> Receipt:
-        fingerprint = _hash([stage, SCHEMA_VERSION, *given])
+        """Do `work` and write its receipt, unless the last receipt says that it is done.
+
+        Args:
+            stage: the name of the stage.
+            batch: the batch, or `all`.
+            given: everything but tables and code that decides what comes out.
+            inputs: digests of the tables that are read.
+            outputs: the tables that are written.
+            work: does it; gives the report.
+            is_final: whether a report says that nothing is left to do.
+            has_outputs: whether what is no table is still there.
+            instead: done in place of `work` where nothing but the code has changed.
+        """
+        fingerprint = _hash([stage, SCHEMA_VERSION, *given, *_named(inputs)])
+        versions = self._versions(stage)
         last = self.receipts.read(stage, batch)
-        if (
+        is_same = (
             last is not None
             and last.fingerprint == fingerprint
-            and is_final(last.report)
             and has_outputs()
             and all(self.root.has(name, batch) for name in outputs)
-        ):
+        )
+        if last and is_same and is_final(last.report) and not changed_parts(last, versions):
             logger.info("%s %s: nothing has changed", stage, batch)
             return last
         started = time.perf_counter()
-        report = work()
+        report = instead(last) if last and is_same and instead else work()
         seconds = round(time.perf_counter() - started, 3)
         logger.info("%s %s: done in %.1f s", stage, batch, seconds)
         return self.receipts.write(
             Receipt(
-                stage=stage, batch=batch, fingerprint=fingerprint, report=report, seconds=seconds
+                stage=stage,
+                batch=batch,
+                fingerprint=fingerprint,
+                report=report,
+                seconds=seconds,
+                versions=versions,
+                inputs=dict(inputs),
+                outputs=self._digests(batch, outputs),
             )
         )
+
+    def _versions(self, stage: str) -> dict[str, str]:
+        is_gated = stage == "replay" and bool(self.settings.replay.gates)
+        return versions_of(stage, is_gated=is_gated)
 
     @contextmanager
     def _teachers(self) -> Iterator[tuple[TeacherSpec, ...]]:
@@ -737,11 +814,10 @@ class Pipeline:
             start=self._normalizer.memories,
         )
 
-    def _accounts(self) -> dict[str, Any]:
-        """What everything that pays is told alike: the ledger, its ceilings, the price lists."""
+    def _accounts(self) -> ReplayOptions:
+        """Give what everything that pays is told alike: the day's ceiling, the price lists."""
         day_usd = self.settings.replay.max_daily_usd
         return {
-            "ledger": self.settings.ledger_url(),
             "limits_usd": {} if day_usd is None else {"day": day_usd},
             "price_folder": self._price_folder(),
         }
@@ -801,22 +877,19 @@ class Pipeline:
             "tools",
         )
 
-    def _state_digests(self, batch: str) -> list[str]:
-        tools = (
-            self._tools_until(batch)["tool_json"].to_pylist()
-            if self.root.has("tools", batch)
-            else []
-        )
-        return [*tools, *self._digests(batch, ("turns", "states"))]
+    def _tool_definitions(self, batch: str) -> list[str]:
+        if not self.root.has("tools", batch):
+            return []
+        return self._tools_until(batch)["tool_json"].to_pylist()
 
-    def _digests(self, batch: str, names: Sequence[str]) -> list[str]:
-        return [f"{name}:{_digest(self.root.part(name, batch))}" for name in names]
+    def _digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
+        return {name: _digest(self.root.part(name, batch)) for name in names}
 
     def _card_facts(self) -> CardFacts:
         """What the dataset card tells beyond the rows: teachers, and what each stage reported."""
         teachers: list[TeacherFacts] = [
             {"name": t.name, "model": t.model, "is_distillable": t.is_distillable}
-            for t in self.settings.replay.teachers
+            for t in self.settings.teachers()
         ]
         facts: CardFacts = {
             "teachers": teachers,
@@ -875,15 +948,6 @@ def run(
     return pipeline.summary(since=since)
 
 
-def _above_0(budget_usd: float) -> float:
-    if budget_usd <= 0:
-        raise ConfigError(
-            f"the replay budget is {budget_usd} USD, which buys no answer: set a budget above "
-            "0. Answers that are already paid for are kept in the ledger."
-        )
-    return budget_usd
-
-
 def _with_ids(ids: set[str], states: pa.Table) -> set[str]:
     ids.update(states["state_id"].to_pylist())
     return ids
@@ -906,6 +970,10 @@ def _hash(parts: Iterable[str]) -> str:
     for part in parts:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
+
+
+def _named(digests: Mapping[str, str]) -> list[str]:
+    return [f"{name}:{digest}" for name, digest in digests.items()]
 
 
 def _digest(path: Path) -> str:

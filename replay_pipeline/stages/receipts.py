@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
@@ -56,6 +56,12 @@ class Receipt:
     """Hash of everything the stage was given."""
     report: dict[str, Any]
     seconds: float
+    versions: dict[str, str] = field(default_factory=dict)
+    """Digest of each part of the code that decided what was written; empty in receipts of 0.1.0."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Digest of each table of the batch that was read."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """Digest of each table of the batch that was written."""
     is_reused: bool = False
     """Whether nothing had changed, so that the stage did nothing this time."""
     at: str = ""

@@ -24,7 +24,7 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "sessions": _total(of["ingest"], "n_sessions"),
         "turns": _total(of["ingest"], "n_turns"),
         "states": _total(of["ingest"], "n_states"),
-        "rows_skipped": _added(r.report.get("skipped", {}) for r in of["ingest"]),
+        "rows_skipped": added(r.report.get("skipped", {}) for r in of["ingest"]),
         "calls": _total(fresh["replay"], "n_sent"),
         "answers": _total(of["replay"], "n_answers"),
         "failed_calls": _total(of["replay"], "n_failed"),
@@ -33,9 +33,9 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "agreements": _total(of["pairs"], "n_consensus"),
         "agreements_with_student": _total(of["pairs"], "n_agreement"),
         "pairs": _total(of["pairs"], "n_pairs"),
-        "outcomes": _added(r.report.get("outcomes", {}) for r in of["pairs"]),
+        "outcomes": added(r.report.get("outcomes", {}) for r in of["pairs"]),
         "normalized_pairs": _total(of["normalize"], "n_kept"),
-        "dropped": _added(r.report.get("dropped", {}) for r in of["normalize"]),
+        "dropped": added(r.report.get("dropped", {}) for r in of["normalize"]),
         "rows_by_split": publish.get("rows_by_split", {}),
         "train": of["train"][-1].report if of["train"] else {},
         "seconds": {stage: round(sum(r.seconds for r in fresh[stage]), 3) for stage in STAGES},
@@ -47,7 +47,7 @@ def summarize_night(
     *,
     since: datetime,
     spent_usd: float,
-    budget_usd: float,
+    max_nightly_usd: float,
     n_open: int,
     failures: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def summarize_night(
         receipts: all receipts; older ones are left out.
         since: when the night began.
         spent_usd: what the ledger booked since then.
-        budget_usd: what one night may spend.
+        max_nightly_usd: what one night may spend.
         n_open: batches that still wait for answers.
         failures: runs that failed.
     """
@@ -75,14 +75,14 @@ def summarize_night(
         "answers": _total(of["replay"], "n_answers"),
         "failed_calls": _total(of["replay"], "n_failed"),
         "spent_usd": round(spent_usd, 6),
-        "budget_usd": budget_usd,
+        "max_nightly_usd": max_nightly_usd,
         "pairs": _total(of["pairs"], "n_pairs"),
         "pairs_kept": _total(of["normalize"], "n_kept"),
         "pairs_dropped": _total(of["normalize"], "n_dropped"),
         "runs_failed": len(failures),
         "stopped_by_budget": sum(r.report.get("stop_reason") == "budget" for r in of["replay"]),
-        "dropped": _added(r.report.get("dropped", {}) for r in of["normalize"]),
-        "errors": _added(r.report.get("errors", {}) for r in of["replay"]),
+        "dropped": added(r.report.get("dropped", {}) for r in of["normalize"]),
+        "errors": added(r.report.get("errors", {}) for r in of["replay"]),
         "failures": [dict(failure) for failure in failures],
     }
 
@@ -91,7 +91,7 @@ def night_words(night: Mapping[str, Any]) -> str:
     """A night in a sentence or two, with what to do if there is something to do."""
     words = (
         f"{night['sessions']} sessions found, {night['batches_replayed']} batches replayed with "
-        f"{night['calls']} calls for ${night['spent_usd']:.2f} of ${night['budget_usd']:.2f}: "
+        f"{night['calls']} calls for ${night['spent_usd']:.2f} of ${night['max_nightly_usd']:.2f}: "
         f"{night['pairs']} pairs, {night['pairs_kept']} kept."
     )
     if night["stopped_by_budget"]:
@@ -111,7 +111,8 @@ def _total(receipts: Iterable[Receipt], key: str) -> float:
     return sum(receipt.report.get(key) or 0 for receipt in receipts)
 
 
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Add up counts by name, sorted by name."""
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each)

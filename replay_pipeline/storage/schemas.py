@@ -116,6 +116,7 @@ TEACHER_ACTIONS = pa.schema(
 )
 
 _PAIR = [
+    ("pair_id", pa.string()),
     ("state_id", pa.string()),
     ("session_id", pa.string()),
     ("state_messages_json", pa.string()),
@@ -129,8 +130,10 @@ _PAIR = [
     ("n_teachers_valid", pa.int32()),
     ("teachers_agreeing", _STRINGS),
     ("agreement_level", pa.string()),
+    ("n_against", pa.int32()),  # votes for the student's action, its own included
     ("margin", pa.int32()),
     ("source", pa.string()),
+    ("evidence", _STRINGS),  # natural pairs that say the same
     ("rejected_source", pa.string()),
     ("hint", pa.string()),
     ("outcome", pa.string()),
@@ -167,7 +170,7 @@ OUTCOMES = pa.schema(
     [
         ("state_id", pa.string()),
         ("session_id", pa.string()),
-        ("outcome", pa.string()),  # pair, agreement, no_consensus, too_few_answers, invalid_action
+        ("outcome", pa.string()),  # pair, agreement, deferred, contested, infeasible, …
         ("level", pa.string()),  # weakest agreement inside the consensus
         ("student_level", pa.string()),  # how close the student comes to the consensus
         ("near_level", pa.string()),  # looser level at which there would be a consensus
@@ -177,9 +180,11 @@ OUTCOMES = pa.schema(
         ("n_invalid", pa.int32()),
         ("n_own_family", pa.int32()),  # answers from the student's own model family
         ("n_agreeing", pa.int32()),
+        ("n_against", pa.int32()),
         ("margin", pa.int32()),
         ("is_tie", pa.bool_()),
         ("invalid_reason", pa.string()),  # of the student's action
+        ("why", pa.string()),  # what speaks against a pair, in words
     ]
 )
 
@@ -212,11 +217,13 @@ _TEXTS = frozenset(
         "generation_id",
         "hint",
         "invalid_reason",
+        "pair_id",
         "recovered_by",
         "rejected",
         "request_sha",
         "state_id",
         "thinking",
+        "why",
     }
 )
 
@@ -245,8 +252,11 @@ TABLES: dict[str, pa.Schema] = {
 }
 """Every table at rest by name."""
 
+INGESTED = ("sessions", "turns", "states", "tools")
+"""The tables of an ingestion."""
+
 WRITTEN_BY: dict[str, str] = {
-    **dict.fromkeys(("sessions", "turns", "states", "tools"), "ingest"),
+    **dict.fromkeys(INGESTED, "ingest"),
     "teacher_actions": "replay",
     **dict.fromkeys(("dpo_pairs", "positives", "outcomes"), "pairs"),
     **dict.fromkeys(("normalized_pairs", "dropped_pairs"), "normalize"),

@@ -74,7 +74,9 @@ def ui(tmp_path_factory) -> Iterator[Ui]:
 
 
 def has_code_location(url: str) -> bool:
-    found = graphql(url, "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }")
+    found = graphql(
+        url, "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
+    )
     return bool(found["repositoriesOrError"].get("nodes"))
 
 
@@ -109,7 +111,11 @@ def launching(ui: Ui) -> str:
 
 
 def n_runs(ui: Ui) -> int:
-    return len(graphql(ui.url, "{ runsOrError { ... on Runs { results { runId } } } }")["runsOrError"]["results"])
+    return len(
+        graphql(ui.url, "{ runsOrError { ... on Runs { results { runId } } } }")["runsOrError"][
+            "results"
+        ]
+    )
 
 
 def websocket(ui: Ui, **headers: str) -> int:
@@ -168,7 +174,9 @@ def test_no_attack_starts_a_run_or_is_answered(ui):
         name: ask(ui, method, path, sent, **headers)
         for name, (method, path, sent, headers) in attacks.items()
     }
-    assert {name: status for name, status in answers.items() if status not in (401, 403, 405, 421)} == {}
+    assert {
+        name: status for name, status in answers.items() if status not in (401, 403, 405, 421)
+    } == {}
     assert n_runs(ui) == 0
     assert ui.listener.heard == []
 
@@ -221,7 +229,10 @@ def test_nothing_of_the_folder_it_is_started_in_runs_and_no_other_key_is_handed_
 @pytest.mark.parametrize("field", ["settings_path", "data_dir"])
 def test_where_settings_and_data_are_is_no_run_configuration(field):
     job = define(PipelineResource()).resolve_job_def("publish")
-    with dg.instance_for_test() as instance, pytest.raises(dg.DagsterInvalidConfigError, match=field):
+    with (
+        dg.instance_for_test() as instance,
+        pytest.raises(dg.DagsterInvalidConfigError, match=field),
+    ):
         job.execute_in_process(
             instance=instance,
             run_config={"resources": {"pipeline": {"config": {field: "http://127.0.0.1:1/s"}}}},

@@ -144,9 +144,15 @@ def _command(form: str, port: int) -> list[str]:
         case "command line":
             return night
         case "cron":
-            return [shutil.which("sh") or "sh", "-c", f"cd . && exec {' '.join(night)} >> night.log 2>&1"]
+            return [
+                shutil.which("sh") or "sh",
+                "-c",
+                f"cd . && exec {' '.join(night)} >> night.log 2>&1",
+            ]
         case "compose entry point":
-            served = f"exec {dagster} api grpc -h 127.0.0.1 -p {port} -m replay_pipeline.definitions"
+            served = (
+                f"exec {dagster} api grpc -h 127.0.0.1 -p {port} -m replay_pipeline.definitions"
+            )
             return [*supervised, "sh", "-c", f"{program} sync --runs-are-here && {served}"]
         case _:
             return [*supervised, *night]

@@ -156,7 +156,10 @@ def budget_kept(receipts: Receipts, batches: Sequence[str]) -> Verdict:
     problems, n_usd = [], 0.0
     for batch in batches:
         if receipt := receipts.read("replay", batch):
-            spent, ceiling = receipt.report["newly_spent_usd"], receipt.report["budget_usd"]
+            report = receipt.report
+            spent = report["newly_spent_usd"]
+            # Receipts of version 0.1.0 have the ceiling under its old name.
+            ceiling = report["max_total_usd" if "max_total_usd" in report else "budget_usd"]
             n_usd += spent
             if spent > ceiling:
                 problems.append(f"batch {batch}: {spent:.4f} USD spent of {ceiling:.4f}")

@@ -257,3 +257,19 @@ def test_the_example_in_the_documentation_runs():
     from replay_pipeline.normalize import normalizer
 
     assert doctest.testmod(normalizer) == (0, 4)
+
+
+def test_a_lone_surrogate_in_a_pair_is_kept_as_every_table_keeps_it(make_call):
+    half = "half \ud800 of a pair"
+    pair = {
+        "state_id": "s1",
+        "state_messages": [{"role": "user", "content": half}],
+        "chosen": "Read the file.",
+        "rejected": f"Write {half}",
+        "n_teachers_agreeing": 2,
+        "rejected_action": make_call("Write", file_path="a.py", content=half),
+    }
+    (kept,) = DJNormalizer("tool_calls").normalize([pair])
+    assert kept["state_messages"] == pair["state_messages"]
+    (rejected,) = kept["rejected_messages"]
+    assert json.loads(rejected["tool_calls"][0]["function"]["arguments"])["content"] == half

@@ -118,8 +118,6 @@ def test_an_executor_is_refused_what_it_cannot_do(tmp_path, pair_table):
         DJNormalizer(tmp_path / "stock.yaml", executor="default")
     with pytest.raises(ConfigError, match="in_process, default, ray"):
         DJNormalizer(executor="spark")
-    with pytest.raises(ConfigError, match="whole table"):
-        DJNormalizer(executor="default").stream([])
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

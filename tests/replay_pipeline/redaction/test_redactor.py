@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.planted_secrets import kinds, planted
 from replay_pipeline.ingesters.log_rows import Cleaner
+from replay_pipeline.redaction import secret_rules
 from replay_pipeline.redaction.redactor import Redactor, find_secrets, find_secrets_in, user_of
-from replay_pipeline.redaction.secret_rules import own_hits, suspicious
+from replay_pipeline.redaction.secret_rules import load_rules, own_hits, suspicious
 
 GITHUB = "ghp_" + "a1B2c3D4e5F6" * 3
 
@@ -212,3 +214,22 @@ def test_texts_prepared_in_many_pieces_are_redacted_as_one_by_one():
     assert prepared == [Redactor().text(text) for text in texts]
     assert not any(GITHUB in text for text in prepared)
     assert redactor.counts.total() == len(texts)
+
+
+BUNDLED = (Path(secret_rules.__file__).parent / "secret_rules.toml").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("find", "put", "said"),
+    [
+        ('kind = "jwt"', 'kind = "J W T"', "regex"),
+        ("[0-9a-f]{40}", "[0-9a-f", "missing ]"),
+        ("literals = ", "literal = ", "unknown field"),
+        ('literals = ["eyJ"]', "literals = []", "length"),
+        ("(?P<secret>", "(?P<value>", "secret"),
+        (r"signal = '''earer", r"signal = '''(?=x)earer", "perl operator"),
+    ],
+)
+def test_a_rule_that_cannot_work_is_refused_when_the_rules_are_loaded(find, put, said):
+    with pytest.raises(ValueError, match=said):
+        load_rules(BUNDLED.replace(find, put))

@@ -171,7 +171,7 @@ def test_rows_without_a_reason_and_money_over_the_ceiling_are_found(work):
     batch = work.batches()[0]
     for stage, fields, look, message in (
         ("ingest", {"rows_used": 1}, audit.rows_accounted, "neither used nor skipped"),
-        ("replay", {"budget_usd": 1e-6}, audit.budget_kept, "USD spent of 0.0000"),
+        ("replay", {"max_total_usd": 1e-6}, audit.budget_kept, "USD spent of 0.0000"),
     ):
         receipt = work.receipts.read(stage, batch)
         report = {**receipt.report, **fields}

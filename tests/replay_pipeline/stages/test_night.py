@@ -30,7 +30,7 @@ def test_only_what_was_done_this_night_counts():
         receipt("normalize", "a", n_kept=5, n_dropped=2, dropped={"text_length_filter": 2}),
     ]  # fmt: skip
     night = summarize_night(
-        receipts, since=NOW, spent_usd=1.25, budget_usd=5.0, n_open=4, failures=[{"run": "r"}]
+        receipts, since=NOW, spent_usd=1.25, max_nightly_usd=5.0, n_open=4, failures=[{"run": "r"}]
     )
     expected = {"sessions": 3, "calls": 60, "pairs": 7, "pairs_kept": 5, "batches_open": 4,
                 "runs_failed": 1, "dropped": {"text_length_filter": 2}}  # fmt: skip
@@ -52,13 +52,13 @@ def work(tmp_path):
 
 
 def test_without_history_every_batch_is_planned(work):
-    assert work.fitting(work.batches(), max_usd=0.01) == work.batches()
+    assert work.fitting(work.batches(), max_total_usd=0.01) == work.batches()
 
 
 def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
     first, *rest = work.batches()
     work.receipts.write(receipt("replay", first, is_complete=True, spent_usd=1.0))
-    assert work.fitting(rest, max_usd=2.0) == rest[:3]
-    assert work.fitting(rest, max_usd=0.01) == rest[:1], "at least one goes on"
+    assert work.fitting(rest, max_total_usd=2.0) == rest[:3]
+    assert work.fitting(rest, max_total_usd=0.01) == rest[:1], "at least one goes on"
     work.receipts.write(receipt("replay", rest[0], is_complete=False, spent_usd=0.9))
-    assert work.fitting(rest, max_usd=2.0) == rest[:4], "what is paid is not paid again"
+    assert work.fitting(rest, max_total_usd=2.0) == rest[:4], "what is paid is not paid again"

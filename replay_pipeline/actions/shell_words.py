@@ -7,7 +7,7 @@ ACTIVE = "\x01"
 QUOTED = "\x02"
 """Stands before an expansion inside double quotes."""
 
-_SPECIAL = re.compile(r"\\\n|\\(.)|([*?\[\]{}!])|\A(~)", re.DOTALL)
+_SPECIAL = re.compile(r"\\\n|\\(.)|(\{\})|([*?\[\]{}!])|\A(~)", re.DOTALL)
 _NEEDS_WORK = re.compile(r"[\\*?\[\]{}!~]")
 
 
@@ -19,9 +19,10 @@ def unquoted(text: str) -> str:
 
 
 def _resolved(match: re.Match[str]) -> str:
-    if match[1] is not None:
-        return match[1]
-    active = match[2] or match[3]
+    # An empty pair of braces means nothing to the shell: `find -exec` takes it as a place.
+    if (plain := match[1] or match[2]) is not None:
+        return plain
+    active = match[3] or match[4]
     return ACTIVE + active if active else ""
 
 

@@ -8,6 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+__all__ = [
+    "Hint",
+    "HintContext",
+    "HintGenerator",
+    "JudgeHints",
+    "hint_for_row",
+    "layered",
+    "raw_error_hint",
+    "template_hint",
+]
+
 MAX_HINT_CHARS = 600
 """Longer error texts keep their head and tail."""
 
@@ -84,7 +95,7 @@ _TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def template_hint(context: HintContext) -> Hint | None:
-    """A fixed sentence for a kind of error that we know, `None` for any other."""
+    """Return a fixed sentence for a kind of error that we know, `None` for any other."""
     if context.outcome == "user_rejected":
         return Hint(
             text=f"The user rejected this step: {shortened(context.error_text)}", source="template"
@@ -97,7 +108,7 @@ def template_hint(context: HintContext) -> Hint | None:
 
 
 def raw_error_hint(context: HintContext) -> Hint | None:
-    """The recorded error itself, shortened; `None` when there is no text."""
+    """Return the recorded error itself, shortened; `None` when there is no text."""
     text = shortened(context.error_text)
     return Hint(text=f"The next attempt failed with: {text}", source="raw_error") if text else None
 
@@ -114,7 +125,7 @@ class JudgeHints:
     _kept: dict[HintContext, Hint | None] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, context: HintContext) -> Hint | None:
-        """The judge's hint, `None` when it answered nothing."""
+        """Return the judge's hint, `None` when it answered nothing."""
         if context not in self._kept:
             answer = self.complete(
                 "A coding agent's step failed. In at most two sentences, say what to do "
@@ -126,7 +137,7 @@ class JudgeHints:
 
 
 def layered(*generators: HintGenerator) -> HintGenerator:
-    """The first generator that has something to say."""
+    """Ask generators in turn for the first that has something to say."""
 
     def generate(context: HintContext) -> Hint | None:
         for generator in generators:
@@ -141,7 +152,7 @@ _DEFAULT = layered(template_hint, raw_error_hint)
 
 
 def hint_for_row(row: Mapping[str, Any], generator: HintGenerator = _DEFAULT) -> Hint | None:
-    """The hint of a dataset row, from its `hint` column (the recorded error or feedback)."""
+    """Make the hint of a dataset row from its `hint` column (the recorded error or feedback)."""
     error_text = (row.get("hint") or "").strip()
     if not error_text:
         return None
@@ -152,7 +163,7 @@ def hint_for_row(row: Mapping[str, Any], generator: HintGenerator = _DEFAULT) ->
 
 
 def shortened(text: str, max_chars: int = MAX_HINT_CHARS) -> str:
-    """Text without outer white space, its middle left out beyond `max_chars`."""
+    """Cut outer white space, and the middle of a text beyond `max_chars`."""
     text = text.strip()
     if len(text) <= max_chars:
         return text

@@ -15,24 +15,27 @@ from trainer.diloco.protocol import (
     Apply,
     Commit,
     Contribution,
-    Finish,
-    List,
+    ListRound,
     LoadSnapshot,
+    Look,
     Manifest,
     Merge,
     Merged,
     PutDelta,
     PutJoin,
     ReadManifest,
-    ReplicaMachine,
+    ReplicaLife,
+    Snapshot,
     Train,
     delta_prefix,
     join_key,
     manifest_key,
     merged_key,
+    read_listing,
     round_prefix,
     snapshot_key,
 )
+from trainer.errors import OuterLoopError
 
 __all__ = ["Faults", "ScheduleReport", "run_schedule"]
 
@@ -130,24 +133,20 @@ def digest(*parts: str | bytes) -> str:
 
 
 class SimulatedReplica:
-    """Performs what a machine asks for on the hostile store, one action per tick."""
+    """Performs what the protocol asks for on the hostile store, one action per tick."""
 
     def __init__(self, world: "World", rank: int, attempt: int) -> None:
         self.world = world
-        tail = f"{world.random.getrandbits(32):08x}"
-        self.machine = ReplicaMachine(
-            rank=rank,
-            incarnation=f"{attempt:06d}-{tail}",
-            world_size=world.n_replicas,
-            n_rounds=world.n_rounds,
-            quorum=world.quorum,
-            base=digest("start"),
-            prepared=world.prepared.get(rank),
-            always_upload=world.always_upload,
-        )
+        self.rank = rank
         self.attempt = attempt
+        self.incarnation = f"{attempt:06d}-{world.random.getrandbits(32):08x}"
+        self.life = ReplicaLife(rank, world.n_rounds, world.quorum, world.prepared.get(rank))
+        self.own = self.life.prepared and self.life.prepared[1]
         self.payload = world.payloads.get(rank, b"")
         self.ticks_waited = 0
+        self.is_finished = False
+        self.protocol = self.life.live()
+        self.action = next(self.protocol)
 
     @property
     def graces(self) -> int:
@@ -158,81 +157,81 @@ class SimulatedReplica:
         """Perform the present action; a lost request leaves it to be performed again."""
         self.ticks_waited += 1
         try:
-            self._perform()
+            reply = self._perform()
         except LostRequestError:
             return
+        try:
+            self.action = self.protocol.send(reply)
+        except StopIteration:
+            self.is_finished = True
 
-    def _perform(self) -> None:
-        machine, store, action = self.machine, self.world.store, self.machine.action
+    def _perform(self):
+        store, action = self.world.store, self.action
         match action:
             case LoadSnapshot():
-                self._load_snapshot()
+                return self._load_snapshot()
             case ReadManifest(round_id=round_id):
-                machine.on_manifest(self._manifest(round_id), graces=self.graces)
+                return Look(self._manifest(round_id), self.graces)
             case PutJoin(round_id=round_id):
-                store.put(join_key(round_id, machine.rank, machine.incarnation), b"")
-                machine.on_join_put()
+                store.put(join_key(round_id, self.rank, self.incarnation), b"")
             case Train(round_id=round_id):
-                self._train(round_id)
-            case PutDelta(round_id=round_id) if machine.exchange is not None:
-                store.put(machine.exchange.own.key(round_id), self.payload)
-                machine.on_delta_put()
-            case List(round_id=round_id):
-                keys = store.keys(delta_prefix(round_id))
-                joining = [int(k.rpartition("/")[2][:4]) for k in keys if k.endswith(".join")]
-                found = [c for c in map(Contribution.from_key, keys) if c is not None]
-                machine.on_listed(found, joining=joining, graces=self.graces)
+                return self._train(round_id)
+            case PutDelta(round_id=round_id):
+                store.put(self.own.key(round_id), self.payload)
+            case ListRound(round_id=round_id):
+                return read_listing(store.keys(delta_prefix(round_id)), self.graces)
             case Merge():
-                self._merge(action)
+                return self._merge(action)
             case Commit(manifest=manifest):
                 self._commit(manifest)
             case Apply(manifest=manifest):
-                self._apply(manifest)
+                return self._apply(manifest)
+        return None
 
     def _manifest(self, round_id: int) -> Manifest | None:
         data = self.world.store.get(manifest_key(round_id))
         if data is None:
             return None
-        if not data.endswith(b"}"):
-            raise LostRequestError("a manifest cut short is read again")
-        return Manifest.from_bytes(data)
+        try:
+            return Manifest.from_bytes(data)
+        except OuterLoopError as error:
+            raise LostRequestError("a manifest cut short is read again") from error
 
-    def _load_snapshot(self) -> None:
+    def _load_snapshot(self) -> Snapshot:
         for key in sorted(self.world.store.keys("snapshots/"), reverse=True):
             data = self.world.store.get(key)
             if data and digest(data[:-16]) == data[-16:].decode():
                 round_id, base, expected = data[:-16].decode().split(" ")
-                ranks = [int(rank) for rank in expected.split(",")]
-                self.machine.on_snapshot(int(round_id), base, ranks)
-                return
-        self.machine.on_snapshot(0, digest("start"))
+                ranks = frozenset(int(rank) for rank in expected.split(","))
+                return Snapshot(int(round_id), base, ranks)
+        return Snapshot(0, digest("start"), frozenset(range(self.world.n_replicas)))
 
-    def _train(self, round_id: int) -> None:
-        machine, world = self.machine, self.world
+    def _train(self, round_id: int) -> Contribution:
+        world = self.world
         noise = f"{world.random.getrandbits(32):08x}"
-        self.payload = f"delta {machine.rank} {machine.incarnation} {round_id} {noise}".encode()
-        own = Contribution(machine.rank, machine.incarnation, machine.base, 1, digest(self.payload))
-        world.prepared[machine.rank] = (round_id, own)
-        world.payloads[machine.rank] = self.payload
+        self.payload = f"delta {self.rank} {self.incarnation} {round_id} {noise}".encode()
+        self.own = Contribution(
+            self.rank, self.incarnation, self.life.base, 1, digest(self.payload)
+        )
+        world.prepared[self.rank] = (round_id, self.own)
+        world.payloads[self.rank] = self.payload
         self.ticks_waited = 0
-        machine.on_trained(own)
+        return self.own
 
-    def _merge(self, merge: Merge) -> None:
-        store, exchange = self.world.store, self.machine.exchange
+    def _merge(self, merge: Merge) -> Merged | tuple[Contribution, ...]:
+        store = self.world.store
         damaged = []
         for contribution in merge.contributions:
-            if exchange is not None and contribution == exchange.own:
+            if contribution == self.own:
                 continue
             payload = store.get(contribution.key(merge.round_id))
             if payload is None or digest(payload) != contribution.sha:
                 damaged.append(contribution)
         if damaged:
-            self.machine.on_damaged(damaged)
-            return
+            return tuple(damaged)
         merged = merged_payload(merge.contributions)
-        key = merged_key(merge.round_id, digest(merged))
-        store.put(key, merged)
-        self.machine.on_merged(Merged(digest(merged), len(merged)))
+        store.put(merged_key(merge.round_id, digest(merged)), merged)
+        return Merged(digest(merged), len(merged))
 
     def _commit(self, manifest: Manifest) -> None:
         key = manifest_key(manifest.round_id)
@@ -242,29 +241,27 @@ class SimulatedReplica:
         except LostRequestError as lost:
             created = str(lost) == "lost answer"
             self.world.n_created[manifest.round_id] += created
-        self.machine.on_committed()
 
-    def _apply(self, manifest: Manifest) -> None:
-        world, machine = self.world, self.machine
+    def _apply(self, manifest: Manifest) -> str | None:
+        world = self.world
         key = merged_key(manifest.round_id, manifest.merged.sha)
         if key not in world.store.objects:
-            machine.on_lost()
-            return
+            return None
         payload = world.store.get(key)
         if payload is None or digest(payload) != manifest.merged.sha:
             raise LostRequestError("a merged delta cut short is read again")
-        base = digest(machine.base, payload)
+        base = digest(manifest.base, payload)
         world.check_applied(manifest, payload, base)
         self.ticks_waited = 0
-        machine.on_applied(base)
-        if manifest.incarnation == machine.incarnation and not machine.round_id % SNAPSHOT_EVERY:
-            self._snapshot()
+        next_round = manifest.round_id + 1
+        if manifest.incarnation == self.incarnation and not next_round % SNAPSHOT_EVERY:
+            self._snapshot(next_round, base, manifest.expected)
+        return base
 
-    def _snapshot(self) -> None:
-        machine, store = self.machine, self.world.store
-        expected = ",".join(map(str, sorted(machine.expected)))
-        body = f"{machine.round_id} {machine.base} {expected}".encode()
-        key, data = snapshot_key(machine.round_id, machine.base), body + digest(body).encode()
+    def _snapshot(self, round_id: int, base: str, expected: tuple[int, ...]) -> None:
+        store = self.world.store
+        body = f"{round_id} {base} {','.join(map(str, expected))}".encode()
+        key, data = snapshot_key(round_id, base), body + digest(body).encode()
         try:
             store.put(key, data)
             if store.get(key) != data:
@@ -272,7 +269,7 @@ class SimulatedReplica:
         except LostRequestError:
             return
         for key in list(store.objects):
-            old = key.startswith(round_prefix(machine.round_id - 2 * SNAPSHOT_EVERY))
+            old = key.startswith(round_prefix(round_id - 2 * SNAPSHOT_EVERY))
             if old and not key.endswith("manifest.json"):
                 del store.objects[key]
 
@@ -292,7 +289,6 @@ class World:
     n_rounds: int
     quorum: int
     ticks_per_grace: int
-    always_upload: bool
     prepared: dict[int, tuple[int, Contribution]] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)
     n_created: Counter[int] = field(default_factory=Counter)
@@ -319,10 +315,10 @@ class World:
                 self.violations.append(
                     f"round {round_id}: {self.n_created[round_id]} manifests created"
                 )
-        late = [r.machine.rank for r in replicas if not isinstance(r.machine.action, Finish)]
+        late = [replica.rank for replica in replicas if not replica.is_finished]
         if late:
             self.violations.append(f"ranks {late} never finished")
-        elif len({replica.machine.base for replica in replicas}) != 1:
+        elif len({replica.life.base for replica in replicas}) != 1:
             self.violations.append("final states differ")
 
 
@@ -343,23 +339,22 @@ def run_schedule(seed: int, *, faults: Faults | None = None) -> ScheduleReport:
         n_rounds=dice.randint(2, 6),
         quorum=dice.randint(1, n_replicas),
         ticks_per_grace=dice.choice((3, 10, 40)),
-        always_upload=dice.random() < 0.3,
     )
     replicas = [SimulatedReplica(world, rank, 0) for rank in range(n_replicas)]
     ticks = 0
     while ticks < MAX_TICKS and not world.violations:
-        running = [r for r in replicas if not isinstance(r.machine.action, Finish)]
+        running = [replica for replica in replicas if not replica.is_finished]
         if not running:
             break
         ticks += 1
         chosen = dice.choice(running)
         if dice.random() < odds.kill:
             world.store.counts["kill"] += 1
-            successor = SimulatedReplica(world, chosen.machine.rank, chosen.attempt + 1)
+            successor = SimulatedReplica(world, chosen.rank, chosen.attempt + 1)
             replicas[replicas.index(chosen)] = successor
         elif dice.random() < odds.twin and len(replicas) < n_replicas + 2:
             world.store.counts["twin"] += 1
-            replicas.append(SimulatedReplica(world, chosen.machine.rank, chosen.attempt))
+            replicas.append(SimulatedReplica(world, chosen.rank, chosen.attempt))
         else:
             chosen.tick()
     world.finish(replicas)
