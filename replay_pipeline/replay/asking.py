@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 
 from pydantic import SecretStr
 
-from replay_pipeline.errors import ConfigError, PriceError, TeacherError
+from replay_pipeline.errors import ConfigError, PriceError, TeacherError, UntrustedError
 from replay_pipeline.replay.gates import Gates, parse_gates
 from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano
@@ -20,7 +20,7 @@ from replay_pipeline.replay.requests import (
     RequestOptions,
     dialect_of,
 )
-from replay_pipeline.settings import api_key
+from replay_pipeline.settings import key_for
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
 from replay_pipeline.windows import window_messages
@@ -179,11 +179,14 @@ def keys_of(
 
     Raises:
         ConfigError: a key that is required is not set.
+        UntrustedError: a key may not be sent to its teacher's host.
     """
     keys: dict[str, SecretStr | None] = {}
     for teacher in teachers:
         try:
-            keys[teacher.name] = api_key(teacher.api_key_env)
+            keys[teacher.name] = key_for(teacher.api_key_env, teacher.base_url)
+        except UntrustedError as error:
+            raise UntrustedError(f"teacher {teacher.name}: {error}") from error
         except ConfigError as error:
             if is_required:
                 raise ConfigError(f"teacher {teacher.name}: {error}") from error

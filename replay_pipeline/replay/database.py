@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
+from replay_pipeline.storage.permissions import make_private_file
 from replay_pipeline.storage.wal import use_wal
 
 try:
@@ -103,12 +104,13 @@ class Database(Protocol):
         ...
 
 
-def connect(url: str | Path, *, is_durable: bool = True) -> Database:
+def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = False) -> Database:
     """Open the database at a path, `sqlite:///path` or `postgresql://...`, creating its tables.
 
     Args:
         url: a path or a database URL.
         is_durable: wait for the disk at each commit, which also survives a power failure.
+        is_read_only: only look, which a read-only file system allows too.
 
     Raises:
         ConfigError: the URL has an unknown scheme.
@@ -124,7 +126,7 @@ def connect(url: str | Path, *, is_durable: bool = True) -> Database:
         raise ConfigError(
             f"ledger {_without_password(text)}: a path, sqlite:///path or postgresql://... is needed"
         )
-    return _Sqlite(Path(text), is_durable=is_durable)
+    return _Sqlite(Path(text), is_durable=is_durable, is_read_only=is_read_only)
 
 
 def exists(url: str | Path) -> bool:
@@ -133,13 +135,38 @@ def exists(url: str | Path) -> bool:
     return "://" in text or Path(text).exists()
 
 
+def _connect_to_look(path: Path) -> sqlite3.Connection:
+    """Open a database without writing to it or beside it."""
+    url = f"{path.absolute().as_uri()}?mode=ro"
+    for more in ("", "&immutable=1"):
+        connection = sqlite3.connect(
+            f"{url}{more}", uri=True, timeout=_BUSY_S, check_same_thread=False
+        )
+        try:
+            connection.execute("select count(*) from sqlite_master")
+        except sqlite3.OperationalError:
+            connection.close()
+            # On a read-only disk there can be no writer, unless its log has been left behind.
+            log = path.with_name(f"{path.name}-wal")
+            if more or (log.exists() and log.stat().st_size):
+                raise
+        else:
+            return connection
+    raise AssertionError("unreachable")
+
+
 class _Sqlite:
-    def __init__(self, path: Path, *, is_durable: bool) -> None:
+    def __init__(self, path: Path, *, is_durable: bool, is_read_only: bool = False) -> None:
         self.name = str(path)
         self._path = path
         self._lock: tuple[int, Path] | None = None
         try:
+            if is_read_only:
+                self._connection = _connect_to_look(path)
+                _check_version(self)
+                return
             path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_file(path)
             self._connection = sqlite3.connect(
                 path, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
             )
@@ -188,7 +215,7 @@ class _Sqlite:
         path = self._lock_path(owner)
         if fcntl is None:
             return
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX)
         self._lock = (handle, path)
 
@@ -288,6 +315,10 @@ def _create(database: Database, *, serial: str, bytes_type: str) -> None:
         "insert into ledger(key, value) values('schema_version', ?) on conflict(key) do nothing",
         (SCHEMA_VERSION,),
     )
+    _check_version(database)
+
+
+def _check_version(database: Database) -> None:
     [(version,)] = database.query("select value from ledger where key = 'schema_version'")
     if version != SCHEMA_VERSION:
         raise LedgerError(

@@ -52,13 +52,13 @@ class Client:
             max_keepalive_connections=max_connections,
             keepalive_expiry=_KEEPALIVE_S,
         )
+        direct = AiohttpTransport(verify=_trusted(), limits=limits)
         if urllib.request.getproxies():
-            # The faster transport knows no proxies from the environment.
-            self._http = httpx.AsyncClient(limits=limits)
+            # The faster transport knows no proxies from the environment. Plain http is for loopback,
+            # and what is sent there unencrypted is no matter of a proxy.
+            self._http = httpx.AsyncClient(limits=limits, mounts={"http://": direct})
         else:
-            self._http = httpx.AsyncClient(
-                transport=AiohttpTransport(verify=_trusted(), limits=limits), trust_env=False
-            )
+            self._http = httpx.AsyncClient(transport=direct, trust_env=False)
 
     async def __aenter__(self) -> "Client":
         await self._http.__aenter__()

@@ -140,7 +140,8 @@ def replay_in_thread(
 
     The calling thread waits and calls `tick` with the latest progress. Whatever interrupts it
     (Ctrl-C, Dagster's termination, an error in `tick`) stops the sending, waits until every call
-    in flight is answered and booked, and is raised again. A second interrupt does not wait.
+    in flight is answered and booked, and is raised again. Further interrupts change nothing: only
+    a kill loses what is in flight.
     """
     stop = stop or threading.Event()
     latest = [Progress(stage="replay", n_done=0, cost_usd=0.0)]
@@ -183,7 +184,7 @@ def drained(
                 tick()
     except BaseException:
         stop.set()
-        done.wait()
+        _wait_however_often_told(done)
         raise
     result = outcome[0]
     if isinstance(result, BaseException):
@@ -191,6 +192,15 @@ def drained(
     if tick:
         tick()
     return result
+
+
+def _wait_however_often_told(done: threading.Event) -> None:
+    """Wait through every further signal: a supervisor and a terminal may send the same one each."""
+    while not done.is_set():
+        try:
+            done.wait()
+        except BaseException:  # noqa: BLE001 (the first one is raised again)
+            logger.warning("stopping: calls in flight are paid for, so their answers are awaited")
 
 
 def estimate(

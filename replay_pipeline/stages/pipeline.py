@@ -8,7 +8,6 @@ has not changed hands back its receipt and does nothing, so any run may be repea
 import hashlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from replay_pipeline.pairs import (
     pairs_parts,
     positives_parts,
 )
+from replay_pipeline.processes import python
 from replay_pipeline.publish import (
     CardFacts,
     PublishReport,
@@ -64,7 +64,7 @@ from replay_pipeline.replay import (
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
-from replay_pipeline.settings import Settings, api_key, redaction_salt
+from replay_pipeline.settings import Settings, key_for, redaction_salt
 from replay_pipeline.stages.audit import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import examine
@@ -86,6 +86,7 @@ from replay_pipeline.stages.trainer_process import (
 )
 from replay_pipeline.stages.versions import versions_of
 from replay_pipeline.storage.folds import Pass
+from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION, WRITTEN_BY
 from replay_pipeline.storage.store import Place, check_reachable, copy_files, files_below
 from replay_pipeline.storage.tables import DataRoot, table_of
@@ -123,6 +124,7 @@ class Pipeline:
     def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
         self.settings = settings
         check_reachable(settings.data_dir)
+        tighten_root(settings.data_dir)
         self.root = DataRoot(settings.data_dir)
         self.receipts = Receipts(settings.data_dir)
         self._on_progress = on_progress or _ignore
@@ -499,7 +501,7 @@ class Pipeline:
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
         given = [config.read_text("utf-8") if config else "tiny"]
         given += [f"{p.name}:{_digest(p)}" for p in sorted(dataset.rglob("*.parquet"))]
-        command = [sys.executable, "-m", "trainer", "--resume"]
+        command = python("trainer", "--resume")
         command += ["--config", str(config)] if config else []
         command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
 
@@ -512,6 +514,7 @@ class Pipeline:
                 command=command,
                 output=output,
                 environment={} if config else {"OMP_NUM_THREADS": "1"},
+                variables=self.settings.train.environment,
                 stop_timeout_s=self.settings.train.stop_timeout_s,
             )
             launch(job, self._on_progress)
@@ -551,7 +554,7 @@ class Pipeline:
         """
         if not self.settings.replay.sample_teachers:
             for teacher in self.settings.replay.teachers:
-                api_key(teacher.api_key_env)
+                key_for(teacher.api_key_env, teacher.base_url)
 
     def check_teachers(self) -> list[dict[str, Any]]:
         """Each teacher: key, endpoint, price, terms, and what is wrong with it."""
