@@ -34,7 +34,7 @@ Form = tuple[Any, ...]
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 _BARE_COMMAND = re.compile(r"[A-Za-z][\w./-]*(?: +(?:-[\w./:,@%+=-]*|[\w./:,@%+][\w./:,@%+-]*))*")
 """A program and words in which the shell sees nothing special."""
-_QUOTED_TIME = re.compile(r"""['"\\]+time|time\s+['"\\]""")
+_QUOTED_TIME = re.compile(r"""['"\\]+time|time\s+(?:-p\s+|--\s+)*['"\\]""")
 """`time` and its option are words of the shell only where they are bare."""
 _KEYWORDS = frozenset(
     [

@@ -103,6 +103,8 @@ def test_every_table_is_executed_or_says_why_not():
         ("source a", "source ./a"),
         ("cp -s ./a b", "cp -s /w/a b"),
         ("time -p ls", "time '-p' ls"),
+        ("time -p -- ls", "time -p '--' ls"),
+        ("git show --no-abbrev-commit --oneline", "git show --oneline --no-abbrev-commit"),
         ("mytool -- --b --a", "mytool -- --a --b"),
         ("mytool --quiet --verbose", "mytool --verbose --quiet"),
     ],
