@@ -435,7 +435,7 @@ class _Reader:
     def note(self, arguments: Arguments, redirects: tuple[Form, ...]) -> None:
         """Keep what the command acts on, for the level `target`."""
         objects = list(arguments.operands)
-        program = PROGRAMS.get(objects[0])
+        program = PROGRAMS.get(str(objects[0]))
         reads_program = program is not None and program.is_interpreter
         for descriptor, mode, target, *_ in redirects:
             if mode in ("<<", "<<<"):
