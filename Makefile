@@ -94,8 +94,8 @@ month: $(STAMP)
 	$(BIN)/python benchmarks/month.py
 
 docs: $(STAMP)
-	$(BIN)/python -m replay_pipeline.reference docs
-	$(BIN)/python -m trainer.integrations.capabilities docs/frameworks.md
+	$(BIN)/python -m docs_tools.reference docs
+	$(BIN)/python -m docs_tools.engines docs/frameworks.md
 	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_site.py
 

@@ -22,7 +22,7 @@ import numpy as np
 from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.pairs import extract_pairs
-from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
 MARK = 0.60

@@ -24,7 +24,7 @@ import orjson
 
 from replay_pipeline.ingesters import TraceBatch, Traces, discover, ingest, write_traces
 from replay_pipeline.ingesters.tool_schemas import merge_tools
-from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.testing.sample import SESSIONS_DIR
 
 BATCH_BYTES = 32_000_000
 SHARED_BATCH_BYTES = 4_000_000

@@ -108,10 +108,10 @@ def run_trl(x: dict[str, Any]) -> Any:
 
 
 def run_naive(x: dict[str, Any]) -> Any:
-    from trainer.losses.head import reference_policy_distillation
+    from benchmarks.plain_head import plain_policy_distillation
 
     n_tokens = len(x["targets"])
-    return reference_policy_distillation(
+    return plain_policy_distillation(
         x["hidden"],
         x["weight"],
         target_ids_N=x["targets"],

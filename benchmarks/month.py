@@ -33,11 +33,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import dagster as dg
 
-from replay_pipeline.instance import open_instance, ui_command
-from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.orchestration.instance import open_instance, ui_command
 from replay_pipeline.settings import Settings
-from replay_pipeline.testing import TeacherServer, write_settings
-from replay_pipeline.testing.sessions import SessionBuilder, ToolCall
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.testing import TeacherServer
+from tests.support.sessions import SessionBuilder, ToolCall
+from tests.support.settings_files import write_settings
 
 MONTH = {5: "crash", 10: "disk", 15: "outage", 20: "budget", 25: "price"}
 SMALL = {1: "price", 2: "crash"}

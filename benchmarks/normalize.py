@@ -81,7 +81,7 @@ def rows(n_pairs: int) -> Iterator[dict[str, str]]:
 
 def write_input(n_pairs: int, path: Path) -> None:
     """The pair table, and one column more: what the stock deduplicator is to compare."""
-    from replay_pipeline.schemas import DPO_PAIRS
+    from replay_pipeline.storage.schemas import DPO_PAIRS
 
     schema = DPO_PAIRS.append(pa.field("both", pa.string()))
     source = rows(n_pairs)
@@ -98,20 +98,13 @@ def write_input(n_pairs: int, path: Path) -> None:
 
 def run_ours(folder: Path) -> list[str]:
     from replay_pipeline.normalize import DJNormalizer
-    from replay_pipeline.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
+    from replay_pipeline.storage.schemas import DPO_PAIRS
 
-    source = pq.ParquetFile(folder / "pairs.parquet")
-    states: list[str] = []
-    with (
-        pq.ParquetWriter(folder / "kept.parquet", NORMALIZED_PAIRS, compression="zstd") as kept,
-        pq.ParquetWriter(folder / "dropped.parquet", DROPPED_PAIRS, compression="zstd") as dropped,
-    ):
-        batches = source.iter_batches(batch_size=1000, columns=DPO_PAIRS.names)
-        for part in DJNormalizer("default").stream(batches):
-            kept.write_table(part.kept)
-            dropped.write_table(part.dropped)
-            states += part.kept["state_id"].to_pylist()
-    return states
+    table = pq.read_table(folder / "pairs.parquet", columns=DPO_PAIRS.names)
+    result = DJNormalizer("default").run(table)
+    pq.write_table(result.kept, folder / "kept.parquet", compression="zstd")
+    pq.write_table(result.dropped, folder / "dropped.parquet", compression="zstd")
+    return result.kept["state_id"].to_pylist()
 
 
 def run_polars(folder: Path) -> list[str]:

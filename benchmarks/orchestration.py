@@ -32,14 +32,14 @@ os.environ["DAGSTER_EVENT_BATCH_SIZE"] = "500"  # as `replay-pipeline ui` sets i
 import dagster as dg
 
 from replay_pipeline.assets.automation import new_sessions
+from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START
-from replay_pipeline.definitions import define
-from replay_pipeline.instance import prepare_home, ui_command
-from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.instance import prepare_home, ui_command
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import Settings
-from replay_pipeline.testing import TeacherServer, write_settings
-from replay_pipeline.testing.dagster_web import (
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.testing import TeacherServer
+from tests.support.dagster_web import (
     backfill_status,
     free_port,
     graphql,
@@ -48,7 +48,8 @@ from replay_pipeline.testing.dagster_web import (
     process_tree,
     wait_for_run,
 )
-from replay_pipeline.testing.sessions import SessionBuilder, ToolCall
+from tests.support.sessions import SessionBuilder, ToolCall
+from tests.support.settings_files import write_settings
 
 T = TypeVar("T")
 

@@ -33,12 +33,12 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.trainer.diloco.simulation import run_schedule
 from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep, open_store
 from trainer.diloco.codecs import CODECS, decode_payload, encode_payload
 from trainer.diloco.exchange import RoundReport
 from trainer.diloco.inner import make_inner_optimizer
-from trainer.diloco.parameters import ParameterVector, optimizer_tensors, restore_optimizer
-from trainer.diloco.simulation import run_schedule
+from trainer.diloco.parameters import ParameterVector, state_of_tensors, tensors_of_state
 
 CONTEXT = 64
 AVERAGE = OuterStep(1.0, 0.0)
@@ -131,16 +131,11 @@ class Regime:
     depth: int = 2
     seed: int = 0
     warm_up: int = 20
-    single_rounds: int = 0
 
     @property
     def n_steps(self) -> int:
         """Inner steps of the whole run."""
-        return self.first_step(self.n_rounds)
-
-    def first_step(self, round_id: int) -> int:
-        """Return the first inner step of a round; the first `single_rounds` have one each."""
-        return round_id + max(0, round_id - self.single_rounds) * (self.inner_steps - 1)
+        return self.n_rounds * self.inner_steps
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of an inner step: cosine with a short warm-up."""
@@ -161,7 +156,8 @@ def inner_round(model, optimizer, data, regime: Regime, rank: int, round_id: int
     seed = 1_000_003 * (rank + 1) + 10_007 * regime.seed + round_id
     generator = torch.Generator().manual_seed(seed)
     loss = torch.zeros(())
-    for step in range(regime.first_step(round_id), regime.first_step(round_id + 1)):
+    first = round_id * regime.inner_steps
+    for step in range(first, first + regime.inner_steps):
         for group, base in zip(optimizer.param_groups, optimizer.base_lrs, strict=True):
             group["lr"] = base * regime.lr_at(step) / regime.lr
         loss = loss_of(model, batch(data, generator, regime.batch_size))
@@ -173,9 +169,7 @@ def inner_round(model, optimizer, data, regime: Regime, rank: int, round_id: int
 
 def inner_optimizer(model: nn.Module, regime: Regime) -> torch.optim.Optimizer:
     """Return the inner optimizer, with the rates it was made with."""
-    optimizer = make_inner_optimizer(
-        model, regime.optimizer, lr=regime.lr, n_replicas=regime.n_replicas
-    )
+    optimizer = make_inner_optimizer(model, regime.optimizer, lr=regime.lr)
     optimizer.base_lrs = [group["lr"] for group in optimizer.param_groups]  # type: ignore[attr-defined]
     return optimizer
 
@@ -257,14 +251,12 @@ def bench_scratch() -> None:
 
 TINY = Regime(
     width=32, depth=1, n_rounds=400, inner_steps=1, warm_up=60, lr=4e-3, outer=AVERAGE,
-    optimizer="joint_adamw",
 )  # fmt: skip
 
 
-def in_rounds_of(regime: Regime, steps: int, single_rounds: int = 0) -> Regime:
-    """Return the same run with other rounds: single steps first, then so many steps each."""
-    n_rounds = single_rounds + -(-(regime.n_steps - single_rounds) // steps)
-    return replace(regime, inner_steps=steps, n_rounds=n_rounds, single_rounds=single_rounds)
+def in_rounds_of(regime: Regime, steps: int) -> Regime:
+    """Return the same run in rounds of so many steps each."""
+    return replace(regime, inner_steps=steps, n_rounds=-(-regime.n_steps // steps))
 
 
 def mean_loss(losses: list[float]) -> tuple[float, float]:
@@ -286,16 +278,12 @@ def bench_gap(seeds: tuple[int, ...] = (0, 1, 2)) -> None:
             f"  data-parallel AdamW, lr {lr:<6g}         loss {loss:.3f} ± {error:.3f}", flush=True
         )
         base = min(base, loss)
-    for optimizer, lr, steps, single in (
-        ("adamw", 4e-3, 5, 0), ("joint_adamw", 1.5e-2, 1, 0), ("joint_adamw", 1.2e-2, 2, 0),
-        ("joint_adamw", 6e-3, 5, 60), ("joint_adamw", 6e-3, 15, 60),
-    ):  # fmt: skip
-        regime = in_rounds_of(replace(TINY, optimizer=optimizer, lr=lr), steps, single)
+    for lr, steps in ((8e-3, 1), (4e-3, 5), (4e-3, 15)):
+        regime = in_rounds_of(replace(TINY, lr=lr), steps)
         loss, error = over_seeds(lambda run: train_replicas(run)[0], regime)
-        rounds = f"H {steps}" + (f" after {single} single steps" if single else "")
         print(
-            f"  {optimizer:11s} lr {lr:g}, {rounds:27s} loss {loss:.3f} ± {error:.3f}"
-            f" ({loss / base - 1:+.1%}), {regime.n_rounds} rounds",
+            f"  outer loop, AdamW, lr {lr:g}, rounds of {steps:2d} steps   loss {loss:.3f} ±"
+            f" {error:.3f} ({loss / base - 1:+.1%}), {regime.n_rounds} rounds",
             flush=True,
         )
 
@@ -399,13 +387,12 @@ class ProcessRun:
         )  # fmt: skip
         replica.join()
         if replica.inner_state:
-            tensors = {name: torch.from_numpy(v) for name, v in replica.inner_state.items()}
-            restore_optimizer(optimizer, tensors)
+            optimizer.load_state_dict(state_of_tensors(replica.inner_state))
         with (self.folder / f"log-{rank}.jsonl").open("a", buffering=1) as log:
             while not replica.is_finished:
                 view.write(replica.theta)
                 inner_round(model, optimizer, train, self.regime, rank, replica.round_id)
-                state = {k: v.numpy() for k, v in optimizer_tensors(optimizer).items()}
+                state = tensors_of_state(optimizer.state_dict())
                 report = replica.exchange(view.read(), inner_state=state)
                 row = {"round": replica.round_id, "base": report.base, "attempt": attempt}
                 log.write(json.dumps({**row, "n": report.n_contributions}) + "\n")

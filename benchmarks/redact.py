@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.planted_secrets import kinds, planted
 from replay_pipeline.ingesters import ingest
-from replay_pipeline.redact import Redactor, find_secrets_in
+from replay_pipeline.redaction.redactor import Redactor, find_secrets_in
 
 
 def recall() -> dict[str, object]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from replay_pipeline.settings import child_environment
-from replay_pipeline.testing.dagster_web import free_port, is_serving
+from tests.support.dagster_web import free_port, is_serving
 
 REPO = Path(__file__).parents[1]
 CHROMIUM = "/usr/bin/chromium"

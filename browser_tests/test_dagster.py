@@ -6,7 +6,7 @@ import time
 from playwright.sync_api import Page, expect
 
 from browser_tests.serving import PATIENCE_MS
-from replay_pipeline.testing.dagster_web import graphql
+from tests.support.dagster_web import graphql
 
 ASSETS = (
     "claude_code_sessions",

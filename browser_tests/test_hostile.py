@@ -16,8 +16,8 @@ from playwright.sync_api import Browser, Page
 from browser_tests.serving import PATIENCE_MS, serving
 from replay_pipeline.assets.metadata import code_block, inert, markdown_table
 from replay_pipeline.assets.pictures import bars
-from replay_pipeline.instance import open_instance
-from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.orchestration.instance import open_instance
+from replay_pipeline.stages.pipeline import Pipeline
 from tests.hostile import HOSTILE, MARK, REMOTE
 from tests.hostile_data import hostile_root
 

@@ -25,6 +25,7 @@ def action(name, **arguments):
 
 def pair(state_id, chosen, rejected, **more):
     return {
+        "pair_id": f"p_{state_id}",
         "state_id": state_id,
         "session_id": "session",
         "state_messages": [
@@ -181,7 +182,7 @@ def test_marks_are_exported_and_read_back(page: Page, tmp_path: Path):
         page.locator("#export").click()
     exported = tmp_path / "marks.json"
     download.value.save_as(exported)
-    assert read_marks(exported) == {"s1": "accept", "s2": "reject"}
+    assert read_marks(exported) == {"p_s1": "accept", "p_s2": "reject"}
 
 
 def test_marks_survive_a_reload(page: Page):

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from replay_pipeline.actions import agreement_level, canonical_action, consensus_reward
     from replay_pipeline.ingesters import ClaudeCodeIngester, open_traces
     from replay_pipeline.normalize import DJNormalizer
-    from replay_pipeline.oneshot import (
-        replay_and_normalize_trace,
-        replay_and_normalize_trace_sync,
-    )
     from replay_pipeline.pairs import extract_dpo_pairs
     from replay_pipeline.replay import replay_trace
     from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, Settings
+    from replay_pipeline.stages.oneshot import (
+        replay_and_normalize_trace,
+        replay_and_normalize_trace_sync,
+    )
     from replay_pipeline.types import (
         DPOPair,
         NormalizedDPOPair,
@@ -46,8 +46,8 @@ _HOME = {
     "consensus_reward": "actions",
     "extract_dpo_pairs": "pairs",
     "open_traces": "ingesters",
-    "replay_and_normalize_trace": "oneshot",
-    "replay_and_normalize_trace_sync": "oneshot",
+    "replay_and_normalize_trace": "stages.oneshot",
+    "replay_and_normalize_trace_sync": "stages.oneshot",
     "replay_trace": "replay",
 }
 

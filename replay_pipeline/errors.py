@@ -69,7 +69,7 @@ class StorageError(ReplayPipelineError, OSError):
 
 
 class SchemaError(ReplayPipelineError, ValueError):
-    """A table at rest does not have the columns of `replay_pipeline.schemas`."""
+    """A table at rest does not have the columns of `replay_pipeline.storage.schemas`."""
 
 
 class CheckFailedError(ReplayPipelineError, ValueError):

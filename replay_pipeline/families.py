@@ -1,48 +1,15 @@
 """Model families: models of one vendor learn from the same data, so they are one vote."""
 
+import tomllib
 from functools import lru_cache
+from pathlib import Path
 
-_BY_NAME = (
-    ("claude", "anthropic"),
-    ("gpt", "openai"),
-    ("chatgpt", "openai"),
-    ("codex", "openai"),
-    ("o1", "openai"),
-    ("o3", "openai"),
-    ("o4", "openai"),
-    ("gemini", "google"),
-    ("gemma", "google"),
-    ("deepseek", "deepseek"),
-    ("qwen", "qwen"),
-    ("qwq", "qwen"),
-    ("glm", "z-ai"),
-    ("kimi", "moonshotai"),
-    ("llama", "meta-llama"),
-    ("mistral", "mistralai"),
-    ("codestral", "mistralai"),
-    ("devstral", "mistralai"),
-    ("magistral", "mistralai"),
-    ("grok", "x-ai"),
-    ("minimax", "minimax"),
-)
-
-_SPELLINGS = {
-    "zai": "z-ai",
-    "zai-org": "z-ai",
-    "thudm": "z-ai",
-    "deepseek-ai": "deepseek",
-    "meta": "meta-llama",
-    "mistral": "mistralai",
-    "moonshot": "moonshotai",
-    "xai": "x-ai",
-    "alibaba": "qwen",
-    "claude": "anthropic",
-}
+_KNOWN = tomllib.loads(Path(__file__).with_name("families.toml").read_text("utf-8"))
 
 
 @lru_cache(maxsize=1_024)
 def family_of_model(model: str | None) -> str | None:
-    """The family of a model or vendor name, under one spelling; `None` for no name.
+    """Give the family of a model or vendor name, under one spelling; `None` for no name.
 
     >>> family_of_model("claude-opus-4-5-20251101"), family_of_model("anthropic/claude-opus-4.7")
     ('anthropic', 'anthropic')
@@ -50,8 +17,8 @@ def family_of_model(model: str | None) -> str | None:
     if not model:
         return None
     vendor, slash, name = model.lower().rpartition("/")
-    known = next((family for prefix, family in _BY_NAME if name.startswith(prefix)), None)
-    if known is not None:
-        return known
+    for family, beginnings in _KNOWN["models"].items():
+        if name.startswith(tuple(beginnings)):
+            return family
     vendor = vendor.split("/")[-1] if slash else name
-    return _SPELLINGS.get(vendor, vendor)
+    return _KNOWN["spellings"].get(vendor, vendor)

@@ -4,11 +4,13 @@ import contextlib
 import os
 import re
 import tomllib
+import zoneinfo
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -20,8 +22,8 @@ from pydantic import (
 )
 
 from replay_pipeline.errors import ConfigError, StorageError
-from replay_pipeline.store import as_path, check_reachable, is_local
-from replay_pipeline.types import AgreementLevel, TeacherSpec
+from replay_pipeline.storage.store import as_path, check_reachable, is_local
+from replay_pipeline.types import TEST_FRACTION, AgreementLevel, RetryPolicy, TeacherSpec
 
 Place = Annotated[Path, PlainValidator(as_path), PlainSerializer(str)]
 """A folder of this machine, or a URL of an object store."""
@@ -37,6 +39,13 @@ DEFAULT_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="glm", model="z-ai/glm-4.6", is_distillable=True),
 )
 """Three OpenRouter models of three vendors whose licences allow training on their answers."""
+
+SAMPLE_TEACHERS: tuple[TeacherSpec, ...] = (
+    TeacherSpec(name="deepseek", model="deepseek/deepseek-v4-pro", is_distillable=True),
+    TeacherSpec(name="qwen", model="qwen/qwen3-coder", is_distillable=True),
+    TeacherSpec(name="glm", model="z-ai/glm-4.6", is_distillable=True),
+)
+"""The teachers whose answers the bundled sample holds, whoever the default teachers are."""
 
 FRONTIER_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="opus", model="anthropic/claude-opus-4.7", is_distillable=False),
@@ -90,6 +99,8 @@ class ReplaySettings(_Section):
     ledger: str | None = None
     """Path or database URL of the ledger; by default `ledger.sqlite` under the data root.
     `REPLAY_LEDGER` sets it too: the place for a URL with a password."""
+    retry: RetryPolicy = RetryPolicy()
+    """How a call is tried again that surely cost nothing."""
     gates: tuple[str, ...] = ()
     """Gating policies by name, in order; empty: every teacher is asked at every state."""
     student: TeacherSpec | None = None
@@ -136,7 +147,7 @@ class PublishSettings(_Section):
     """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
     is_private: bool = True
     """Visibility of a repository that is created."""
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.25
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = TEST_FRACTION
     """Share of sessions (by hash) that go to the test split."""
 
 
@@ -151,6 +162,30 @@ class TrainSettings(_Section):
     stop_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """How long a trainer that is asked to stop may take to save a checkpoint, in seconds, before
     it is killed."""
+
+
+def _is_zone(name: str) -> str:
+    try:
+        zoneinfo.ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(f"{name!r} is no time zone such as `Europe/Berlin`") from error
+    return name
+
+
+TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
+
+
+class NightSettings(_Section):
+    """When the nightly schedules of Dagster begin; read when its code location is loaded."""
+
+    time_zone: Annotated[str, AfterValidator(_is_zone)] = "UTC"
+    """Time zone of the hours below, e.g. `Europe/Berlin`."""
+    replays_at: TimeOfDay = "02:00"
+    """When the batches that are not done yet are replayed, within `replay.max_nightly_usd`."""
+    publishes_at: TimeOfDay = "05:00"
+    """When what the night has made is brought into the dataset."""
+    summarizes_at: TimeOfDay = "06:00"
+    """When the summary of the night is made."""
 
 
 class NotifySettings(_Section):
@@ -188,6 +223,7 @@ class Settings(_Section):
     normalize: NormalizeSettings = NormalizeSettings()
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
+    night: NightSettings = NightSettings()
     notify: NotifySettings = NotifySettings()
 
     @classmethod
@@ -240,6 +276,10 @@ class Settings(_Section):
             raise
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
+
+    def teachers(self) -> tuple[TeacherSpec, ...]:
+        """Give the models that are asked: those of the settings, or those of the sample."""
+        return SAMPLE_TEACHERS if self.replay.sample_teachers else self.replay.teachers
 
     def ledger_url(self) -> str:
         """Path or URL of the ledger. The sample's answers never mix with those of real models."""
@@ -316,7 +356,7 @@ def _merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 def _teachers(choice: str) -> dict[str, Any]:
     named: dict[str, dict[str, Any]] = {
-        "sample": {"teachers": DEFAULT_TEACHERS, "sample_teachers": True},
+        "sample": {"teachers": SAMPLE_TEACHERS, "sample_teachers": True},
         "openrouter": {"teachers": DEFAULT_TEACHERS, "sample_teachers": False},
         "frontier": {"teachers": FRONTIER_TEACHERS, "sample_teachers": False},
     }

@@ -37,6 +37,22 @@ Outcome = Literal[
 ]
 """What became of a recorded action."""
 
+FAILURES: frozenset[Outcome] = frozenset(
+    (
+        "tool_error",
+        "user_rejected",
+        "denied_by_policy",
+        "hook_blocked",
+        "interrupted",
+        "retracted",
+        "rewound",
+    )
+)
+"""Outcomes in which hindsight says that another action would likely have been better."""
+
+TEST_FRACTION = 0.25
+"""Share of sessions, by hash, that go to the test split unless somebody says otherwise."""
+
 
 class TraceState(TypedDict):
     """One decision point of a recorded agent session: what the agent saw, and what it did.
@@ -148,6 +164,24 @@ class TeacherSpec(BaseModel):
         return family_of_model(self.family or self.model) or self.name
 
 
+class RetryPolicy(BaseModel):
+    """How often a call that surely cost nothing is tried again, and how long to wait between."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_attempts: Annotated[int, Field(ge=1)] = 6
+    """Times a call is sent at most."""
+    first_wait_s: Annotated[float, Field(ge=0)] = 0.5
+    """Wait before the second time, in seconds; it doubles from time to time."""
+    max_wait_s: Annotated[float, Field(ge=0)] = 60.0
+    """Longest wait, in seconds, unless the endpoint asks for a longer one."""
+    longest_pause_s: Annotated[float, Field(ge=0)] = 600.0
+    """An endpoint that asks for a longer pause is left alone for the rest of the run."""
+    settle_s: Annotated[float, Field(ge=0)] = 30.0
+    """How long after it was sent a lost call may still be running. Asked again only then, the
+    router's response cache has its answer; asked again earlier, it would be paid twice."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherAction:
     """What one teacher did at one state. A failed call is a row with `error_code`."""
@@ -193,6 +227,8 @@ class DPOPair(TypedDict):
     chosen: str
     rejected: str
     n_teachers_agreeing: int
+    pair_id: NotRequired[str]
+    """Names the pair by its state and sides; a state may have several pairs."""
     chosen_action: NotRequired[Message]
     """The chosen side as an assistant message in canonical form."""
     rejected_action: NotRequired[Message]
@@ -203,7 +239,11 @@ class DPOPair(TypedDict):
     n_teachers_valid: NotRequired[int]
     agreement_level: NotRequired[AgreementLevel]
     margin: NotRequired[int]
-    """Votes of the consensus minus votes of the next group."""
+    """Votes of the consensus minus votes of the strongest other side, the student's included."""
+    n_against: NotRequired[int]
+    """Votes for the student's action: the student, and every family that sides with it."""
+    evidence: NotRequired[list[str]]
+    """What the record itself says for the chosen side: `rewind`, `rejection`."""
     source: NotRequired[Literal["consensus", "rewind", "rejection"]]
     rejected_source: NotRequired[Literal["recorded", "sampled"]]
     hint: NotRequired[str | None]
@@ -269,7 +309,8 @@ class ReplayReport:
     """Settled cost of `actions`, whenever it was paid."""
     newly_spent_usd: float
     """Settled cost of what this run sent."""
-    budget_usd: float
+    max_total_usd: float
+    """The ceiling that was set."""
     stop_reason: Literal["completed", "budget", "stopped"]
     skipped: dict[str, int] = field(default_factory=dict)
     """(state, teacher) questions that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""

@@ -2,14 +2,14 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.receipts import Receipt
-from replay_pipeline.tables import DataRoot
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.tables import DataRoot
 from tests.hostile import HOSTILE
 from tests.roots import run_batches, sample_root
 
@@ -26,9 +26,7 @@ def hostile_root(root: Path) -> Pipeline:
         _spoil(work.root, table, batch, texts)
     for receipt in work.receipts.all():
         report = _spoiled_report(receipt.report, texts)
-        work.receipts.write(
-            Receipt(stage=receipt.stage, batch=batch, fingerprint="", report=report, seconds=1.0)
-        )
+        work.receipts.write(replace(receipt, fingerprint="", report=report, seconds=1.0))
     work.normalize(batch)
     work.publish()
     work.review()

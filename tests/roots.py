@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import Settings
-from replay_pipeline.store import as_path
-from replay_pipeline.testing import TeacherServer, write_settings
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.store import as_path
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.support.settings_files import write_settings
 
 
 def pipeline_at(root: Path, **changes: Any) -> Pipeline:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A YAML file with `key=value` put over it; dots reach into sections (`trl.max_steps=5`).
+    """Read a YAML file and put `key=value` over it; dots reach into sections (`trl.max_steps=5`).
 
     Raises:
         TrainerConfigError: not readable, not a mapping, or an override without `=`.
@@ -121,17 +121,18 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: PLC0415
 
     from trainer.integrations.pipes import reporting  # noqa: PLC0415
-    from trainer.integrations.trl.run import RunConfig, run  # noqa: PLC0415
+    from trainer.integrations.settings import read_settings  # noqa: PLC0415
+    from trainer.integrations.trl.run import run  # noqa: PLC0415
 
     if values.get("model") is None:
         torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
     with stop_signals() as should_stop, reporting() as on_metrics:
-        return run(RunConfig.from_mapping(values), on_metrics=on_metrics, should_stop=should_stop)
+        return run(read_settings(values), on_metrics=on_metrics, should_stop=should_stop)
 
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Whether somebody has asked this process to stop, by SIGTERM or Ctrl-C.
+    """Tell whether somebody has asked this process to stop, by SIGTERM or Ctrl-C.
 
     The same signal again ends the process at once. Outside the main thread, where no handler can
     be set, nobody can ask.

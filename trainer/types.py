@@ -9,37 +9,32 @@ Tool = dict[str, Any]
 """One tool in the OpenAI form: `{"type": "function", "function": {...}}`."""
 
 
-class PairRow(TypedDict):
+class _Row(TypedDict):
+    """What rows of all three kinds say of their state."""
+
+    prompt: list[Message]
+    tools: NotRequired[list[Tool] | None]
+    state_id: NotRequired[str | None]
+    session_id: NotRequired[str | None]
+    hint: NotRequired[str | None]
+    """The recorded error or feedback: what went wrong at this state."""
+
+
+class PairRow(_Row):
     """One row of the dataset's `pairs`: at `prompt`, `chosen` beats `rejected`."""
 
-    prompt: list[Message]
     chosen: list[Message]
     rejected: list[Message]
-    tools: NotRequired[list[Tool] | None]
-    state_id: NotRequired[str | None]
-    session_id: NotRequired[str | None]
-    hint: NotRequired[str | None]
     weight: NotRequired[float | None]
-    agreement_level: NotRequired[str | None]
 
 
-class PromptRow(TypedDict):
+class PromptRow(_Row):
     """One row of the dataset's `prompts`: a state, and the action that the teachers agree on."""
 
-    prompt: list[Message]
     consensus: Message
-    tools: NotRequired[list[Tool] | None]
-    state_id: NotRequired[str | None]
-    session_id: NotRequired[str | None]
-    hint: NotRequired[str | None]
 
 
-class PositiveRow(TypedDict):
+class PositiveRow(_Row):
     """One row of the dataset's `positives`: the student's own action was the consensus."""
 
-    prompt: list[Message]
     completion: list[Message]
-    tools: NotRequired[list[Tool] | None]
-    state_id: NotRequired[str | None]
-    session_id: NotRequired[str | None]
-    hint: NotRequired[str | None]

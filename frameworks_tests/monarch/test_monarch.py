@@ -13,7 +13,8 @@ from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import consensus_reward
 from trainer.hints import hint_for_row
-from trainer.integrations.trl.run import RunConfig, load_model
+from trainer.integrations.settings import RunConfig, read_settings
+from trainer.integrations.trl.run import load_model
 from trainer.losses.channels import (
     ReplayOptions,
     SDPOOptions,
@@ -212,7 +213,7 @@ def test_the_three_channel_gradient_is_that_of_the_core(command, tmp_path, small
     assert report["channels_live"] == ["policy", "sdpo", "replay"]
 
     values = read_config(tmp_path / "settings.yaml", overrides)
-    config = RunConfig.from_mapping(values)
+    config = read_settings(values)
     start, _ = load_model(config, load_preference_data(str(small_dataset)), seed=0)
     after, core = weights(tmp_path / "out"), core_gradient(config)
     difference = total = 0.0

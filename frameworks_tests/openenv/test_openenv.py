@@ -125,12 +125,13 @@ def scripted(trainer_class, monkeypatch) -> list[str]:
 
 
 def test_trl_trains_on_tool_calls_with_all_three_channels(server, dataset, tmp_path, monkeypatch):
-    from trainer.integrations.trl.run import RunConfig, RunParts, run
+    from trainer.integrations.settings import read_settings
+    from trainer.integrations.trl.run import RunParts, run
     from trainer.integrations.trl.trainer import ComposerReplicationTrainer
 
     prompts = scripted(ComposerReplicationTrainer, monkeypatch)
     factory, outcomes = environment_factory(server, name="TraceReplay")
-    config = RunConfig.from_mapping(
+    config = read_settings(
         {
             "dataset": str(dataset),
             "output": str(tmp_path / "out"),

@@ -84,16 +84,18 @@ def test_a_failing_endpoint_is_an_error_of_the_episode_and_no_score(dataset, tmp
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_taskset_loads_without_a_run(dataset, split):
-    from trainer.integrations.verifiers.taskset import ReplayConfig, ReplayTaskset
+    from trainer.integrations.verifiers.taskset import ReplayTaskset, ReplayTasksetConfig
 
-    tasks = list(ReplayTaskset(ReplayConfig(id="replay_states", dataset=str(dataset), split=split)))
+    tasks = list(
+        ReplayTaskset(ReplayTasksetConfig(id="replay_states", dataset=str(dataset), split=split))
+    )
     assert len(tasks) == {"train": 16, "test": 4}[split]
     assert tasks[0].data.prompt[0].role == "user"
 
 
 def test_a_taskset_without_rows_is_an_error():
     from trainer.errors import DatasetError
-    from trainer.integrations.verifiers.taskset import ReplayConfig, ReplayTaskset
+    from trainer.integrations.verifiers.taskset import ReplayTaskset, ReplayTasksetConfig
 
     with pytest.raises(DatasetError, match="set the taskset's `dataset`"):
-        list(ReplayTaskset(ReplayConfig(id="replay_states")))
+        list(ReplayTaskset(ReplayTasksetConfig(id="replay_states")))

@@ -10,7 +10,6 @@ from trainer.data.rendering import Renderer
 from trainer.integrations.pairs import write_pairs
 from trainer.integrations.verl.environment import VARIABLE
 from trainer.integrations.verl.options import PluginOptions
-from trainer.losses.channels import ReplayOptions, SDPOOptions
 
 WORKER = str(HERE / "engine_worker.py")
 
@@ -34,8 +33,8 @@ def options_for(pairs, tmp_path, **more) -> PluginOptions:
     values = {
         "alpha_sdpo": 0.1,
         "beta_replay": 0.05,
-        "sdpo": SDPOOptions(estimator="teacher_topk", top_k=16),
-        "replay": ReplayOptions(variant="dpo"),
+        "sdpo_top_k": 16,
+        "dpo_variant": "dpo",
         "pairs_per_step": 5,
         "max_steps": 10,
     }
@@ -75,10 +74,8 @@ def test_gradient_of_three_channels_is_the_cores(n_ranks, model, pairs, tmp_path
 def test_other_forms_of_the_channels_have_the_cores_gradient(
     wrapper, variant, model, pairs, tmp_path
 ):
-    sdpo = SDPOOptions(estimator="teacher_topk", top_k=8, wrapper=wrapper, taid_t=0.4)
-    options = options_for(
-        pairs, tmp_path, sdpo=sdpo, replay=ReplayOptions(variant=variant), policy_weight=0.5
-    )
+    changed = {"sdpo_top_k": 8, "sdpo_wrapper": wrapper, "dpo_variant": variant}
+    options = options_for(pairs, tmp_path, **changed, policy_weight=0.5)
     result = seen(options, model, tmp_path, 1)
     assert result["relative_error"] < 1e-6
     if wrapper == "taid":

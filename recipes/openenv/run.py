@@ -27,7 +27,8 @@ from trainer.data.rendering import Renderer
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.integrations.openenv.client import environment_factory
 from trainer.integrations.openenv.episodes import replay_tasks
-from trainer.integrations.trl.run import RunConfig, RunParts, run
+from trainer.integrations.settings import read_settings
+from trainer.integrations.trl.run import RunParts, run
 from trainer.losses.compose import compose_loss
 
 SETTINGS = Path(__file__).with_name("settings.yaml")
@@ -119,7 +120,7 @@ def main() -> int:
     with server(options.dataset, options.url) as address:
         factory, outcomes = environment_factory(address, name="TraceReplay")
         print(f"2. environment at {address}")
-        report = run(RunConfig.from_mapping(values), parts=RunParts(environment=factory))
+        report = run(read_settings(values), parts=RunParts(environment=factory))
     lines = (options.output / "metrics.jsonl").read_text("utf-8").splitlines()
     steps = [row for row in map(json.loads, lines) if "tools/call_frequency" in row]
     half = len(steps) // 2

@@ -104,7 +104,7 @@ def readme(stories: Sequence[Story]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Build the sample and say what was written."""
     parser = argparse.ArgumentParser(description=__doc__)
-    default = HERE.parents[1] / "replay_pipeline" / "sample"
+    default = HERE.parents[1] / "replay_pipeline" / "testing" / "sample"
     parser.add_argument("--out", type=Path, default=default, help="folder of the sample")
     parser.add_argument("--expected", type=Path, default=HERE / "expected.json")
     options = parser.parse_args(argv)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from replay_pipeline.redact import Redactor, user_of
-from replay_pipeline.testing.sessions import Era, Message, SessionBuilder, ToolCall
+from replay_pipeline.redaction.redactor import Redactor, user_of
+from tests.support.sessions import Era, Message, SessionBuilder, ToolCall
 
 TEACHERS = {
     "d": "deepseek/deepseek-v4-pro",

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.__main__ import DEFAULT_CONFIG, read_config
-from trainer.integrations.trl.run import RunConfig, run
+from trainer.integrations.settings import read_settings
+from trainer.integrations.trl.run import run
 
 NO_REPLAY = "trl.beta_replay=0.0"
 NO_POLICY = "trl.policy_weight=0.0"
@@ -42,7 +43,7 @@ def train(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     output = options.output / f"{arm.replace(' ', '-')}-{seed}"
     overrides = [f"dataset={options.dataset}", f"output={output}", f"trl.seed={seed}"]
     overrides += ["evaluation.max_prompts=0", *ARMS[arm], *options.overrides]
-    run(RunConfig.from_mapping(read_config(options.config, overrides)))
+    run(read_settings(read_config(options.config, overrides)))
     evaluation = json.loads((output / "evaluation.json").read_text("utf-8"))
     scores = {m: 100 * evaluation[m]["preference"]["accuracy"] for m in ("before", "after")}
     return {"arm": arm, "seed": seed, **scores, **gains(evaluation)}

@@ -6,9 +6,10 @@ import dagster as dg
 
 from replay_pipeline.assets.failures import failure_facts
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batch
-from replay_pipeline.notify import notify
-from replay_pipeline.reconcile import reconcile
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.reconcile import reconcile
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.settings import NightSettings
+from replay_pipeline.stages.webhook import notify
 
 _MAX_BATCHES_PER_RUN = 200
 
@@ -57,11 +58,6 @@ def new_sessions(
     return dg.SensorResult(dynamic_partitions_requests=[trace_batch.build_add_request(new)])
 
 
-@dg.schedule(
-    job=batch_job,
-    cron_schedule="0 2 * * *",
-    description="Replays the batches that are not yet normalized, within the nightly budget.",
-)
 def nightly_replay(
     context: dg.ScheduleEvaluationContext, pipeline: PipelineResource
 ) -> list[dg.RunRequest] | dg.SkipReason:
@@ -78,7 +74,7 @@ def nightly_replay(
     done = context.instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
     done &= work.completed_batches()
     missing = [key for key in keys if key not in done]
-    planned = work.fitting(missing, max_usd=work.settings.replay.max_nightly_usd)
+    planned = work.fitting(missing, max_total_usd=work.settings.replay.max_nightly_usd)
     ranges = missing_ranges(keys, set(keys) - set(planned), max_batches=_MAX_BATCHES_PER_RUN)
     if not ranges:
         return dg.SkipReason("every batch is replayed")
@@ -97,20 +93,35 @@ def nightly_replay(
     ]
 
 
-nightly_publish = dg.ScheduleDefinition(
-    name="nightly_publish",
-    job=publish_job,
-    cron_schedule="0 5 * * *",
-    description="Brings what the night has made into the one growing dataset.",
-)
+def nightly_schedules(night: NightSettings) -> list[dg.ScheduleDefinition]:
+    """Schedule the replay of a night, what it brings to the dataset, and its summary."""
+    return [
+        dg.schedule(
+            job=batch_job,
+            cron_schedule=_daily(night.replays_at),
+            execution_timezone=night.time_zone,
+            description="Replays the batches that are not yet normalized, within the nightly budget.",
+        )(nightly_replay),
+        dg.ScheduleDefinition(
+            name="nightly_publish",
+            job=publish_job,
+            cron_schedule=_daily(night.publishes_at),
+            execution_timezone=night.time_zone,
+            description="Brings what the night has made into the one growing dataset.",
+        ),
+        dg.ScheduleDefinition(
+            name="nightly_summary",
+            job=summary_job,
+            cron_schedule=_daily(night.summarizes_at),
+            execution_timezone=night.time_zone,
+            description="Says what the night has done.",
+        ),
+    ]
 
 
-nightly_summary = dg.ScheduleDefinition(
-    name="nightly_summary",
-    job=summary_job,
-    cron_schedule="0 6 * * *",
-    description="Says what the night has done.",
-)
+def _daily(time_of_day: str) -> str:
+    hour, minute = map(int, time_of_day.split(":"))
+    return f"{minute} {hour} * * *"
 
 
 @dg.run_failure_sensor(

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import dagster as dg
 
-from replay_pipeline import audit
 from replay_pipeline.assets.automation import RANGE_END, RANGE_START
 from replay_pipeline.assets.partitions import trace_batch
-from replay_pipeline.audit import Verdict
 from replay_pipeline.errors import CheckFailedError
-from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import newest
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.stages import audit
+from replay_pipeline.stages.audit import Verdict
+from replay_pipeline.stages.pipeline import Pipeline
 
 _ONE = "dagster/partition"
 

@@ -8,7 +8,7 @@ import dagster as dg
 from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START
-from replay_pipeline.notify import shown
+from replay_pipeline.stages.webhook import shown
 
 _PARTITION = "dagster/partition"
 _MAX_RUNS = 50

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from replay_pipeline.publish import layout
-from replay_pipeline.schemas import NORMALIZED_PAIRS, TABLES
+from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, TABLES
 
 _ACTION = ("action_text", "action_tool_calls_json")
 _STATE = {"trace_states": ("state_id",)}

@@ -11,9 +11,9 @@ from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.columns import describe
-from replay_pipeline.printable import printable
-from replay_pipeline.schemas import TABLES
+from replay_pipeline.redaction.printable import printable
+from replay_pipeline.storage.column_docs import describe
+from replay_pipeline.storage.schemas import TABLES
 
 _SHOWN_CHARS = 400
 _BLOCK_CHARS = 4_000

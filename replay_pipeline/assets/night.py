@@ -9,9 +9,9 @@ from replay_pipeline.assets.failures import failed_runs
 from replay_pipeline.assets.metadata import markdown_table
 from replay_pipeline.assets.partitions import GROUP, OWNERS
 from replay_pipeline.assets.pictures import bars
-from replay_pipeline.notify import notify
-from replay_pipeline.resources import PipelineResource
-from replay_pipeline.summary import night_words
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.summary import night_words
+from replay_pipeline.stages.webhook import notify
 
 _A_DAY = timedelta(days=1)
 

@@ -10,10 +10,10 @@ from replay_pipeline.assets.metadata import code_block, inert, markdown_table
 from replay_pipeline.assets.partitions import batch_asset
 from replay_pipeline.assets.pictures import bars
 from replay_pipeline.assets.reporting import each_batch
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.pairs import pairs_from_table
-from replay_pipeline.pipeline import Pipeline, Receipt
-from replay_pipeline.resources import PipelineResource
 from replay_pipeline.review import last_request, readable
+from replay_pipeline.stages.pipeline import Pipeline, Receipt
 from replay_pipeline.types import DPOPair
 
 _N_SAMPLES = 3

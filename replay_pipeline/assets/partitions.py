@@ -8,6 +8,7 @@ import dagster as dg
 
 from replay_pipeline.assets.lineage import TABLE_OF
 from replay_pipeline.assets.metadata import column_schema
+from replay_pipeline.stages.versions import code_version
 
 for _category in (dg.BetaWarning, dg.PreviewWarning):
     warnings.filterwarnings("ignore", category=_category)
@@ -41,6 +42,7 @@ def batch_asset(
             kinds={"python", "parquet"},
             tags={"stage": stage, **tags},
             pool=pool,
+            code_version=code_version(stage),
             metadata={"dagster/column_schema": column_schema(TABLE_OF[function.__name__])},
         )(function)
 

@@ -8,9 +8,10 @@ from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.partitions import GROUP, OWNERS
 from replay_pipeline.assets.pictures import bars
 from replay_pipeline.assets.reporting import as_metadata
-from replay_pipeline.pipeline import Pipeline, Receipt
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import layout
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.stages.pipeline import Pipeline, Receipt
+from replay_pipeline.stages.versions import code_version
 
 _COLUMNS = dg.TableSchema(
     columns=[dg.TableColumn(field.name, str(field.type)) for field in layout.PAIRS]
@@ -23,6 +24,7 @@ _COLUMNS = dg.TableSchema(
     owners=OWNERS,
     kinds={"huggingface", "parquet"},
     tags={"stage": "publish"},
+    code_version=code_version("publish"),
     metadata={"dagster/column_schema": _COLUMNS},
 )
 def published_dataset(pipeline: PipelineResource) -> dg.MaterializeResult:

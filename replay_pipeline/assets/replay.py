@@ -10,8 +10,8 @@ from replay_pipeline.assets.metadata import markdown_table
 from replay_pipeline.assets.partitions import batch_asset
 from replay_pipeline.assets.pictures import bars, histogram, quantile
 from replay_pipeline.assets.reporting import LiveCurves, each_batch
-from replay_pipeline.pipeline import Pipeline, Receipt
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.pipeline import Pipeline, Receipt
 from replay_pipeline.types import Progress
 
 
@@ -52,7 +52,7 @@ def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
         "dagster/partition_row_count": report["n_answers"] + report["n_failed"],
         "calls_sent": 0 if receipt.is_reused else report["n_sent"],
         "usd": report["spent_usd"],
-        "usd_budget": report["budget_usd"],
+        "usd_budget": report["max_total_usd"],
         "usd_per_answer": report["spent_usd"] / max(1, report["n_answers"]),
         **{f"usd {teacher}": usd for teacher, usd in sorted(by_teacher.items())},
         "failed_calls": report["n_failed"],

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.pipeline import Pipeline, Receipt
+from replay_pipeline.stages.pipeline import Pipeline, Receipt
 
 _OBSERVED_EVERY_S = 3.0
 

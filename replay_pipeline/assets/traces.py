@@ -7,8 +7,8 @@ import dagster as dg
 from replay_pipeline.assets.partitions import GROUP, OWNERS, batch_asset, trace_batch
 from replay_pipeline.assets.pictures import bars
 from replay_pipeline.assets.reporting import each_batch
-from replay_pipeline.pipeline import Pipeline, Receipt
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.pipeline import Pipeline, Receipt
 
 claude_code_sessions = dg.AssetSpec(
     "claude_code_sessions",

@@ -9,9 +9,9 @@ import dagster as dg
 from replay_pipeline.assets.partitions import GROUP, OWNERS
 from replay_pipeline.assets.pictures import curve
 from replay_pipeline.assets.reporting import LiveCurves, as_metadata
-from replay_pipeline.pipeline import Pipeline, Receipt
-from replay_pipeline.resources import PipelineResource
-from replay_pipeline.training import CURVES, TrainerJob, run_trainer
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.pipeline import Pipeline, Receipt
+from replay_pipeline.stages.trainer_process import CURVES, TrainerJob, run_trainer
 from replay_pipeline.types import Progress
 
 

@@ -40,9 +40,9 @@ class AgentTraces:
         for number, (offset, row) in enumerate(read_objects(path, spans)):
             messages = as_list(row.get("messages"))
             if not messages:
-                spans.at(offset).skipped["no_message"] += 1
+                spans.count(offset, "no_message")
                 continue
-            spans.at(offset).rows_used += 1
+            spans.count(offset, None)
             yield _session(row, messages, f"{path.stem}-{number}", offset)
 
 

@@ -36,7 +36,7 @@ class Usage(msgspec.Struct, gc=False):
         return self.n_input + self.n_cache_creation + self.n_cache_read
 
 
-class Call(msgspec.Struct, gc=False):
+class RecordedCall(msgspec.Struct, gc=False):
     """One tool call; `arguments` is JSON text as it was recorded."""
 
     id: str
@@ -80,7 +80,7 @@ class Turn(msgspec.Struct, eq=False):
     usage: Usage | None = None
     texts: list[str] = []
     thinking: list[str] = []
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
     results: dict[str, Result] = {}
     flags: set[str] = msgspec.field(default_factory=set)
     cleared: list[str] = []

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from replay_pipeline.errors import IngestError, StorageError
 from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
@@ -19,8 +20,8 @@ from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.json_lines import Spans
 from replay_pipeline.ingesters.rows import Block, read_rows
 from replay_pipeline.settings import environment
-from replay_pipeline.store import read_files
-from replay_pipeline.tables import written_whole
+from replay_pipeline.storage.store import read_files
+from replay_pipeline.storage.tables import written_whole
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,20 @@ class TraceBatch:
 
     def to_json(self) -> str:
         """The manifest: equal batches give equal text."""
-        return json.dumps(_as_json(self), indent=2, sort_keys=True) + "\n"
+        files = [
+            _File(
+                path=str(source.path),
+                start=source.start,
+                end=source.end or 0,
+                revision=source.revision,
+                size_bytes=cursor.size_bytes,
+                mtime_ns=cursor.mtime_ns,
+                tail_sha=cursor.tail_sha,
+            )
+            for source, cursor in zip(self.slices, self.cursors, strict=True)
+        ]
+        manifest = msgspec.to_builtins(_Manifest(files, self.key, _VERSION))
+        return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
 
 
 def default_sources() -> list[Path]:
@@ -323,51 +337,38 @@ def list_manifests(root: Path) -> list[TraceBatch]:
     ]
 
 
-def _as_json(batch: TraceBatch) -> dict[str, Any]:
-    return {
-        "version": _VERSION,
-        "key": batch.key,
-        "files": [
-            {
-                "path": str(source.path),
-                "start": source.start,
-                "end": source.end,
-                "revision": source.revision,
-                "size_bytes": cursor.size_bytes,
-                "mtime_ns": cursor.mtime_ns,
-                "tail_sha": cursor.tail_sha,
-            }
-            for source, cursor in zip(batch.slices, batch.cursors, strict=True)
-        ],
-    }
+class _File(msgspec.Struct, frozen=True):
+    """One file of a manifest: the slice that belongs to the batch, and its state then."""
+
+    end: int
+    mtime_ns: int
+    path: str
+    revision: str
+    size_bytes: int
+    start: int
+    tail_sha: str
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    """A batch at rest."""
+
+    files: list[_File]
+    key: str
+    version: int
 
 
 def _from_text(text: bytes, path: Path) -> TraceBatch:
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        manifest = msgspec.json.decode(text, type=_Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IngestError(f"{path}: not a readable manifest ({error})") from error
-    return _from_json(value, path)
-
-
-def _from_json(value: Any, path: Path) -> TraceBatch:
-    try:
-        if value["version"] != _VERSION:
-            raise IngestError(f"{path}: manifest version {value['version']}, expected {_VERSION}")
-        slices, cursors = [], []
-        for item in value["files"]:
-            file = Path(item["path"])
-            slices.append(SourceSlice(file, item["start"], item["end"], item["revision"]))
-            cursors.append(
-                Cursor(
-                    file,
-                    item["end"],
-                    item["size_bytes"],
-                    item["mtime_ns"],
-                    item["tail_sha"],
-                    item["revision"],
-                )
-            )
-        return TraceBatch(value["key"], tuple(slices), tuple(cursors))
-    except (KeyError, TypeError) as error:
-        raise IngestError(f"{path}: not a manifest ({error!r} is missing or wrong)") from error
+    if manifest.version != _VERSION:
+        raise IngestError(f"{path}: manifest version {manifest.version}, expected {_VERSION}")
+    return TraceBatch(
+        manifest.key,
+        tuple(SourceSlice(Path(f.path), f.start, f.end, f.revision) for f in manifest.files),
+        tuple(
+            Cursor(Path(f.path), f.end, f.size_bytes, f.mtime_ns, f.tail_sha, f.revision)
+            for f in manifest.files
+        ),
+    )

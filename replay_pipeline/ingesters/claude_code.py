@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.ingesters import rows
-from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
 from replay_pipeline.ingesters.json_lines import Spans, lines_in
+from replay_pipeline.ingesters.labels import KNOWN_AGENTS
 from replay_pipeline.ingesters.rows import Block, Row
 
 logger = logging.getLogger(__name__)
@@ -53,9 +54,11 @@ class _Tree:
         self.counts = self.spans.at(offset)
         uuid = row.uuid
         if uuid is None:
+            # Titles, snapshots and queue operations stand outside the graph: nobody was shown them.
             self.counts.skipped["bookkeeping"] += 1
             return
         if uuid in self.by_row:
+            # A resumed session writes its history into the file once more; the first copy counts.
             self.counts.skipped["duplicate_row"] += 1
             return
         parent_uuid = row.parent_uuid
@@ -67,9 +70,13 @@ class _Tree:
         elif parent_uuid in self.by_row:
             parent = self.by_row[parent_uuid]
         elif self._comes_later(parent_uuid, offset):
+            # Parallel writers: a child may be logged before its parent. It waits, with the tip as
+            # it is now, in case the parent turns out to be one that was announced but never came.
             self.waiting.setdefault(parent_uuid, []).append((offset, row, self.tips[is_side]))
             return
         else:
+            # A parent that no row of the file is: rows of another process, or of a lost tail. The
+            # last turn of the same chain stands in for it, or else the prefix would end here.
             parent = self._instead_of_phantom(self.tips[is_side])
         self._place(offset, row, parent)
         if self.waiting:
@@ -85,7 +92,7 @@ class _Tree:
         _thread_queued(self.turns)
 
     def _wake(self, uuid: str) -> None:
-        ready = [uuid]
+        ready = [uuid]  # a list and not a recursion: chains of waiting rows grow as long as files
         while ready:
             for offset, row, _ in self.waiting.pop(ready.pop(), ()):
                 self._place_late(offset, row, self.by_row[row.parent_uuid or ""])
@@ -96,6 +103,8 @@ class _Tree:
         if self.path is None:
             return False
         if self.later_uuids is None:
+            # One pass over the rest of the file, at the first missing parent only: most files
+            # have none, and asking per row would make reading quadratic.
             self.later_uuids = set()
             for line in lines_in(self.path, offset):
                 self.later_uuids.update(_uuids_in(line))
@@ -113,6 +122,7 @@ class _Tree:
             self._place(offset, row, parent)
 
     def _place(self, offset: int, row: Row, parent: Turn | None) -> None:
+        # Rows that make no turn are aliases of the turn above them: a child of theirs hangs there.
         self.by_row[row.uuid or ""] = parent
         kind = row.type
         if kind == "assistant" and row.message is not None:
@@ -135,6 +145,7 @@ class _Tree:
             agent, segment = parent.agent, parent.segment
         else:
             agent, segment = self.agent, self.segment
+            # Older versions write subagents into the main file, as roots of their own.
             if row.is_sidechain and not agent:
                 agent = row.agent_id or (row.uuid or "")[:8]
         turn = Turn(
@@ -155,9 +166,12 @@ class _Tree:
     def _assistant(self, offset: int, row: Row, parent: Turn | None) -> None:
         message = row.message
         assert message is not None
+        # Written by the program in the model's place: no model decided it, and none was shown it.
         if row.is_api_error_message or message.model == "<synthetic>":
             self.counts.skipped["synthetic"] += 1
             return
+        # One API message is a row per block, and results may stand between them: rows with one id
+        # are one decision, wherever they name their parent.
         key = message.id or row.uuid or ""
         turn = self.by_message.get(key)
         if turn is None:
@@ -171,6 +185,7 @@ class _Tree:
         usage = message.usage
         if usage is not None:
             n_output = usage.output_tokens or 0
+            # Each row repeats the usage as it was while streaming; the largest is the final one.
             if turn.usage is None or n_output > turn.usage.n_output:
                 turn.usage = Usage(
                     usage.input_tokens or 0,
@@ -188,11 +203,11 @@ class _Tree:
         kind = block.type
         if kind == "tool_use":
             call_id = block.id or f"{turn.uuid}-{len(turn.calls)}"
-            if call_id in self.by_call:
+            if call_id in self.by_call:  # a block that was streamed and then logged whole
                 self.counts.notes["repeated_call"] += 1
                 return
             arguments = rows.json_text(block.input) or "{}"
-            turn.calls.append(Call(call_id, block.name or "", arguments))
+            turn.calls.append(RecordedCall(call_id, block.name or "", arguments))
             self.by_call[call_id] = turn
         elif kind == "text":
             if block.text:
@@ -215,6 +230,7 @@ class _Tree:
         assert message is not None
         uuid = row.uuid or ""
         content = message.content
+        # Shown to the user alone; a summary is marked so too, though the model starts from it.
         if row.is_visible_in_transcript_only and not row.is_compact_summary:
             self.counts.skipped["transcript_only"] += 1
             return
@@ -224,6 +240,8 @@ class _Tree:
             return
         owner, texts, n_orphans = self._results(row, content or [])
         if owner is not None:
+            # The id of the call is the truth; the row's own parent is often the last block of the
+            # message, or with parallel calls the result before it.
             parent = owner
             self.by_row[uuid] = owner
             self.tips[bool(row.is_sidechain)] = owner
@@ -248,6 +266,7 @@ class _Tree:
                     n_orphans += 1
                     continue
                 owner = turn
+                # A call that is answered twice (a resumed session) went on from the first answer.
                 if block.tool_use_id not in turn.results:
                     turn.results[block.tool_use_id or ""] = Result(
                         rows.text_of(block.content),
@@ -292,6 +311,7 @@ class _Tree:
                     turn.flags.add("retracted")
 
     def _compact(self, row: Row) -> None:
+        # What follows is a new root: the model sees the summary instead of what came before.
         self.segment += 1
         self.by_row[row.uuid or ""] = None
         metadata = rows.loose(row.compact_metadata)
@@ -327,9 +347,12 @@ class _Tree:
     def _below_preserved(self, uuid: str, row: Row) -> Turn | None:
         preserved = self.preserved[uuid]
         anchor = self.by_row.get(preserved.anchor)
+        # The summary itself goes before what was kept, though it names the same parent.
         if row.is_compact_summary:
             return self.by_row.get(uuid)
         if preserved.tail is None:
+            # Kept messages are decided once and seen twice: copies carry the path on, and are no
+            # states of their own. They are made at first use, when the anchor has its turn.
             parent = anchor
             for kept in preserved.turns:
                 parent = self._copy(kept, parent)
@@ -375,6 +398,7 @@ class _Tree:
             tree = self.agents[agent_id] = _Tree(None, Spans(ReadCounts()), agent_id)
         inner.version, inner.cwd = row.version, row.cwd
         inner.uuid = inner.uuid or row.uuid
+        # Progress rows come in order and name parents of another file: each follows the last.
         tip = tree.tips[False]
         if inner.message is not None and inner.uuid not in tree.by_row:
             tree._place(offset, inner, tip)
@@ -409,7 +433,7 @@ def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
         steps = [c for c in children.get(above, ()) if c.kind == "assistant"]
         if not steps:
             return
-        step = steps[-1]
+        step = steps[-1]  # the branch that was taken last: others were rewound
         if step.index > turn.index:
             break
         above = step
@@ -465,22 +489,6 @@ def _user_kind(row: Row, text: str) -> str:
     return "meta" if row.is_meta else "user"
 
 
-_REMINDERS = frozenset(
-    {
-        "hook_additional_context",
-        "hook_blocking_error",
-        "edited_text_file",
-        "file",
-        "compact_file_reference",
-        "plan_mode",
-        "plan_mode_exit",
-        "read_truncation_notice",
-        "date_change",
-        "task_reminder",
-        "skill_listing",
-        "async_hook_response",
-    }
-)
 _MAX_DEPTH = 20
 _TEXT_FIELDS = ("content", "text", "snippet", "additionalContext", "blockingError", "message")
 
@@ -490,7 +498,7 @@ def _attachment_text(attachment: dict[str, Any]) -> tuple[str, str]:
     kind = attachment.get("type")
     if kind == "queued_command":
         return "queued", _plain(attachment.get("prompt"))
-    if not isinstance(kind, str) or kind not in _REMINDERS:
+    if not isinstance(kind, str) or kind not in KNOWN_AGENTS["claude_code"]["reminders"]:
         return "attachment", ""
     parts = [_plain(attachment.get(key)) for key in _TEXT_FIELDS]
     name = attachment.get("filename") or attachment.get("path")

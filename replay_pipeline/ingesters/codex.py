@@ -58,12 +58,8 @@ class Codex:
             if kind not in _ENVELOPES:
                 is_head = "instructions" in row
                 kind, payload = ("session_meta" if is_head else "response_item"), row
-            skipped = _take(talk, str(kind), payload, offset, as_text(row.get("timestamp")))
-            counted = spans.at(offset)
-            if skipped is None:
-                counted.rows_used += 1
-            else:
-                counted.skipped[skipped] += 1
+            timestamp = as_text(row.get("timestamp"))
+            spans.count(offset, _take(talk, str(kind), payload, offset, timestamp))
         yield talk.log()
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.arrays import array_of
-from replay_pipeline.schemas import TABLES
+from replay_pipeline.storage.arrays import array_of
+from replay_pipeline.storage.schemas import TABLES
 
 
 class Columns:

@@ -1,6 +1,6 @@
 """A conversation without branches: what most agents log, put into turns."""
 
-from replay_pipeline.ingesters.base import Call, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.base import RecordedCall, Result, SessionLog, Turn, Usage
 from replay_pipeline.types import Tool
 
 
@@ -71,7 +71,7 @@ class Conversation:
         """A call in the model's message; gives its id."""
         call_id = call_id or f"{turn.message_id}-{len(turn.calls)}"
         if call_id not in self._by_call:
-            turn.calls.append(Call(call_id, name, arguments))
+            turn.calls.append(RecordedCall(call_id, name, arguments))
             self._by_call[call_id] = turn
         return call_id
 

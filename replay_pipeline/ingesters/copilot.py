@@ -60,12 +60,7 @@ class Copilot:
         spans = Spans(counts, start, end)
         session = _Session(path.parent.name if path.stem == "events" else path.stem)
         for offset, event in read_objects(path, spans):
-            skipped = session.take(offset, event)
-            counted = spans.at(offset)
-            if skipped is None:
-                counted.rows_used += 1
-            else:
-                counted.skipped[skipped] += 1
+            spans.count(offset, session.take(offset, event))
         yield from session.logs()
 
 

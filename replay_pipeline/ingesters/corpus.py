@@ -4,14 +4,14 @@ import json
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.collector import without_collector
 from replay_pipeline.errors import IngestError
+from replay_pipeline.garbage_collection import without_collector
 from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
 from replay_pipeline.ingesters.claude_code import ClaudeCode
@@ -24,8 +24,8 @@ from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_i
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
-from replay_pipeline.redact import Redactor, user_of
-from replay_pipeline.tables import write_table, written_whole
+from replay_pipeline.redaction.redactor import Redactor, user_of
+from replay_pipeline.storage.tables import write_table, written_whole
 from replay_pipeline.types import Progress, Tool
 
 logger = logging.getLogger(__name__)
@@ -65,17 +65,20 @@ class IngestReport:
     rows_used: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     """Rows that make no turn, by reason; with `rows_used` they add up to `rows`."""
-    skipped_files: dict[str, int] = field(default_factory=dict)
+    skipped_files: Counter[str] = field(default_factory=Counter)
     notes: dict[str, int] = field(default_factory=dict)
     """Repairs that lost nothing."""
-    outcomes: dict[str, int] = field(default_factory=dict)
-    usage: dict[str, int] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    usage: Counter[str] = field(default_factory=Counter)
     """Recorded tokens, each API message once."""
     redactions: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return asdict(self)
+        """Give the report as plain JSON values, names in order."""
+        return {
+            name: dict(sorted(value.items())) if isinstance(value, dict) else value
+            for name, value in vars(self).items()
+        }
 
 
 @dataclass(kw_only=True)
@@ -126,9 +129,11 @@ def ingest(
 
 
 def _nothing_read(slices: list[SourceSlice], corpus: "_Corpus") -> str:
-    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped_files.items()))
+    reasons = ", ".join(
+        f"{n} {reason}" for reason, n in sorted(corpus.report.skipped_files.items())
+    )
     where = slices[0].path if len(slices) == 1 else f"{len(slices)} files"
-    if corpus.skipped_files.keys() == {"unreadable"}:
+    if corpus.report.skipped_files.keys() == {"unreadable"}:
         return f"{where}: cannot be read; check its permissions"
     return f"{where}: not a session of an agent we know ({reasons}); give session .jsonl files"
 
@@ -213,20 +218,14 @@ class _Corpus:
         self.states = Columns("states")
         self.tools = ToolLearner()
         self.counts = ReadCounts()
-        self.skipped_files: Counter[str] = Counter()
-        self.outcomes: Counter[str] = Counter()
-        self.usage: Counter[str] = Counter()
+        self.report = IngestReport()
         self.open_logs: deque[_OpenLog] = deque()
         self.n_open_bytes = 0
-        self.n_files = 0
         self.n_read = 0
-        self.n_bytes = 0
-        self.n_duplicates = 0
-        self.n_without_prefix = 0
 
     def take(self, source: SourceSlice) -> None:
         """Read one file; what is wrong with it is counted, not raised."""
-        self.n_files += 1
+        self.report.files += 1
         try:
             with source.path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
@@ -236,17 +235,17 @@ class _Corpus:
                 tail = file.read(min(_TAIL_BYTES, end))
         except OSError as error:
             logger.warning("%s: cannot be read (%s)", source.path, error.strerror)
-            self.skipped_files["unreadable"] += 1
+            self.report.skipped_files["unreadable"] += 1
             return
         if not head.strip():
-            self.skipped_files["empty"] += 1
+            self.report.skipped_files["empty"] += 1
             return
         reader = next((i for i in INGESTERS if i.sniff(head)), None)
         if reader is None:
-            self.skipped_files["foreign"] += 1
+            self.report.skipped_files["foreign"] += 1
             return
         self.n_read += 1
-        self.n_bytes += end - source.start
+        self.report.bytes += end - source.start
         counts = ReadCounts()
         logs = list(reader.read(source.path, counts, source.start, end))
         self.counts.add(counts)
@@ -299,7 +298,7 @@ class _Corpus:
         if not needed and any(turn.is_state for turn in log.turns):
             return
         session_id = self._unique_id(log, source, fresh)
-        self.outcomes.update(labels[turn].outcome for _, turn in fresh)
+        self.report.outcomes.update(labels[turn].outcome for _, turn in fresh)
         self.open_logs.append(
             _OpenLog(log, session_id, needed, fresh, labels, users, counts, origin)
         )
@@ -310,19 +309,19 @@ class _Corpus:
         fresh = []
         for state_id, turn in zip(state_ids_of(states), states, strict=True):
             if state_id in self.known or state_id in self.taken:
-                self.n_duplicates += 1
+                self.report.n_duplicate_states += 1
                 continue
             self.taken.add(state_id)
             if turn.parent is None:
-                self.n_without_prefix += 1
+                self.report.n_states_without_prefix += 1
             else:
                 fresh.append((state_id, turn))
             if turn.usage is not None:
-                usage = turn.usage
-                self.usage["input_tokens"] += usage.n_input
-                self.usage["cache_creation_input_tokens"] += usage.n_cache_creation
-                self.usage["cache_read_input_tokens"] += usage.n_cache_read
-                self.usage["output_tokens"] += usage.n_output
+                usage, sums = turn.usage, self.report.usage
+                sums["input_tokens"] += usage.n_input
+                sums["cache_creation_input_tokens"] += usage.n_cache_creation
+                sums["cache_read_input_tokens"] += usage.n_cache_read
+                sums["output_tokens"] += usage.n_output
         return fresh
 
     def _unique_id(
@@ -358,29 +357,14 @@ class _Corpus:
         cleaner = Cleaner(self.redactor, frozenset(self.users))
         for row in self.tools.rows(tool_overrides):
             tools.append({**row, "tool_json": cleaner.arguments(row["tool_json"])})
-        report = IngestReport(
-            files=self.n_files,
-            bytes=self.n_bytes,
-            n_sessions=sessions.num_rows,
-            n_turns=turns.num_rows,
-            n_states=states.num_rows,
-            n_duplicate_states=self.n_duplicates,
-            n_states_without_prefix=self.n_without_prefix,
-            rows=self.counts.rows,
-            rows_used=self.counts.rows_used,
-            skipped=dict(sorted(self.counts.skipped.items())),
-            skipped_files=dict(sorted(self.skipped_files.items())),
-            notes=dict(sorted(self.counts.notes.items())),
-            outcomes=dict(sorted(self.outcomes.items())),
-            usage=dict(sorted(self.usage.items())),
-            redactions=dict(sorted(self.redactor.counts.items())) if self.redactor else {},
-        )
+        report = self.report
+        report.n_sessions, report.n_turns = sessions.num_rows, turns.num_rows
+        report.n_states = states.num_rows
+        report.rows, report.rows_used = self.counts.rows, self.counts.rows_used
+        report.skipped, report.notes = self.counts.skipped, self.counts.notes
+        report.redactions = self.redactor.counts if self.redactor else {}
         return IngestResult(
-            sessions=sessions,
-            turns=turns,
-            states=states,
-            tools=tools.table(),
-            report=report,
+            sessions=sessions, turns=turns, states=states, tools=tools.table(), report=report
         )
 
 

@@ -48,12 +48,7 @@ class GeminiCli:
         else:
             rows = read_objects(path, spans)
         for offset, row in rows:
-            skipped = _take(talk, as_dict(row), offset)
-            counted = spans.at(offset)
-            if skipped is None:
-                counted.rows_used += 1
-            else:
-                counted.skipped[skipped] += 1
+            spans.count(offset, _take(talk, as_dict(row), offset))
         yield talk.log()
 
 

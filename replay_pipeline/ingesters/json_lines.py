@@ -33,6 +33,14 @@ class Spans:
         """The counts that a row at `offset` belongs to."""
         return self.inside if self.start <= offset < self.end else self.outside
 
+    def count(self, offset: int, skipped: str | None) -> None:
+        """Count a row as used, or as skipped for that reason."""
+        counts = self.at(offset)
+        if skipped is None:
+            counts.rows_used += 1
+        else:
+            counts.skipped[skipped] += 1
+
 
 def lines_in(path: Path, start: int = 0) -> Iterator[bytes | bytearray]:
     """The lines of a file from byte `start` on, each with its end of line.

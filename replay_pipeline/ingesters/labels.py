@@ -1,7 +1,10 @@
 """What became of each decision: outcome, error kind, hint, recovery and natural alternatives."""
 
 import re
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -9,64 +12,23 @@ from replay_pipeline.ingesters.base import Result, Turn, path_to
 from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.types import Outcome
 
+KNOWN_AGENTS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("known_agents.toml").read_text("utf-8")
+)
+"""How agents say that something went wrong, and what else they write around it."""
 MAX_HINT_CHARS = 4_000
 _MAX_RECOVERY_TURNS = 60
 
 # The rules below read the head of a text in lower case: ignoring case in each expression would
 # take ten times as long.
 _HEAD_CHARS = 600
-_REJECTED = re.compile(
-    r"^the user doesn['\u2019]t want to |^user rejected "
-    r"|^the agent proposed a plan that was rejected by the user"
-    # A subagent is told of a refusal in other words, and of its reason in the user's.
-    r"|^permission for this tool use was denied\..*\bthe user said:",
-    re.DOTALL,
-)
 _FEEDBACK = re.compile(r"the user said:\s*(.+)", re.DOTALL | re.IGNORECASE)
 _CLEANED = re.compile(r"</?tool_use_error>")
-_CANCELLED = re.compile(r"sibling tool call errored|^cancelled: parallel|parallel tool call")
-_DENIED = re.compile(
-    r"^permission (?:for this tool use was denied|to use )|haven't granted it yet"
-    r"|denied by (?:your )?(?:permission|policy|the auto)|automode|is not allowed to be used"
-    r"|^permission denied and could not request permission"
-)
 _HOOK = re.compile(r"hook (?:error|blocked|denied|returned|stopped)|blocked by .{0,40}hook")
-_INTERRUPTED = re.compile(
-    r"^\[?request interrupted|interrupted by (?:the )?user|command was aborted"
-)
-
-_REFUSALS: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
-    ("user_rejected", _REJECTED),
-    ("cancelled_sibling", _CANCELLED),
-    ("denied_by_policy", _DENIED),
-    ("interrupted", _INTERRUPTED),
-)
-_ERROR_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        ("invalid_input", r"^inputvalidationerror|invalid tool (?:parameters|input)"),
-        ("no_such_tool", r"^(?:error: )?no such tool|^unknown tool|tool .{1,80} not found$"),
-        ("not_read_yet", r"has not been read yet"),
-        ("string_not_found", r"^string to replace not found|old_string .{0,40}not found"),
-        ("multiple_matches", r"^found \d+ matches of the string"),
-        ("no_change", r"^no changes to make"),
-        ("modified_since_read", r"has been (?:modified|unexpectedly modified) since"),
-        ("too_large", r"exceeds maximum allowed|is too large|output too large"),
-        ("timeout", r"command timed out|^(?:error: )?.{0,60}(?:timed? ?out|deadline exceeded)"),
-        ("exit_code", r"^(?:error: )?(?:exit code|command failed with exit code) ?-?\d+"),
-        ("is_directory", r"^eisdir"),
-        ("not_started", r"^e[a-z]+: .{1,80}, (?:posix_)?spawn "),
-        (
-            "not_found",
-            r"^(?:file|path|directory) does not exist|^enoent|no such file or directory"
-            r"|(?:agent type|task|skill|notebook|cell|shell|entity) .{0,80}not found"
-            r"|^unknown skill",
-        ),
-        ("permission", r"^eacces|permission denied|operation not permitted"),
-        ("network", r"status code \d{3}|econnre|enotfound|fetch failed|unable to connect"),
-        ("mcp_error", r"^mcp error|argument validation error"),
-    )
-)
+_REFUSALS: dict[Outcome, re.Pattern[str]] = {
+    outcome: re.compile(pattern) for outcome, pattern in KNOWN_AGENTS["refusals"].items()
+}
+_ERROR_KINDS = {kind: re.compile(pattern) for kind, pattern in KNOWN_AGENTS["error_kinds"].items()}
 
 _NO_RESULT: tuple[Outcome, None] = "no_result", None
 _SEVERITY: tuple[Outcome, ...] = (
@@ -108,7 +70,7 @@ def _judged(result: Result) -> tuple[Outcome, str | None]:
         is_interrupt = result.text.startswith("[Request interrupted by user")
         return ("interrupted" if is_interrupt else "ok"), None
     text = _head(result.text)
-    for outcome, pattern in _REFUSALS:
+    for outcome, pattern in _REFUSALS.items():
         if pattern.search(text):
             return outcome, None
     if not text.startswith("exit code") and _HOOK.search(text):
@@ -126,7 +88,7 @@ def error_kind(text: str) -> str:
 
 
 def _kind_of(text: str) -> str:
-    for kind, pattern in _ERROR_KINDS:
+    for kind, pattern in _ERROR_KINDS.items():
         if pattern.search(text):
             return kind
     return "other"

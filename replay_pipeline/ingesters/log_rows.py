@@ -13,7 +13,7 @@ from replay_pipeline.ingesters.base import NO_RESULT, ReadCounts, SessionLog, Tu
 from replay_pipeline.ingesters.fidelity import predict_context
 from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.ingesters.labels import Label
-from replay_pipeline.redact import Redactor
+from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.types import Message
 
 _ID_BYTES = 10

@@ -10,7 +10,14 @@ from replay_pipeline.windows import parse_window
 
 
 class ClaudeCodeIngester:
-    """Turns Claude Code sessions into trace states, in memory."""
+    """Turns Claude Code sessions into trace states, in memory.
+
+    Example:
+        >>> from replay_pipeline.testing.sample import SESSIONS_DIR
+        >>> states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
+        >>> states[0]["messages"][-1]["role"], states[0]["student_action"]["role"]
+        ('user', 'assistant')
+    """
 
     def __init__(self, *, redact: bool = True, window: str = "full", salt: str = "") -> None:
         """Raises `ConfigError` when there is no such window."""

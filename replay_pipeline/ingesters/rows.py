@@ -5,8 +5,9 @@ Only the fields that decide something are decoded. The side-cars that make up mo
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -177,31 +178,29 @@ def _content_of(value: Any) -> str | list[Block] | None:
     return [_salvaged_block(block) for block in blocks]
 
 
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+def _with_fields(made: _S, value: dict[str, Any], *, leave_out: str = "") -> _S:
+    """Fill a struct with each field of `value` that has its right type."""
+    for info in msgspec.structs.fields(type(made)):
+        if info.encode_name != leave_out and info.encode_name in value:
+            with suppress(msgspec.ValidationError):
+                setattr(made, info.name, msgspec.convert(value[info.encode_name], info.type))
+    return made
+
+
 def _salvaged(value: dict[str, Any]) -> Row:
     """The row with each field kept that has its right type."""
-    row = Row()
     raw = _as_raw(value)
-    for info in msgspec.structs.fields(Row):
-        if info.encode_name == "message" or info.encode_name not in raw:
-            continue
-        try:
-            setattr(row, info.name, msgspec.convert(raw[info.encode_name], info.type))
-        except msgspec.ValidationError:
-            continue
+    row = _with_fields(Row(), raw, leave_out="message")
     if isinstance(value.get("message"), dict):
         row.message = _salvaged_message(raw["message"])
     return row
 
 
 def _salvaged_message(value: dict[str, Any]) -> RowMessage:
-    message = RowMessage()
-    for info in msgspec.structs.fields(RowMessage):
-        if info.name == "content" or info.name not in value:
-            continue
-        try:
-            setattr(message, info.name, msgspec.convert(value[info.name], info.type))
-        except msgspec.ValidationError:
-            continue
+    message = _with_fields(RowMessage(), value, leave_out="content")
     content = value.get("content")
     if isinstance(content, str):
         message.content = content
@@ -213,16 +212,7 @@ def _salvaged_message(value: dict[str, Any]) -> RowMessage:
 def _salvaged_block(value: Any) -> Block:
     if isinstance(value, str):
         return Block(type="text", text=value)
-    block = Block(type="unknown")
-    if not isinstance(value, dict):
-        return block
-    for info in msgspec.structs.fields(Block):
-        if info.name in value:
-            try:
-                setattr(block, info.name, msgspec.convert(value[info.name], info.type))
-            except msgspec.ValidationError:
-                continue
-    return block
+    return _with_fields(Block(type="unknown"), value if isinstance(value, dict) else {})
 
 
 def progress_row(data: msgspec.Raw) -> tuple[str, Row] | None:

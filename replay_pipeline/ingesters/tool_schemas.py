@@ -7,9 +7,11 @@ same form as the student.
 
 import logging
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,46 +26,10 @@ _MAX_DEPTH = 6
 _MAX_PROPERTIES = 40
 """An object with more different keys is a map, not a record."""
 
-DESCRIPTIONS: Mapping[str, str] = {
-    "Bash": "Run a shell command in the working directory and return its output.",
-    "BashOutput": "Read new output of a shell command that runs in the background.",
-    "Edit": "Replace one exact string in a file by another.",
-    "MultiEdit": "Make several exact replacements in one file.",
-    "Write": "Write a file, replacing what is there.",
-    "Read": "Read a file, or some lines of it.",
-    "NotebookEdit": "Change a cell of a Jupyter notebook.",
-    "Glob": "List the files whose path matches a pattern.",
-    "Grep": "Search file contents by regular expression.",
-    "LS": "List a folder.",
-    "Task": "Give a task to a subagent and return its answer.",
-    "Agent": "Give a task to a subagent and return its answer.",
-    "TaskOutput": "Read the output of a background task.",
-    "TaskStop": "Stop a background task.",
-    "KillShell": "Stop a background shell command.",
-    "TodoWrite": "Replace the list of open tasks.",
-    "TaskCreate": "Add a task to the list.",
-    "TaskUpdate": "Change a task of the list.",
-    "TaskGet": "Show one task of the list.",
-    "TaskList": "Show the list of tasks.",
-    "WebFetch": "Fetch a web page and answer a question about it.",
-    "WebSearch": "Search the web.",
-    "AskUserQuestion": "Ask the user a question with a few choices.",
-    "EnterPlanMode": "Start planning before changing anything.",
-    "ExitPlanMode": "Present the finished plan to the user for approval.",
-    "Skill": "Load a skill by name.",
-    "SlashCommand": "Run a slash command.",
-    "ToolSearch": "Find further tools by name or topic.",
-    "LSP": "Ask the language server about a symbol.",
-}
-"""One neutral line per known tool."""
-
-_LABELS: Mapping[str, frozenset[str]] = {
-    "Bash": frozenset({"description"}),
-    "Agent": frozenset({"description"}),
-    "Task": frozenset({"description"}),
-}
-"""Arguments that only label a call for the user. An agent may always fill them in, and still a
-call without them is whole."""
+_KNOWN_TOOLS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("known_tools.toml").read_text("utf-8")
+)
+_LABELS = {tool: frozenset(names) for tool, names in _KNOWN_TOOLS["labels"].items()}
 
 
 @dataclass(slots=True)
@@ -219,7 +185,7 @@ def _with_parameters(tool: Tool) -> Tool:
 def _tool(name: str, parameters: dict[str, Any]) -> Tool:
     parameters.setdefault("type", "object")
     parameters.setdefault("properties", {})
-    description = DESCRIPTIONS.get(name) or f"Tool {name}."
+    description = _KNOWN_TOOLS["descriptions"].get(name) or f"Tool {name}."
     return {
         "type": "function",
         "function": {"name": name, "description": description, "parameters": parameters},

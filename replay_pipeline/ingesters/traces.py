@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from replay_pipeline.errors import SchemaError
 from replay_pipeline.ingesters.tool_schemas import merge_tools, series_of
-from replay_pipeline.tables import read_table
+from replay_pipeline.storage.tables import read_table
 from replay_pipeline.types import Message, Tool, TraceState
 from replay_pipeline.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
 
@@ -354,7 +354,18 @@ def _path(turns: dict[int, _StoredTurn], turn_idx: int) -> list[_StoredTurn]:
 
 
 def open_traces(folder: Path | str) -> Traces:
-    """The tables that an ingestion wrote into `folder`.
+    """Open the tables that an ingestion wrote into `folder`.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from replay_pipeline.ingesters import ingest, write_traces
+        >>> from replay_pipeline.testing.sample import SESSIONS_DIR
+        >>> with TemporaryDirectory() as folder:
+        ...     write_traces(ingest(SESSIONS_DIR), Path(folder))
+        ...     traces = open_traces(folder)
+        >>> first = traces.states["state_id"][0]
+        >>> [state["state_id"] == first for state in traces.materialize([first])]
+        [True]
 
     Raises:
         StorageError: a table is missing.

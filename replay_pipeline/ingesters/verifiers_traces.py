@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replay_pipeline.ingesters.base import Call, ReadCounts, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
 from replay_pipeline.ingesters.json_lines import (
     Spans,
     arguments_text,
@@ -52,9 +52,9 @@ class VerifiersTraces:
         for number, (offset, row) in enumerate(read_objects(path, spans)):
             traces = [trace for trace in _traces(row) if _nodes(trace)]
             if not traces:
-                spans.at(offset).skipped["no_message"] += 1
+                spans.count(offset, "no_message")
                 continue
-            spans.at(offset).rows_used += 1
+            spans.count(offset, None)
             for k, trace in enumerate(traces):
                 yield _Graph(trace, f"{path.stem}-{number}-{k}", offset).log()
 
@@ -131,7 +131,7 @@ class _Graph:
         for number, call in enumerate(map(as_dict, as_list(message.get("tool_calls")))):
             call_id = as_text(call.get("id")) or f"{turn.message_id}-{number}"
             name = as_text(call.get("name")) or ""
-            turn.calls.append(Call(call_id, name, arguments_text(call.get("arguments"))))
+            turn.calls.append(RecordedCall(call_id, name, arguments_text(call.get("arguments"))))
         made_by = self._calls.get(index, {})
         turn.model = as_text(made_by.get("model")) or self._model
         turn.stop_reason = as_text(made_by.get("finish_reason"))

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from replay_pipeline.errors import ConfigError, MissingDependencyError
 
 logger = logging.getLogger(__name__)
@@ -42,10 +40,6 @@ def _root_logger_untouched() -> Iterator[None]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-
-
-def _registry() -> Mapping[str, type]:
-    return load()
 
 
 @functools.cache
@@ -87,18 +81,12 @@ def _refuse(cls: type, package: str, pip_args: Any = None) -> None:  # noqa: ARG
 
 def known_operators() -> list[str]:
     """Names that a recipe can use: data-juicer's own operators and ours."""
-    return sorted(_registry())
+    return sorted(load())
 
 
 def version() -> str:
     """Version of the installed data-juicer."""
     return importlib.metadata.version("py-data-juicer")
-
-
-def character_table() -> np.ndarray:
-    """The class of every code point, by the special characters of the installed data-juicer."""
-    _registry()
-    return importlib.import_module("replay_pipeline.normalize.operators").CLASSES
 
 
 def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list[Any]:
@@ -109,7 +97,7 @@ def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list
             operator. The message begins with `where` and names what is known.
         MissingDependencyError: data-juicer, or a package that an operator needs, is missing.
     """
-    modules = _registry()
+    modules = load()
     preflight = importlib.import_module("data_juicer.core.preflight")
     try:
         preflight.pre_instantiation_check([dict(step) for step in process])

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
 from replay_pipeline.normalize.steps import Chunk
-from replay_pipeline.normalize.verdict import Measure, Verdict
+from replay_pipeline.normalize.verdict import Measure, RowVerdict
 from replay_pipeline.normalize.views import READ_COLUMNS
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class ExecutedStep:
     def __init__(self, name: str, number: int, *, is_mark_only: bool) -> None:
         self.name, self.is_mark_only = name, is_mark_only
         self._reason = f"{_WHY}{number}"
-        self._verdict = Verdict.of(0)
+        self._verdict = RowVerdict.of(0)
 
     def take(
         self, found: Mapping[str, np.ndarray], is_complete: np.ndarray, *, with_measures: bool
@@ -50,14 +50,14 @@ class ExecutedStep:
         """Take what was found about the complete rows."""
         rows = np.flatnonzero(is_complete)
         measures = _measures(found, is_complete) if with_measures else ()
-        self._verdict = Verdict.of(len(is_complete), measures)
+        self._verdict = RowVerdict.of(len(is_complete), measures)
         for row, reason in zip(rows, found[self._reason], strict=True):
             if reason:
                 self._verdict.fail([row], *json.loads(reason))
 
-    def judge(self, chunk: Chunk) -> Verdict:
+    def judge(self, chunk: Chunk) -> RowVerdict:
         """As it was found; no row at all when there was none to judge."""
-        return self._verdict if len(self._verdict.fails) else Verdict.of(len(chunk.alive))
+        return self._verdict if len(self._verdict.fails) else RowVerdict.of(len(chunk.alive))
 
 
 def _measures(found: Mapping[str, np.ndarray], is_complete: np.ndarray) -> list[Measure]:

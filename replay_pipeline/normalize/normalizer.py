@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute
 
 from replay_pipeline.errors import (
-    ConfigError,
     NormalizeError,
     ReplayPipelineError,
     SchemaError,
@@ -21,10 +20,11 @@ from replay_pipeline.errors import (
 from replay_pipeline.normalize import data_juicer, executors, steps
 from replay_pipeline.normalize.executors import Executor
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
-from replay_pipeline.normalize.verdict import Measure, Memory, Verdict
+from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
 from replay_pipeline.normalize.views import SIDES
-from replay_pipeline.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.pair_rows import row_of_pair
+from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
+from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair, NormalizedDPOPair
 
 logger = logging.getLogger(__name__)
@@ -202,23 +202,6 @@ class DJNormalizer:
         alive = np.concatenate([chunk.alive for chunk in chunks] or [np.zeros(0, bool)])
         return result, np.flatnonzero(alive)
 
-    def stream(
-        self, batches: Iterable[pa.RecordBatch | pa.Table], *, index: DedupMemory | None = None
-    ) -> "NormalizeStream":
-        """Judge rows batch by batch, in the memory of one batch and the deduplication keys.
-
-        Raises:
-            ConfigError: a step of the recipe must see all rows at once.
-        """
-        run = Run(self.recipe, self._operators, index)
-        if run.is_whole or self._executor != "in_process":
-            raise ConfigError(
-                f"recipe {self.recipe.path}: data-juicer's deduplicators, selectors and executors "
-                "see all rows at once; use pair_exact_deduplicator in process, or run() on the "
-                "whole table"
-            )
-        return NormalizeStream(batches, run)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
@@ -227,21 +210,6 @@ class Judged:
     kept: pa.Table
     dropped: pa.Table
     alive: np.ndarray
-
-
-class NormalizeStream:
-    """Kept and dropped rows of one batch after another; `report` is complete at the end."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch | pa.Table], run: "Run") -> None:
-        self._batches = batches
-        self._run = run
-        self.report = run.report
-
-    def __iter__(self) -> Iterator[Judged]:
-        for batch in self._batches:
-            rows = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-            yield self._run.judge(rows)
-        self._run.finish()
 
 
 class Run:
@@ -255,8 +223,7 @@ class Run:
         for label, operator, step in zip(recipe.labels, operators, recipe.process, strict=True):
             (arguments,) = step.values()
             self._steps.append(steps.start(operator, arguments, earlier.get(label)))
-        self._length_difference = Moments()
-        self._classes = data_juicer.character_table()
+        self._length_differences: list[np.ndarray] = []
         self.report = NormalizeReport(
             recipe=recipe.name, recipe_sha=recipe.sha, thresholds=[*recipe.process]
         )
@@ -291,7 +258,7 @@ class Run:
         """Run every step over a chunk."""
         started = time.perf_counter()
         _check_columns(table)
-        chunk = steps.Chunk(table.select(DPO_PAIRS.names), self._classes)
+        chunk = steps.Chunk(table.select(DPO_PAIRS.names))
         reasons = [np.full(len(table), "", object) for _ in range(4)]
         measures: dict[str, Measure] = {}
         self._drop(chunk, COMPLETE, _incomplete(chunk.table), reasons)
@@ -311,7 +278,7 @@ class Run:
         return judged
 
     @staticmethod
-    def _judge_step(step: steps.Step, chunk: steps.Chunk) -> Verdict:
+    def _judge_step(step: steps.Step, chunk: steps.Chunk) -> RowVerdict:
         try:
             return step.judge(chunk)
         except ReplayPipelineError:
@@ -324,7 +291,7 @@ class Run:
             ) from error
 
     def _drop(
-        self, chunk: steps.Chunk, name: str, verdict: Verdict, reasons: list[np.ndarray]
+        self, chunk: steps.Chunk, name: str, verdict: RowVerdict, reasons: list[np.ndarray]
     ) -> None:
         rows = np.flatnonzero(verdict.fails & chunk.alive)
         chunk.alive[rows] = False
@@ -348,11 +315,11 @@ class Run:
                 f"{report.n_dropped} dropped"
             )
         lengths = [pc.utf8_length(judged.kept[side]).to_numpy() for side in SIDES]
-        self._length_difference.add(lengths[0] - lengths[1])
+        self._length_differences.append(lengths[0] - lengths[1])
 
     def finish(self) -> NormalizeReport:
         """Leave the keys of this batch in the index and close the report."""
-        self.report.length_bias = self._length_difference.cohens_d()
+        self.report.length_bias = _cohens_d(self._length_differences)
         if self._index is not None:
             self._index.save(
                 {
@@ -370,28 +337,13 @@ class Run:
         return self.report
 
 
-@dataclass
-class Moments:
-    """Running mean and spread of a difference."""
-
-    n: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, values: np.ndarray) -> None:
-        """Take in more values."""
-        values = values.astype(float)
-        self.n += len(values)
-        self.total += float(values.sum())
-        self.squares += float((values**2).sum())
-
-    def cohens_d(self) -> float | None:
-        """Mean over standard deviation; `None` below two values, 0 without any spread or mean."""
-        if self.n < 2:
-            return None
-        mean = self.total / self.n
-        variance = max(self.squares - self.n * mean**2, 0.0) / (self.n - 1)
-        return 0.0 if variance == 0 else mean / variance**0.5
+def _cohens_d(differences: Sequence[np.ndarray]) -> float | None:
+    """Mean over standard deviation; `None` below two values, 0 without any spread."""
+    values = np.concatenate([np.zeros(0), *differences])
+    if len(values) < 2:
+        return None
+    deviation = float(values.std(ddof=1))
+    return float(values.mean()) / deviation if deviation else 0.0
 
 
 def _add(counts: dict[str, Any], name: str, amount: float) -> None:
@@ -403,9 +355,9 @@ def _check_columns(table: pa.Table) -> None:
         raise SchemaError(f"dpo_pairs: columns {sorted(missing)} are missing")
 
 
-def _incomplete(table: pa.Table) -> Verdict:
+def _incomplete(table: pa.Table) -> RowVerdict:
     """Rows without an id, a prompt or a side."""
-    verdict = Verdict.of(len(table))
+    verdict = RowVerdict.of(len(table))
     for name in _REQUIRED:
         missing = table[name].is_null().to_numpy()
         verdict.fail(np.flatnonzero(missing), name, "null", "present")
@@ -454,12 +406,3 @@ def _stats_json(measures: Mapping[str, Measure], n_rows: int) -> pa.Array:
 
 def _concat(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(tables) if tables else schema.empty_table()
-
-
-def row_of_pair(pair: DPOPair) -> dict[str, Any]:
-    """A pair as a row of the table `dpo_pairs`."""
-    row: dict[str, Any] = {key: value for key, value in pair.items() if key in DPO_PAIRS.names}
-    for key in ("state_messages", "tools", "chosen_action", "rejected_action"):
-        value = pair.get(key)
-        row[f"{key}_json"] = None if value is None else json.dumps(value, ensure_ascii=False)
-    return row

@@ -8,6 +8,7 @@ Arrow columns. data-juicer finds them through the entry-point group `data_juicer
 import json
 import re
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -19,15 +20,15 @@ from data_juicer.ops.common.special_characters import SPECIAL_CHARACTERS
 from data_juicer.utils.constant import Fields
 from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
 
-from replay_pipeline.normalize.kernels import character_classes, repetition_ratio, text_digests
+from replay_pipeline.normalize.kernels import character_class, repetition_ratio, text_digests
 from replay_pipeline.normalize.verdict import (
     N_BANDS,
     CountedKeys,
     Measure,
     Memory,
+    RowVerdict,
     SeenKeys,
     SeenSketches,
-    Verdict,
 )
 from replay_pipeline.normalize.views import (
     PROMPT,
@@ -40,9 +41,9 @@ from replay_pipeline.normalize.views import (
     prompt_text,
     string_leaves,
 )
-from replay_pipeline.redact import find_secrets
+from replay_pipeline.redaction.redactor import find_secrets
 
-CLASSES = character_classes(SPECIAL_CHARACTERS)
+SPECIAL = character_class(SPECIAL_CHARACTERS)
 
 
 class PairFilter(Filter):
@@ -66,6 +67,7 @@ class PairFilter(Filter):
         """
         super().__init__(*args, **kwargs)
         self.view: View = check_view(view)
+        self.bounds: tuple[float | None, float | None] = (None, None)
         self.mark_only = mark_only
         self.explain = explain
 
@@ -73,9 +75,9 @@ class PairFilter(Filter):
         """The statistics of every row; rows that are not alive may be left at 0."""
         raise NotImplementedError
 
-    def judge(self, batch: PairBatch, alive: np.ndarray) -> Verdict:
+    def judge(self, batch: PairBatch, alive: np.ndarray) -> RowVerdict:
         """Which rows fail, by the first measure that is out of range."""
-        verdict = Verdict.of(len(batch), self.measure(batch, alive))
+        verdict = RowVerdict.of(len(batch), self.measure(batch, alive))
         for measure in verdict.measures:
             for row in np.flatnonzero(self._is_out(measure) & ~verdict.fails).tolist():
                 verdict.fail([row], measure.field, measure.value(row), measure.limit)
@@ -92,12 +94,25 @@ class PairFilter(Filter):
         return inside if self.reversed_range else ~inside
 
     def metric(self, name: str) -> str:
-        """A metric's name, with the view when it is not the text itself."""
+        """Name a metric, with the view when it is not the text itself."""
         return name if self.view == "text" else f"{self.view}.{name}"
+
+    def per_side(self, metric: str, values_of: Callable[[str], np.ndarray]) -> list[Measure]:
+        """Measure both sides against the bounds of this operator."""
+        return [
+            Measure(
+                field=side,
+                metric=metric,
+                values=values_of(side),
+                minimum=self.bounds[0],
+                maximum=self.bounds[1],
+            )
+            for side in SIDES
+        ]
 
     def compute_stats_batched(self, samples: dict[str, Any]) -> dict[str, Any]:
         """Fill data-juicer's statistics; called by its executors."""
-        batch = PairBatch.from_samples(samples, CLASSES)
+        batch = PairBatch.from_samples(samples)
         verdict = self.judge(batch, np.ones(len(batch), bool))
         for row, stats in enumerate(samples[Fields.stats]):
             stats |= {measure.key: measure.values[row].item() for measure in verdict.measures}
@@ -129,20 +144,12 @@ class PairTextLengthFilter(PairFilter):
         :param max_len: most characters of a side.
         """
         super().__init__(*args, **kwargs)
-        self.min_len, self.max_len = min_len, max_len
+        self.bounds = min_len, max_len
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
         """Characters per side."""
-        return [
-            Measure(
-                field=side,
-                metric=self.metric("text_len"),
-                values=batch.stats(side, self.view).n_chars,
-                minimum=self.min_len,
-                maximum=self.max_len,
-            )
-            for side in SIDES
-        ]
+        name = self.metric("text_len")
+        return self.per_side(name, lambda side: batch.stats(side, self.view, SPECIAL).n_chars)
 
 
 @OPERATORS.register_module("pair_words_num_filter")
@@ -158,20 +165,12 @@ class PairWordsNumFilter(PairFilter):
         :param max_num: most words of a side.
         """
         super().__init__(*args, **kwargs)
-        self.min_num, self.max_num = min_num, max_num
+        self.bounds = min_num, max_num
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
         """Words per side."""
-        return [
-            Measure(
-                field=side,
-                metric=self.metric("num_words"),
-                values=batch.stats(side, self.view).n_words,
-                minimum=self.min_num,
-                maximum=self.max_num,
-            )
-            for side in SIDES
-        ]
+        name = self.metric("num_words")
+        return self.per_side(name, lambda side: batch.stats(side, self.view, SPECIAL).n_words)
 
 
 @OPERATORS.register_module("pair_special_characters_filter")
@@ -187,20 +186,12 @@ class PairSpecialCharactersFilter(PairFilter):
         :param max_ratio: largest share of special characters of a side.
         """
         super().__init__(*args, **kwargs)
-        self.min_ratio, self.max_ratio = min_ratio, max_ratio
+        self.bounds = min_ratio, max_ratio
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
         """Share of special characters per side."""
-        return [
-            Measure(
-                field=side,
-                metric=self.metric("special_char_ratio"),
-                values=batch.stats(side, self.view).special_ratio,
-                minimum=self.min_ratio,
-                maximum=self.max_ratio,
-            )
-            for side in SIDES
-        ]
+        name = self.metric("special_char_ratio")
+        return self.per_side(name, lambda side: batch.stats(side, self.view, SPECIAL).special_ratio)
 
 
 @OPERATORS.register_module("pair_character_repetition_filter")
@@ -224,20 +215,12 @@ class PairCharacterRepetitionFilter(PairFilter):
         super().__init__(*args, **kwargs)
         if rep_len < 1:
             raise ValueError(f"rep_len is {rep_len}, but a window has at least one character")
-        self.rep_len, self.min_ratio, self.max_ratio = rep_len, min_ratio, max_ratio
+        self.rep_len, self.bounds = rep_len, (min_ratio, max_ratio)
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
         """Share of repeated windows per side."""
-        return [
-            Measure(
-                field=side,
-                metric=self.metric("char_rep_ratio"),
-                values=self._ratios(batch, side, alive),
-                minimum=self.min_ratio,
-                maximum=self.max_ratio,
-            )
-            for side in SIDES
-        ]
+        name = self.metric("char_rep_ratio")
+        return self.per_side(name, lambda side: self._ratios(batch, side, alive))
 
     def _ratios(self, batch: PairBatch, side: str, alive: np.ndarray) -> np.ndarray:
         texts = batch.view(side, self.view)
@@ -330,9 +313,9 @@ class PairDeduplicator(Deduplicator):
         """A fresh memory of rows, on top of one of the same kind that earlier batches have left."""
         raise NotImplementedError
 
-    def judge(self, batch: PairBatch, alive: np.ndarray, memory: Memory) -> Verdict:
+    def judge(self, batch: PairBatch, alive: np.ndarray, memory: Memory) -> RowVerdict:
         """Which rows fail; those that pass are put into the memory."""
-        verdict = Verdict.of(len(batch))
+        verdict = RowVerdict.of(len(batch))
         keys = self.keys(batch, alive)
         for row in np.flatnonzero(alive):
             if (reason := memory.refuse(keys[row])) is not None:
@@ -341,7 +324,7 @@ class PairDeduplicator(Deduplicator):
 
     def compute_hash(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Add the key column to a batch of rows; called by data-juicer's executor."""
-        batch = PairBatch.from_samples(sample, CLASSES)
+        batch = PairBatch.from_samples(sample)
         keys = self.keys(batch, np.ones(len(batch), bool))
         return {**sample, self._column: [key.hex() for key in keys]}
 
@@ -548,7 +531,7 @@ class PairLengthBiasFilter(PairFilter):
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
         """Length of chosen over length of rejected, each plus one."""
-        chosen, rejected = (batch.stats(side, self.view).n_chars + 1 for side in SIDES)
+        chosen, rejected = (batch.stats(side, self.view, SPECIAL).n_chars + 1 for side in SIDES)
         return [
             Measure(
                 field="pair",
@@ -573,7 +556,7 @@ class PairPromptLeakFilter(PairFilter):
         :param max_ratio: largest share of such texts that stands word by word in the prompt.
         """
         super().__init__(*args, **kwargs)
-        self.min_len, self.max_ratio = min_len, max_ratio
+        self.min_len, self.bounds = min_len, (None, max_ratio)
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
         """Share of long texts per side that the prompt already holds."""
@@ -581,20 +564,12 @@ class PairPromptLeakFilter(PairFilter):
             prompt_text(prompt) if is_alive else ""
             for prompt, is_alive in zip(batch.values(PROMPT), alive.tolist(), strict=True)
         ]
-        return [
-            Measure(
-                field=side,
-                metric="copied_ratio",
-                values=np.array(
-                    [
-                        self._copied(action, prompt)
-                        for action, prompt in zip(batch.actions[side], prompts, strict=True)
-                    ]
-                ),
-                maximum=self.max_ratio,
-            )
-            for side in SIDES
-        ]
+        return self.per_side(
+            "copied_ratio",
+            lambda side: np.array(
+                [self._copied(*row) for row in zip(batch.actions[side], prompts, strict=True)]
+            ),
+        )
 
     def _copied(self, action: ParsedAction, prompt: str) -> float:
         texts = [text for text in action.texts() if len(text) >= self.min_len]

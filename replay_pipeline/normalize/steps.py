@@ -9,18 +9,17 @@ import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError, NormalizeError
 from replay_pipeline.normalize import data_juicer
-from replay_pipeline.normalize.verdict import Measure, Memory, Verdict
+from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
 from replay_pipeline.normalize.views import SIDES, PairBatch, parse_action
 
 
 class Chunk:
     """Rows on their way through the steps."""
 
-    def __init__(self, table: pa.Table, classes: np.ndarray) -> None:
+    def __init__(self, table: pa.Table) -> None:
         self.table = table
-        self._classes = classes
         self.alive = np.ones(len(table), bool)
-        self.pairs = PairBatch.from_table(table, classes)
+        self.pairs = PairBatch.from_table(table)
 
     def columns(self) -> dict[str, list[Any]]:
         """The rows that are alive, as lists of values."""
@@ -34,7 +33,7 @@ class Chunk:
         place = self.table.schema.get_field_index(name)
         kind = self.table.schema.field(place)
         self.table = self.table.set_column(place, kind, pa.array(column, kind.type))
-        self.pairs = PairBatch.from_table(self.table, self._classes)
+        self.pairs = PairBatch.from_table(self.table)
 
 
 class Step(Protocol):
@@ -46,7 +45,7 @@ class Step(Protocol):
     """Whether it must see all rows at once."""
     is_mark_only: bool
 
-    def judge(self, chunk: Chunk) -> Verdict:
+    def judge(self, chunk: Chunk) -> RowVerdict:
         """Which rows fail."""
         ...
 
@@ -61,7 +60,7 @@ class PairStep:
         self.name: str = operator._name
         self.is_mark_only: bool = operator.mark_only
 
-    def judge(self, chunk: Chunk) -> Verdict:
+    def judge(self, chunk: Chunk) -> RowVerdict:
         """By the operator's measures."""
         return self._operator.judge(chunk.pairs, chunk.alive)
 
@@ -77,7 +76,7 @@ class OrderStep:
         self.name: str = operator._name
         self.memory = memory
 
-    def judge(self, chunk: Chunk) -> Verdict:
+    def judge(self, chunk: Chunk) -> RowVerdict:
         """By what this run and earlier batches have seen."""
         return self._operator.judge(chunk.pairs, chunk.alive, self.memory)
 
@@ -93,10 +92,10 @@ class StockFilterStep:
         self._limit = _limit_of(arguments)
         self.name: str = operator._name
 
-    def judge(self, chunk: Chunk) -> Verdict:
+    def judge(self, chunk: Chunk) -> RowVerdict:
         """By the operator's own statistics, which start empty."""
         rows = np.flatnonzero(chunk.alive)
-        verdict = Verdict.of(len(chunk.alive))
+        verdict = RowVerdict.of(len(chunk.alive))
         if not len(rows):
             return verdict
         kept, stats = data_juicer.filter_rows(self._operator, chunk.columns())
@@ -106,7 +105,7 @@ class StockFilterStep:
                 value = ", ".join(f"{name}={stat[name]}" for name in sorted(stat))
                 verdict.fail([row], field, value, self._limit)
         measures = _measures(stats, field, rows, len(chunk.alive))
-        return Verdict(
+        return RowVerdict(
             fails=verdict.fails,
             fields=verdict.fields,
             values=verdict.values,
@@ -139,7 +138,7 @@ class StockMapperStep:
         self._operator = operator
         self.name: str = operator._name
 
-    def judge(self, chunk: Chunk) -> Verdict:
+    def judge(self, chunk: Chunk) -> RowVerdict:
         """Every row passes, some of them changed.
 
         Raises:
@@ -154,7 +153,7 @@ class StockMapperStep:
             for name in before:
                 if after[name] != before[name]:
                     chunk.replace(name, after[name])
-        return Verdict.of(len(chunk.alive))
+        return RowVerdict.of(len(chunk.alive))
 
     def _check(self, before: dict[str, list], after: dict[str, list], n_rows: int) -> None:
         if any(len(after.get(name, ())) != n_rows for name in before):
@@ -191,9 +190,9 @@ class StockDatasetStep:
         self._limit = _limit_of(arguments)
         self.name: str = operator._name
 
-    def judge(self, chunk: Chunk) -> Verdict:
+    def judge(self, chunk: Chunk) -> RowVerdict:
         """Rows that the operator left out fail."""
-        verdict = Verdict.of(len(chunk.alive))
+        verdict = RowVerdict.of(len(chunk.alive))
         rows = np.flatnonzero(chunk.alive)
         if len(rows):
             kept = set(data_juicer.select_rows(self._operator, chunk.columns()))

@@ -45,7 +45,7 @@ def _number(value: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RowVerdict:
     """Which rows fail, and by which field, value and limit."""
 
     fails: np.ndarray
@@ -55,7 +55,7 @@ class Verdict:
     measures: Sequence[Measure] = ()
 
     @classmethod
-    def of(cls, n_rows: int, measures: Sequence[Measure] = ()) -> "Verdict":
+    def of(cls, n_rows: int, measures: Sequence[Measure] = ()) -> "RowVerdict":
         """A verdict under which every row passes, so far."""
         texts = [np.full(n_rows, "", object) for _ in range(3)]
         return cls(

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 
 from replay_pipeline.normalize.kernels import TextStats, text_stats
+from replay_pipeline.storage.pair_rows import json_value
 
 View = Literal["text", "action", "prose", "canonical"]
 SIDES = ("chosen", "rejected")
@@ -92,8 +91,8 @@ def parse_action(action_json: str | None, text: str = "") -> ParsedAction:
     source = action_json if action_json is not None else text
     if source[:1] in ("{", "[") or source[:1].isspace():
         try:
-            return _action_of(msgspec.json.decode(source)) or ParsedAction(source, ())
-        except (msgspec.DecodeError, RecursionError):
+            return _action_of(json_value(source)) or ParsedAction(source, ())
+        except (ValueError, RecursionError):
             pass
     return ParsedAction(source, ())
 
@@ -134,8 +133,8 @@ def _call(call: Any) -> ToolCall:
     arguments = function.get("arguments", function.get("input"))
     if isinstance(arguments, str):
         try:
-            parsed = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
+            parsed = json_value(arguments)
+        except (ValueError, RecursionError):
             parsed = arguments
         arguments = parsed if isinstance(parsed, dict) else arguments
     if arguments is None:
@@ -152,8 +151,8 @@ def string_leaves(value: str) -> list[str]:
     if value[:1] not in ("{", "["):
         return [value]
     try:
-        return list(_leaves(msgspec.json.decode(value)))
-    except (msgspec.DecodeError, RecursionError):
+        return list(_leaves(json_value(value)))
+    except (ValueError, RecursionError):
         return [value]
 
 
@@ -170,8 +169,8 @@ def last_message_text(messages_json: str | None) -> str:
 
 def _message_texts(messages_json: str | None) -> list[str]:
     try:
-        messages = msgspec.json.decode(messages_json or "[]")
-    except (msgspec.DecodeError, RecursionError):
+        messages = json_value(messages_json or "[]")
+    except (ValueError, RecursionError):
         return [messages_json or ""]
     actions = (_action_of(message) or ParsedAction("", ()) for message in messages)
     return [action.view("action") for action in actions]
@@ -180,32 +179,25 @@ def _message_texts(messages_json: str | None) -> list[str]:
 class PairBatch:
     """Rows of the pair table, with each view of each side made once."""
 
-    def __init__(self, columns: Mapping[str, pa.Array], classes: np.ndarray) -> None:
+    def __init__(self, columns: Mapping[str, pa.Array]) -> None:
         self._columns = columns
-        self._classes = classes
         self._views: dict[tuple[str, str], pa.Array] = {}
         self._stats: dict[tuple[str, str], TextStats] = {}
 
     @classmethod
-    def from_table(cls, table: pa.Table | pa.RecordBatch, classes: np.ndarray) -> "PairBatch":
+    def from_table(cls, table: pa.Table) -> "PairBatch":
         """A batch over the columns of an Arrow table, without copying one-chunk columns."""
-        columns = {}
-        for name in table.column_names:
-            column = table.column(name)
-            columns[name] = (
-                column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-            )
-        return cls(columns, classes)
+        return cls({name: table[name].combine_chunks() for name in table.column_names})
 
     @classmethod
-    def from_samples(cls, samples: Mapping[str, Sequence[Any]], classes: np.ndarray) -> "PairBatch":
+    def from_samples(cls, samples: Mapping[str, Sequence[Any]]) -> "PairBatch":
         """A batch over lists of values, as data-juicer hands them to an operator."""
         columns = {
             name: pa.array(samples[name], pa.large_string())
             for name in READ_COLUMNS
             if name in samples
         }
-        return cls(columns, classes)
+        return cls(columns)
 
     def __len__(self) -> int:
         return len(self._columns[SIDES[0]])
@@ -230,11 +222,11 @@ class PairBatch:
             self._views[key] = pa.array(texts, pa.large_string())
         return self._views[key]
 
-    def stats(self, side: str, view: View) -> TextStats:
+    def stats(self, side: str, view: View, special: str) -> TextStats:
         """Length, words and special characters of one side under a view."""
         key = side, view
         if key not in self._stats:
-            self._stats[key] = text_stats(self.view(side, view), self._classes)
+            self._stats[key] = text_stats(self.view(side, view), special)
         return self._stats[key]
 
     @cached_property

@@ -9,13 +9,11 @@ from replay_pipeline.pairs.extract import extract_dpo_pairs, extract_pairs
 from replay_pipeline.pairs.report import PairReport
 from replay_pipeline.pairs.rows import (
     outcomes_table,
-    pair_of_row,
     pairs_from_table,
     pairs_parts,
     pairs_table,
     positives_parts,
     positives_table,
-    row_of_pair,
 )
 from replay_pipeline.pairs.weights import PairWeights
 
@@ -26,11 +24,9 @@ __all__ = [
     "extract_pairs",
     "family_of_model",
     "outcomes_table",
-    "pair_of_row",
     "pairs_from_table",
     "pairs_parts",
     "pairs_table",
     "positives_parts",
     "positives_table",
-    "row_of_pair",
 ]

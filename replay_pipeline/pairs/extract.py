@@ -1,9 +1,10 @@
 """From states and teacher answers to preference pairs."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from replay_pipeline.actions import (
     LEVELS,
@@ -22,12 +23,14 @@ from replay_pipeline.actions.votes import (
     family_of_answer,
     read_answer,
 )
-from replay_pipeline.collector import without_collector
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.families import family_of_model
+from replay_pipeline.garbage_collection import without_collector
+from replay_pipeline.pairs.evidence import Prompt, is_early_stop, is_refusal
 from replay_pipeline.pairs.natural import NaturalPair, natural_pairs
 from replay_pipeline.pairs.report import AgreementStatistics, PairReport, TeacherTally
-from replay_pipeline.pairs.weights import PairWeights
+from replay_pipeline.pairs.weights import FAILURES, PairWeights
+from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import (
     AgreementLevel,
     DPOPair,
@@ -39,13 +42,56 @@ from replay_pipeline.types import (
 )
 
 
+class ExtractOptions(TypedDict, total=False):
+    """How states are judged; everything has a default."""
+
+    level: AgreementLevel
+    """How strictly two actions must be the same; `effect`."""
+    include_natural: bool
+    """Add pairs from rewinds and rejections, which need no teacher; they are added."""
+    count_own_family: bool
+    """Let teachers of the student's own family vote for a consensus; they do not."""
+    look_ahead_steps: int
+    """A consensus that the student does within so many steps is `deferred`; 3."""
+    samples: Mapping[str, Message]
+    """By state, an action sampled from the model to be trained: it is then the student's side
+    instead of the recorded action."""
+    control: Iterable[TeacherAction]
+    """Answers of the student's own model at the same states. Rows of `teacher_actions` from the
+    student's model itself are taken as control too."""
+    same_text: TextComparator | None
+    """Judge of final texts that differ."""
+    weights: PairWeights
+    """How pairs are weighted."""
+    on_progress: Callable[[Progress], None] | None
+    """Called every 1,000 states."""
+
+
 def extract_dpo_pairs(
     states: Iterable[TraceState],
     teacher_actions: Iterable[TeacherAction],
     agreement_threshold: int = 2,
-    **options: Any,
+    **options: Unpack[ExtractOptions],
 ) -> list[DPOPair]:
-    """The pairs of `extract_pairs`, which takes the same options and raises the same errors."""
+    """Give the pairs of `extract_pairs`, which takes the same options and raises the same errors.
+
+    Example:
+        >>> def bash(command):
+        ...     function = {"name": "Bash", "arguments": {"command": command}}
+        ...     return {"role": "assistant", "tool_calls": [{"function": function}]}
+        >>> state = {
+        ...     "state_id": "s1",
+        ...     "messages": [{"role": "user", "content": "The cart test fails."}],
+        ...     "student_action": bash("pytest"),
+        ... }
+        >>> answers = [
+        ...     TeacherAction(state_id="s1", teacher=name, action=bash(command))
+        ...     for name, command in {"qwen": "cat cart.py", "glm": "cat ./cart.py"}.items()
+        ... ]
+        >>> [pair] = extract_dpo_pairs([state], answers)
+        >>> pair["chosen"], pair["rejected"]
+        ('Bash {"command":"cat cart.py"}', 'Bash {"command":"pytest"}')
+    """
     return extract_pairs(states, teacher_actions, agreement_threshold, **options).pairs
 
 
@@ -53,36 +99,20 @@ def extract_pairs(
     states: Iterable[TraceState],
     teacher_actions: Iterable[TeacherAction],
     agreement_threshold: int = 2,
-    *,
-    level: AgreementLevel = "effect",
-    include_natural: bool = True,
-    count_own_family: bool = False,
-    samples: Mapping[str, Message] | None = None,
-    control: Iterable[TeacherAction] = (),
-    same_text: TextComparator | None = None,
-    weights: PairWeights | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    **options: Unpack[ExtractOptions],
 ) -> PairReport:
-    """Judge every state by the teachers' votes, and count everything.
+    """Judge every state by the teachers' votes and by the record, and count everything.
 
     A family of models has one vote. A failed call or an invalid action has none. Where at least
-    `agreement_threshold` families agree on an action that the student did not take, a pair is
-    born; where the student took it, a positive.
+    `agreement_threshold` families agree on an action that the student did not take, and nothing
+    in the prompt or the record speaks against it, a pair is born; where the student took it, a
+    positive.
 
     Args:
         states: The states to judge.
         teacher_actions: Answers of the teachers, in any order.
         agreement_threshold: Families that make a consensus.
-        level: How strictly two actions must be the same.
-        include_natural: Add pairs from rewinds and rejections, which need no teacher.
-        count_own_family: Let teachers of the student's own family vote.
-        samples: By state, an action sampled from the model to be trained: it is then the
-            student's side instead of the recorded action.
-        control: Answers of the student's own model at the same states. Rows of
-            `teacher_actions` from the student's model itself are taken as control too.
-        same_text: Judge of final texts that differ.
-        weights: How pairs are weighted.
-        on_progress: Called every 1,000 states.
+        options: What `ExtractOptions` lists.
 
     Raises:
         ConfigError: the threshold is no positive whole number, or the level is unknown.
@@ -94,19 +124,17 @@ def extract_pairs(
             f"agreement_threshold={agreement_threshold} must be at least 1: it is the number of "
             "model families that have to agree"
         )
+    level = options.get("level", "effect")
     if level not in LEVELS:
         raise ConfigError(f"level={level!r} is not one of {', '.join(LEVELS)}")
     extraction = _Extraction(
-        PairReport(level=level, agreement_threshold=agreement_threshold),
-        count_own_family=count_own_family,
-        samples=samples or {},
-        same_text=same_text,
-        weights=weights or PairWeights(),
+        PairReport(level=level, agreement_threshold=agreement_threshold), options
     )
     with without_collector():
-        extraction.file_answers(teacher_actions, control)
-        judged = extraction.judge_all(states, on_progress)
-        if include_natural:
+        extraction.file_answers(teacher_actions, options.get("control", ()))
+        judged = extraction.judge_all(states, options.get("on_progress"))
+        extraction.defer()
+        if options.get("include_natural", True):
             extraction.add_natural(judged)
         return extraction.finished()
 
@@ -134,22 +162,58 @@ class _Answers:
     voting: list[Vote] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """Who is for the consensus, and who for the student's action, the student itself included."""
+
+    n_for: int
+    n_against: int
+    n_next: int
+    """Families of the next group of teachers."""
+    n_families: int
+
+    @property
+    def margin(self) -> int:
+        """Votes of the consensus minus those of the strongest other side."""
+        return self.n_for - max(self.n_next, self.n_against)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the student did at one turn of a session."""
+
+    turn_idx: int
+    n_user_messages: int
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A pair that may still be deferred, and its sides."""
+
+    pair: DPOPair
+    row: dict[str, Any]
+    """The row of `outcomes` of its state."""
+    chosen: Action
+    rejected: Action
+    place: tuple[str, int]
+    """Session and length of the prefix."""
+    step: _Step | None
+    """Where the session stands; `None` where it cannot be told, or the side was sampled."""
+
+
 class _Extraction:
-    def __init__(
-        self,
-        report: PairReport,
-        *,
-        count_own_family: bool,
-        samples: Mapping[str, Message],
-        same_text: TextComparator | None,
-        weights: PairWeights,
-    ) -> None:
+    def __init__(self, report: PairReport, options: ExtractOptions) -> None:
         self.report = report
-        self.count_own_family = count_own_family
-        self.samples = samples
-        self.same_text = same_text
-        self.weights = weights
+        self.count_own_family = options.get("count_own_family", False)
+        self.look_ahead_steps = options.get("look_ahead_steps", 3)
+        self.samples = options.get("samples") or {}
+        self.same_text = options.get("same_text")
+        self.weights = options.get("weights") or PairWeights()
         self.statistics = AgreementStatistics(report.level)
+        self._found: list[_Found] = []
+        self._steps: dict[str, list[_Step]] = {}
+        """The recorded actions of each session by turn."""
         self._answers: dict[str, dict[str, TeacherAction]] = {}
         self._control: dict[str, TeacherAction] = {}
         self._toolboxes: dict[int, tuple[Sequence[Tool], ToolList]] = {}
@@ -201,32 +265,127 @@ class _Extraction:
             if outcome == "no_consensus" and not verdict.is_tie
             else None
         )
+        balance, why = None, None
         if verdict.winner is not None:
             for vote in verdict.winner.votes:
                 self.report.teachers[vote.row.teacher].n_in_consensus += 1
+            balance = self.balance(answers, verdict, verdict.winner, with_student)
             if outcome == "pair":
-                self.report.pairs.append(self.pair(state, side, answers, verdict, verdict.winner))
+                outcome, why = self.objection(state, side, verdict.winner, balance)
+        row = {
+            "state_id": state["state_id"],
+            "session_id": state.get("session_id"),
+            "outcome": outcome,
+            "level": verdict.winner.level if verdict.winner else None,
+            "student_level": found,
+            "near_level": near,
+            "n_asked": answers.asked,
+            "n_valid": len(answers.voting),
+            "n_failed": answers.failed,
+            "n_invalid": answers.invalid,
+            "n_own_family": answers.own_family,
+            "n_agreeing": verdict.n_leading,
+            "n_against": balance.n_against if balance and outcome != "agreement" else None,
+            "margin": balance.margin if balance and outcome != "agreement" else verdict.margin,
+            "is_tie": verdict.is_tie,
+            "invalid_reason": side.action.invalid_reason,
+            "why": why,
+        }
+        self.report.outcomes.append(row)
+        step = self.step(state, side)
+        if verdict.winner is not None and balance is not None:
+            if outcome == "pair":
+                pair = self.pair(state, side, answers, balance, verdict.winner)
+                place = state.get("session_id") or "", len(state["messages"])
+                chosen = verdict.winner.action
+                self._found.append(_Found(pair, row, chosen, side.action, place, step))
             elif outcome == "agreement":
                 self.report.positives.append(_positive(state, side, answers, verdict.winner))
-        self.report.outcomes.append(
-            {
-                "state_id": state["state_id"],
-                "session_id": state.get("session_id"),
-                "outcome": outcome,
-                "level": verdict.winner.level if verdict.winner else None,
-                "student_level": found,
-                "near_level": near,
-                "n_asked": answers.asked,
-                "n_valid": len(answers.voting),
-                "n_failed": answers.failed,
-                "n_invalid": answers.invalid,
-                "n_own_family": answers.own_family,
-                "n_agreeing": verdict.n_leading,
-                "margin": verdict.margin,
-                "is_tie": verdict.is_tie,
-                "invalid_reason": side.action.invalid_reason,
-            }
-        )
+
+    def step(self, state: TraceState, side: _Side) -> _Step | None:
+        """What the student did, kept for the look-ahead of earlier states."""
+        session_id, turn_idx = state.get("session_id"), state.get("turn_idx")
+        if session_id is None or turn_idx is None or side.source != "recorded":
+            return None
+        n_user_messages = sum(message.get("role") == "user" for message in state["messages"])
+        step = _Step(turn_idx, n_user_messages, side.action)
+        self._steps.setdefault(session_id, []).append(step)
+        return step
+
+    def balance(
+        self,
+        answers: _Answers,
+        verdict: Verdict,
+        consensus: Consensus,
+        with_student: dict[Action, AgreementLevel | None],
+    ) -> _Balance:
+        """Count both sides. The student's own family, which makes no consensus, counts here."""
+        n_next = verdict.n_leading - verdict.margin
+        families = {vote.family for vote in consensus.votes}
+        voting = {vote.family for vote in answers.voting}
+        for vote in answers.valid:
+            if vote.family not in voting and self.is_same(vote.action, consensus.action):
+                families.add(vote.family)
+        against = {
+            vote.family
+            for vote in answers.valid
+            if agrees_at(self.report.level, with_student[vote.action])
+        }
+        everyone = {vote.family for vote in answers.valid}
+        return _Balance(len(families), 1 + len(against), n_next, len(everyone))
+
+    def is_same(self, one: Action, other: Action) -> bool:
+        """Whether two actions agree at the level of this extraction."""
+        found = agreement_level(one, other, same_text=self.same_text)
+        return agrees_at(self.report.level, found)
+
+    def objection(
+        self, state: TraceState, side: _Side, consensus: Consensus, balance: _Balance
+    ) -> tuple[str, str | None]:
+        """The outcome of a state whose student differs from the consensus, and why no pair."""
+        if is_refusal(consensus.action):
+            return "refusal", None
+        if is_early_stop(consensus.action, side.action):
+            return "early_stop", None
+        if why := Prompt(state["messages"], side.action).obstacle(consensus.action):
+            return "infeasible", why
+        # Alone against them the student is what a pair is about; with others it is a dispute.
+        if balance.n_against > 1 and balance.margin <= 0:
+            return "contested", f"{balance.n_against} for the student's action"
+        return "pair", None
+
+    def defer(self) -> None:
+        """Turn pairs into `deferred` whose consensus the student does by itself a few steps later.
+
+        Only an order differs then. Not where the recorded action failed or was refused: doing the other thing next is then
+        the best evidence that it was better.
+        """
+        for steps in self._steps.values():
+            steps.sort(key=lambda step: step.turn_idx)
+        kept: list[_Found] = []
+        for found in self._found:
+            n_steps = self.n_steps_ahead(found)
+            if n_steps is None or found.pair.get("outcome") in FAILURES:
+                kept.append(found)
+                self.report.pairs.append(found.pair)
+            else:
+                found.row["outcome"] = "deferred"
+                found.row["why"] = f"the student does it {n_steps} steps later"
+        self._found = kept
+
+    def n_steps_ahead(self, found: _Found) -> int | None:
+        """After how many steps the student does what the consensus is; `None` if not soon."""
+        now = found.step
+        if now is None:
+            return None
+        steps = self._steps[found.place[0]]
+        first = bisect_right(steps, now.turn_idx, key=lambda step: step.turn_idx)
+        for n, step in enumerate(steps[first : first + self.look_ahead_steps], start=1):
+            if step.n_user_messages > now.n_user_messages:
+                return None  # the user spoke in between: it may have been told to
+            if self.is_same(found.chosen, step.action):
+                return n
+        return None
 
     def levels_with_student(
         self, side: _Side, everyone: Panel
@@ -344,24 +503,21 @@ class _Extraction:
         state: TraceState,
         side: _Side,
         answers: _Answers,
-        verdict: Verdict,
+        balance: _Balance,
         consensus: Consensus,
     ) -> DPOPair:
         shares_vendor = any(vote.family == side.family for vote in consensus.votes)
-        n_families = len({vote.family for vote in answers.voting})
         is_mismatch = self.control_mismatch(state, answers)
         pair: dict[str, Any] = {
             **_shared(state),
-            "chosen": consensus.action.render(),
-            "rejected": side.action.render(),
-            "chosen_action": consensus.action.to_message(),
-            "rejected_action": side.action.to_message(),
+            **_sides(state, consensus.action, side.action),
             "n_teachers_agreeing": consensus.n_families,
             "n_teachers_asked": answers.asked,
             "n_teachers_valid": len(answers.voting),
             "teachers_agreeing": [vote.row.teacher for vote in consensus.votes],
             "agreement_level": consensus.level,
-            "margin": verdict.margin,
+            "n_against": balance.n_against,
+            "margin": balance.margin,
             "source": "consensus",
             "rejected_source": side.source,
             "shares_vendor": shares_vendor,
@@ -369,7 +525,7 @@ class _Extraction:
             "control_mismatch": is_mismatch,
             "cost_usd": math.fsum([answers.cost_usd]),
             "weight": self.weights.of_consensus(
-                share=consensus.n_families / n_families,
+                share=balance.n_for / balance.n_families,
                 level=consensus.level,
                 outcome=state.get("outcome") if side.source == "recorded" else None,
                 shares_vendor=shares_vendor,
@@ -379,16 +535,32 @@ class _Extraction:
         return _without_none(pair)
 
     def add_natural(self, states: list[TraceState]) -> None:
-        for found in natural_pairs(states, self.report.level):
-            self.report.pairs.append(self.natural(found))
+        """Add what the record itself prefers; where the teachers say the same, it joins their row."""
+        at_place: dict[tuple[str, int], list[_Found]] = {}
+        for found in self._found:
+            at_place.setdefault(found.place, []).append(found)
+        for natural in natural_pairs(states):
+            same = next(
+                (
+                    found
+                    for found in at_place.get(natural.place, ())
+                    if self.is_same(found.chosen, natural.chosen)
+                    and self.is_same(found.rejected, natural.rejected)
+                ),
+                None,
+            )
+            if same is not None:
+                self.report.n_natural_joined += 1
+                same.pair["evidence"] = sorted({*same.pair.get("evidence", ()), natural.source})
+            elif (why := natural.objection(self.report.level)) is not None:
+                self.report.natural_left_out[f"{natural.source}_{why}"] += 1
+            else:
+                self.report.pairs.append(self.natural(natural))
 
     def natural(self, found: NaturalPair) -> DPOPair:
         pair: dict[str, Any] = {
             **_shared(found.state),
-            "chosen": found.chosen.render(),
-            "rejected": found.rejected.render(),
-            "chosen_action": found.chosen.to_message(),
-            "rejected_action": found.rejected.to_message(),
+            **_sides(found.state, found.chosen, found.rejected),
             "n_teachers_agreeing": 0,
             "n_teachers_asked": 0,
             "n_teachers_valid": 0,
@@ -418,6 +590,17 @@ def _shared(state: TraceState) -> dict[str, Any]:
         "hint": state.get("hint"),
         "outcome": state.get("outcome"),
         "student_model": state.get("student_model"),
+    }
+
+
+def _sides(state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any]:
+    """Both sides as text and as messages, and the id of the pair that they make."""
+    return {
+        "pair_id": pair_id_of(state["state_id"], chosen.render(), rejected.render()),
+        "chosen": chosen.render(),
+        "rejected": rejected.render(),
+        "chosen_action": chosen.to_message(),
+        "rejected_action": rejected.to_message(),
     }
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
+from replay_pipeline.pairs.evidence import Prompt, is_early_stop, is_refusal
 from replay_pipeline.types import AgreementLevel, TraceState
 
 _ABANDONED = ("rewound", "retracted")
-_MAX_STEPS_TO_ACCEPTED = 3
-_CHANGING = frozenset({"Edit", "MultiEdit", "Write", "NotebookEdit"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,41 +18,56 @@ class NaturalPair:
     state: TraceState
     chosen: Action
     rejected: Action
-    level: AgreementLevel | None
-    """How close the two sides are."""
-    source: str
+    source: Literal["rewind", "rejection"]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Session and length of the prefix: the same for the two branches of a rewind."""
+        return self.state.get("session_id") or "", len(self.state["messages"])
+
+    def objection(self, level: AgreementLevel) -> str | None:
+        """Say why the record alone makes no pair of it; `None` when nothing speaks against it.
+
+        Args:
+            level: Actions that agree at this level or stricter make no pair.
+        """
+        if not (self.chosen.is_valid and self.rejected.is_valid):
+            return "invalid"
+        found = agreement_level(self.chosen, self.rejected)
+        if agrees_at(level, found):
+            return "same_action"
+        if is_refusal(self.chosen):
+            return "refusal"
+        if is_early_stop(self.chosen, self.rejected):
+            return "early_stop"
+        if self.source == "rejection" and not agrees_at("target", found):
+            return "other_object"
+        is_shown = Prompt(self.state["messages"], self.rejected).obstacle(self.chosen) is None
+        return None if is_shown else "infeasible"
 
 
-def natural_pairs(states: Sequence[TraceState], level: AgreementLevel) -> Iterator[NaturalPair]:
-    """Pairs from rewinds and rejections; each fact gives one pair, however often it is recorded.
+def natural_pairs(states: Sequence[TraceState]) -> Iterator[NaturalPair]:
+    """Find what rewinds and rejections prefer; each fact once, however often it is recorded.
 
     A rewind: of two actions at the same prefix the abandoned one is rejected. A rejection: the
-    user refused an action, and soon after another attempt with the same tool went through: a
-    change of a file or an action on the same object within three steps, anything else at once.
+    user refused an action, and the very next one that was not refused went through. Anything
+    later was decided with more in view than the prompt holds.
 
     Args:
         states: In any order; steps of a session are put in order by `turn_idx`.
-        level: Actions that agree at this level or stricter make no pair.
     """
-    seen: set[tuple[str, int, str, str]] = set()
+    seen: set[tuple[tuple[str, int], str, str]] = set()
     sessions: dict[str, list[TraceState]] = {}
     for state in states:
         if (session := state.get("session_id")) is not None:
             sessions.setdefault(session, []).append(state)
         for chosen, rejected in _rewinds(state):
-            if (pair := _pair(state, chosen, rejected, level, "rewind")) is None:
-                continue
-            fact = (
-                state.get("session_id") or "",
-                len(state["messages"]),
-                pair.chosen.render(),
-                pair.rejected.render(),
-            )
-            if fact not in seen:
+            pair = NaturalPair(state, chosen, rejected, "rewind")
+            if (fact := (pair.place, chosen.render(), rejected.render())) not in seen:
                 seen.add(fact)
                 yield pair
     for steps in sessions.values():
-        yield from _rejections(steps, level)
+        yield from _rejections(steps)
 
 
 def _rewinds(state: TraceState) -> Iterator[tuple[Action, Action]]:
@@ -60,7 +75,7 @@ def _rewinds(state: TraceState) -> Iterator[tuple[Action, Action]]:
     if not alternatives:
         return
     cwd, tools = state.get("cwd"), state.get("tools")
-    recorded = canonical_action(state["student_action"], cwd=cwd, tools=tools)
+    recorded = _action(state)
     others = [canonical_action(message, cwd=cwd, tools=tools) for message in alternatives]
     if state.get("outcome") in _ABANDONED:
         yield others[-1], recorded
@@ -68,40 +83,16 @@ def _rewinds(state: TraceState) -> Iterator[tuple[Action, Action]]:
         yield from ((recorded, other) for other in others)
 
 
-def _rejections(steps: list[TraceState], level: AgreementLevel) -> Iterator[NaturalPair]:
+def _rejections(steps: list[TraceState]) -> Iterator[NaturalPair]:
     steps = sorted(steps, key=lambda state: state.get("turn_idx", 0))
     for place, state in enumerate(steps):
         if state.get("outcome") != "user_rejected":
             continue
-        rejected = canonical_action(
-            state["student_action"], cwd=state.get("cwd"), tools=state.get("tools")
-        )
-        others = [later for later in steps[place + 1 :] if later.get("outcome") != "user_rejected"]
-        for number, later in enumerate(others[:_MAX_STEPS_TO_ACCEPTED]):
-            accepted = canonical_action(
-                later["student_action"], cwd=later.get("cwd"), tools=later.get("tools")
-            )
-            if later.get("outcome") != "ok" or not _is_redone(
-                accepted, rejected, at_once=not number
-            ):
-                continue
-            if (pair := _pair(state, accepted, rejected, level, "rejection")) is not None:
-                yield pair
-            break
+        later = (step for step in steps[place + 1 :] if step.get("outcome") != "user_rejected")
+        following = next(later, None)
+        if following is not None and following.get("outcome") == "ok":
+            yield NaturalPair(state, _action(following), _action(state), "rejection")
 
 
-def _is_redone(accepted: Action, rejected: Action, *, at_once: bool) -> bool:
-    """Whether `accepted` is another attempt at what `rejected` was meant to do."""
-    found = agreement_level(accepted, rejected)
-    if not accepted.calls or found is None:
-        return False
-    return at_once or agrees_at("target", found) or set(accepted.tools) <= _CHANGING
-
-
-def _pair(
-    state: TraceState, chosen: Action, rejected: Action, level: AgreementLevel, source: str
-) -> NaturalPair | None:
-    if not (chosen.is_valid and rejected.is_valid):
-        return None
-    found = agreement_level(chosen, rejected)
-    return None if agrees_at(level, found) else NaturalPair(state, chosen, rejected, found, source)
+def _action(state: TraceState) -> Action:
+    return canonical_action(state["student_action"], cwd=state.get("cwd"), tools=state.get("tools"))

@@ -70,6 +70,10 @@ class PairReport:
     """States at which the student's own model was asked again."""
     n_control_mismatch: int = 0
     """Those at which it left its recorded action."""
+    natural_left_out: Counter[str] = field(default_factory=Counter)
+    """Rewinds and rejections that make no pair, by reason."""
+    n_natural_joined: int = 0
+    """Rewinds and rejections that say what the teachers say: they are `evidence` of that pair."""
     matrix: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     """Teacher by teacher: (states at which both were valid, at which they agree)."""
     agreement: dict[str, LevelAgreement] = field(default_factory=dict)
@@ -129,6 +133,8 @@ class PairReport:
             "n_positives": len(self.positives),
             "outcomes": self.outcome_counts,
             "pairs_by_source": self.pairs_by_source,
+            "natural_left_out": dict(sorted(self.natural_left_out.items())),
+            "n_natural_joined": self.n_natural_joined,
             "consensus_levels": self.consensus_levels,
             "n_ties": self.n_ties,
             "near_misses": self.near_misses,

@@ -1,25 +1,16 @@
 """Pairs, positives and outcomes as rows of their tables, and back."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.pair_rows import NOT_UTF8, json_text, pair_of_row, row_of_pair
+from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair
 
-_JSON_COLUMNS = {
-    "state_messages": "state_messages_json",
-    "tools": "tools_json",
-    "chosen_action": "chosen_action_json",
-    "rejected_action": "rejected_action_json",
-    "action_message": "action_json",
-}
-_NOT_UTF8 = (UnicodeEncodeError, TypeError, OverflowError)
 _PART_BYTES = 32_000_000
-_KEYS = {column: key for key, column in _JSON_COLUMNS.items()}
 
 
 def pairs_table(pairs: Iterable[DPOPair]) -> pa.Table:
@@ -52,27 +43,6 @@ def outcomes_table(outcomes: Sequence[Mapping[str, Any]]) -> pa.Table:
     return table_of([dict(outcome) for outcome in outcomes], "outcomes")
 
 
-def row_of_pair(
-    pair: Mapping[str, Any], *, as_json: Callable[[Any], str | bytes | None] | None = None
-) -> dict[str, Any]:
-    """A pair (or positive) with its messages and tools as JSON text."""
-    text_of = as_json or _json
-    return {
-        _JSON_COLUMNS.get(key, key): text_of(value) if key in _JSON_COLUMNS else value
-        for key, value in pair.items()
-    }
-
-
-def pair_of_row(row: Mapping[str, Any]) -> DPOPair:
-    """The pair behind a row of `dpo_pairs`; columns without a value are left out."""
-    pair = {
-        _KEYS.get(column, column): json.loads(value) if column in _KEYS else value
-        for column, value in row.items()
-        if value is not None
-    }
-    return cast("DPOPair", pair)
-
-
 def _parts(pairs: Iterable[Mapping[str, Any]], name: str) -> Iterator[pa.Table]:
     """Tables of about `_PART_BYTES` bytes; one without rows if there is no pair."""
     as_json = _SharedJson()
@@ -98,11 +68,11 @@ class _SharedJson:
 
     def __call__(self, value: Any) -> str | bytes | None:
         if not isinstance(value, list):
-            return _json(value)
+            return json_text(value)
         try:
             return b"[%b]" % b",".join(map(self._item, value))
-        except _NOT_UTF8:
-            return _json(value)
+        except NOT_UTF8:
+            return json_text(value)
 
     def _item(self, item: object) -> bytes:
         known = self._known.get(id(item))
@@ -115,13 +85,3 @@ class _SharedJson:
             self._n_bytes = len(text)
         self._known[id(item)] = (item, text)  # the item keeps its id while it is here
         return text
-
-
-def _json(value: Any) -> str | None:
-    if value is None:
-        return None
-    try:
-        return msgspec.json.encode(value).decode()
-    except _NOT_UTF8:
-        # A lone surrogate cannot be stored as UTF-8, but its escape can.
-        return json.dumps(value, separators=(",", ":"))

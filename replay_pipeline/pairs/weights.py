@@ -2,20 +2,7 @@
 
 from dataclasses import dataclass
 
-from replay_pipeline.types import AgreementLevel, Outcome
-
-FAILURES: frozenset[Outcome] = frozenset(
-    {
-        "tool_error",
-        "user_rejected",
-        "denied_by_policy",
-        "hook_blocked",
-        "retracted",
-        "rewound",
-        "interrupted",
-    }
-)
-"""Outcomes in which hindsight says the recorded action was not the one to take."""
+from replay_pipeline.types import FAILURES, AgreementLevel, Outcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Publish pairs as a dataset that `datasets.load_dataset` and TRL take as it is."""
 
-from replay_pipeline.publish.card import CardFacts, TeacherFacts
+from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
 from replay_pipeline.publish.publisher import PublishReport, publish, retract
 from replay_pipeline.publish.versions import fetch, newest, to_be_published
 

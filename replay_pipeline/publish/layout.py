@@ -17,6 +17,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from replay_pipeline.storage.pair_rows import json_value
+
 _MESSAGES = pa.list_(pa.string())
 _JSON = {b"is_json": b"1"}
 
@@ -38,8 +40,11 @@ _COMMON = [
 ]
 _KEYS = [("state_id", pa.string()), ("session_id", pa.string()), ("trace_batch", pa.string())]
 _OF_PAIRS = [
+    ("pair_id", pa.string()),
     ("n_teachers_valid", pa.int32()),
+    ("n_against", pa.int32()),
     ("margin", pa.int32()),
+    ("evidence", pa.list_(pa.string())),
     ("source", pa.string()),
     ("rejected_source", pa.string()),
     ("shares_vendor", pa.bool_()),
@@ -213,7 +218,7 @@ def messages_of(messages_json: str) -> list[str]:
     Arguments of tool calls are objects, not text, and no content is null: templates put both into
     the prompt as they are.
     """
-    return [_encode(_published(message)).decode() for message in decode(messages_json)]
+    return [_encode(_published(message)).decode() for message in json_value(messages_json)]
 
 
 def _published(message: dict[str, Any]) -> dict[str, Any]:
@@ -229,22 +234,13 @@ def _published_call(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = msgspec.json.decode(function["arguments"] or "{}")
-    except msgspec.DecodeError:
+        arguments = json_value(function["arguments"] or "{}")
+    except ValueError:
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def decode(text: str) -> Any:
-    """Read JSON; half of a surrogate pair, which no file can hold, becomes a question mark."""
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        whole = json.dumps(json.loads(text), ensure_ascii=False)
-        return msgspec.json.decode(whole.encode("utf-8", "replace"))
-
-
 def tools_of(tools_json: str) -> list[str] | None:
     """Tools, each as JSON; `None` for a state without tools."""
-    tools = decode(tools_json)
+    tools = json_value(tools_json)
     return [_encode(tool).decode() for tool in tools] or None

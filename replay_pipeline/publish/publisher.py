@@ -17,11 +17,12 @@ from replay_pipeline.errors import (
     PublishError,
     SecretFoundError,
 )
-from replay_pipeline.publish import card, layout
+from replay_pipeline.publish import batch_facts, layout
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
-from replay_pipeline.redact import SecretHit, find_secrets_in
-from replay_pipeline.schemas import NORMALIZED_PAIRS, POSITIVES
+from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
+from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, POSITIVES
+from replay_pipeline.types import TEST_FRACTION
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def publish(
     repo_id: str | None = None,
     positives: Iterable[tuple[str, pa.Table]] = (),
     private: bool = True,
-    test_fraction: float = 0.25,
+    test_fraction: float = TEST_FRACTION,
     card_facts: Mapping[str, Any] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     token: str | None = None,
@@ -121,8 +122,8 @@ def publish(
     hub = options.open()
     with alone(folder):
         there, facts = _state_of(folder, hub, {*given, *agreed})
-        facts = card.merge_facts(facts, card.general_facts(card_facts or {}))
-        gone = card.Retracted.of(facts)
+        facts = batch_facts.merge_facts(facts, batch_facts.general_facts(card_facts or {}))
+        gone = batch_facts.Retracted.of(facts)
         keys = {*given, *agreed} - gone.batches
         given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
@@ -135,7 +136,7 @@ def publish(
                 layout.positive_rows(agreed[key], key),
                 split,
                 max_shard_bytes=max_shard_bytes,
-                stages=card.stage_facts(card_facts or {}, key),
+                stages=batch_facts.stage_facts(card_facts or {}, key),
             )
         report = version.write(folder, options)
     return version.bring(folder, hub, options, report)
@@ -173,13 +174,13 @@ def retract(
     hub = options.open()
     with alone(folder):
         there, facts = _state_of(folder, hub, set())
-        new = card.Retracted(frozenset(map(session_sha, session_ids)), frozenset(batches))
+        new = batch_facts.Retracted(frozenset(map(session_sha, session_ids)), frozenset(batches))
         touched = {
             key
             for key, manifest in there.items()
-            if key in new.batches or new.sessions & set(card.sessions_of(manifest))
+            if key in new.batches or new.sessions & set(batch_facts.sessions_of(manifest))
         }
-        version = _Version(facts=card.merge_facts(facts, new.facts()), owned=touched)
+        version = _Version(facts=batch_facts.merge_facts(facts, new.facts()), owned=touched)
         for key in sorted(touched - new.batches):
             pairs, agreed = (
                 new.without(_published_rows(folder, hub, there[key], config))
@@ -233,7 +234,7 @@ class _Version:
         for session in sorted({*_sessions(pairs), *_sessions(positives)}):
             sessions[split.of(session)].append(session_sha(session))
         shas = {sha for side in sessions.values() for sha in side}
-        self._manifests[key] = card.manifest_of(
+        self._manifests[key] = batch_facts.manifest_of(
             key,
             files=counts,
             pairs=pairs,
@@ -243,15 +244,15 @@ class _Version:
             pins={sha: side for sha, side in split.pins.items() if sha in shas},
             stages=stages,
         )
-        self._files[layout.manifest_path(key)] = card.encode(self._manifests[key])
+        self._files[layout.manifest_path(key)] = batch_facts.encode(self._manifests[key])
 
     def write(self, folder: Path, options: HubOptions) -> PublishReport:
         """Bring the folder to this version."""
         stay = {key: m for key, m in read_manifests(folder).items() if key not in self._owned}
         here = {**stay, **self._manifests}
         shared = {
-            layout.FACTS: card.encode(self._facts),
-            layout.CARD: card.render(here, self._facts),
+            layout.FACTS: batch_facts.encode(self._facts),
+            layout.CARD: _hub_room().card.render(here, self._facts),
         }
         for path, data in shared.items():
             _refuse_secrets([data.decode()], [path])
@@ -260,12 +261,12 @@ class _Version:
         return PublishReport(
             dataset=str(folder),
             repo_id=options.repo_id,
-            rows_by_split=card.rows_by_split(here),
+            rows_by_split=batch_facts.rows_by_split(here),
             batches=sorted(self._manifests),
             files_written=change.written,
             files_unchanged=change.unchanged,
             files_removed=change.removed,
-            tag=f"data-{card.digest_of(here)}",
+            tag=f"data-{batch_facts.digest_of(here)}",
         )
 
     def bring(
@@ -276,7 +277,7 @@ class _Version:
             return report
         hub.ensure(private=options.private)
         room = _hub_room().sync
-        contribution = room.Contribution(
+        contribution = room.Publication(
             batches=frozenset(self._owned),
             files=self._files,
             manifests=self._manifests,
@@ -285,7 +286,7 @@ class _Version:
         )
         done = room.Sync(hub, contribution).run()
         logger.info("%s: %d commits, tag %s", options.repo_id, len(done.commits), done.tag)
-        rows = card.rows_by_split(done.manifests)
+        rows = batch_facts.rows_by_split(done.manifests)
         return replace(report, rows_by_split=rows, commits=done.commits, tag=done.tag)
 
 
@@ -310,7 +311,7 @@ def _state_of(
     if hub is not None and hub.exists():
         room = _hub_room().sync
         head = hub.head()
-        known = room.Contribution(
+        known = room.Publication(
             batches=frozenset(owned),
             files={},
             manifests={},
@@ -318,7 +319,7 @@ def _state_of(
             known=read_files(folder, layout.MANIFESTS),
         )
         manifests = {**room.remote_manifests(hub, head, known, {}), **manifests}
-        facts = card.merge_facts(room.remote_facts(hub, head), facts)
+        facts = batch_facts.merge_facts(room.remote_facts(hub, head), facts)
     return manifests, facts
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay_pipeline.errors import PublishError
-from replay_pipeline.publish import card, layout
+from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.hub import ConflictError, Data, Head, HubDataset
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _MAX_CONFLICTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contribution:
+class Publication:
     """What a publication brings."""
 
     batches: frozenset[str]
@@ -40,7 +40,7 @@ class Contribution:
         """A name for what is brought."""
         names = sorted(path for path in self.files if layout.batch_of(path))
         return hashlib.sha256(
-            "\n".join([*names, card.digest_of(self.manifests)]).encode()
+            "\n".join([*names, batch_facts.digest_of(self.manifests)]).encode()
         ).hexdigest()[:12]
 
     @property
@@ -65,7 +65,7 @@ class Synced:
 class Sync:
     """One contribution on its way to the Hub."""
 
-    def __init__(self, hub: HubDataset, contribution: Contribution) -> None:
+    def __init__(self, hub: HubDataset, contribution: Publication) -> None:
         self._hub = hub
         self._brings = contribution
         self._read: dict[str, bytes] = {}
@@ -83,7 +83,7 @@ class Sync:
         sha, manifests = self._hub.retry(self._attempt, conflicts=True)
         if self._was_disturbed:  # answers were lost, or others did part of it: look what is ours
             self._commits = self._hub.find_commits(self._brings.message, since=self._first_head)
-        name = f"data-{card.digest_of(manifests)}"
+        name = f"data-{batch_facts.digest_of(manifests)}"
         self._hub.tag(name, revision=sha, message=self._brings.message)
         return Synced(commits=self._commits, tag=name, manifests=manifests)
 
@@ -125,12 +125,12 @@ class Sync:
     def _shared_files(
         self, head: Head, manifests: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, bytes]:
-        facts = card.merge_facts(remote_facts(self._hub, head), self._brings.facts)
-        return {layout.FACTS: card.encode(facts), layout.CARD: card.render(manifests, facts)}
+        facts = batch_facts.merge_facts(remote_facts(self._hub, head), self._brings.facts)
+        return {layout.FACTS: batch_facts.encode(facts), layout.CARD: card.render(manifests, facts)}
 
 
 def remote_manifests(
-    hub: HubDataset, head: Head, brings: Contribution, read: dict[str, bytes]
+    hub: HubDataset, head: Head, brings: Publication, read: dict[str, bytes]
 ) -> dict[str, dict[str, Any]]:
     """Manifests of the batches that others own. `read` remembers what was downloaded."""
     manifests: dict[str, dict[str, Any]] = {}

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.publish import layout
-from replay_pipeline.store import (
+from replay_pipeline.storage.store import (
     copy_files,
     files_below,
     is_local,

@@ -1,16 +1,14 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
-from replay_pipeline.replay.batch import replay_batch, replay_batch_in_thread
+from replay_pipeline.replay.asking import Asking, ReplayOptions
+from replay_pipeline.replay.batch import replay_batch
 from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.facts import refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
 from replay_pipeline.replay.run import (
-    Asking,
     estimate,
-    estimate_sync,
-    recorded_actions,
     replay_in_thread,
     replay_states,
     replay_trace,
@@ -18,6 +16,7 @@ from replay_pipeline.replay.run import (
 )
 from replay_pipeline.replay.status import LedgerStatus, ledger_status, spent_since
 from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
+from replay_pipeline.types import RetryPolicy
 
 __all__ = [
     "DEFAULT_GATES",
@@ -26,20 +25,19 @@ __all__ = [
     "Estimate",
     "Gates",
     "LedgerStatus",
+    "ReplayOptions",
+    "RetryPolicy",
     "TeacherCheck",
     "TeacherEstimate",
     "check_teachers",
     "control",
     "estimate",
-    "estimate_sync",
     "has_ledger",
     "ledger_status",
     "measure_gates",
     "parse_gates",
-    "recorded_actions",
     "refuse_if_nobody_answers",
     "replay_batch",
-    "replay_batch_in_thread",
     "replay_facts",
     "replay_in_thread",
     "replay_states",

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.replay.asking import Asking, ReplayOptions, check, fetch_prices, keys_of
 from replay_pipeline.replay.database import Database
 from replay_pipeline.replay.engine import Task, row_of
 from replay_pipeline.replay.ledger import (
@@ -37,15 +38,7 @@ from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.prices import floor_nano, nano, usd
 from replay_pipeline.replay.replies import Answer, read_reply
 from replay_pipeline.replay.requests import RequestBuilder, dialect_of
-from replay_pipeline.replay.run import (
-    Asking,
-    check,
-    drained,
-    fetch_prices,
-    indexed,
-    keys_of,
-    lanes_of,
-)
+from replay_pipeline.replay.run import drained, indexed, lanes_of
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec, TraceState
 
@@ -66,7 +59,7 @@ class _Pending(msgspec.Struct):
     """Request hash to call."""
 
 
-async def replay_batch(
+def replay_batch(
     states: Iterable[TraceState],
     teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
     *,
@@ -74,12 +67,13 @@ async def replay_batch(
     ledger: str | Path | None = None,
     poll_s: float = 30.0,
     stop: threading.Event | None = None,
-    **options: Any,
+    **options: Unpack[ReplayOptions],
 ) -> ReplayReport:
     """Replay states by batch API, for at most `max_total_usd`, and wait for the answers.
 
     Answers in the ledger are not asked again, those of a batch that is still running included.
-    Setting `stop` ends the waiting; the batches go on, and the next run takes their answers.
+    Setting `stop`, or an interrupt, ends the waiting; what was handed in goes on, and the next
+    run takes its answers. Works with and without an event loop.
 
     Args:
         states: decision points, in any order.
@@ -88,42 +82,23 @@ async def replay_batch(
         ledger: as for `replay_states`.
         poll_s: seconds between two looks at a running batch.
         stop: set it from any thread to stop waiting.
-        options: fields of `Asking`; gates do not apply.
+        options: how to ask, see `Asking`; gates do not apply.
 
     Raises:
         ConfigError: a teacher or option is wrong; raised before any cost.
         PriceError: a teacher's price is not known; raised before any cost.
         TeacherError: an endpoint did not take a batch, or can't be reached.
     """
-    asking = Asking(**options)
-    budget = check(teachers, max_total_usd, asking)
+    asking = Asking.of(**options)
+    limit_nano = check(teachers, max_total_usd, asking)
     for teacher in teachers:
         if dialect_of(teacher) != "openrouter":
             raise ConfigError(f"teacher {teacher.name}: its endpoint has no batch API")
+    stop = stop or threading.Event()
     url = str(ledger or Settings.load().ledger_url())
-    opened = await asyncio.to_thread(Ledger, url, is_durable=asking.is_durable)
-    try:
-        run = _BatchRun(indexed(states), teachers, budget, asking, opened, poll_s)
-        return await run.run(stop or threading.Event())
-    finally:
-        await asyncio.to_thread(opened.close)
-
-
-def replay_batch_in_thread(
-    states: Iterable[TraceState],
-    teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
-    *,
-    max_total_usd: float,
-    **options: Any,
-) -> ReplayReport:
-    """`replay_batch` for callers without an event loop.
-
-    An interrupt ends the waiting and is raised again; what was handed in goes on, and the next run
-    takes its answers.
-    """
-    stop = options.pop("stop", None) or threading.Event()
-    work = replay_batch(states, teachers, max_total_usd=max_total_usd, stop=stop, **options)
-    return drained(work, stop)
+    with Ledger(url, is_durable=asking.is_durable) as opened:
+        run = _BatchRun(indexed(states), teachers, limit_nano, asking, opened, poll_s)
+        return drained(run.run(stop), stop)
 
 
 class _BatchRun:
@@ -131,14 +106,14 @@ class _BatchRun:
         self,
         states: Sequence[TraceState],
         teachers: Sequence[TeacherSpec],
-        budget_nano: int,
+        limit_nano: int,
         asking: Asking,
         ledger: Ledger,
         poll_s: float,
     ) -> None:
         self.states = states
         self.teachers = {teacher.name: teacher for teacher in teachers}
-        self.budget_nano = budget_nano
+        self.limit_nano = limit_nano
         self.asking = asking
         self.ledger = ledger
         self.poll_s = poll_s
@@ -160,7 +135,7 @@ class _BatchRun:
             missing = [task for sha, task in self.by_sha.items() if sha not in known]
             running = {sha for each in await self._pending() for sha in each.calls}
             missing = [task for task in missing if task.question.sha not in running]
-            if missing and self.budget_nano and not stop.is_set():
+            if missing and self.limit_nano and not stop.is_set():
                 prices = await fetch_prices(
                     list(self.teachers.values()), self.asking, keys=self.keys
                 )
@@ -180,7 +155,7 @@ class _BatchRun:
         limits[self.day] = None if day is None else floor_nano(day)
         self.ledger.open_scopes(limits)
         carried = sum(each.cost_nano for each in known.values())
-        self.ledger.open_run(self.run_id, self.budget_nano, carried_nano=carried)
+        self.ledger.open_run(self.run_id, self.limit_nano, carried_nano=carried)
 
     async def _pending(self) -> list[_Pending]:
         def read(database: Database) -> list[_Pending]:
@@ -330,7 +305,7 @@ class _BatchRun:
             n_cached=n_cached,
             spent_usd=usd(sum(paid.values())),
             newly_spent_usd=usd(self.newly_spent),
-            budget_usd=usd(self.budget_nano),
+            max_total_usd=usd(self.limit_nano),
             stop_reason="stopped" if stop.is_set() else "budget" if self.n_skipped else "completed",
             skipped={"budget": self.n_skipped} if self.n_skipped else {},
         )

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from replay_pipeline.actions import LEVELS, agreement_level, agrees_at, canonical_action
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.replay.asking import ReplayOptions
 from replay_pipeline.replay.run import replay_in_thread
 from replay_pipeline.types import (
     AgreementLevel,
@@ -61,11 +62,10 @@ def control(
     *,
     max_total_usd: float,
     n_states: int = 50,
-    level: AgreementLevel = "effect",
     teacher: TeacherSpec | None = None,
     ledger: str | Path | None = None,
     tick: Callable[[Progress], None] | None = None,
-    **options: Any,
+    **options: Unpack[ReplayOptions],
 ) -> ControlReport:
     """Ask the student's own model again at a sample of states, and compare.
 
@@ -76,12 +76,11 @@ def control(
         states: replayed states; those without a `student_model` are left out.
         max_total_usd: hard ceiling in US dollars.
         n_states: size of the sample, drawn by hash, the same on every run.
-        level: how strictly an answer must agree with the recording.
         teacher: how the student is asked (its address, key, parameters); its model is
             replaced by the student's. By default OpenRouter.
         ledger: as for `replay_states`.
         tick: called with progress about once a second.
-        options: further options of `replay_states`.
+        options: how to ask, see `Asking`; by `level` an answer agrees with the recording.
 
     Raises:
         ConfigError: no state names its model.
@@ -99,15 +98,15 @@ def control(
         student = base.model_copy(
             update={"name": _PREFIX + model, "model": model, "is_distillable": False}
         )
+        options["accepted_terms"] = (model,)
         report = replay_in_thread(
-            group, [student], max_total_usd=max(0.0, left_usd), ledger=ledger, tick=tick,
-            accepted_terms=(model,), **options,
-        )  # fmt: skip
+            group, [student], max_total_usd=max(0.0, left_usd), ledger=ledger, tick=tick, **options
+        )
         answers += report.actions
         spent_usd += report.spent_usd
         left_usd -= report.spent_usd + report.unknown_usd
     models = {model: len(group) for model, group in by_model.items()}
-    return _compare(sample, answers, level, models, spent_usd)
+    return _compare(sample, answers, options.get("level", "effect"), models, spent_usd)
 
 
 def slug_of(model: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
-from replay_pipeline.wal import use_wal
+from replay_pipeline.storage.wal import use_wal
 
 try:
     import fcntl

@@ -35,7 +35,7 @@ from replay_pipeline.replay.requests import (
     RequestOptions,
     dialect_of,
 )
-from replay_pipeline.types import Progress, TeacherAction, TeacherSpec, TraceState
+from replay_pipeline.types import Progress, RetryPolicy, TeacherAction, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
 
@@ -44,20 +44,6 @@ _MOST_BYTES_PER_TOKEN = 6.0
 _LEAST_BYTES_CHECKED = 8192
 _MAX_SENT_AGAIN = 2
 """How often a call with an unknown outcome is sent again; each counts at its full reservation."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetryPolicy:
-    """How often a call that surely cost nothing is tried again, and how long to wait between."""
-
-    max_attempts: int = 6
-    first_wait_s: float = 0.5
-    max_wait_s: float = 60.0
-    longest_pause_s: float = 600.0
-    """An endpoint that asks for a longer pause is left alone for the rest of the run."""
-    settle_s: float = 30.0
-    """How long after it was sent a lost call may still be running. Asked again only then, the
-    router's response cache has its answer; asked again earlier, it would be paid twice."""
 
 
 @dataclass(slots=True)
@@ -106,7 +92,7 @@ class Engine:
     extra_scopes: tuple[str, ...] = ()
     daily_limit_nano: int | None = None
     partition: str | None = None
-    retry: RetryPolicy = RetryPolicy()
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
     n_total: int = 0
     on_progress: Callable[[Progress], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)

@@ -23,7 +23,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "spent_usd": report.spent_usd,
         "newly_spent_usd": report.newly_spent_usd,
         "unknown_usd": report.unknown_usd,
-        "budget_usd": report.budget_usd,
+        "max_total_usd": report.max_total_usd,
         "forecast_usd": report.forecast_usd,
         "stop_reason": report.stop_reason,
         "is_complete": report.stop_reason == "completed"

@@ -29,6 +29,7 @@ from replay_pipeline.actions.votes import Consensus, Panel, Vote, family_of_answ
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.families import family_of_model
 from replay_pipeline.types import (
+    FAILURES,
     AgreementLevel,
     GateReport,
     Message,
@@ -39,10 +40,6 @@ from replay_pipeline.types import (
 
 DEFAULT_GATES = ("near_duplicates", "error_sites_first", "cheap_screen:0.1", "cheap_first")
 """What most runs want: little lost, most of the money saved."""
-
-ERROR_OUTCOMES = frozenset({"tool_error", "user_rejected", "denied_by_policy", "hook_blocked",
-                            "interrupted", "retracted", "rewound"})  # fmt: skip
-"""Outcomes after which another action would likely have been better."""
 
 _LAST_MESSAGES = 4
 
@@ -283,7 +280,7 @@ _KNOWN = {
 def is_error_site(state: TraceState) -> bool:
     """Whether the recorded action went wrong, was rejected or taken back."""
     return bool(
-        state.get("outcome") in ERROR_OUTCOMES
+        state.get("outcome") in FAILURES
         or state.get("error_kind")
         or state.get("hint")
         or state.get("alternatives")

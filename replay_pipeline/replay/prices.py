@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.errors import PriceError, StorageError
-from replay_pipeline.tables import written_whole
+from replay_pipeline.storage.tables import written_whole
 from replay_pipeline.types import TeacherSpec
 
 logger = logging.getLogger(__name__)

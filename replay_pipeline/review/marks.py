@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.storage.pair_rows import id_of_pair
 from replay_pipeline.types import DPOPair
 
 Mark = Literal["accept", "reject"]
 
-FORMAT = "replay-pipeline marks 1"
+FORMAT = "replay-pipeline marks 2"
 
 
 def read_marks(path: Path) -> dict[str, Mark]:
-    """The marks that a review page exported, by state.
+    """Read the marks that a review page exported, by pair.
 
     Raises:
         StorageError: the file cannot be read.
@@ -31,16 +32,21 @@ def read_marks(path: Path) -> dict[str, Mark]:
     marks = exported.get("marks")
     if not isinstance(marks, dict):
         raise ConfigError(f"{path}: 'marks' is no object")
-    for state_id, mark in marks.items():
+    for pair_id, mark in marks.items():
         if mark not in get_args(Mark):
-            raise ConfigError(f"{path}: {state_id}: {mark!r} is neither 'accept' nor 'reject'")
+            raise ConfigError(f"{path}: {pair_id}: {mark!r} is neither 'accept' nor 'reject'")
     return marks
 
 
 def apply_marks(
     pairs: Iterable[DPOPair], marks: Mapping[str, Mark], *, only_accepted: bool = False
 ) -> list[DPOPair]:
-    """The pairs without the rejected ones, or only the accepted ones."""
+    """Leave out the rejected pairs, or all but the accepted ones.
+
+    A mark is for a pair and not for its state: other pairs of the state stay, and so does a pair
+    whose sides have changed since somebody looked at it.
+    """
+    marked = ((pair, marks.get(id_of_pair(pair))) for pair in pairs)
     if only_accepted:
-        return [pair for pair in pairs if marks.get(pair["state_id"]) == "accept"]
-    return [pair for pair in pairs if marks.get(pair["state_id"]) != "reject"]
+        return [pair for pair, mark in marked if mark == "accept"]
+    return [pair for pair, mark in marked if mark != "reject"]

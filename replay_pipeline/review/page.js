@@ -35,7 +35,7 @@
   }
 
   const words = (text) => String(text).replaceAll("_", " ");
-  const markOf = (item) => marks[item.id] ?? "unmarked";
+  const markOf = (item) => marks[item.pair] ?? "unmarked";
   const textOf = (item) => {
     item.text ??= [item.id, item.session, item.hint]
       .concat((item.diff ?? []).flat().flatMap((side) => (side ?? []).map(([text]) => text)))
@@ -117,7 +117,7 @@
   }
 
   function drawProgress() {
-    const marked = pairs.filter((item) => marks[item.id]).length;
+    const marked = pairs.filter((item) => marks[item.pair]).length;
     $("progress").textContent = `${marked} of ${pairs.length} pairs marked`;
   }
 
@@ -153,9 +153,6 @@
     return made;
   }
 
-  // Marks are by state; a state may have a pair of its own besides that of the teachers.
-  const nPairsOf = (item) => pairs.filter((pair) => pair.id === item.id).length;
-
   function detailOf(item) {
     const chips = element("div", "chips");
     const facts = {
@@ -169,7 +166,8 @@
       student: item.student,
       "rejected side": item.rejected_source,
       session: item.session,
-      mark: item.diff && nPairsOf(item) > 1 ? `for all ${nPairsOf(item)} pairs of this state` : null,
+      margin: item.margin,
+      evidence: item.evidence?.join(", "),
     };
     for (const [name, value] of Object.entries(facts)) {
       if (value !== null && value !== undefined && value !== "") chips.append(chip(name, value));
@@ -180,6 +178,7 @@
     const made = [element("h2", "", item.id), chips];
     if (item.request) made.push(note("The user said last", item.request));
     if (item.hint) made.push(note("What went wrong, in the record", item.hint));
+    if (item.why) made.push(note("Why this made no pair", item.why));
     if (item.reason) made.push(note("Why the student's action cannot run", item.reason));
     if (item.diff) made.push(diffOf(item.diff));
     if (item.prefix) made.push(prefixOf(item.prefix));
@@ -239,17 +238,17 @@
 
   function mark(kind) {
     if (!current?.diff) return;
-    if (kind) marks[current.id] = kind;
-    else delete marks[current.id];
+    if (kind) marks[current.pair] = kind;
+    else delete marks[current.pair];
     storeMarks();
-    for (const item of items) if (item.id === current.id) drawMark(item);
+    drawMark(current);
     const place = shown.indexOf(current);
     if (kind && place < shown.length - 1) step(1);
     else draw();
   }
 
   function exportMarks() {
-    const ids = new Set(pairs.map((item) => item.id));
+    const ids = new Set(pairs.map((item) => item.pair));
     const kept = Object.fromEntries(
       Object.entries(marks).filter(([id]) => ids.has(id)).sort(([a], [b]) => (a < b ? -1 : 1)),
     );

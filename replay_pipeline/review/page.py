@@ -17,7 +17,8 @@ from replay_pipeline.review.sides import (
     side_by_side,
     tools_of,
 )
-from replay_pipeline.tables import written_whole
+from replay_pipeline.storage.pair_rows import id_of_pair
+from replay_pipeline.storage.tables import written_whole
 from replay_pipeline.types import DPOPair
 
 _HERE = Path(__file__).parent
@@ -72,7 +73,7 @@ def write_review(
         "format": FORMAT,
         "items": items,
         "outcomes": dict(Counter(str(row["outcome"]) for row in outcomes)),
-        "key": _digest("".join(item["id"] for item in items)),
+        "key": _digest("".join(item.get("pair") or item["id"] for item in items)),
     }
     html = _page(data)
     with written_whole(path) as file:
@@ -85,6 +86,7 @@ def _pair_item(pair: DPOPair, max_prefix_chars: int) -> dict[str, Any]:
     rows = side_by_side(readable(rejected, pair["rejected"]), readable(chosen, pair["chosen"]))
     return {
         "id": pair["state_id"],
+        "pair": id_of_pair(pair),
         "session": pair.get("session_id"),
         "outcome": "pair",
         "source": pair.get("source", "consensus"),
@@ -93,6 +95,8 @@ def _pair_item(pair: DPOPair, max_prefix_chars: int) -> dict[str, Any]:
         "n_agreeing": pair["n_teachers_agreeing"],
         "n_asked": pair.get("n_teachers_asked"),
         "weight": pair.get("weight"),
+        "margin": pair.get("margin"),
+        "evidence": pair.get("evidence", []),
         "recorded": pair.get("outcome"),
         "hint": pair.get("hint"),
         "student": pair.get("student_model"),
@@ -116,6 +120,7 @@ def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
         "tools": [],
         "facts": {key: row.get(key) for key in kept if row.get(key) is not None},
         "reason": row.get("invalid_reason"),
+        "why": row.get("why"),
     }
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.settings import DEFAULT_TEACHERS
+from replay_pipeline.settings import SAMPLE_TEACHERS
 from replay_pipeline.testing.http import Connection
 from replay_pipeline.testing.router import PREFIX, Bill, Router, Script
 from replay_pipeline.types import TeacherSpec
@@ -119,9 +119,9 @@ class TeacherServer:
         return self._base_url
 
     def teachers(self, models: Sequence[str] | None = None) -> tuple[TeacherSpec, ...]:
-        """The default teachers, or `models`, served here; they need no key."""
+        """Give the sample's teachers, or `models`, as served here; they need no key."""
         specs = (
-            DEFAULT_TEACHERS
+            SAMPLE_TEACHERS
             if models is None
             else tuple(TeacherSpec(name=model.split("/")[-1], model=model) for model in models)
         )

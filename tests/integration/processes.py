@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.instance import prepare_home
+from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.settings import child_environment
 
 

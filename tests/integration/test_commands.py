@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
-from replay_pipeline.doctor import examine
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.doctor import examine
 from tests.roots import pipeline_at, sample_root
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,10 @@ import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.replay.control import slug_of
-from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import child_environment
-from replay_pipeline.testing import TeacherServer, write_settings
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
 

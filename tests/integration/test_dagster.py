@@ -17,23 +17,23 @@ from dagster._core.storage.defs_state.base import set_defs_state_storage
 
 from replay_pipeline.assets.automation import new_sessions, nightly_replay, notify_failures
 from replay_pipeline.assets.checks import failures_told
+from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.failures import failed_runs
-from replay_pipeline.definitions import define
+from replay_pipeline.assets.records import sync
 from replay_pipeline.errors import CheckFailedError
-from replay_pipeline.instance import sync
-from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import child_environment
-from replay_pipeline.testing.dagster_web import (
+from replay_pipeline.stages.pipeline import Pipeline
+from tests.integration.processes import wait_until
+from tests.loopback import webhook
+from tests.roots import pipeline_at, run_batches, sample_root
+from tests.support.dagster_web import (
     free_port,
     graphql,
     is_serving,
     launch_batch,
     wait_for_run,
 )
-from tests.integration.processes import wait_until
-from tests.loopback import webhook
-from tests.roots import pipeline_at, run_batches, sample_root
 
 REPO = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -33,7 +33,7 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     assert report["states"] >= 60
     assert report["turns"] > report["states"]
     assert report["calls"] > 0
-    assert 0 < report["spent_usd"] <= report["budget_usd"]
+    assert 0 < report["spent_usd"] <= report["max_total_usd"]
     assert report["pairs"] >= 10
     assert report["agreements"] >= report["pairs"]
     assert isinstance(report["dropped"], dict)

@@ -8,12 +8,13 @@ import sys
 import dagster as dg
 import pytest
 
-from replay_pipeline.instance import run_jobs, sync
-from replay_pipeline.pipeline import Pipeline
+from replay_pipeline.assets.in_process import run_jobs
+from replay_pipeline.assets.records import sync
 from replay_pipeline.publish import newest
-from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import Settings, child_environment
-from replay_pipeline.store import as_path, files_below
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.store import as_path, files_below
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import run_batches, settings_at
 from tests.trainer.diloco.s3_server import MotoServer
 

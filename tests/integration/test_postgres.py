@@ -7,11 +7,12 @@ import dagster as dg
 import pytest
 
 from replay_pipeline.assets.automation import nightly_replay
+from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.partitions import trace_batch
-from replay_pipeline.definitions import define
+from replay_pipeline.assets.records import sync
 from replay_pipeline.errors import ConfigError, StorageError
-from replay_pipeline.instance import open_instance, prepare_home, sync
-from replay_pipeline.resources import PipelineResource
+from replay_pipeline.orchestration.instance import open_instance, prepare_home
+from replay_pipeline.orchestration.resources import PipelineResource
 from tests.postgres import fresh_database, running_postgres
 from tests.roots import pipeline_at, run_batches, sample_root
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from replay_pipeline.instance import open_instance, ui_command
-from replay_pipeline.reconcile import is_running
-from replay_pipeline.sample import ANSWERS_FILE
+from replay_pipeline.orchestration.instance import open_instance, ui_command
+from replay_pipeline.orchestration.reconcile import is_running
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.testing.dagster_web import free_port, launch_batch, process_tree
+from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.integration.processes import materialize, wait_until
 from tests.roots import pipeline_at, served_root
+from tests.support.dagster_web import free_port, launch_batch, process_tree
 
 
 def test_a_process_is_told_from_one_that_was_given_its_number_later():

@@ -10,9 +10,9 @@ import pytest
 from s3fs import S3FileSystem
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import child_environment
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import run_batches, settings_at
 from tests.trainer.diloco.s3_server import HostileNetwork, MotoServer
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from replay_pipeline.instance import prepare_home
+from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.replay import ledger_status
-from replay_pipeline.sample import ANSWERS_FILE
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.integration.processes import materialize, wait_until
 from tests.roots import pipeline_at, served_root
 

@@ -10,14 +10,14 @@ import dagster as dg
 import pytest
 
 from replay_pipeline.assets import train
+from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.reporting import LiveCurves
-from replay_pipeline.definitions import define
 from replay_pipeline.errors import TrainError
-from replay_pipeline.resources import PipelineResource
-from replay_pipeline.testing import write_settings
-from replay_pipeline.training import TrainerJob, run_trainer
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
 from tests.integration.processes import materialize, wait_until
 from tests.roots import pipeline_at, run_batches, sample_root
+from tests.support.settings_files import write_settings
 
 pytestmark = [
     pytest.mark.slow,

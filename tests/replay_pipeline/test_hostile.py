@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from replay_pipeline import console
 from replay_pipeline.assets.pairs import kept_facts, pair_facts
 from replay_pipeline.assets.replay import answer_facts
 from replay_pipeline.assets.traces import state_facts
-from replay_pipeline.console import PrintableFormatter
-from replay_pipeline.pipeline import Pipeline
-from replay_pipeline.printable import printable
+from replay_pipeline.cli import console
+from replay_pipeline.cli.console import PrintableFormatter
+from replay_pipeline.redaction.printable import printable
 from replay_pipeline.settings import child_environment
+from replay_pipeline.stages.pipeline import Pipeline
 from tests.hostile import HOSTILE, REMOTE, TERMINAL_CONTROLS
 from tests.hostile_data import hostile_root
 

@@ -17,8 +17,8 @@ from replay_pipeline.pairs import (
     pairs_table,
     positives_table,
 )
-from replay_pipeline.schemas import DPO_PAIRS, OUTCOMES, POSITIVES
-from replay_pipeline.tables import read_table, write_table
+from replay_pipeline.storage.schemas import DPO_PAIRS, OUTCOMES, POSITIVES
+from replay_pipeline.storage.tables import read_table, write_table
 from replay_pipeline.types import TeacherAction
 
 CWD = "/home/ada/shop"
@@ -48,7 +48,7 @@ def state(state_id="s1", action=None, **more):
     return {
         "state_id": state_id,
         "session_id": "session",
-        "messages": [{"role": "user", "content": "Fix the failing test."}],
+        "messages": [{"role": "user", "content": "Fix tests/test_cart.py; a.py?"}],
         "student_action": action or bash("pytest"),
         "student_model": "claude-opus-4-5-20251101",
         "cwd": CWD,
@@ -81,7 +81,7 @@ def test_two_teachers_that_agree_against_the_student_make_a_pair():
     assert pair["margin"] == 1
     assert pair["cost_usd"] == pytest.approx(0.03)
     assert pair["weight"] == pytest.approx(2 / 3)
-    assert pair["state_messages"] == [{"role": "user", "content": "Fix the failing test."}]
+    assert pair["state_messages"] == [{"role": "user", "content": "Fix tests/test_cart.py; a.py?"}]
 
 
 def outcome_of(report, state_id="s1"):
@@ -134,8 +134,9 @@ def test_an_answer_cut_short_has_no_vote():
         TeacherAction(state_id="s1", teacher=t, family=t, action=text, finish_reason=reason)
         for t, reason in (("a", "stop"), ("b", "length"))
     ]
-    assert judged([state()], rows) == "too_few_answers"
-    assert judged([state()], rows, 1) == "pair"
+    asked = state(action={"role": "assistant", "content": "Shall I?"})
+    assert judged([asked], rows) == "too_few_answers"
+    assert judged([asked], rows, 1) == "pair"
 
 
 def test_one_model_family_is_one_vote():

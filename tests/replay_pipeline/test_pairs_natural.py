@@ -2,7 +2,8 @@
 
 import json
 
-from replay_pipeline.pairs import extract_dpo_pairs
+from replay_pipeline.pairs import extract_dpo_pairs, extract_pairs
+from replay_pipeline.types import TeacherAction
 
 
 def bash(command):
@@ -21,7 +22,7 @@ def state(turn, action, outcome="ok", **more):
         "state_id": f"s{turn}",
         "session_id": "session",
         "turn_idx": turn,
-        "messages": [{"role": "user", "content": "Go on."}] * (turn + 1),
+        "messages": [{"role": "user", "content": "Go on with a.py."}] * (turn + 1),
         "student_action": action,
         "outcome": outcome,
         **more,
@@ -56,45 +57,82 @@ def test_a_retry_of_the_same_action_is_no_pair():
     assert extract_dpo_pairs([retried], []) == []
 
 
-def test_a_rejected_action_loses_to_the_one_the_user_accepted_later():
+def test_a_rejected_action_loses_to_the_one_that_the_user_accepted_next():
     steps = [
-        state(0, edit("a", "b"), "user_rejected", hint="Use c."),
-        state(1, bash("grep c a.py")),
-        state(2, edit("a", "c")),
+        state(0, edit("Go", "b"), "user_rejected", hint="Use c."),
+        state(1, edit("Go", "d"), "user_rejected"),
+        state(2, edit("Go", "c")),
         state(3, edit("x", "y")),
     ]
-    [pair] = extract_dpo_pairs(steps[::-1], [])
+    pairs = extract_dpo_pairs(steps[::-1], [])
+    assert [pair["source"] for pair in pairs] == ["rejection", "rejection"]
+    assert all('"new_string":"c"' in pair["chosen"] for pair in pairs)
+    assert '"new_string":"b"' in pairs[0]["rejected"]
+    assert pairs[0]["hint"] == "Use c."
+    assert pairs[0]["state_messages"] == steps[0]["messages"]
+
+
+def left_out(*steps):
+    report = extract_pairs(steps, [])
+    assert report.pairs == []
+    assert report.to_json()["natural_left_out"] == dict(report.natural_left_out)
+    return dict(report.natural_left_out)
+
+
+def test_a_rejection_without_another_try_at_once_is_no_pair():
+    rejected = state(0, edit("Go", "b"), "user_rejected")
+    looked = state(1, bash("grep c a.py"))
+    assert left_out(rejected, looked, state(2, edit("Go", "c"))) == {"rejection_other_object": 1}
+    assert left_out(rejected, state(1, edit("Go", "c"), "tool_error")) == {}
+    assert left_out(rejected, state(1, edit("Go", "c"), session_id="another")) == {}
+
+
+def test_another_command_is_no_retry_of_the_one_that_was_rejected():
+    tests = state(0, bash("bun test"), "user_rejected")
+    moved = state(1, bash("mv migrations/1.sql old/"))
+    assert left_out(tests, moved) == {"rejection_other_object": 1}
+    push = state(0, bash("git push"), "user_rejected")
+    [pair] = extract_dpo_pairs([push, state(1, bash("git push --dry-run"))], [])
     assert pair["source"] == "rejection"
-    assert '"new_string":"c"' in pair["chosen"]
-    assert '"new_string":"b"' in pair["rejected"]
-    assert pair["hint"] == "Use c."
-    assert pair["state_messages"] == steps[0]["messages"]
 
 
-def test_a_rejection_without_another_try_soon_after_is_no_pair():
-    rejected = state(0, edit("a", "b"), "user_rejected")
-    far = [state(n, bash(f"step {n}")) for n in range(1, 4)] + [state(4, edit("a", "c"))]
-    assert extract_dpo_pairs([rejected, *far], []) == []
-    failed = state(1, edit("a", "c"), "tool_error")
-    assert extract_dpo_pairs([rejected, failed], []) == []
-    other_session = state(1, edit("a", "c"), session_id="another")
-    assert extract_dpo_pairs([rejected, other_session], []) == []
+def test_a_retry_that_needs_what_the_prompt_never_held_is_no_pair():
+    rejected = state(0, edit("Go", "b"), "user_rejected")
+    assert left_out(rejected, state(1, edit("unseen", "b"))) == {"rejection_infeasible": 1}
 
 
-def test_another_command_counts_as_a_new_attempt_only_at_once():
-    rejected = state(0, bash("git push"), "user_rejected")
-    again = state(1, bash("git checkout ."), "user_rejected")
-    accepted = state(2, bash("make"))
-    pairs = extract_dpo_pairs([rejected, again, accepted], [])
-    assert [p["rejected"] for p in pairs] == [
-        'Bash {"command":"git push"}',
-        'Bash {"command":"git checkout ."}',
+def test_a_branch_that_stops_or_refuses_is_not_chosen():
+    for text, why in (("Done.", "early_stop"), ("I'm sorry, but I can't.", "refusal")):
+        says = {"role": "assistant", "content": text}
+        given_up = state(3, bash("tox"), "rewound", alternatives=[says])
+        assert left_out(given_up) == {f"rewind_{why}": 1}
+
+
+def answers(state_id, message):
+    return [
+        TeacherAction(state_id=state_id, teacher=name, action=message) for name in ("qwen", "glm")
     ]
-    assert {p["chosen"] for p in pairs} == {MAKE}
-    looked = state(1, edit("x", "y"))
-    assert extract_dpo_pairs([rejected, looked, accepted], []) == []
-    same_object = state(2, bash("git push --dry-run"))
-    assert len(extract_dpo_pairs([rejected, looked, same_object], [])) == 1
+
+
+def test_what_record_and_teachers_say_alike_is_one_pair_with_evidence():
+    given_up = state(3, bash("tox"), "rewound", alternatives=[bash("make")])
+    report = extract_pairs([given_up], answers("s3", bash("make")))
+    [pair] = report.pairs
+    assert (pair["source"], pair["evidence"]) == ("consensus", ["rewind"])
+    assert report.to_json()["n_natural_joined"] == 1
+    kept = state(3, bash("make"), alternatives=[bash("tox")], state_id="kept")
+    [pair] = extract_dpo_pairs([kept, given_up], answers("s3", bash("make")))
+    assert (pair["state_id"], pair["evidence"]) == ("s3", ["rewind"])
+    rejected, accepted = state(0, bash("bun test"), "user_rejected"), state(1, bash("make"))
+    [pair] = extract_dpo_pairs([rejected, accepted], answers("s0", bash("make")))
+    assert pair["evidence"] == ["rejection"]
+
+
+def test_what_they_say_differently_stays_two_pairs_of_one_state():
+    given_up = state(3, bash("tox"), "rewound", alternatives=[bash("make")])
+    pairs = extract_dpo_pairs([given_up], answers("s3", bash("ls")))
+    assert [pair["source"] for pair in pairs] == ["consensus", "rewind"]
+    assert len({pair["pair_id"] for pair in pairs}) == 2
 
 
 def test_natural_pairs_can_be_left_out():

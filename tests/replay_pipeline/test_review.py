@@ -10,6 +10,7 @@ from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
 from replay_pipeline.review.sides import last_request, readable, shown_prefix, side_by_side
+from replay_pipeline.storage.pair_rows import id_of_pair
 from replay_pipeline.types import TeacherAction
 
 ATTACK = "</script><script>alert(1)</script><!-- \u2028 & <img src=x onerror=alert(1)>"
@@ -105,15 +106,23 @@ def test_page_that_cannot_be_written_says_so(tmp_path):
 
 def test_marks_are_read_and_applied(tmp_path, judged):
     _, _, report = judged
+    pair_id = report.pairs[0]["pair_id"]
     path = tmp_path / "marks.json"
-    path.write_text(
-        json.dumps({"format": "replay-pipeline marks 1", "marks": {"cc1_abc": "reject"}})
-    )
+    path.write_text(json.dumps({"format": "replay-pipeline marks 2", "marks": {pair_id: "reject"}}))
     marks = read_marks(path)
     assert apply_marks(report.pairs, marks) == []
     assert apply_marks(report.pairs, {}) == report.pairs
     assert apply_marks(report.pairs, {}, only_accepted=True) == []
-    assert apply_marks(report.pairs, {"cc1_abc": "accept"}, only_accepted=True) == report.pairs
+    assert apply_marks(report.pairs, {pair_id: "accept"}, only_accepted=True) == report.pairs
+
+
+def test_a_mark_on_one_pair_leaves_the_others_of_its_state(judged):
+    _, _, report = judged
+    [pair] = report.pairs
+    twin = {**pair, "chosen": "something else"}
+    del twin["pair_id"]
+    assert apply_marks([pair, twin], {pair["pair_id"]: "reject"}) == [twin]
+    assert apply_marks([twin], {id_of_pair(twin): "reject"}) == []
 
 
 @pytest.mark.parametrize(
@@ -122,9 +131,9 @@ def test_marks_are_read_and_applied(tmp_path, judged):
         (None, StorageError, "cannot be read"),
         ("{", ConfigError, "not JSON"),
         ("[]", ConfigError, "not an export"),
-        ('{"format": "replay-pipeline marks 1", "marks": []}', ConfigError, "no object"),
+        ('{"format": "replay-pipeline marks 2", "marks": []}', ConfigError, "no object"),
         (
-            '{"format": "replay-pipeline marks 1", "marks": {"s": "maybe"}}',
+            '{"format": "replay-pipeline marks 2", "marks": {"s": "maybe"}}',
             ConfigError,
             "s: 'maybe' is neither",
         ),

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
-from replay_pipeline.testing.sessions import REJECTED, SessionBuilder, ToolCall, state_id
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
+from tests.roots import pipeline_at, sample_root
+from tests.support.sessions import REJECTED, SessionBuilder, ToolCall, state_id
 
 REPO = Path(__file__).parents[2]
 TEACHERS = {"deepseek/deepseek-v4-pro", "qwen/qwen3-coder", "z-ai/glm-4.6"}
@@ -386,3 +387,20 @@ def test_a_preserved_segment_is_named_by_the_boundary():
     boundary, summary = (json.loads(line) for line in log.lines()[-2:])
     segment = boundary["compactMetadata"]["preservedSegment"]
     assert segment == {"headUuid": kept, "anchorUuid": summary["uuid"], "tailUuid": kept}
+
+
+def test_other_default_teachers_leave_the_sample_as_it_is(tmp_path):
+    other = [{"name": "new", "model": "vendor/new-model"}]
+    found = []
+    for folder, changes in (("as_it_is", {}), ("others", {"teachers": other})):
+        sample_root(tmp_path / folder)
+        work = pipeline_at(tmp_path / folder, replay={"sample_teachers": True, **changes})
+        work.find_batches()
+        batch = work.batches()[0]
+        work.ingest(batch)
+        work.replay(batch)
+        answers = work.root.read("teacher_actions", batch)
+        asked = answers.select(["state_id", "teacher", "request_sha", "action_text", "cost_usd"])
+        found.append((asked, work.status()["teachers"]))
+    assert found[0] == found[1]
+    assert len(set(found[0][0]["teacher"].to_pylist())) == len(TEACHERS)

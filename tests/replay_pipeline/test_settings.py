@@ -166,6 +166,15 @@ def test_no_part_of_the_settings_takes_a_name_that_it_does_not_know():
     assert len(sections) >= 9
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("replays_at", "24:00"), ("replays_at", "2:00"), ("time_zone", "Berlin/X")]
+)
+def test_a_night_that_no_clock_has_is_refused_by_name(tmp_path, name, value):
+    (tmp_path / "s.toml").write_text(f"[night]\n{name} = '{value}'\n")
+    with pytest.raises(ConfigError, match=f"night.{name}"):
+        Settings.load(tmp_path / "s.toml", env={})
+
+
 def test_the_vendor_is_one_vote():
     assert TeacherSpec(name="a", model="qwen/qwen3-coder").vendor == "qwen"
     assert TeacherSpec(name="a", model="local", family="qwen").vendor == "qwen"

@@ -32,7 +32,7 @@ def first_replay_loss(values: dict[str, Any]) -> float:
     """Channel 3 of the first step by the loss core alone: which pairs, and what they cost."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    settings = read_settings(values, "trl")
+    settings = read_settings(values, "verl")
     shared = settings.shared
     pairs = load_preference_data(settings.dataset).pairs
     tokenizer = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
@@ -59,6 +59,6 @@ def first_replay_loss(values: dict[str, Any]) -> float:
         n_rejected,
         batch["dpo_chosen_ref_logprobs"],
         batch["dpo_rejected_ref_logprobs"],
-        settings.replay,
+        shared.replay,
     )
     return float(losses.mean())

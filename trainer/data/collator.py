@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from trainer.data.rendering import Renderer, Tokenizer
 from trainer.hints import Hint, hint_for_row
@@ -21,20 +22,9 @@ HintFunction = Callable[[Mapping[str, Any]], Hint | None]
 """What to tell the teacher at a row's state; `None` leaves the row out of channel 2."""
 
 
-def padded(
-    ids: Sequence[Sequence[int]], masks: Sequence[Sequence[int]], pad_id: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Right-padded ids, attention mask and response mask, each [B, T]."""
-    width = max((len(row) for row in ids), default=1)
-    shape = (len(ids), max(width, 1))
-    ids_BT = torch.full(shape, pad_id, dtype=torch.long)
-    attention_BT = torch.zeros(shape, dtype=torch.long)
-    response_BT = torch.zeros(shape, dtype=torch.long)
-    for i, (row, mask) in enumerate(zip(ids, masks, strict=True)):
-        ids_BT[i, : len(row)] = torch.tensor(row, dtype=torch.long)
-        attention_BT[i, : len(row)] = 1
-        response_BT[i, : len(row)] = torch.tensor(mask, dtype=torch.long)
-    return ids_BT, attention_BT, response_BT
+def padded(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
+    """Return rows of ids or marks as one right-padded tensor, [B, T]."""
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True, fill)
 
 
 class ComposerDataCollator:
@@ -64,7 +54,7 @@ class ComposerDataCollator:
         self.pad_id = int(tokenizer.pad_token_id)
 
     def __call__(self, rows: Sequence[PairRow | Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch of these rows, on the CPU, without reference log-probs."""
+        """Build the batch of these rows, on the CPU, without reference log-probs."""
         chosen, rejected, hinted, has_hint = [], [], [], []
         for row in rows:
             prompt = self.renderer.prompt_ids(row["prompt"], row.get("tools"))
@@ -87,20 +77,15 @@ class ComposerDataCollator:
         return batch
 
     def _side(self, rows: Sequence[tuple[list[int], list[int]]], prefix: str) -> dict[str, Tensor]:
-        ids, attention, response = padded(
-            [prompt + answer for prompt, answer in rows],
-            [[0] * len(prompt) + [1] * len(answer) for prompt, answer in rows],
-            self.pad_id,
-        )
         return {
-            f"{prefix}input_ids": ids,
-            f"{prefix}attention_mask": attention,
-            f"{prefix}response_mask": response,
+            f"{prefix}input_ids": padded([p + r for p, r in rows], self.pad_id),
+            f"{prefix}attention_mask": padded([[1] * len(p + r) for p, r in rows], 0),
+            f"{prefix}response_mask": padded([[0] * len(p) + [1] * len(r) for p, r in rows], 0),
         }
 
 
 def add_reference_logps(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """The batch with summed log-probs of both responses under `model`, without gradient."""
+    """Add summed log-probs of both responses under `model`, without gradient, to the batch."""
     with torch.no_grad():
         (chosen, _), (rejected, _) = pair_logps(model, batch)
     return {
@@ -159,7 +144,7 @@ def build_batch(
     rows: Sequence[PairRow | Mapping[str, Any]] | None = None,
     reference: nn.Module | None = None,
 ) -> dict[str, Tensor]:
-    """A batch of all three channels, by default of one built-in example.
+    """Build a batch of all three channels, by default of one built-in example.
 
     With `reference` the pair's log-probs under it are filled in, as `dpo_variant="dpo"` needs;
     without it use `dpo_variant="simpo"` or call `add_reference_logps`.

@@ -64,7 +64,7 @@ def preference_score(
 
 
 def format_only(rows: Sequence[PairRow]) -> list[PairRow]:
-    """The pairs with every word of both actions replaced by filler of the same length.
+    """Replace every word of both actions by filler of the same length.
 
     Form stays: text or calls, how many calls and arguments, how long each is. Prompts stay too.
     A pair whose two sides become equal says nothing and is left out.
@@ -109,7 +109,7 @@ def consensus_rate(
     level: Agreement = agreement,
     max_new_tokens: int = 64,
 ) -> dict[str, float]:
-    """Share of held-out states at which the greedy action agrees with the consensus, by level.
+    """Measure how often the greedy action agrees with the consensus of held-out states, by level.
 
     `any` adds the levels up; `n` is the number of states.
     """
@@ -154,7 +154,7 @@ def evaluate(
     options: EvaluationOptions,
     level: Agreement = agreement,
 ) -> dict[str, Any]:
-    """Preference score, format-only control and consensus rate of one model."""
+    """Measure preference score, format-only control and consensus rate of one model."""
     pairs = pairs[: options.max_pairs]
     return {
         "preference": asdict(preference_score(model, collator, pairs)),

@@ -57,7 +57,7 @@ class Renderer:
         *,
         hint: str | None = None,
     ) -> list[int]:
-        """Ids of a conversation up to and including the generation prompt.
+        """Render a conversation up to and including the generation prompt, as ids.
 
         `hint` becomes one more user message at the very end, so that the hinted context starts
         with the same tokens as the plain one. It comes on top of the budget.
@@ -70,7 +70,7 @@ class Renderer:
         return ids[-budget:]
 
     def response_ids(self, action: Message | Sequence[Message]) -> list[int]:
-        """Ids of an assistant action, ending with the template's end of turn.
+        """Render an assistant action as ids, ending with the template's end of turn.
 
         Raises:
             DatasetError: the chat template does not render a response behind its own generation
@@ -101,7 +101,7 @@ class Renderer:
     def within_budget(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> list[Message]:
-        """The messages that a prompt keeps, in the template's form."""
+        """Return the messages that a prompt keeps, in the template's form."""
         shortened = [
             _shortened(template_message(message), 2 * self.max_prompt_tokens)
             for message in messages
@@ -144,7 +144,7 @@ class Renderer:
 
 
 def template_message(message: Message) -> Message:
-    """A message as chat templates want it: text content, call arguments as an object."""
+    """Turn a message into what chat templates want: text content, call arguments as an object."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]
@@ -169,7 +169,7 @@ def _with_object_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _blocks(messages: list[Message]) -> list[list[Message]]:
-    """Messages grouped so that a tool result stays with the call before it."""
+    """Group messages so that a tool result stays with the call before it."""
     blocks: list[list[Message]] = []
     for message in messages:
         if message["role"] == "tool" and blocks:

@@ -17,7 +17,7 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def plot_metrics(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Losses, reward and gradient norm over the steps, as one PNG."""
+    """Plot losses, reward and gradient norm over the steps, as one PNG."""
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots(2, 2).flat
     for axis, (title, keys) in zip(axes, PANELS, strict=True):
@@ -40,7 +40,7 @@ def model_card(
     report: Mapping[str, Any],
     evaluation: Mapping[str, Any],
 ) -> str:
-    """The README.md of a trained model."""
+    """Write the README.md of a trained model."""
     before, after = evaluation["before"], evaluation["after"]
     rows = [
         ("held-out preference accuracy", "preference", "accuracy"),

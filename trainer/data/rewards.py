@@ -17,7 +17,7 @@ SAME_TOOLS_REWARD = 0.25
 
 
 def parse_action(text: str) -> Message:
-    """A generated text as an assistant message; tool calls are read in the Hermes form.
+    """Read a generated text as an assistant message; tool calls are in the Hermes form.
 
     A call that is no JSON stays in the text: it is not an action.
     """
@@ -40,7 +40,7 @@ def parse_action(text: str) -> Message:
 
 
 def canonical_calls(message: Message) -> list[tuple[str, str]]:
-    """Tool calls as sorted (name, arguments) with arguments as canonical JSON."""
+    """Return the tool calls as sorted (name, arguments) with arguments as canonical JSON."""
     calls = []
     for call in message.get("tool_calls") or ():
         arguments = call["function"].get("arguments") or "{}"
@@ -54,7 +54,7 @@ def canonical_calls(message: Message) -> list[tuple[str, str]]:
 
 
 def agreement(action: Message, consensus: Message) -> str | None:
-    """`exact`, `tool` or `None`: equal calls (or equal text without calls), or the same tools.
+    """Compare two actions: `exact` (equal calls, or equal text without calls), `tool` or `None`.
 
     A plain stand-in for the pipeline's matcher, which also knows equal effects and targets.
     """
@@ -69,13 +69,13 @@ def agreement(action: Message, consensus: Message) -> str | None:
 
 
 def consensus_reward(action: Message, row: Mapping[str, Any]) -> float:
-    """1.0 for the consensus action itself, 0.25 for the same tools, else 0."""
+    """Return 1.0 for the consensus action itself, 0.25 for the same tools, else 0."""
     rewards = {"exact": 1.0, "tool": SAME_TOOLS_REWARD, None: 0.0}
     return rewards[agreement(action, row["consensus"])]
 
 
 def load_function(path: str) -> Callable[..., Any]:
-    """The function at `package.module:name`.
+    """Load the function at `package.module:name`.
 
     Raises:
         TrainerConfigError: it cannot be imported.
@@ -93,7 +93,7 @@ def load_function(path: str) -> Callable[..., Any]:
 
 
 def load_reward(path: str) -> RowReward:
-    """`consensus` for the built-in one, else `package.module:function(message, row)`.
+    """Load a reward: `consensus` is built in, else `package.module:function(message, row)`.
 
     Raises:
         TrainerConfigError: it cannot be imported.
@@ -102,7 +102,7 @@ def load_reward(path: str) -> RowReward:
 
 
 def as_trl_reward(reward: RowReward) -> Callable[..., list[float]]:
-    """The reward in TRL's calling convention.
+    """Put a reward into TRL's calling convention.
 
     A decision on record brings its message in the column `action`; other completions are parsed.
     """
@@ -124,7 +124,7 @@ def as_trl_reward(reward: RowReward) -> Callable[..., list[float]]:
 
 
 def as_message(completion: Any) -> Message:
-    """A completion as TRL hands it over (text, or a list of messages) as one message."""
+    """Turn a completion as TRL hands it over (text, or a list of messages) into one message."""
     if isinstance(completion, str):
         return parse_action(completion)
     message = completion[-1]

@@ -38,14 +38,14 @@ class RecordedRollouts:
     groups: list[list[Decision]]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per group, for a dataset."""
+        """Return one row per group, for a dataset."""
         return [
             {"group": index, "prompt": [{"role": "user", "content": str(group[0]["state_id"])}]}
             for index, group in enumerate(self.groups)
         ]
 
     def expand(self, rows: Sequence[Mapping[str, Any]], *, first: int, n: int) -> list[Decision]:
-        """The decision behind each row, when every row stands n times in a row.
+        """Return the decision behind each row, when every row stands n times in a row.
 
         `first` is the position of `rows[0]` in the batch of all processes.
         """
@@ -73,7 +73,7 @@ class RecordedRollouts:
 def student_rollouts(
     data: PreferenceData, renderer: Renderer, *, group_size: int, seed: int = 0
 ) -> RecordedRollouts:
-    """The student's own decisions wherever there is a consensus, `group_size` a group.
+    """Group the student's own decisions wherever there is a consensus, `group_size` a group.
 
     Raises:
         DatasetError: there is no such decision.
@@ -103,7 +103,7 @@ def student_rollouts(
 
 
 def contrast_rollouts(pairs: Sequence[Mapping[str, Any]], renderer: Renderer) -> RecordedRollouts:
-    """Groups of two: the student's and the teachers' action at one state."""
+    """Group the student's and the teachers' action at each state."""
     return RecordedRollouts(
         [
             [
@@ -133,7 +133,7 @@ def _decision(
 
 
 def _by_session(decisions: list[Decision], seed: int) -> list[Decision]:
-    """Sessions one after the other, the decisions of each in random order."""
+    """Order sessions one after the other, the decisions of each at random."""
     sessions: dict[Any, list[Decision]] = {}
     for decision in decisions:
         sessions.setdefault(decision["session_id"], []).append(decision)
@@ -144,7 +144,7 @@ def _by_session(decisions: list[Decision], seed: int) -> list[Decision]:
 
 
 def replay_rollouts(_prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-    """TRL's `rollout_func`: what is on record for each row of the batch."""
+    """Give TRL what is on record for each row of the batch: its `rollout_func`."""
     rows = trainer.rollout_rows
     return {
         "prompt_ids": [row["prompt_ids"] for row in rows],

@@ -38,7 +38,7 @@ class PairSampler:
         self._orders: dict[int, list[int]] = {}
 
     def step(self, index: int) -> list[int]:
-        """Indices of the pairs of optimizer step `index`, counted from 0."""
+        """Return indices of the pairs of optimizer step `index`, counted from 0."""
         start = index * self.batch_size
         return [
             self._order(position // self.n_pairs)[position % self.n_pairs]
@@ -46,7 +46,7 @@ class PairSampler:
         ]
 
     def part(self, index: int, *, part: int, n_parts: int) -> list[int]:
-        """The share of one process and micro-batch of step `index`; may be empty."""
+        """Return the share of one process and micro-batch of step `index`; may be empty."""
         drawn = self.step(index)
         return drawn[len(drawn) * part // n_parts : len(drawn) * (part + 1) // n_parts]
 

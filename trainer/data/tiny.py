@@ -62,7 +62,7 @@ END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 1024) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of at most `vocab_size` entries, with the chat template above."""
+    """Train a byte-level BPE tokenizer of at most `vocab_size` entries, with the template above."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -94,7 +94,7 @@ def make_model(
     max_positions: int = 4096,
     seed: int = 0,
 ) -> Qwen2ForCausalLM:
-    """A Qwen2 model of random weights in float32 for this tokenizer."""
+    """Build a Qwen2 model of random weights in float32 for this tokenizer."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -114,7 +114,7 @@ def make_model(
 
 
 def corpus(rows: Sequence[Any]) -> list[str]:
-    """Texts of dataset rows to train a tokenizer on: messages, calls, hints."""
+    """Collect the texts of dataset rows to train a tokenizer on: messages, calls, hints."""
     texts = []
     for row in rows:
         for key in ("prompt", "chosen", "rejected"):

@@ -7,7 +7,6 @@ Blocks are runs of consecutive values of the flat vector. Scales are bfloat16, r
 their range is that of float32: a post-training delta of 1e-9 still has one.
 """
 
-import json
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,12 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
+from trainer.diloco.tensor_file import pack_tensors, unpack_tensors
 from trainer.errors import OuterLoopError, TrainerConfigError
-
-__all__ = ["CODECS", "Codec", "codec_named", "decode_payload", "encode_payload"]
 
 Vector = NDArray[np.float32]
 Parts = dict[str, NDArray]
@@ -62,10 +58,7 @@ def encode_payload(codec: Codec, vector: Vector) -> bytes:
     """
     if not np.isfinite(np.dot(vector, vector)) and not np.isfinite(vector).all():
         raise OuterLoopError("a pseudo-gradient is not finite: lower the inner learning rate")
-    # One metadata entry only: safetensors writes several in no fixed order, and equal vectors
-    # must give equal bytes.
-    header = json.dumps({"codec": codec.name, "n": int(vector.size)}, sort_keys=True)
-    return save(codec.encode(vector), metadata={"header": header})
+    return pack_tensors({"codec": codec.name, "n": int(vector.size)}, codec.encode(vector))
 
 
 def decode_payload(codec: Codec, payload: bytes, n: int) -> Vector:
@@ -74,21 +67,16 @@ def decode_payload(codec: Codec, payload: bytes, n: int) -> Vector:
     Raises:
         OuterLoopError: The bytes are no such file, of another codec or length, or not finite.
     """
+    header, parts = unpack_tensors(payload)
+    if header != {"codec": codec.name, "n": n}:
+        raise OuterLoopError(f"payload is {header}, expected {codec.name} of {n} values")
     try:
-        header = json.loads(_metadata(payload)["header"])
-        if header != {"codec": codec.name, "n": n}:
-            raise OuterLoopError(f"payload is {header}, expected {codec.name} of {n} values")
-        vector = codec.decode(load(payload), n)
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, zlib.error) as error:
+        vector = codec.decode(parts, n)
+    except (ValueError, KeyError, IndexError, TypeError, zlib.error) as error:
         raise OuterLoopError(f"payload of {len(payload)} bytes is damaged: {error}") from error
     if vector.shape != (n,) or not np.isfinite(np.dot(vector, vector)):
         raise OuterLoopError("payload holds values that are not finite")
     return vector
-
-
-def _metadata(payload: bytes) -> dict[str, str]:
-    size = int.from_bytes(payload[:8], "little")
-    return json.loads(payload[8 : 8 + size])["__metadata__"]
 
 
 def _rows(vector: Vector, block: int) -> list[Vector]:
@@ -127,14 +115,6 @@ def _unsqueeze(data: NDArray[np.uint8], n_bytes: int) -> NDArray[np.uint8]:
     if len(raw) != n_bytes:
         raise ValueError(f"{len(raw)} bytes where {n_bytes} were expected")
     return np.frombuffer(raw, np.uint8)
-
-
-def _encode_fp32(vector: Vector) -> Parts:
-    return {"values": vector}
-
-
-def _decode_fp32(parts: Mapping[str, NDArray], _n: int) -> Vector:
-    return parts["values"].astype(np.float32, copy=False)
 
 
 def _encode_bf16(vector: Vector) -> Parts:
@@ -217,48 +197,14 @@ def _blockwise_ternary(block: int, threshold: float, level: float) -> Codec:
     return Codec("ternary", encode, decode)
 
 
-def _top_k(block: int, one_in: int) -> Codec:
-    """The largest values of each block as 8-bit codes, and a bitmap of where they are."""
-
-    def encode(vector: Vector) -> Parts:
-        scales, masks, codes = [], [], []
-        keep = block // one_in
-        for rows in _rows(vector, block):
-            size = np.abs(rows)
-            cut = np.partition(size, block - keep, axis=1)[:, block - keep, None]
-            mask = (size >= cut) & (size > 0)
-            packed, scale = _scale_up(_absmax(rows) / np.float32(127))
-            inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 1e-37)
-            repeated = np.repeat(inverse, mask.sum(axis=1))
-            scales.append(packed)
-            masks.append(np.packbits(mask))
-            codes.append(np.rint(rows[mask] * repeated).astype(np.int8))
-        return {
-            "scales": np.concatenate(scales),
-            "mask": _squeeze(np.concatenate(masks)),
-            "codes": np.concatenate(codes),
-        }
-
-    def decode(parts: Mapping[str, NDArray], n: int) -> Vector:
-        scale = _scale_down(parts["scales"])
-        packed = _unsqueeze(parts["mask"], scale.size * block // 8)
-        mask = np.unpackbits(packed).view(np.bool_).reshape(-1, block)
-        values = np.zeros((scale.size, block), np.float32)
-        values[mask] = parts["codes"] * np.repeat(scale, mask.sum(axis=1))
-        return values.ravel()[:n]
-
-    return Codec("topk", encode, decode)
-
-
 CODECS: dict[str, Codec] = {
     codec.name: codec
     for codec in (
-        Codec("fp32", _encode_fp32, _decode_fp32, is_lossy=False),
+        Codec("fp32", lambda v: {"values": v}, lambda parts, _: parts["values"], is_lossy=False),
         Codec("bf16", _encode_bf16, _decode_bf16),
         _blockwise_int(bits=8, block=128),
         _blockwise_int(bits=4, block=128),
         _blockwise_ternary(block=2048, threshold=0.47, level=0.9),
-        _top_k(block=4096, one_in=64),
     )
 }
 """Every codec by name, from most to fewest bits."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from trainer.errors import TrainerConfigError
 
-__all__ = ["ReplicaPlace", "child_environment", "replica_place"]
-
 
 @dataclass(frozen=True)
 class ReplicaPlace:

@@ -1,33 +1,46 @@
-"""A round's traffic: what travels between one replica and the store, checked and counted.
+"""A replica's side of a round: what travels between it and the store, checked and counted.
 
-`RoundStore` performs the verbs of the protocol, `ErrorFeedback` keeps what a codec lost,
+`RoundDriver` performs the actions of the protocol, `ErrorFeedback` keeps what a codec lost,
 `Patience` measures how long rounds take and says how many graces have passed.
 """
 
-import hashlib
 import logging
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import tenacity
 from numpy.typing import NDArray
 
-from trainer.diloco.codecs import Codec, decode_payload, encode_payload
+from trainer.diloco.codecs import Codec, codec_named, decode_payload, encode_payload
 from trainer.diloco.object_store import ObjectStore
 from trainer.diloco.protocol import (
+    Action,
+    Commit,
     Contribution,
+    ListRound,
+    Look,
     Manifest,
+    Merge,
     Merged,
+    Protocol,
+    PutDelta,
+    PutJoin,
+    ReadManifest,
+    Train,
     adaptive_grace_s,
     delta_prefix,
     join_key,
     manifest_key,
     merged_key,
+    read_listing,
 )
+from trainer.diloco.tensor_file import seal_tensors, sha256, unseal_tensors
 from trainer.errors import (
     ObjectStoreError,
     OuterLoopError,
@@ -35,50 +48,18 @@ from trainer.errors import (
     TrainerConfigError,
 )
 
-__all__ = [
-    "ErrorFeedback",
-    "MergeOutcome",
-    "Patience",
-    "RoundReport",
-    "RoundStore",
-    "Traffic",
-    "sha256",
-]
-
 logger = logging.getLogger(__name__)
 
 Vector = NDArray[np.float32]
+Result = TypeVar("Result")
 
-MAX_BACKOFF_S = 5.0
+RUN_KEY = "run.safetensors"
+"""What all replicas of a run must have in common; written once."""
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
+DAMAGE_S = 10.0
+"""An object that is damaged for so long, in seconds, will not become whole by itself."""
 POLL_SHARE = 0.05
 MIN_POLL_S, MAX_POLL_S = 0.02, 2.0
-
-
-def sha256(*parts: bytes | NDArray[Any]) -> str:
-    """Return the hexadecimal SHA-256 of some bytes or contiguous arrays."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part if isinstance(part, bytes) else part.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class MergeOutcome:
-    """A merged payload with what it lost of the mean, or the contributions that spoilt it."""
-
-    payload: bytes
-    lost: Vector
-    damaged: tuple[Contribution, ...] = ()
-
-
-@dataclass
-class Traffic:
-    """What one replica has sent and received so far."""
-
-    up_bytes: int = 0
-    down_bytes: int = 0
-    n_requests: int = 0
-    n_failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,14 +84,14 @@ class RoundReport:
 class ErrorFeedback:
     """What lossy codecs have kept back so far; it rides along with the next delta.
 
-    The reducer also answers for what the merged delta lost: it adds that error, times the whole
-    weight over its own, to its own account, so the mean of the next round makes up for it.
+    What the codec lost of a round's mean is added to one contributor's account, times the whole
+    weight over its own, so the mean of the next round makes up for it. Who that is follows from
+    the manifest and not from who merged: whichever replica was quicker, the bits are the same.
     """
 
     codec: Codec
     residual: Vector
-    _candidate: Vector | None = None
-    _merge_error: Vector | None = None
+    candidate: Vector | None = None
 
     def encode(self, delta: Vector) -> bytes:
         """Return the payload for this delta plus all that was kept back."""
@@ -119,81 +100,66 @@ class ErrorFeedback:
         total = delta + self.residual
         payload = encode_payload(self.codec, total)
         total -= decode_payload(self.codec, payload, delta.size)
-        self._candidate = total
+        self.candidate = total
         return payload
 
-    def settle(self, *, was_included: bool, reduced: bool) -> None:
-        """Close the round: a delta that was left out is dropped, with nothing kept of it."""
-        if was_included and self._candidate is not None:
-            self.residual = self._candidate
-        if reduced and self._merge_error is not None:
-            self.residual = self.residual + self._merge_error
-        self._candidate = self._merge_error = None
+    def settle(self, *, was_included: bool, owed: Vector | None = None) -> None:
+        """Close the round: a delta that was left out is dropped, with nothing kept of it.
 
-    def answer_for(self, lost: Vector, *, times: float) -> None:
-        """Take on what a merged delta lost, if it becomes the round's."""
-        self._merge_error = lost * np.float32(times) if self.codec.is_lossy else None
+        Args:
+            was_included: Whether the last delta was part of the round.
+            owed: What the merged delta lost, if this replica answers for it.
+        """
+        if was_included and self.candidate is not None:
+            self.residual = self.candidate
+        if owed is not None:
+            self.residual = self.residual + owed
+        self.candidate = None
 
     def tensors(self) -> dict[str, Vector]:
-        """Return all vectors by name, for a state file."""
-        named = {
-            "residual": self.residual if self.codec.is_lossy else None,
-            "candidate": self._candidate,
-            "merge_error": self._merge_error,
-        }
-        return {name: vector for name, vector in named.items() if vector is not None}
-
-    def restore(self, tensors: dict[str, Vector]) -> None:
-        """Take the vectors of `tensors` back."""
-        self.residual = tensors.get("residual", self.residual)
-        self._candidate = tensors.get("candidate")
-        self._merge_error = tensors.get("merge_error")
+        """Return all vectors by name, to be set again in another process."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
 
 @dataclass
 class Patience:
-    """Measures rounds with a clock and decides how long is long.
+    """Measures rounds and decides how long is long.
 
     Args:
         timeout_s: A round without decision for this long is an error.
         first_grace_s: Grace of the first round.
-        clock: Seconds, monotonic.
-        sleep: Waits seconds.
     """
 
     timeout_s: float
     first_grace_s: float
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
     _waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     _rounds_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     _round_began: float | None = None
     _wait_began: float | None = None
-    _failures: int = 0
 
     def begin_round(self) -> None:
         """The inner steps of a round begin."""
-        self._round_began = self.clock()
+        self._round_began = time.monotonic()
         self._wait_began = None
 
     def begin_wait(self) -> None:
         """The own delta is ready."""
-        self._wait_began = self.clock()
-        self._failures = 0
+        self._wait_began = time.monotonic()
 
     def end_round(self) -> float:
         """A round is decided; return how long we waited for that, in seconds."""
         waited = self.waited_s
         if self._wait_began is not None and self._round_began is not None:
             self._waits_s.append(waited)
-            self._rounds_s.append(self.clock() - self._round_began)
-        self._wait_began = None
+            self._rounds_s.append(time.monotonic() - self._round_began)
+        # Who replays the log may come to a round that is not decided: its wait begins now.
+        self._wait_began = time.monotonic()
         return waited
 
     @property
     def waited_s(self) -> float:
         """Seconds since the own delta was ready."""
-        return 0.0 if self._wait_began is None else self.clock() - self._wait_began
+        return 0.0 if self._wait_began is None else time.monotonic() - self._wait_began
 
     @property
     def graces(self) -> int:
@@ -213,100 +179,296 @@ class Patience:
                 f"{waiting_for}: no decision after {waited:.0f} s; start the missing replicas, "
                 "lower the quorum, or raise timeout_s"
             )
-        self.sleep(min(MAX_POLL_S, max(MIN_POLL_S, waited * POLL_SHARE)))
+        time.sleep(min(MAX_POLL_S, max(MIN_POLL_S, waited * POLL_SHARE)))
 
-    def retry(self, error: ObjectStoreError) -> None:
-        """Back off after a failed request.
+
+def agree_on_run(store: ObjectStore, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's description: the given one, unless another replica was first.
+
+    Raises:
+        TrainerConfigError: The store ignores the condition of a conditional write.
+    """
+    data = store.get(RUN_KEY)
+    if data is None:
+        store.put_if_absent(RUN_KEY, seal_tensors(description, {}))
+        # Another replica may have been first, or this answer lost: what is there now counts.
+        data = store.get(RUN_KEY)
+    if data is None:
+        raise ObjectStoreError(f"{RUN_KEY} was created and cannot be read")
+    check_condition(store, RUN_KEY, data)
+    try:
+        return unseal_tensors(data)[0]
+    except OuterLoopError as error:
+        raise OuterLoopError(
+            f"{store.place}{RUN_KEY} is damaged ({error}): delete it, a replica writes it anew"
+        ) from error
+
+
+def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
+    """Check on an object that exists, with the bytes it has, that the store keeps its word.
+
+    Raises:
+        TrainerConfigError: It creates what exists: two replicas could commit two truths.
+    """
+    if store.put_if_absent(key, data):
+        raise TrainerConfigError(
+            f"the store overwrites {key} although asked to create it only if it is absent: "
+            "use a store that honours conditional writes"
+        )
+
+
+class RoundDriver:
+    """Performs what the protocol asks for on a store: the part that all replicas have in common.
+
+    Args:
+        store: Where the run lives.
+        codec: Wire format of deltas and of their mean.
+        patience: How long is long.
+        rank: This replica's rank.
+        n: Values that are exchanged.
+        attempt: How many processes of this rank came before: a later one sorts after them.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        codec: str,
+        patience: Patience,
+        *,
+        rank: int,
+        n: int,
+        attempt: int = 0,
+    ) -> None:
+        self.store = store
+        self.codec = codec_named(codec)
+        self.patience = patience
+        self.rank = rank
+        self.incarnation = f"{attempt:06d}-{uuid.uuid4().hex[:8]}"
+        self.feedback = ErrorFeedback(self.codec, np.zeros(n, np.float32))
+        self.own: Contribution | None = None
+        self.payload = b""
+        self.has_reduced = False
+        self.waited_s = 0.0
+        self._up_bytes = self._down_bytes = 0
+        self._counted_from = (0, 0)
+        self._last_merged: tuple[str, bytes] | None = None
+        self._lost: tuple[tuple[Contribution, ...], Vector] | None = None
+
+    def contribute(self, vector: Vector, *, base: str, weight: int) -> Contribution:
+        """Make the own contribution to a round; nothing leaves the replica yet.
 
         Raises:
-            ObjectStoreError: Requests have failed for the whole timeout.
+            OuterLoopError: A value is not finite.
         """
-        if self._failures == 0:
-            self._failing_since = self.clock()
-        self._failures += 1
-        if self.clock() - self._failing_since > self.timeout_s:
-            raise error
-        logger.warning("retrying after: %s", error)
-        self.sleep(min(MAX_BACKOFF_S, 0.05 * 2 ** min(self._failures, 10)))
+        self.payload = self.feedback.encode(vector)
+        self._counted_from = (self._up_bytes, self._down_bytes)
+        self.patience.begin_wait()
+        self.own = Contribution(self.rank, self.incarnation, base, weight, sha256(self.payload))
+        return self.own
 
-    def succeeded(self) -> None:
-        """A request came through."""
-        self._failures = 0
+    def drive(self, protocol: Protocol[Result], reply: Any = None) -> Result | Train:
+        """Perform a protocol's actions until it wants to train, or has ended.
 
-    _failing_since: float = 0.0
+        Args:
+            protocol: A new protocol, or one that has stopped at `Train`.
+            reply: What the protocol waits for: the own contribution after `Train`.
 
+        Raises:
+            OuterTimeoutError: A round was not decided in time.
+            ObjectStoreError: The store has failed for as long.
+        """
+        while True:
+            try:
+                action = protocol.send(reply)
+            except StopIteration as end:
+                return end.value
+            if isinstance(action, Train):
+                return action
+            reply = self.retried(lambda action=action: self.perform(action))
 
-class RoundStore:
-    """The protocol's verbs on an object store, with every payload checked against its hash."""
+    def retried(self, request: Callable[[], Result]) -> Result:
+        """Return what a request returns, however often it has to be made."""
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(ObjectStoreError),
+            stop=tenacity.stop_after_delay(self.patience.timeout_s),
+            wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=MAX_BACKOFF_S),
+            before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
+            reraise=True,
+        )
+        return attempts(request)
 
-    def __init__(self, store: ObjectStore, codec: Codec) -> None:
-        self.store = store
-        self.codec = codec
-        self.traffic = Traffic()
-        self._merged: tuple[str, bytes] | None = None
+    def perform(self, action: Action) -> Any:
+        """Perform one action of `decide_round`, or ask to join; return its reply."""
+        match action:
+            case ReadManifest(round_id=round_id):
+                if action.is_poll:
+                    self.patience.poll(f"rank {self.rank}, round {round_id}")
+                return Look(self.read_manifest(round_id), self.patience.graces)
+            case PutDelta() if self.own is not None:
+                return self.put(self.own.key(action.round_id), self.payload)
+            case ListRound(round_id=round_id):
+                return read_listing(self.store.keys(delta_prefix(round_id)), self.patience.graces)
+            case Merge():
+                return self._merge(action.round_id, action.contributions)
+            case Commit(manifest=manifest):
+                return self._commit(manifest)
+            case PutJoin(round_id=round_id):
+                return self.put(join_key(round_id, self.rank, self.incarnation), b"")
+        raise OuterLoopError(f"rank {self.rank} cannot perform {action}")
+
+    def read_whole(self, key: str, parse: Callable[[bytes], Result]) -> Result | None:
+        """Return what an object holds, or None if there is none.
+
+        A read that was cut short is made again; what is still damaged after `DAMAGE_S` stays so.
+
+        Raises:
+            OuterLoopError: The object is damaged.
+        """
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(OuterLoopError)
+            & tenacity.retry_if_not_exception_type(ObjectStoreError),
+            stop=tenacity.stop_after_delay(DAMAGE_S),
+            wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=MAX_POLL_S),
+            reraise=True,
+        )
+
+        def read() -> Result | None:
+            data = self.get(key)
+            return None if data is None else parse(data)
+
+        try:
+            return attempts(read)
+        except ObjectStoreError:
+            raise
+        except OuterLoopError as error:
+            raise OuterLoopError(f"{self.store.place}{key} is damaged: {error}") from error
 
     def read_manifest(self, round_id: int) -> Manifest | None:
-        """Return a round's decision, if there is one."""
-        data = self.get(manifest_key(round_id))
-        if data is None:
-            return None
-        manifest = Manifest.from_bytes(data)
-        if manifest.round_id != round_id:
+        """Return a round's decision, if there is one.
+
+        Raises:
+            OuterLoopError: It is damaged: only who has read it before knows what was decided.
+        """
+        manifest = self.read_whole(manifest_key(round_id), Manifest.from_bytes)
+        if manifest is not None and manifest.round_id != round_id:
             raise OuterLoopError(f"{manifest_key(round_id)} decides round {manifest.round_id}")
         return manifest
 
-    def commit(self, manifest: Manifest) -> None:
-        """Try to decide a round. Who won is known only by reading: an answer can be lost."""
-        data = manifest.to_bytes()
-        self._count(up=len(data))
-        self.store.put_if_absent(manifest_key(manifest.round_id), data)
+    def read_merged(self, manifest: Manifest, *, n: int) -> Vector | None:
+        """Return a decided round's merged delta; one that is damaged is made again.
 
-    def check_condition(self, key: str, data: bytes) -> None:
-        """Check on an object that exists, with the bytes it has, that the store keeps its word.
-
-        Raises:
-            TrainerConfigError: It creates what exists: two replicas could commit two truths.
+        Returns:
+            The values; None if neither the object nor the deltas of which it was made are there.
         """
-        self._count(up=len(data))
-        if self.store.put_if_absent(key, data):
-            raise TrainerConfigError(
-                f"the store overwrites {key} although asked to create it only if it is absent: "
-                "use a store that honours conditional writes"
+        key = merged_key(manifest.round_id, manifest.merged.sha)
+
+        def checked(payload: bytes) -> Vector:
+            if sha256(payload) != manifest.merged.sha:
+                raise OuterLoopError(f"{len(payload)} bytes that do not match the hash")
+            return decode_payload(self.codec, payload, n)
+
+        if self._last_merged is not None and self._last_merged[0] == key:
+            return checked(self._last_merged[1])
+        try:
+            merged = self.read_whole(key, checked)
+        except ObjectStoreError:
+            raise
+        except OuterLoopError as error:
+            logger.warning("%s", error)
+            merged = None
+        if merged is not None:
+            return merged
+        # Equal deltas in equal order give equal bytes, so anybody may put them back.
+        mean, damaged = self._mean(manifest.round_id, manifest.contributions, n)
+        payload = b"" if damaged else encode_payload(self.codec, mean)
+        if sha256(payload) != manifest.merged.sha:
+            return None
+        logger.warning("%s is made again from its deltas", key)
+        self.put(key, payload)
+        return checked(payload)
+
+    def settle(self, manifest: Manifest) -> None:
+        """Close a round that is decided, and the own account of it."""
+        self.has_reduced = (manifest.by, manifest.incarnation) == (self.rank, self.incarnation)
+        if self.own is not None and manifest.base == self.own.base:
+            owed = self._owed(manifest, self.own)
+            self.feedback.settle(was_included=manifest.names(self.own), owed=owed)
+            self.own = None
+        self.waited_s = self.patience.end_round()
+
+    def _owed(self, manifest: Manifest, own: Contribution) -> Vector | None:
+        """Return what this replica answers for of what a round's merged delta has lost."""
+        if own != manifest.accountable or not self.codec.is_lossy:
+            return None
+        contributions = manifest.contributions
+        if self._lost is not None and self._lost[0] == contributions:
+            lost = self._lost[1]
+        else:
+            mean, damaged = self._mean(
+                manifest.round_id, contributions, self.feedback.residual.size
             )
+            merged = self.read_merged(manifest, n=mean.size)
+            if damaged or merged is None:
+                logger.warning("round %d: what its mean lost is not known", manifest.round_id)
+                return None
+            lost = mean - merged
+        return lost * np.float32(sum(c.weight for c in contributions) / own.weight)
 
-    def put_delta(self, round_id: int, contribution: Contribution, payload: bytes) -> None:
-        """Upload the own delta."""
-        self.put(contribution.key(round_id), payload)
+    def report(
+        self, manifest: Manifest, own: Contribution, base: str, *, n_missed: int = 0
+    ) -> RoundReport:
+        """Return what a round was and what it cost since `contribute`."""
+        return RoundReport(
+            round_id=manifest.round_id,
+            n_contributions=len(manifest.contributions),
+            was_included=manifest.names(own),
+            n_missed=n_missed,
+            wait_s=self.waited_s,
+            up_bytes=self._up_bytes - self._counted_from[0],
+            down_bytes=self._down_bytes - self._counted_from[1],
+            base=base,
+        )
 
-    def put_join(self, round_id: int, rank: int, incarnation: str) -> None:
-        """Ask to be waited for."""
-        self.put(join_key(round_id, rank, incarnation), b"")
+    def get(self, key: str) -> bytes | None:
+        """Read an object, counted."""
+        data = self.store.get(key)
+        self._down_bytes += len(data or b"")
+        return data
 
-    def list_round(self, round_id: int) -> tuple[list[Contribution], list[int]]:
-        """Return a round's contributions, and the ranks that ask to be waited for."""
-        self._count()
-        keys = self.store.keys(delta_prefix(round_id))
-        found = [c for c in map(Contribution.from_key, keys) if c is not None]
-        joining = [int(key.rpartition("/")[2][:4]) for key in keys if key.endswith(".join")]
-        return found, joining
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, counted."""
+        self._up_bytes += len(data)
+        self.store.put(key, data)
 
-    def merge(
-        self,
-        round_id: int,
-        contributions: Sequence[Contribution],
-        own: tuple[Contribution, bytes],
-        *,
-        n: int,
-    ) -> MergeOutcome:
-        """Average some contributions, unless some are missing or not what their names say.
+    def _merge(
+        self, round_id: int, contributions: Sequence[Contribution]
+    ) -> Merged | tuple[Contribution, ...]:
+        mean, damaged = self._mean(round_id, contributions, self.feedback.residual.size)
+        if damaged:
+            return damaged
+        payload = encode_payload(self.codec, mean)
+        if self.codec.is_lossy:
+            self._lost = tuple(contributions), mean - decode_payload(self.codec, payload, mean.size)
+        merged = Merged(sha256(payload), len(payload))
+        key = merged_key(round_id, merged.sha)
+        self.put(key, payload)
+        self._last_merged = (key, payload)
+        return merged
+
+    def _mean(
+        self, round_id: int, contributions: Sequence[Contribution], n: int
+    ) -> tuple[Vector, tuple[Contribution, ...]]:
+        """Average contributions; return also those that are missing or not what they are named.
 
         The order of the sum is that of the ranks, so equal sets give equal bits.
         """
-        payloads = self._download(round_id, contributions, own)
-        weights = [contribution.weight for contribution in contributions]
+        total = sum(contribution.weight for contribution in contributions)
         mean = np.zeros(n, np.float32)
         damaged = []
-        for contribution, payload, weight in zip(contributions, payloads, weights, strict=True):
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            payloads = list(pool.map(lambda c: self._payload_of(round_id, c), contributions))
+        for contribution, payload in zip(contributions, payloads, strict=True):
+            self._down_bytes += 0 if contribution == self.own else len(payload or b"")
             try:
                 if payload is None or sha256(payload) != contribution.sha:
                     raise OuterLoopError("missing or torn")
@@ -314,67 +476,20 @@ class RoundStore:
             except OuterLoopError as error:
                 logger.warning("round %d: rank %d: %s", round_id, contribution.rank, error)
                 damaged.append(contribution)
-                continue
-            mean += values * np.float32(weight / sum(weights))
-        if damaged:
-            return MergeOutcome(b"", mean, tuple(damaged))
-        merged = encode_payload(self.codec, mean)
-        if self.codec.is_lossy:
-            mean -= decode_payload(self.codec, merged, n)
-        else:
-            mean[:] = 0
-        return MergeOutcome(merged, mean)
+            else:
+                mean += values * np.float32(contribution.weight / total)
+        return mean, tuple(damaged)
 
-    def put_merged(self, round_id: int, payload: bytes) -> Merged:
-        """Upload a merged delta under its hash."""
-        merged = Merged(sha256(payload), len(payload))
-        self.put(merged_key(round_id, merged.sha), payload)
-        self._merged = (merged.sha, payload)
-        return merged
+    def _payload_of(self, round_id: int, contribution: Contribution) -> bytes | None:
+        is_own = contribution == self.own
+        return self.payload if is_own else self.store.get(contribution.key(round_id))
 
-    def read_merged(self, manifest: Manifest, *, n: int) -> Vector | None:
-        """Return a decided round's merged delta; None if it has been cleaned away.
-
-        Raises:
-            ObjectStoreError: The bytes are not those that were committed to; try again.
-        """
-        key = merged_key(manifest.round_id, manifest.merged.sha)
-        if self._merged is not None and self._merged[0] == manifest.merged.sha:
-            payload = self._merged[1]
-        else:
-            payload = self.get(key)
-        if payload is None:
-            return None
-        if sha256(payload) != manifest.merged.sha:
-            raise ObjectStoreError(f"{key}: {len(payload)} bytes that do not match the hash")
-        return decode_payload(self.codec, payload, n)
-
-    def get(self, key: str) -> bytes | None:
-        """Read an object, counted."""
-        data = self.store.get(key)
-        self._count(down=len(data or b""))
-        return data
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object, counted."""
-        self._count(up=len(data))
-        self.store.put(key, data)
-
-    def _download(
-        self,
-        round_id: int,
-        contributions: Sequence[Contribution],
-        own: tuple[Contribution, bytes],
-    ) -> Iterable[bytes | None]:
-        others = [c for c in contributions if c != own[0]]
-        with ThreadPoolExecutor(max_workers=max(1, min(8, len(others)))) as pool:
-            fetched = pool.map(lambda c: self.store.get(c.key(round_id)), others)
-            payloads = dict(zip(others, fetched, strict=True))
-        for payload in payloads.values():
-            self._count(down=len(payload or b""))
-        return [own[1] if c == own[0] else payloads[c] for c in contributions]
-
-    def _count(self, *, up: int = 0, down: int = 0) -> None:
-        self.traffic.n_requests += 1
-        self.traffic.up_bytes += up
-        self.traffic.down_bytes += down
+    def _commit(self, manifest: Manifest) -> None:
+        data = manifest.to_bytes()
+        self._up_bytes += len(data)
+        try:
+            self.store.put_if_absent(manifest_key(manifest.round_id), data)
+        except ObjectStoreError as error:
+            # The answer may be lost although the write was not: read before trying again.
+            logger.warning("round %d: unclear commit: %s", manifest.round_id, error)
+            self.patience.poll(f"rank {self.rank}, committing round {manifest.round_id}")

@@ -5,29 +5,22 @@ revision in which the file was seen to be missing, and the Hub refuses that if a
 committed since. The Hub limits commits per hour, so this store suits rounds of many minutes.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
-from urllib.parse import quote
+from collections.abc import Mapping
+from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
+from trainer.diloco.object_store import ObjectStore
 from trainer.errors import ObjectStoreError, TrainerConfigError
-
-__all__ = ["HubStore"]
-
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 MAX_CONFLICTS = 20
 TYPES = {"datasets": "dataset", "spaces": "space"}
 
 
-class HubStore:
+class HubStore(ObjectStore):
     """Keeps a run's objects in a repository of the Hub.
 
     Args:
@@ -53,45 +46,39 @@ class HubStore:
         self._repo = "/".join(parts[:2])
         self._prefix = "".join(f"{part}/" for part in parts[2:])
         settings = dict(options or {})
-        self._token = settings.get("token")
-        self._api = HfApi(endpoint=settings.get("endpoint"), token=self._token)
+        self._api = HfApi(endpoint=settings.get("endpoint"), token=settings.get("token"))
 
-    def put(self, key: str, data: bytes) -> None:
-        """Commit an object."""
-        self._asked("write", key, lambda: self._commit([self._add(key, data)], None))
+    def _put(self, key: str, data: bytes) -> None:
+        self._commit([self._add(key, data)])
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Commit an object unless it exists in the revision committed upon."""
+    def _create(self, key: str, data: bytes) -> bool:
         for _ in range(MAX_CONFLICTS):
-            created = self._asked("create", key, lambda: self._create(key, data))
-            if created is not None:
-                return created
+            head = self._api.repo_info(self._repo, repo_type=self._type).sha
+            if self._read(key, head) is not None:
+                return False
+            try:
+                self._commit([self._add(key, data)], head)
+            except HfHubHTTPError as error:
+                # Somebody else has committed since: look again whether the file is there.
+                if error.response is None or error.response.status_code not in (409, 412):
+                    raise
+            else:
+                return True
         raise ObjectStoreError(f"cannot create {key}: the repository never stands still")
 
-    def get(self, key: str) -> bytes | None:
-        """Return an object's bytes at the newest commit, or None."""
-        return self._asked("read", key, lambda: self._read(key, "main"))
+    def _get(self, key: str) -> bytes | None:
+        return self._read(key, "main")
 
-    def keys(self, prefix: str) -> list[str]:
-        """Return the sorted keys under a prefix."""
-        return self._asked("list", prefix, lambda: self._listed(prefix))
-
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys in one commit."""
-        wanted = set(keys)
-        there = wanted & set(self.keys("")) if wanted else set()
+    def _delete(self, keys: list[str]) -> None:
+        there = set(keys) & set(self._keys(""))
         if there:
-            operations = [
-                CommitOperationDelete(path_in_repo=self._prefix + k) for k in sorted(there)
-            ]
-            self._asked("delete", min(there), lambda: self._commit(operations, None))
+            paths = [self._prefix + key for key in sorted(there)]
+            self._commit([CommitOperationDelete(path_in_repo=path) for path in paths])
 
     def _add(self, key: str, data: bytes) -> CommitOperationAdd:
         return CommitOperationAdd(path_in_repo=self._prefix + key, path_or_fileobj=data)
 
-    def _commit(
-        self, operations: list[CommitOperationAdd] | list[CommitOperationDelete], parent: str | None
-    ) -> None:
+    def _commit(self, operations: list[Any], parent: str | None = None) -> None:
         self._api.create_commit(
             self._repo,
             operations=operations,
@@ -100,54 +87,24 @@ class HubStore:
             parent_commit=parent,
         )
 
-    def _create(self, key: str, data: bytes) -> bool | None:
-        """Try once; None if somebody else committed in between."""
-        head = self._head()
-        if self._read(key, head) is not None:
-            return False
-        try:
-            self._commit([self._add(key, data)], head)
-        except HfHubHTTPError as error:
-            if error.response is None or error.response.status_code not in (409, 412):
-                raise
-            return None
-        return True
-
-    def _head(self) -> str | None:
-        return self._api.repo_info(self._repo, repo_type=self._type).sha
-
     def _read(self, key: str, revision: str | None) -> bytes | None:
-        room = "" if self._type == "model" else f"{self._type}s/"
-        path = f"{room}{self._repo}/resolve/{revision or 'main'}/{quote(self._prefix + key)}"
-        endpoint = self._api.endpoint or constants.ENDPOINT
-        headers = build_hf_headers(token=self._token)
-        response = get_session().get(f"{endpoint}/{path}", headers=headers, follow_redirects=True)
+        name, at = self._prefix + key, self._api.endpoint
+        url = hf_hub_url(self._repo, name, repo_type=self._type, revision=revision, endpoint=at)
+        headers = build_hf_headers(token=self._api.token)
+        response = get_session().get(url, headers=headers, follow_redirects=True)
         try:
             hf_raise_for_status(response)
         except EntryNotFoundError:
             return None
         return response.content
 
-    def _listed(self, prefix: str) -> list[str]:
+    def _keys(self, prefix: str) -> list[str]:
+        folder = (self._prefix + prefix).rstrip("/") or None
         try:
-            tree = self._api.list_repo_tree(
-                self._repo,
-                (self._prefix + prefix).rstrip("/") or None,
-                recursive=True,
-                repo_type=self._type,
+            tree = list(
+                self._api.list_repo_tree(self._repo, folder, recursive=True, repo_type=self._type)
             )
-            paths = [entry.path for entry in tree if isinstance(entry, RepoFile)]
         except EntryNotFoundError:
             return []
-        return sorted(path.removeprefix(self._prefix) for path in paths)
-
-    def _asked(self, verb: str, key: str, request: Callable[[], Result]) -> Result:
-        try:
-            return request()
-        except (HfHubHTTPError, OSError, RuntimeError) as error:
-            # The client wraps a failed upload in a plain RuntimeError.
-            raise _failed(verb, key, error) from error
-
-
-def _failed(verb: str, key: str, error: Exception) -> ObjectStoreError:
-    return ObjectStoreError(f"cannot {verb} {key} on the Hub: {error}")
+        paths = [entry.path for entry in tree if isinstance(entry, RepoFile)]
+        return [path.removeprefix(self._prefix) for path in paths]

@@ -3,26 +3,23 @@
 import argparse
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainer.diloco.executors.base import (
-    ReplicaHandle,
-    ReplicaResult,
-    ServerlessExecutor,
-    supervise,
-)
+from trainer.diloco.executors.base import ReplicaResult, ServerlessExecutor, supervise
 from trainer.diloco.executors.hf_jobs import HFJobsExecutor
 from trainer.diloco.executors.local import LocalProcessExecutor
 from trainer.diloco.executors.modal import ModalExecutor
 from trainer.errors import TrainerConfigError, TrainerError
 from trainer.folders import sole_writer
 
-__all__ = ["launch", "launch_command", "make_executor"]
-
 logger = logging.getLogger(__name__)
 
-EXECUTORS = ("local", "hf_jobs", "modal")
+EXECUTORS: dict[str, Callable[[Path, str, str | None], ServerlessExecutor]] = {
+    "local": lambda work_dir, _image, _hardware: LocalProcessExecutor(work_dir),
+    "hf_jobs": lambda _, image, flavor: HFJobsExecutor(flavor or "cpu-basic", image=image),
+    "modal": lambda _, image, gpu: ModalExecutor(image, gpu),
+}
 
 
 def make_executor(
@@ -39,13 +36,9 @@ def make_executor(
     Raises:
         TrainerConfigError: There is no such executor, or its package is missing.
     """
-    if name == "local":
-        return LocalProcessExecutor(work_dir)
-    if name == "hf_jobs":
-        return HFJobsExecutor(hardware or "cpu-basic", image=image)
-    if name == "modal":
-        return ModalExecutor(image, hardware)
-    raise TrainerConfigError(f"executor {name!r}: choose one of {', '.join(EXECUTORS)}")
+    if name not in EXECUTORS:
+        raise TrainerConfigError(f"executor {name!r}: choose one of {', '.join(EXECUTORS)}")
+    return EXECUTORS[name](work_dir, image, hardware)
 
 
 def launch(
@@ -92,7 +85,7 @@ def launch(
     if handles_file is not None:
         handles_file.parent.mkdir(parents=True, exist_ok=True)
         handles_file.write_text("".join(f"{handle.to_json()}\n" for handle in handles), "utf-8")
-    finished: list[ReplicaHandle] = supervise(
+    finished = supervise(
         executor, handles, max_restarts=max_restarts, poll_s=poll_s, secrets=secrets
     )
     return executor.collect(finished, timeout_s=0)

@@ -4,90 +4,115 @@
 its hash and checked after reading, so a torn, late or stale object costs time and nothing else.
 """
 
-import logging
+import contextlib
 import os
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import fsspec
 
-from trainer.diloco.hub_store import HubStore
 from trainer.errors import ObjectStoreError, TrainerConfigError
 
-__all__ = ["FileStore", "FsspecStore", "MemoryStore", "ObjectStore", "open_store"]
-
-logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request."""
 
 
-class ObjectStore(Protocol):
-    """What a round needs of a store. Every method may raise `ObjectStoreError`."""
+class ObjectStore(ABC):
+    """What a round needs of a store.
+
+    Every verb raises `ObjectStoreError` if the store fails; it may be tried again. A store
+    implements the five verbs that begin with an underscore, in its own errors.
+    """
+
+    place: str = ""
+    """What error messages put before a key."""
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object whole; readers see the old or the new bytes, never a part."""
-        ...
+        self._asked("write", key, lambda: self._put(key, data))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write an object unless the key exists; True if this call created it."""
-        ...
+        return self._asked("create", key, lambda: self._create(key, data))
 
     def get(self, key: str) -> bytes | None:
         """Return an object's bytes, or None if there is no such key."""
-        ...
+        return self._asked("read", key, lambda: self._get(key))
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the sorted keys under a prefix that ends with a slash."""
-        ...
+        """Return the sorted keys under a prefix that is empty or ends with a slash."""
+        return sorted(self._asked("list", prefix, lambda: self._keys(prefix)))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys; those that do not exist are passed over."""
-        ...
+        wanted = sorted(set(keys))
+        if wanted:
+            self._asked("delete", wanted[0], lambda: self._delete(wanted))
+
+    def _asked(self, verb: str, key: str, request: Callable[[], Result]) -> Result:
+        try:
+            return request()
+        except (ObjectStoreError, TrainerConfigError):
+            raise
+        except Exception as error:  # each client has its own, and all mean: try again
+            why = f"{type(error).__name__}: {error}"
+            raise ObjectStoreError(f"cannot {verb} {self.place}{key}: {why}") from error
+
+    @abstractmethod
+    def _put(self, key: str, data: bytes) -> None: ...
+
+    @abstractmethod
+    def _create(self, key: str, data: bytes) -> bool: ...
+
+    @abstractmethod
+    def _get(self, key: str) -> bytes | None: ...
+
+    @abstractmethod
+    def _keys(self, prefix: str) -> Iterable[str]: ...
+
+    @abstractmethod
+    def _delete(self, keys: list[str]) -> None: ...
 
 
-class MemoryStore:
+class MemoryStore(ObjectStore):
     """A store inside one process, shared by its threads."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object."""
+    def _put(self, key: str, data: bytes) -> None:
         with self._lock:
             self._objects[key] = bytes(data)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key exists."""
+    def _create(self, key: str, data: bytes) -> bool:
         with self._lock:
-            if key in self._objects:
-                return False
-            self._objects[key] = bytes(data)
-            return True
+            is_absent = key not in self._objects
+            self._objects.setdefault(key, bytes(data))
+            return is_absent
 
-    def get(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None."""
+    def _get(self, key: str) -> bytes | None:
         with self._lock:
             return self._objects.get(key)
 
-    def keys(self, prefix: str) -> list[str]:
-        """Return the sorted keys under a prefix."""
+    def _keys(self, prefix: str) -> list[str]:
         with self._lock:
-            return sorted(key for key in self._objects if key.startswith(prefix))
+            return [key for key in self._objects if key.startswith(prefix)]
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys."""
+    def _delete(self, keys: list[str]) -> None:
         with self._lock:
             for key in keys:
                 self._objects.pop(key, None)
 
 
-class FileStore:
+class FileStore(ObjectStore):
     """A folder as a store: written aside and synced, then linked or renamed into place.
 
     `os.link` fails if the name exists, on local disks and on NFS alike, which makes it the
@@ -96,54 +121,37 @@ class FileStore:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
+        self.place = f"{root}/"
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object; the rename is atomic."""
-        try:
-            self._written_aside(key, data).replace(self.root / key)
-        except OSError as error:
-            raise _failed("write", self.root / key, error) from error
+    def _put(self, key: str, data: bytes) -> None:
+        self._written_aside(key, data).replace(self.root / key)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless the name exists."""
-        try:
-            aside = self._written_aside(key, data)
-        except OSError as error:
-            raise _failed("write", self.root / key, error) from error
+    def _create(self, key: str, data: bytes) -> bool:
+        aside = self._written_aside(key, data)
         try:
             (self.root / key).hardlink_to(aside)
         except FileExistsError:
             return False
-        except OSError as error:
-            raise _failed("link", self.root / key, error) from error
         finally:
             aside.unlink(missing_ok=True)
         return True
 
-    def get(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None."""
+    def _get(self, key: str) -> bytes | None:
         try:
             return (self.root / key).read_bytes()
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise _failed("read", self.root / key, error) from error
 
-    def keys(self, prefix: str) -> list[str]:
-        """Return the sorted keys under a prefix; unfinished writes are not among them."""
+    def _keys(self, prefix: str) -> list[str]:
         keys: list[str] = []
         for folder, _, names in os.walk(self.root / prefix):
-            here = Path(folder).relative_to(self.root).as_posix()
-            keys += [f"{here}/{name}" for name in names if not name.startswith(".aside-")]
-        return sorted(keys)
+            here = Path(folder).relative_to(self.root)
+            keys += [(here / name).as_posix() for name in names if not name.startswith(".aside-")]
+        return keys
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys."""
+    def _delete(self, keys: list[str]) -> None:
         for key in keys:
-            try:
-                (self.root / key).unlink(missing_ok=True)
-            except OSError as error:
-                raise _failed("delete", self.root / key, error) from error
+            (self.root / key).unlink(missing_ok=True)
 
     def _written_aside(self, key: str, data: bytes) -> Path:
         target = self.root / key
@@ -156,7 +164,7 @@ class FileStore:
         return aside
 
 
-class FsspecStore:
+class FsspecStore(ObjectStore):
     """Any fsspec file system with a conditional create: S3 and its kin, Google, Azure.
 
     Listing caches are off: with them a key put by another machine stays invisible, to `exists`
@@ -169,61 +177,35 @@ class FsspecStore:
             self._files, root = fsspec.core.url_to_fs(uri, **settings)
         except (ImportError, ValueError) as error:
             raise TrainerConfigError(f"{uri}: {error}") from error
-        self._root = root.rstrip("/") + "/"
+        self._root = self.place = root.rstrip("/") + "/"
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object; object stores show it whole or not at all."""
-        self._call("write", key, lambda path: self._files.pipe_file(path, data))
+    def _put(self, key: str, data: bytes) -> None:
+        self._files.pipe_file(self._root + key, data)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key exists, by the store's own conditional request."""
-        return self._call("create", key, lambda path: self._create(path, data))
-
-    def get(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None."""
-        return self._call("read", key, self._read)
-
-    def keys(self, prefix: str) -> list[str]:
-        """Return the sorted keys under a prefix."""
-        found = self._call("list", prefix, self._find)
-        return sorted(str(path).removeprefix(self._root) for path in found)
-
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys."""
-        for key in keys:
-            self._call("delete", key, self._remove)
-
-    def _create(self, path: str, data: bytes) -> bool:
+    def _create(self, key: str, data: bytes) -> bool:
         try:
-            self._files.pipe_file(path, data, mode="create")
+            self._files.pipe_file(self._root + key, data, mode="create")
         except FileExistsError:
             return False
         return True
 
-    def _read(self, path: str) -> bytes | None:
+    def _get(self, key: str) -> bytes | None:
         try:
-            return self._files.cat_file(path)
+            return self._files.cat_file(self._root + key)
         except FileNotFoundError:
             return None
 
-    def _find(self, path: str) -> list[str]:
+    def _keys(self, prefix: str) -> list[str]:
         try:
-            return self._files.find(path)
+            found = self._files.find(self._root + prefix)
         except FileNotFoundError:
             return []
+        return [str(path).removeprefix(self._root) for path in found]
 
-    def _remove(self, path: str) -> None:
-        try:
-            self._files.rm_file(path)
-        except FileNotFoundError:
-            return
-
-    def _call(self, verb: str, key: str, request: Any) -> Any:
-        path = self._root + key
-        try:
-            return request(path)
-        except Exception as error:
-            raise _failed(verb, path, error) from error
+    def _delete(self, keys: list[str]) -> None:
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rm_file(self._root + key)
 
 
 _memory: dict[str, MemoryStore] = {}
@@ -247,6 +229,8 @@ def open_store(uri: str, *, options: Mapping[str, Any] | None = None) -> ObjectS
     if scheme == "memory":
         return _memory.setdefault(uri.rstrip("/"), MemoryStore())
     if scheme == "hf":
+        from trainer.diloco.hub_store import HubStore  # noqa: PLC0415 - it builds on this module
+
         return HubStore(uri, options)
     if scheme in CONDITIONAL_CREATE:
         return FsspecStore(uri, options)
@@ -254,7 +238,3 @@ def open_store(uri: str, *, options: Mapping[str, Any] | None = None) -> ObjectS
         f"{uri}: no conditional create is known for {scheme}://; use file://, s3://, gs://, "
         "abfs:// or hf://datasets/owner/name"
     )
-
-
-def _failed(verb: str, path: object, error: Exception) -> ObjectStoreError:
-    return ObjectStoreError(f"cannot {verb} {path}: {type(error).__name__}: {error}")

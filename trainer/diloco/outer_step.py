@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from trainer.errors import TrainerConfigError
 
-__all__ = ["OUTER_PRESETS", "OuterStep", "outer_preset"]
-
 
 @dataclass(frozen=True)
 class OuterStep:

@@ -1,4 +1,4 @@
-"""The trainable parameters of a model as one flat float32 vector, and an optimizer's state as bytes.
+"""The trainable parameters of a model as one flat float32 vector, and a state dict as arrays.
 
 Frozen parameters never travel: with LoRA a round is as small as the adapter.
 """
@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
-from trainer.errors import OuterLoopError, TrainerConfigError
-
-__all__ = ["ParameterVector", "optimizer_tensors", "restore_optimizer", "trainable_fragment"]
+from trainer.errors import TrainerConfigError
 
 
 class ParameterVector:
@@ -35,60 +34,56 @@ class ParameterVector:
 
     def read(self) -> NDArray[np.float32]:
         """Return a copy of the parameters."""
-        vector = np.empty(self.n, np.float32)
-        at = 0
-        for _, parameter in self._parameters:
-            size = parameter.numel()
-            flat = parameter.detach().to("cpu", torch.float32).reshape(-1)
-            vector[at : at + size] = flat.numpy()
-            at += size
-        return vector
+        return flat_vector(parameter for _, parameter in self._parameters)
 
-    @torch.no_grad()
     def write(self, vector: NDArray[np.float32]) -> None:
         """Set the parameters; each keeps its own dtype and device."""
-        at = 0
-        for _, parameter in self._parameters:
-            size = parameter.numel()
-            part = torch.from_numpy(vector[at : at + size]).reshape(parameter.shape)
-            parameter.copy_(part)
-            at += size
+        fill_from(vector, (parameter for _, parameter in self._parameters))
 
 
-def trainable_fragment(modules: nn.Module | Iterable[nn.Module]) -> nn.Module:
-    """Return a module that owns exactly the trainable parameters of the given ones."""
-    given = [modules] if isinstance(modules, nn.Module) else list(modules)
+def flat_vector(tensors: Iterable[Tensor]) -> NDArray[np.float32]:
+    """Return a copy of the values of some tensors, one after the other, in float32."""
+    flat = [tensor.detach().to("cpu", torch.float32).reshape(-1) for tensor in tensors]
+    return torch.cat(flat).numpy()
+
+
+@torch.no_grad()
+def fill_from(vector: NDArray[np.float32], tensors: Iterable[Tensor]) -> None:
+    """Set tensors to the values that `flat_vector` gave; each keeps its own dtype and device."""
+    at = 0
+    for tensor in tensors:
+        part = torch.from_numpy(vector[at : at + tensor.numel()])
+        tensor.copy_(part.reshape(tensor.shape))
+        at += tensor.numel()
+
+
+def trainable_fragment(module: nn.Module) -> nn.Module:
+    """Return a module that owns exactly the trainable parameters of another one."""
     fragment = nn.Module()
-    for index, module in enumerate(given):
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                fragment.register_parameter(f"{index}_{name.replace('.', '_')}", parameter)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            fragment.register_parameter(name.replace(".", "_"), parameter)
     return fragment
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return an optimizer's per-parameter state as named tensors."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{index}.{name}": value.detach().cpu().contiguous()
-        for index, slots in state.items()
-        for name, value in slots.items()
-        if isinstance(value, Tensor)
+def tensors_of_state(state: Any) -> dict[str, NDArray]:
+    """Return a state dict, such as an optimizer's, as named arrays: no code is in them."""
+    leaves, spec = tree_flatten(state)
+    tensors = {
+        str(index): leaf.detach().cpu().contiguous().clone().numpy()
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor)
     }
+    rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    tree = json.dumps({"spec": treespec_dumps(spec), "leaves": rest})
+    return tensors | {"tree": np.frombuffer(tree.encode(), np.uint8)}
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load the state that `optimizer_tensors` gave; groups and their settings stay.
-
-    Raises:
-        OuterLoopError: The state belongs to another set of parameters.
-    """
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value.clone()
-    groups = optimizer.state_dict()["param_groups"]
-    known = {index for group in groups for index in group["params"]}
-    if not state.keys() <= known:
-        raise OuterLoopError("the saved optimizer state belongs to other parameters")
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+def state_of_tensors(tensors: Mapping[str, NDArray]) -> Any:
+    """Return the state dict that `tensors_of_state` was given."""
+    tree = json.loads(tensors["tree"].tobytes())
+    leaves = tree["leaves"]
+    for index, values in tensors.items():
+        if index != "tree":
+            leaves[int(index)] = torch.from_numpy(values.copy())
+    return tree_unflatten(leaves, treespec_loads(tree["spec"]))

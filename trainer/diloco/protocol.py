@@ -4,48 +4,27 @@ A round is one object, `rounds/<r>/manifest.json`, that is created once and neve
 who contributed, the hash of the merged pseudo-gradient, the state it applies to and who is
 waited for next. Whoever creates it decides the round; everybody else reads it.
 
-One replica of each round, the reducer, merges: the others upload their delta, the reducer
-downloads them, uploads the merged one and commits. The role rotates over those who contributed
-last, so a replica uploads one delta's worth per round and the traffic of a round grows linearly
-with the number of replicas. If the reducer stays away, the next in turn takes over.
+One replica of each round, the reducer, downloads the deltas of all, uploads their mean and
+commits. The role rotates over those who contributed last, so the traffic of a round grows
+linearly with the number of replicas. If the reducer stays away, the next in turn takes over.
 
-`RoundMachine` decides one round, `ReplicaMachine` a replica's life: join, train, exchange, apply.
-Both are asked for their `action`; the caller performs it and reports with `on`. A caller whose
-request failed reports nothing and performs the action again: every action may be repeated.
+`decide_round` is one round, `ReplicaLife` a replica from its start to the last round. Both are
+generators: they yield an `Action`, and the caller performs it and sends back what its class says.
+A caller whose request failed performs the same action again: every action may be repeated.
 """
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import Enum
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
+from typing import Any, TypeVar
 
+import msgspec
+
+from trainer.diloco.tensor_file import sha256
 from trainer.errors import OuterLoopError
 
-__all__ = [
-    "Action",
-    "Apply",
-    "Commit",
-    "Contribution",
-    "Finish",
-    "List",
-    "LoadSnapshot",
-    "Manifest",
-    "Merge",
-    "Merged",
-    "PutDelta",
-    "PutJoin",
-    "ReadManifest",
-    "ReplicaMachine",
-    "RoundMachine",
-    "Train",
-    "adaptive_grace_s",
-    "delta_prefix",
-    "manifest_key",
-    "merged_key",
-    "snapshot_key",
-]
-
+MAX_RESYNCS = 10
+"""After so many snapshots that led no further than the last, the log is beyond mending."""
 REUPLOAD_GRACES = 4
 """After this many graces without a decision a contribution is uploaded again, then ever rarer."""
 
@@ -119,6 +98,11 @@ class Merged:
     size_bytes: int
 
 
+class _Sealed(msgspec.Struct):
+    manifest: msgspec.Raw
+    sha256: str
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The decision about one round. Immutable once its key exists."""
@@ -133,24 +117,29 @@ class Manifest:
     rejected: int = 0
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as JSON."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        """Return the manifest as JSON, with its hash: no bit of a decision may be altered."""
+        body = msgspec.json.encode(self)
+        return msgspec.json.encode(_Sealed(msgspec.Raw(body), sha256(body)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
         """Read a manifest.
 
         Raises:
-            OuterLoopError: The bytes are no manifest.
+            OuterLoopError: The bytes are no manifest, or not one that was written.
         """
         try:
-            row = json.loads(data)
-            row["contributions"] = tuple(Contribution(**c) for c in row["contributions"])
-            row["merged"] = Merged(**row["merged"])
-            row["expected"] = tuple(row["expected"])
-            return cls(**row)
-        except (ValueError, TypeError, KeyError) as error:
+            sealed = msgspec.json.decode(data, type=_Sealed)
+            if sha256(bytes(sealed.manifest)) != sealed.sha256:
+                raise OuterLoopError(f"not a manifest: {data[:80]!r}: its hash does not match")
+            return msgspec.json.decode(sealed.manifest, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OuterLoopError(f"not a manifest: {data[:80]!r}: {error}") from error
+
+    @property
+    def accountable(self) -> Contribution:
+        """The contribution whose sender answers for what the merged delta has lost."""
+        return self.contributions[self.round_id % len(self.contributions)]
 
     def names(self, contribution: Contribution | None) -> bool:
         """Tell whether this contribution is part of the round."""
@@ -158,387 +147,248 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class LoadSnapshot:
-    """Find the newest readable snapshot; report `on_snapshot`."""
+class Action:
+    """What a protocol wants done, in which round."""
+
+    round_id: int
+
+
+class LoadSnapshot(Action):
+    """Load the newest readable snapshot; send a `Snapshot`."""
 
 
 @dataclass(frozen=True)
-class ReadManifest:
-    """Read a round's manifest; report `on_manifest`, with how many graces have passed."""
+class ReadManifest(Action):
+    """Read a round's manifest, when `is_poll` after a while; send a `Look`."""
 
-    round_id: int
     is_poll: bool = False
 
 
-@dataclass(frozen=True)
-class PutJoin:
-    """Ask to be waited for; report `on_join_put`."""
-
-    round_id: int
+class PutJoin(Action):
+    """Ask the others to wait for this replica from the next round on; send None."""
 
 
-@dataclass(frozen=True)
-class Train:
-    """Make the inner steps of a round; report `on_trained`."""
-
-    round_id: int
+class Train(Action):
+    """Make the inner steps of a round; send the own `Contribution`."""
 
 
-@dataclass(frozen=True)
-class PutDelta:
-    """Upload the own pseudo-gradient; report `on_delta_put`."""
+class PutDelta(Action):
+    """Upload the own pseudo-gradient; send None."""
 
-    round_id: int
+
+class ListRound(Action):
+    """List a round's contributions and join requests; send a `Listing`."""
 
 
 @dataclass(frozen=True)
-class List:
-    """List a round's contributions and join requests; report `on_listed`."""
+class Merge(Action):
+    """Average contributions and upload the mean; send `Merged`, or those that are damaged."""
 
-    round_id: int
-
-
-@dataclass(frozen=True)
-class Merge:
-    """Download, check, average and upload; report `on_merged` or `on_damaged`."""
-
-    round_id: int
     contributions: tuple[Contribution, ...]
 
 
 @dataclass(frozen=True)
-class Commit:
-    """Create the manifest unless it exists; report `on_committed` whatever the answer was."""
+class Commit(Action):
+    """Create the manifest unless it exists; send None, whatever the answer was."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
-class Apply:
-    """Apply a decided round to the global state; report `on_applied` with the new hash."""
+class Apply(Action):
+    """Apply a decided round to the global state; send its new hash, or None if it is lost."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
-class Finish:
-    """Nothing is left to do."""
+class Snapshot:
+    """Where a replica starts: a round, the hash of its state, and who is waited for in it."""
+
+    round_id: int
+    base: str
+    expected: frozenset[int]
 
 
-Action = (
-    LoadSnapshot
-    | ReadManifest
-    | PutJoin
-    | Train
-    | PutDelta
-    | List
-    | Merge
-    | Commit
-    | Apply
-    | Finish
-)
+@dataclass(frozen=True)
+class Look:
+    """What was read of a round's manifest, and how many graces have passed by then."""
+
+    manifest: Manifest | None
+    graces: int = 0
 
 
-def rotation(round_id: int, expected: Iterable[int]) -> list[int]:
-    """Return who may reduce a round, first choice first."""
-    ranks = sorted(expected)
-    if not ranks:
-        return []
-    turn = round_id % len(ranks)
-    return ranks[turn:] + ranks[:turn]
+@dataclass(frozen=True)
+class Listing:
+    """What was found in a round's folder, and how many graces have passed by then."""
+
+    contributions: tuple[Contribution, ...]
+    joining: frozenset[int] = frozenset()
+    graces: int = 0
 
 
-@dataclass
-class RoundMachine:
-    """One replica's part in one round; over once `decided` is set.
+Result = TypeVar("Result")
+Protocol = Generator[Action, Any, Result]
+
+
+def read_listing(keys: Iterable[str], graces: int) -> Listing:
+    """Return the contributions and join requests that the keys of a round's folder tell of."""
+    named = [(key, Contribution.from_key(key)) for key in keys]
+    joining = {int(key.rpartition("/")[2][:4]) for key, _ in named if key.endswith(".join")}
+    return Listing(tuple(c for _, c in named if c is not None), frozenset(joining), graces)
+
+
+def turn_of(rank: int, round_id: int, expected: Iterable[int]) -> int:
+    """Return how many graces must pass before a rank may reduce; 0 is the first choice."""
+    order = sorted(expected)
+    if rank not in order:
+        return len(order)
+    return (order.index(rank) - round_id) % len(order)
+
+
+def decide_round(
+    round_id: int, own: Contribution, expected: frozenset[int], quorum: int
+) -> Protocol[Manifest]:
+    """Take part in one round until it is decided.
 
     Args:
         round_id: The round.
         own: The replica's own contribution.
         expected: Ranks that are waited for, as the last manifest has it.
         quorum: Fewest contributions that a round may be decided with.
-        always_upload: Upload also as first choice for reducing: costs one upload more, saves the
-            own work if this process dies before it commits.
+
+    Returns:
+        The decision, whoever made it.
     """
+    turn = turn_of(own.rank, round_id, expected)
+    upload_at = 0
+    look: Look = yield ReadManifest(round_id)
+    while look.manifest is None:
+        # The delta comes first, and from the reducer too: should the merged object be damaged
+        # later, or its writer die, anybody can make it again from the deltas that it names.
+        if look.graces >= upload_at:
+            yield PutDelta(round_id)
+            # Once more after long waits, ever rarer: the first one may have arrived torn.
+            upload_at = max(REUPLOAD_GRACES, 2 * upload_at)
+        if look.graces >= turn:
+            proposed = yield from _merge_round(round_id, own, expected, quorum, turn)
+            while proposed is not None:
+                # The manifest comes last: what it names is in the store already. Whether this
+                # write or another replica's won is known only by reading, for an answer can be
+                # lost, and a write that was not seen to arrive may still arrive later.
+                yield Commit(round_id, proposed)
+                look = yield ReadManifest(round_id)
+                if look.manifest is not None:
+                    return look.manifest
+        look = yield ReadManifest(round_id, is_poll=True)
+    return look.manifest
 
-    round_id: int
-    own: Contribution
-    expected: frozenset[int]
-    quorum: int
-    always_upload: bool = False
-    decided: Manifest | None = None
-    action: Action = field(init=False)
-    _damaged: set[Contribution] = field(default_factory=set)
-    _joining: frozenset[int] = frozenset()
-    _rejected: int = 0
-    _uploaded: bool = False
-    _reupload_at: int = REUPLOAD_GRACES
-    _proposed: Manifest | None = None
 
-    def __post_init__(self) -> None:
-        self.action = ReadManifest(self.round_id)
-
-    @property
-    def turn(self) -> int:
-        """How many graces must pass before this replica may reduce; 0 is the first choice."""
-        order = rotation(self.round_id, self.expected)
-        return order.index(self.own.rank) if self.own.rank in order else len(order)
-
-    def on_manifest(self, manifest: Manifest | None, *, graces: int = 0) -> None:
-        """Take what was read: a decision ends the round, none means wait or reduce."""
-        if manifest is not None:
-            self.decided = manifest
-        elif self._proposed is not None:
-            self.action = Commit(self._proposed)
-        elif self._must_upload(graces):
-            self.action = PutDelta(self.round_id)
-        elif graces >= self.turn:
-            self.action = List(self.round_id)
-        else:
-            self.action = ReadManifest(self.round_id, is_poll=True)
-
-    def on_delta_put(self) -> None:
-        """The own delta is in the store."""
-        self._uploaded = True
-        self._next_look()
-
-    def on_listed(
-        self, found: Iterable[Contribution], *, joining: Iterable[int] = (), graces: int = 0
-    ) -> None:
-        """Take a listing: reduce if everybody is there, or enough are and grace is over."""
-        chosen = self._one_per_rank(found)
-        self._joining = frozenset(joining)
-        is_complete = self.expected <= chosen.keys()
-        is_overdue = graces > self.turn
-        if len(chosen) >= self.quorum and (is_complete or is_overdue):
-            self.action = Merge(self.round_id, tuple(chosen[rank] for rank in sorted(chosen)))
-        else:
+def _merge_round(
+    round_id: int, own: Contribution, expected: frozenset[int], quorum: int, turn: int
+) -> Protocol[Manifest | None]:
+    """Merge if everybody is there, or enough are and grace is over; None if it is too early."""
+    damaged: set[Contribution] = set()
+    while True:
+        listing: Listing = yield ListRound(round_id)
+        # Only what started from the state that we hold can be averaged with our own delta. Of
+        # twins of one rank the newest counts; sorting puts it last.
+        sound = {c for c in listing.contributions if c.base == own.base} - damaged
+        chosen = {c.rank: c for c in sorted(sound)} | {own.rank: own}
+        is_complete = expected <= chosen.keys()
+        is_overdue = listing.graces > turn
+        if len(chosen) < quorum or not (is_complete or is_overdue):
             # What was damaged a moment ago may be whole at the next look.
-            self._damaged.clear()
-            self.action = ReadManifest(self.round_id, is_poll=True)
-
-    def on_damaged(self, contributions: Iterable[Contribution]) -> None:
-        """Some contributions are not what their names say; leave them out of this round."""
-        self._damaged.update(contributions)
-        self.action = List(self.round_id)
-
-    def on_merged(self, merged: Merged) -> None:
-        """The merged delta is in the store: commit to it."""
-        merge = self.action
-        if not isinstance(merge, Merge):
-            raise OuterLoopError(f"round {self.round_id}: merged while at {merge}")
-        ranks = {contribution.rank for contribution in merge.contributions}
-        self._proposed = Manifest(
-            round_id=self.round_id,
-            base=self.own.base,
-            by=self.own.rank,
-            incarnation=self.own.incarnation,
-            contributions=merge.contributions,
-            merged=merged,
-            expected=tuple(sorted(ranks | self._joining)),
-            rejected=self._rejected,
-        )
-        self.action = Commit(self._proposed)
-
-    def on_committed(self) -> None:
-        """The commit was sent; only reading the manifest tells who won."""
-        self.action = ReadManifest(self.round_id)
-
-    def _must_upload(self, graces: int) -> bool:
-        """Upload once, and again after long waits: the first one may have arrived torn."""
-        if self.turn == 0 and not self.always_upload:
-            return False
-        if not self._uploaded:
-            return True
-        if graces < self._reupload_at:
-            return False
-        self._reupload_at *= 2
-        return True
-
-    def _next_look(self) -> None:
-        if self.turn == 0:
-            self.action = List(self.round_id)
-        else:
-            self.action = ReadManifest(self.round_id, is_poll=True)
-
-    def _one_per_rank(self, found: Iterable[Contribution]) -> dict[int, Contribution]:
-        """Choose the newest twin of each rank that started from the same state as we did."""
-        sound = {c for c in found if c.base == self.own.base} - self._damaged
-        self._rejected = len({c for c in found if c.base != self.own.base})
-        chosen = {c.rank: c for c in sorted(sound)}
-        chosen[self.own.rank] = self.own
-        return chosen
-
-
-class Phase(Enum):
-    """Where a replica is in its life."""
-
-    JOINING = "joining"
-    CATCHING_UP = "catching up"
-    ASKING = "asking"
-    TRAINING = "training"
-    EXCHANGING = "exchanging"
-    APPLYING = "applying"
-    FINISHED = "finished"
+            return None
+        contributions = tuple(chosen[rank] for rank in sorted(chosen))
+        outcome: Merged | tuple[Contribution, ...] = yield Merge(round_id, contributions)
+        if isinstance(outcome, Merged):
+            return Manifest(
+                round_id=round_id,
+                base=own.base,
+                by=own.rank,
+                incarnation=own.incarnation,
+                contributions=contributions,
+                merged=outcome,
+                expected=tuple(sorted(chosen.keys() | listing.joining)),
+                rejected=len({c for c in listing.contributions if c.base != own.base}),
+            )
+        damaged.update(outcome)
 
 
 @dataclass
-class ReplicaMachine:
+class ReplicaLife:
     """A replica's life: from the newest snapshot through the log of manifests to the last round.
 
     Args:
         rank: The replica's rank; ranks need not be dense.
-        incarnation: Unique to this process; see `Contribution`.
-        world_size: Replicas expected in round 0.
-        n_rounds: The replica finishes when this many rounds are applied; None means never.
+        n_rounds: The replica ends when this many rounds are applied; None means never.
         quorum: Fewest contributions that a round may be decided with.
-        base: Hash of the initial global state.
         prepared: A contribution made by an earlier incarnation that died before it knew the
             round's outcome, with its round.
     """
 
     rank: int
-    incarnation: str
-    world_size: int
     n_rounds: int | None
     quorum: int
-    base: str
     prepared: tuple[int, Contribution] | None = None
-    always_upload: bool = False
     round_id: int = 0
-    phase: Phase = Phase.JOINING
-    action: Action = field(default_factory=LoadSnapshot)
+    base: str = ""
     expected: frozenset[int] = frozenset()
-    exchange: RoundMachine | None = None
     n_resyncs: int = 0
-    was_included: bool = True
+    _stuck_at: int = -1
+    decided: Manifest | None = None
 
-    def on_snapshot(self, round_id: int, base: str, expected: Iterable[int] | None = None) -> None:
-        """Start from a snapshot, or from round 0 and the initial state."""
-        self.round_id, self.base = round_id, base
-        self.expected = frozenset(range(self.world_size) if expected is None else expected)
-        self._catch_up()
+    def live(self) -> Protocol[None]:
+        """Load a snapshot, then train, exchange and apply, round by round."""
+        yield from self._load()
+        is_current = False
+        while self.n_rounds is None or self.round_id < self.n_rounds:
+            own = self._take_prepared()
+            if own is None and not is_current:
+                look: Look = yield ReadManifest(self.round_id)
+                if look.manifest is not None:
+                    yield from self._apply(look.manifest)
+                    continue
+                if self.rank not in self.expected:
+                    yield PutJoin(self.round_id)
+            if own is None:
+                own = yield Train(self.round_id)
+                if own.base != self.base:
+                    raise OuterLoopError(f"round {self.round_id}: trained from another state")
+            decision = decide_round(self.round_id, own, self.expected, self.quorum)
+            manifest = self.decided = yield from decision
+            is_current = (yield from self._apply(manifest)) and manifest.names(own)
 
-    def on_manifest(self, manifest: Manifest | None, *, graces: int = 0) -> None:
-        """Take what was read of the present round's manifest."""
-        if self.exchange is not None:
-            self.exchange.on_manifest(manifest, graces=graces)
-            self._follow()
-        elif manifest is not None:
-            self._decide(manifest)
-        elif self.rank in self.expected:
-            self._train()
-        else:
-            self.phase, self.action = Phase.ASKING, PutJoin(self.round_id)
+    def _take_prepared(self) -> Contribution | None:
+        """Return the prepared contribution if this is its round; it counts for no later one."""
+        if self.prepared is None or self.prepared[0] > self.round_id:
+            return None
+        (round_id, own), self.prepared = self.prepared, None
+        return own if (round_id, own.base) == (self.round_id, self.base) else None
 
-    def on_join_put(self) -> None:
-        """The others will wait for us from the next round on."""
-        self._train()
-
-    def on_trained(self, contribution: Contribution) -> None:
-        """The inner steps of the round are made."""
-        if contribution.base != self.base:
-            raise OuterLoopError(f"round {self.round_id}: trained from another state")
-        self._exchange(contribution)
-
-    def on_delta_put(self) -> None:
-        """The own delta is in the store."""
-        self._current().on_delta_put()
-        self._follow()
-
-    def on_listed(
-        self, found: Iterable[Contribution], *, joining: Iterable[int] = (), graces: int = 0
-    ) -> None:
-        """Take a listing of the round."""
-        self._current().on_listed(found, joining=joining, graces=graces)
-        self._follow()
-
-    def on_merged(self, merged: Merged) -> None:
-        """The merged delta is in the store."""
-        self._current().on_merged(merged)
-        self._follow()
-
-    def on_damaged(self, contributions: Iterable[Contribution]) -> None:
-        """Some contributions are not what their names say."""
-        self._current().on_damaged(contributions)
-        self._follow()
-
-    def on_committed(self) -> None:
-        """The commit was sent."""
-        self._current().on_committed()
-        self._follow()
-
-    def on_lost(self) -> None:
-        """The merged delta of a decided round is gone: a newer snapshot must hold it."""
-        self._rejoin()
-
-    def on_applied(self, base: str) -> None:
-        """The round is applied; `base` is the hash of the new state."""
-        manifest = self.action.manifest if isinstance(self.action, Apply) else None
-        if manifest is None:
-            raise OuterLoopError(f"round {self.round_id}: applied while at {self.action}")
-        self.expected = frozenset(manifest.expected)
-        self.base = base
+    def _apply(self, manifest: Manifest) -> Protocol[bool]:
+        """Apply a decision about the state we have; False after starting from a snapshot."""
+        base = (yield Apply(self.round_id, manifest)) if manifest.base == self.base else None
+        if base is None:
+            # Either we hold a state that the run does not know, or the mean is gone, with its
+            # deltas: both are mended by a newer snapshot.
+            self.n_resyncs = 1 if self.round_id > self._stuck_at else self.n_resyncs + 1
+            self._stuck_at = max(self._stuck_at, self.round_id)
+            if self.n_resyncs > MAX_RESYNCS:
+                raise OuterLoopError(
+                    f"rank {self.rank}: the log of rounds does not continue the state we hold, "
+                    "and no snapshot helps"
+                )
+            yield from self._load()
+            return False
+        self.expected, self.base = frozenset(manifest.expected), base
         self.round_id += 1
-        if self.phase is Phase.APPLYING and self.was_included:
-            self._next_round()
-        else:
-            self._catch_up()
+        return True
 
-    def _next_round(self) -> None:
-        if self.n_rounds is not None and self.round_id >= self.n_rounds:
-            self.phase, self.action = Phase.FINISHED, Finish()
-        else:
-            self._train()
-
-    def _catch_up(self) -> None:
-        if self.n_rounds is not None and self.round_id >= self.n_rounds:
-            self.phase, self.action = Phase.FINISHED, Finish()
-            return
-        if self.prepared is not None and self.prepared[0] <= self.round_id:
-            round_id, contribution = self.prepared
-            self.prepared = None
-            if round_id == self.round_id and contribution.base == self.base:
-                self._exchange(contribution)
-                return
-        self.phase, self.action = Phase.CATCHING_UP, ReadManifest(self.round_id)
-
-    def _train(self) -> None:
-        self.phase, self.action = Phase.TRAINING, Train(self.round_id)
-
-    def _exchange(self, contribution: Contribution) -> None:
-        self.phase = Phase.EXCHANGING
-        self.exchange = RoundMachine(
-            self.round_id, contribution, self.expected, self.quorum, self.always_upload
-        )
-        self._follow()
-
-    def _current(self) -> RoundMachine:
-        if self.exchange is None:
-            raise OuterLoopError(f"round {self.round_id}: no exchange while {self.phase.value}")
-        return self.exchange
-
-    def _follow(self) -> None:
-        """Do what the round's machine says, until it has a decision."""
-        exchange = self._current()
-        if exchange.decided is None:
-            self.action = exchange.action
-            return
-        self.was_included = exchange.decided.names(exchange.own)
-        self.exchange = None
-        self.phase = Phase.APPLYING
-        self._decide(exchange.decided)
-
-    def _decide(self, manifest: Manifest) -> None:
-        """Apply a decision about the state we have; rejoin if it is about another one."""
-        if manifest.base == self.base:
-            self.action = Apply(manifest)
-            return
-        self._rejoin()
-
-    def _rejoin(self) -> None:
-        self.n_resyncs += 1
-        self.phase, self.action = Phase.JOINING, LoadSnapshot()
+    def _load(self) -> Protocol[None]:
+        start: Snapshot = yield LoadSnapshot(self.round_id)
+        self.round_id, self.base, self.expected = start.round_id, start.base, start.expected
 
 
 def adaptive_grace_s(

@@ -6,23 +6,28 @@ is an error, and only what the optimizer trains is exchanged.
 
 import importlib
 import importlib.util
-import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed import TCPStore
 
 from trainer.diloco.all_reduce import ObjectStoreAllReduce
-from trainer.diloco.exchange import sha256
+from trainer.diloco.exchange import agree_on_run
 from trainer.diloco.outer_step import OuterStep
-from trainer.diloco.parameters import trainable_fragment
+from trainer.diloco.parameters import (
+    fill_from,
+    flat_vector,
+    state_of_tensors,
+    tensors_of_state,
+    trainable_fragment,
+)
+from trainer.diloco.tensor_file import seal_tensors, sha256, unseal_tensors
 from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
-
-__all__ = ["MockManager", "ObjectStoreManager", "make_diloco_outer_loop", "make_torchft_manager"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +36,7 @@ SaveState = Callable[[], Any]
 
 
 def torchft_module(name: str) -> Any:
-    """Import a module of torchft.
+    """Import torchft or a module of it.
 
     Raises:
         TrainerConfigError: torchft is not installed.
@@ -70,17 +75,15 @@ class MockManager:
     """A manager of one process and no network, for tests and for a single replica.
 
     Args:
-        reduce: What an all-reduce does to the flat values of a round; the identity by default.
+        reduce: What an all-reduce does to a round's values, flat, float32 on the CPU; the
+            identity by default.
         failing_steps: Attempts, counted from 0, at which `should_commit` says no.
     """
 
     _use_async_quorum = False
 
     def __init__(
-        self,
-        reduce: Callable[[Tensor], Tensor] | None = None,
-        *,
-        failing_steps: Iterable[int] = (),
+        self, reduce: Callable[[Tensor], Tensor] | None = None, *, failing_steps: Iterable[int] = ()
     ) -> None:
         self._reduce = reduce or (lambda values: values)
         self._failing = frozenset(failing_steps)
@@ -89,7 +92,6 @@ class MockManager:
         self._callbacks: list[Callable[[Any], Any]] = []
         self._attempts = 0
         self._step = 0
-        self._error: Exception | None = None
 
     def register_state_dict_fn(
         self, key: str, load_state_dict: LoadState, state_dict: SaveState
@@ -105,7 +107,7 @@ class MockManager:
 
     def start_quorum(self, *_args: Any, **_options: Any) -> None:
         """Begin a round."""
-        self._queue, self._callbacks, self._error = [], [], None
+        self._queue, self._callbacks = [], []
 
     def allreduce(
         self,
@@ -121,7 +123,7 @@ class MockManager:
         """Close the round; False resets every replica to its start."""
         self._flush()
         attempt, self._attempts = self._attempts, self._attempts + 1
-        if self._error is not None or attempt in self._failing:
+        if attempt in self._failing:
             return False
         self._step += 1
         return True
@@ -134,18 +136,6 @@ class MockManager:
         """Return how many replicas took part in the last round."""
         return 1
 
-    def batches_committed(self) -> int:
-        """Return how many contributions all rounds had."""
-        return self._step
-
-    def errored(self) -> Exception | None:
-        """Return what went wrong in this round."""
-        return self._error
-
-    def report_error(self, error: Exception) -> None:
-        """Make this round fail."""
-        self._error = error
-
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002 - torchft's call
         """Release nothing: there is no thread and no connection."""
 
@@ -156,12 +146,8 @@ class MockManager:
         queue, self._queue = self._queue, []
         if not queue:
             return
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in queue])
-        mean = self._reduce(flat)
-        at = 0
-        for tensor in queue:
-            tensor.copy_(mean[at : at + tensor.numel()].reshape(tensor.shape))
-            at += tensor.numel()
+        mean = self._reduce(torch.from_numpy(flat_vector(queue)))
+        fill_from(mean.numpy(), queue)
         for callback in self._callbacks:
             callback(None)
 
@@ -182,7 +168,6 @@ class ObjectStoreManager(MockManager):
         self.all_reduce = all_reduce
         self._snapshot_every = snapshot_every
         self._sizes: Sequence[int] = (0,)
-        self._batches = 0
         self._snapshot_due = False
 
     def join(self, replay: Callable[[int, Tensor], None], sizes: Sequence[int]) -> None:
@@ -225,41 +210,27 @@ class ObjectStoreManager(MockManager):
         """Return how many replicas took part in the last round."""
         return self.all_reduce.last.n_contributions if self.all_reduce.last else 0
 
-    def batches_committed(self) -> int:
-        """Return how many contributions all rounds had, as far as this replica saw them."""
-        return self._batches
-
     def _mean(self, flat: Tensor) -> Tensor:
         channel = self._step % len(self._sizes)
-        vector = flat.to("cpu", torch.float32).numpy()
-        mean = torch.from_numpy(self.all_reduce.reduce_vector(vector, channel=channel))
-        self._batches += self.num_participants()
-        return mean.to(flat.device, flat.dtype)
+        return torch.from_numpy(self.all_reduce.reduce_vector(flat.numpy(), channel=channel))
+
+    def _saved_states(self) -> dict[str, NDArray]:
+        return tensors_of_state({key: save() for key, (_, save) in self._states.items()})
 
     def _save_snapshot(self) -> None:
-        tensors: dict[str, Tensor] = {}
-        trees = {
-            key: _taken_apart(save_state(), tensors)
-            for key, (_, save_state) in self._states.items()
-        }
-        header = {"step": self._step, "expected": sorted(self.all_reduce.expected), "trees": trees}
-        data = save(tensors, metadata={"header": json.dumps(header)})
+        header = {"step": self._step, "expected": sorted(self.all_reduce.expected)}
         try:
-            self.all_reduce.store.put(f"snapshots/{self._step:06d}.safetensors", data)
+            key = f"snapshots/{self._step:06d}.safetensors"
+            self.all_reduce.store.put(key, seal_tensors(header, self._saved_states()))
             self._snapshot_due = False
         except ObjectStoreError as error:
             logger.warning("no snapshot of step %d: %s", self._step, error)
 
     def _check_start(self) -> None:
         """Check that all replicas start from equal weights: a mean of deltas cannot mend that."""
-        tensors: dict[str, Tensor] = {}
-        for _, save_state in self._states.values():
-            _taken_apart(save_state(), tensors)
-        ours = sha256(*(tensors[name].view(torch.uint8).numpy() for name in sorted(tensors)))
-        store = self.all_reduce.store
-        store.put_if_absent("run.json", json.dumps({"start": ours}).encode())
-        data = store.get("run.json")
-        if data is None or json.loads(data)["start"] != ours:
+        tensors = self._saved_states()
+        start = {"start": sha256(*(tensors[name] for name in sorted(tensors)))}
+        if agree_on_run(self.all_reduce.store, start) != start:
             raise TrainerConfigError(
                 "this replica starts from other weights than the first one of the run: load the "
                 "same checkpoint, or set the same seed, everywhere"
@@ -270,39 +241,15 @@ class ObjectStoreManager(MockManager):
         data = self.all_reduce.store.get(keys[-1]) if keys else None
         if data is None:
             return False
-        size = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["header"])
-        tensors = load(data)
-        if header["trees"].keys() != self._states.keys():
+        header, tensors = unseal_tensors(data)
+        states = state_of_tensors(tensors)
+        if states.keys() != self._states.keys():
             raise OuterLoopError(f"{keys[-1]} was saved by a loop with other fragments")
-        for key, tree in header["trees"].items():
-            self._states[key][0](_put_together(tree, tensors))
+        for key, state in states.items():
+            self._states[key][0](state)
         self._step = header["step"]
         self.all_reduce.resume(self._step, header["expected"])
         return True
-
-
-def _taken_apart(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a state dict as JSON; its tensors move into `tensors`."""
-    if isinstance(tree, Tensor):
-        name = str(len(tensors))
-        tensors[name] = tree.detach().cpu().contiguous().clone()
-        return {"tensor": name}
-    if isinstance(tree, dict):
-        return {"items": [[key, _taken_apart(value, tensors)] for key, value in tree.items()]}
-    if isinstance(tree, list | tuple):
-        return [_taken_apart(value, tensors) for value in tree]
-    return tree
-
-
-def _put_together(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(tree, list):
-        return [_put_together(value, tensors) for value in tree]
-    if isinstance(tree, dict) and "tensor" in tree:
-        return tensors[tree["tensor"]]
-    if isinstance(tree, dict):
-        return {key: _put_together(value, tensors) for key, value in tree["items"]}
-    return tree
 
 
 def make_diloco_outer_loop(
@@ -374,7 +321,8 @@ def make_diloco_outer_loop(
     if isinstance(manager, MockManager):
         sizes = [sum(p.numel() for p in fragment.parameters()) for fragment in fragments]
         manager.join(lambda index, mean: _replay(loop._fragments[index], mean), sizes)
-        _restore(loop)
+        for fragment in loop._fragments:
+            fragment.restore_parameters()
     return loop
 
 
@@ -401,8 +349,7 @@ def make_torchft_manager(
         round_s: Longest time that a round's inner steps take, in seconds.
     """
     torchft = torchft_module("")
-    distributed = importlib.import_module("torch.distributed")
-    store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=round_s / 20)),
         load_state_dict=load_state_dict,
@@ -430,19 +377,13 @@ def make_torchft_manager(
 def _replay(fragment: Any, mean: Tensor) -> None:
     """Apply a round that was missed: the same outer step that the others made."""
     fragment.restore_parameters()
-    at = 0
-    for parameter in fragment._model_fragment.parameters():
-        part = mean[at : at + parameter.numel()].reshape(parameter.shape)
-        parameter.grad = part.to(parameter.device, parameter.dtype, copy=True)
-        at += parameter.numel()
+    parameters = list(fragment._model_fragment.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    fill_from(mean.numpy(), [parameter.grad for parameter in parameters])
     fragment._outer_optimizer.step()
     fragment._outer_optimizer.zero_grad()
     fragment.save_parameters()
-
-
-def _restore(loop: Any) -> None:
-    for fragment in loop._fragments:
-        fragment.restore_parameters()
 
 
 def _check_fragments(fragments: Sequence[nn.Module], sync_every: int, delay: int) -> None:

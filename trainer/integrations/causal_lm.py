@@ -28,7 +28,7 @@ class CompletionOutput(NamedTuple):
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside `model`: itself, or what PEFT wraps.
+    """Return the transformers model inside `model`: itself, or what PEFT wraps.
 
     Raises:
         TrainerConfigError: there is none.
@@ -44,7 +44,7 @@ def causal_lm_of(model: nn.Module) -> PreTrainedModel:
 
 
 def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a model's language-model head.
+    """Return the weight and bias of a model's language-model head.
 
     Raises:
         TrainerConfigError: the model has none, or an adapter sits on it.
@@ -64,7 +64,7 @@ def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def logit_rule(model: nn.Module) -> tuple[float, float | None]:
-    """Factor and soft cap between a model's head and its logits, from its configuration."""
+    """Read factor and soft cap between a model's head and its logits from its configuration."""
     config = causal_lm_of(model).config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
@@ -86,9 +86,8 @@ def model_head_outputs(
     teacher_hidden_N_H: Tensor | None = None,
     beta: float = 0.5,
     temperature: float = 1.0,
-    chunk: int | None = None,
 ) -> HeadOutput:
-    """`trainer.losses.head.head_outputs` with the model's own head and logit rule.
+    """Call `trainer.losses.head.head_outputs` with the model's own head and logit rule.
 
     `teacher` gives the teacher's head; without it the model's own head is used for both.
 
@@ -111,7 +110,6 @@ def model_head_outputs(
         temperature=temperature,
         logit_scale=logit_scale,
         softcap=softcap,
-        chunk=chunk,
     )
 
 
@@ -120,14 +118,13 @@ def completion_outputs(
     hidden_B_C_H: Tensor,
     ids_B_C: Tensor,
     *,
-    hinted_B_C: Tensor | None = None,
-    teacher: nn.Module | None = None,
-    teacher_hidden_N_H: Tensor | None = None,
+    hinted_B_C: Tensor,
+    teacher: nn.Module,
+    teacher_hidden_N_H: Tensor,
     beta: float = 0.5,
     temperature: float = 1.0,
-    chunk: int | None = None,
 ) -> CompletionOutput:
-    """Log-probabilities and entropies of completions, and the divergence where there is a hint.
+    """Compute log-probabilities and entropies of completions, and the divergence at hints.
 
     What a trainer that computes its policy loss from per-token log-probabilities needs, in one
     pass per chunk and without logits `[B, C, V]`. The teacher is projected at hinted tokens only.
@@ -137,23 +134,20 @@ def completion_outputs(
         hidden_B_C_H: the states that predict `ids_B_C`.
         ids_B_C: the completions.
         hinted_B_C: true at the tokens that `teacher_hidden_N_H` belongs to, in row order.
-        teacher: gives the teacher's head; by default the model's own.
+        teacher: gives the teacher's head.
         teacher_hidden_N_H: the teacher's states at the hinted tokens.
         beta: as in `fused_policy_distillation`.
         temperature: both models' logits are divided by it.
-        chunk: tokens whose logits exist at once; by default the device's own choice.
 
     Raises:
         ShapeError: two inputs do not line up.
         TrainerConfigError: the model has no plain head, or an option is out of range.
     """
-    options = {"temperature": temperature, "chunk": chunk}
-    hidden_M_H, ids_M = hidden_B_C_H.flatten(0, 1), ids_B_C.flatten()
-    if hinted_B_C is None or teacher_hidden_N_H is None:
-        plain = model_head_outputs(model, hidden_M_H, ids_M, **options)
-        logps_B_C, entropy_B_C = (x.view_as(ids_B_C) for x in (plain.logps_N, plain.entropy_N))
-        return CompletionOutput(logps_B_C, entropy_B_C, plain.divergence_N[:0])
-    hinted_M = hinted_B_C.flatten().bool()
+    hidden_M_H, ids_M, hinted_M = (
+        hidden_B_C_H.flatten(0, 1),
+        ids_B_C.flatten(),
+        hinted_B_C.flatten(),
+    )
     hinted = model_head_outputs(
         model,
         hidden_M_H[hinted_M],
@@ -161,18 +155,15 @@ def completion_outputs(
         teacher=teacher,
         teacher_hidden_N_H=teacher_hidden_N_H,
         beta=beta,
-        **options,
+        temperature=temperature,
     )
-    plain = model_head_outputs(model, hidden_M_H[~hinted_M], ids_M[~hinted_M], **options)
-    logps_M, entropy_M = (
-        with_hint.new_zeros(len(ids_M))
-        .masked_scatter(hinted_M, with_hint)
-        .masked_scatter(~hinted_M, without)
-        for with_hint, without in (
-            (hinted.logps_N, plain.logps_N),
-            (hinted.entropy_N, plain.entropy_N),
-        )
+    plain = model_head_outputs(
+        model, hidden_M_H[~hinted_M], ids_M[~hinted_M], temperature=temperature
     )
-    return CompletionOutput(
-        logps_M.view_as(ids_B_C), entropy_M.view_as(ids_B_C), hinted.divergence_N
+    logps_B_C, entropy_B_C = (
+        with_hint.new_zeros(ids_B_C.shape)
+        .masked_scatter(hinted_B_C, with_hint)
+        .masked_scatter(~hinted_B_C, without)
+        for with_hint, without in zip(hinted[:2], plain[:2], strict=True)
     )
+    return CompletionOutput(logps_B_C, entropy_B_C, hinted.divergence_N)

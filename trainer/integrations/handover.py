@@ -6,28 +6,27 @@ from transformers import AutoTokenizer
 
 from trainer.data.rendering import Renderer
 from trainer.errors import DatasetError, TrainerConfigError
-from trainer.integrations.capabilities import ENGINES, check
-from trainer.integrations.settings import EngineSettings, SharedSettings
+from trainer.integrations.engines import check
+from trainer.integrations.settings import RunConfig, SharedSettings
 
 __all__ = ["check_startable", "make_renderer", "n_states_of_step", "require_hints"]
 
 
-def check_startable(settings: EngineSettings) -> None:
+def check_startable(settings: RunConfig) -> None:
     """See that the engine can do what is asked for, and is told what it cannot do without.
 
     Raises:
         TrainerConfigError: it cannot, or is not.
     """
-    check(settings)
-    title = ENGINES[settings.engine].title
+    title = check(settings).title
     if settings.model is None:
         raise TrainerConfigError(f"{title} loads a model from disk or the Hub: set model")
     if settings.shared.max_steps < 1:
         raise TrainerConfigError(f"{title} counts in steps: set trl.max_steps")
 
 
-def make_renderer(settings: EngineSettings) -> Renderer:
-    """The renderer of the model's own tokenizer, cut as under TRL."""
+def make_renderer(settings: RunConfig) -> Renderer:
+    """Build the renderer of the model's own tokenizer, cut as under TRL."""
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
     shared = settings.shared
     return Renderer(
@@ -38,7 +37,7 @@ def make_renderer(settings: EngineSettings) -> Renderer:
     )
 
 
-def require_hints(settings: EngineSettings, n_hints: int) -> None:
+def require_hints(settings: RunConfig, n_hints: int) -> None:
     """See that channel 2, if it has a weight, has something to learn from.
 
     Raises:
@@ -53,7 +52,7 @@ def require_hints(settings: EngineSettings, n_hints: int) -> None:
 
 
 def n_states_of_step(shared: SharedSettings, *, n_ranks: int = 1) -> int:
-    """States of one step: each gives a group of rollouts.
+    """Count the states of one step: each gives a group of rollouts.
 
     Raises:
         TrainerConfigError: the rollouts of a step are no whole groups.

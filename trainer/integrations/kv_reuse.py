@@ -68,6 +68,8 @@ class HintedBatch:
     @property
     def n_reused(self) -> int:
         """Columns whose keys and values can come from the student, in whole blocks."""
+        # The token before the completion runs again in any case: its state is the first that is
+        # asked for, and a cache holds keys and values but no states.
         n_usable = min(self.n_shared, int(self.predictors_B_C.min()))
         return n_usable // BLOCK * BLOCK
 
@@ -80,7 +82,7 @@ def hinted_batch(
     prompt_mask_B_P: Tensor | None = None,
     pad_token_id: int = 0,
 ) -> HintedBatch:
-    """The teacher's batch, with each prompt's shared tokens in the student's columns.
+    """Build the teacher's batch, with each prompt's shared tokens in the student's columns.
 
     Args:
         prompt_ids_B_P: the student's prompts, padded on the left.
@@ -129,7 +131,7 @@ def student_hidden(
     pad_token_id: int = 0,
     n_tokens: int = 0,
 ) -> StudentStates:
-    """The student's forward pass, with the cache that the teacher reuses.
+    """Run the student's forward pass, with the cache that the teacher reuses.
 
     Gradients flow through `hidden_B_C_H`, as without a cache. With `n_tokens=batch.n_tokens` the
     student's sequences are padded on the right to the teacher's length: kernels then run the same
@@ -157,7 +159,7 @@ def student_hidden(
 
 @torch.no_grad()
 def teacher_hidden(model: nn.Module, batch: HintedBatch) -> Tensor:
-    """The teacher's states that predict the completion, `[B, C, H]`, by a full forward pass.
+    """Compute the teacher's states before the completion, `[B, C, H]`, by a full forward pass.
 
     For any teacher; `teacher_hidden_with_prefix_reuse` gives the same numbers for less.
     """
@@ -173,7 +175,7 @@ def teacher_hidden(model: nn.Module, batch: HintedBatch) -> Tensor:
 def teacher_hidden_with_prefix_reuse(
     model: nn.Module, batch: HintedBatch, student_cache: Cache
 ) -> Tensor:
-    """The teacher's states that predict the completion, `[B, C, H]`, on the student's cache.
+    """Compute the teacher's states before the completion, `[B, C, H]`, on the student's cache.
 
     The student's cache is read, not changed; nothing of its graph is kept.
 
@@ -192,6 +194,8 @@ def teacher_hidden_with_prefix_reuse(
         input_ids=batch.ids_B_T[:, n_reused:],
         attention_mask=_attention_mask(batch.prompt_mask_B_P, n_tokens),
         past_key_values=_prefix_of(student_cache, batch),
+        # Columns, not real tokens: the student ran with padding counted, and rotary keys carry
+        # the position that they were made at.
         position_ids=torch.arange(n_reused, n_tokens, device=batch.ids_B_T.device)[None],
         use_cache=True,
     )
@@ -205,6 +209,8 @@ def _select(hidden_B_T_H: Tensor, index_B_C: Tensor) -> Tensor:
 
 def _prefix_of(cache: Cache, batch: HintedBatch) -> Cache:
     _checked_cache(cache, at_least=batch.n_reused)
+    # A new cache on views of the old one: the teacher appends to its own, and the student's graph
+    # is cut by the detached views.
     prefix = DynamicCache()
     layers: list[Any] = cache.layers
     for layer_idx, layer in enumerate(layers):

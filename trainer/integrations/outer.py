@@ -1,13 +1,19 @@
 """The outer loop as a callback of the Hugging Face `Trainer`, TRL's trainers among them."""
 
 import logging
+import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 
 from trainer.data.dataset import PreferenceData
 from trainer.diloco.environment import ReplicaPlace, replica_place
@@ -15,20 +21,10 @@ from trainer.diloco.exchange import RoundReport
 from trainer.diloco.inner import make_inner_optimizer
 from trainer.diloco.object_store import ObjectStore, open_store
 from trainer.diloco.outer_step import outer_preset
-from trainer.diloco.parameters import ParameterVector, optimizer_tensors, restore_optimizer
+from trainer.diloco.parameters import ParameterVector
 from trainer.diloco.replica import OuterReplica, OuterSettings
 from trainer.diloco.torchft_loop import make_diloco_outer_loop, make_torchft_manager
 from trainer.errors import TrainerConfigError
-
-__all__ = [
-    "ObjectStoreLoop",
-    "OuterOptions",
-    "TorchftLoop",
-    "inner_optimizers",
-    "outer_callbacks",
-    "shard",
-    "sharded",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +41,10 @@ class OuterOptions:
     """Store that joins the replicas (`object_store`)."""
     sync_every: int = 50
     """Optimizer steps per round."""
-    single_rounds: int = 0
-    """Rounds of one step before the others (`object_store`): from scratch, replicas that part
-    while they learn fastest learn less (post-local SGD: Lin et al. 2020, arXiv:1808.07217)."""
     inner: str = ""
-    """Inner optimizer: `joint_adamw` from scratch, `muon` or `adamw`; none: the trainer's own."""
+    """Inner optimizer: `muon` from scratch, or `adamw`; none: the trainer's own."""
     codec: str = "ternary"
-    """Wire format: fp32, bf16, int8, int4, ternary or topk."""
+    """Wire format: fp32, bf16, int8, int4 or ternary."""
     optimizer: str = "average"
     """Outer optimizer: `average` for fine-tuning, `nesterov` from scratch, or `diloco`."""
     quorum: int | None = None
@@ -60,8 +53,10 @@ class OuterOptions:
     """A round without decision for this long ends the replica."""
     first_grace_s: float = 120.0
     """How long the first round waits for machines that are still booting."""
+    snapshot_every: int = 5
+    """Rounds between snapshots; deltas are kept at least as long, to heal what is damaged."""
     state_uri: str | None = None
-    """Where the inner optimizer's state is kept for a restart; none keeps none."""
+    """Where a replica's own state is kept, for exact restarts; none keeps none."""
     lighthouse: str = ""
     """Address of `torchft_lighthouse` (`torchft`)."""
 
@@ -91,10 +86,6 @@ def outer_callbacks(
     where = place or replica_place() or ReplicaPlace()
     if options.sync_every < 1:
         raise TrainerConfigError(f"outer_options.sync_every={options.sync_every}: at least 1")
-    if options.single_rounds and kind == "torchft":
-        raise TrainerConfigError(
-            "outer_options.single_rounds needs outer=object_store: rounds of torchft have one length"
-        )
     if kind == "object_store":
         if store is None and not options.uri:
             raise TrainerConfigError("outer=object_store needs outer_options.uri")
@@ -105,12 +96,7 @@ def outer_callbacks(
 
 
 def inner_optimizers(
-    kind: str,
-    options: OuterOptions,
-    model: nn.Module,
-    args: TrainingArguments,
-    *,
-    place: ReplicaPlace | None = None,
+    kind: str, options: OuterOptions, model: nn.Module, args: TrainingArguments
 ) -> tuple[torch.optim.Optimizer | None, None]:
     """Return the inner optimizer of a replica, in the form that a `Trainer` takes.
 
@@ -121,13 +107,8 @@ def inner_optimizers(
     """
     if kind == "none" or not options.inner:
         return None, None
-    where = place or replica_place() or ReplicaPlace()
     optimizer = make_inner_optimizer(
-        model,
-        options.inner,
-        lr=args.learning_rate,
-        weight_decay=args.weight_decay,
-        n_replicas=where.world_size,
+        model, options.inner, lr=args.learning_rate, weight_decay=args.weight_decay
     )
     return optimizer, None
 
@@ -168,8 +149,10 @@ def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> Preferen
 class ObjectStoreLoop(TrainerCallback):
     """Exchanges the trainable parameters over an object store every so many optimizer steps.
 
-    The run has ⌈max_steps / sync_every⌉ rounds, more if the first are of one step. A replica that comes late or anew takes part in
-    those that are left.
+    The run has ⌈max_steps / sync_every⌉ rounds. What a replica has for itself alone (step, schedule,
+    optimizer, samplers, random states, the moving average, TAID) is the trainer's own checkpoint at
+    the end of a round; with a `state_uri` it is kept with the contribution, and `train_replica` goes
+    on from there.
     """
 
     def __init__(
@@ -182,19 +165,26 @@ class ObjectStoreLoop(TrainerCallback):
         self.replica: OuterReplica | None = None
         self._view: ParameterVector | None = None
         self._n_steps = 0
+        self._n_missed_steps = 0
+        self._is_due = False
+        self._own_folder: Path | None = None
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **context: Any,
-    ) -> None:
-        """Join the run and take up its state."""
+    def join(self, trainer: Trainer) -> tuple[OuterReplica, Path | None]:
+        """Join the run and take up its state, before the trainer begins.
+
+        Returns:
+            The replica, and the checkpoint that the trainer must go on from; None at step 0.
+
+        Raises:
+            TrainerConfigError: The run was started with other settings.
+        """
+        args, options = trainer.args, self.options
         _check_one_process(args)
-        options = self.options
-        self._view = ParameterVector(context["model"])
-        self.replica = OuterReplica(
+        n_steps = args.max_steps
+        if n_steps <= 0:
+            n_steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
+        self._view = ParameterVector(_model_of(trainer))
+        replica = self.replica = OuterReplica(
             self.store or open_store(options.uri),
             self._view.read(),
             rank=self.place.rank,
@@ -203,64 +193,121 @@ class ObjectStoreLoop(TrainerCallback):
             settings=OuterSettings(
                 codec=options.codec,
                 outer=outer_preset(options.optimizer),
-                n_rounds=self._n_rounds(state.max_steps),
+                n_rounds=-(-n_steps // options.sync_every),
                 signature=self._view.signature,
                 quorum=options.quorum,
                 timeout_s=options.timeout_s,
                 first_grace_s=options.first_grace_s,
+                snapshot_every=options.snapshot_every,
             ),
             state=open_store(options.state_uri) if options.state_uri else None,
         )
-        self.replica.join()
-        self._view.write(self.replica.theta)
-        if self.replica.inner_state:
-            kept = {n: torch.from_numpy(v) for n, v in self.replica.inner_state.items()}
-            restore_optimizer(_inner(context["optimizer"]), kept)
-        # A replica that comes back when all is done makes one step for the trainer's sake.
-        control.should_training_stop = self.replica.is_finished
+        replica.join()
+        self._view.write(replica.theta)
+        if replica.round_id == 0:
+            return replica, None
+        return replica, self._checkpoint(
+            trainer, min(replica.round_id * options.sync_every, n_steps), n_steps
+        )
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
-        state: TrainerState,
-        control: TrainerControl,
-        **context: Any,
-    ) -> None:
-        """Count a step; at the end of a round, exchange."""
-        replica, view = self.replica, self._view
-        if replica is None or view is None:
-            return
+    def _checkpoint(self, trainer: Trainer, step: int, n_steps: int) -> Path:
+        """Write the checkpoint at which the run is now; return its folder.
+
+        It is the replica's own, as far as it has one. Where rounds went by without this replica,
+        the step is that of the run all the same: everybody's schedule and data end together.
+        """
+        folder = self._own_folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"
+        shutil.rmtree(folder, ignore_errors=True)
+        trainer.save_model(str(folder), _internal_call=True)
+        (folder / "training_args.bin").unlink(missing_ok=True)
+        kept = self.replica.inner_state if self.replica is not None else {}
+        for name, content in kept.items():
+            (folder / name).write_bytes(content.tobytes())
+        path = folder / TRAINER_STATE_NAME
+        if path.exists():
+            state = TrainerState.load_from_json(str(path))
+        else:
+            logger.warning("rank %d has kept no state: its optimizer begins anew", self.place.rank)
+            state = TrainerState(train_batch_size=trainer.args.train_batch_size)
+            state.compute_steps(trainer.args, n_steps)
+        self._n_missed_steps = step - state.global_step
+        state.global_step = step
+        state.save_to_json(str(path))
+        return folder
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Put the schedule where the run is, if rounds went by without this replica.
+
+        Raises:
+            TrainerConfigError: The replica has not joined the run.
+        """
+        if self.replica is None:
+            raise TrainerConfigError("an outer loop is trained with train_replica(trainer, ...)")
+        schedule = context.get("lr_scheduler")
+        if schedule is not None and self._n_missed_steps > 0:
+            inner = getattr(schedule, "scheduler", schedule)
+            # The schedules of transformers are functions of the step: no need to walk there.
+            inner.last_epoch = inner._step_count = state.global_step - 1
+            with warnings.catch_warnings():
+                # It takes a new optimizer, which has made no step yet, for a mistake in the order.
+                warnings.filterwarnings("ignore", ".*lr_scheduler.step", UserWarning)
+                inner.step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Count a step; at the end of a round, exchange, or first ask for a checkpoint."""
         self._n_steps += 1
-        is_single = replica.round_id < self.options.single_rounds
-        is_due = self._n_steps >= (1 if is_single else self.options.sync_every)
         is_last = state.global_step >= state.max_steps
-        if not replica.is_finished and (is_due or is_last):
-            kept = {}
-            if self.options.state_uri:
-                tensors = optimizer_tensors(_inner(context["optimizer"]))
-                kept = {name: value.numpy() for name, value in tensors.items()}
-            report = replica.exchange(view.read(), weight=self._n_steps, inner_state=kept)
-            self.reports.append(report)
-            self._n_steps = 0
-            logger.info("outer round %d: %s", report.round_id, report)
+        self._is_due = self._n_steps >= self.options.sync_every or is_last
+        if self._is_due and self.options.state_uri:
+            # The checkpoint must be whole before anybody counts on this replica's contribution:
+            # the exchange comes in `on_save`.
+            control.should_save = True
+        elif self._is_due:
+            self._exchange(control, {})
+
+    def on_save(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Exchange, and keep the checkpoint with the contribution."""
+        if not self._is_due:
+            return
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        # The weights are those of the run, and TRL's pickled arguments are its configuration's.
+        left_out = ("model", "pytorch_model", "adapter_model", "training_args")
+        kept = {
+            path.name: np.frombuffer(path.read_bytes(), np.uint8)
+            for path in folder.iterdir()
+            if path.is_file() and not path.name.startswith(left_out)
+        }
+        self._exchange(control, kept)
+        self._discard_checkpoint()
+        is_stopped = control.should_training_stop and state.global_step < state.max_steps
+        is_wanted = is_stopped or args.save_strategy != "no"
+        self._own_folder = None if is_wanted else folder
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Leave no checkpoint behind that nobody has asked for."""
+        self._discard_checkpoint()
+
+    def _discard_checkpoint(self) -> None:
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+            self._own_folder = None
+
+    def _exchange(self, control: TrainerControl, kept: dict[str, NDArray]) -> None:
+        replica, view = self.replica, self._view
+        self._is_due = False
+        if replica is None or view is None or replica.is_finished:
+            return
+        report = replica.exchange(view.read(), weight=self._n_steps, inner_state=kept)
+        self.reports.append(report)
+        self._n_steps = 0
+        logger.info("outer round %d: %s", report.round_id, report)
+        view.write(replica.theta)
         if replica.is_finished:
             control.should_training_stop = True
-        if self._n_steps == 0 or replica.is_finished:
-            view.write(replica.theta)
 
-    def _n_rounds(self, n_steps: int) -> int:
-        single = min(self.options.single_rounds, n_steps)
-        return single + -(-(n_steps - single) // self.options.sync_every)
-
-    def on_log(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,  # noqa: ARG002
-        logs: dict[str, Any] | None = None,
-        **_context: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Add the last round to what the trainer logs."""
+        logs = context.get("logs")
         if logs is not None and self.reports:
             last = self.reports[-1]
             logs["outer/round"] = last.round_id
@@ -268,6 +315,38 @@ class ObjectStoreLoop(TrainerCallback):
             logs["outer/wait_s"] = round(last.wait_s, 3)
             logs["outer/up_bytes"] = last.up_bytes
             logs["outer/down_bytes"] = last.down_bytes
+
+
+def train_replica(
+    trainer: Trainer, loops: Sequence[TrainerCallback], *, resume_from: str | None = None
+) -> None:
+    """Train as `Trainer.train` does; a replica of an object store first finds its place in the run.
+
+    Args:
+        trainer: Has the loops among its callbacks.
+        loops: What `outer_callbacks` gave.
+        resume_from: A checkpoint to go on from, if the run itself keeps nothing of this replica.
+
+    Raises:
+        TrainerConfigError: The run was started with other settings.
+        OuterTimeoutError: A round was not decided in time.
+    """
+    loop = next((loop for loop in loops if isinstance(loop, ObjectStoreLoop)), None)
+    if loop is None:
+        trainer.train(resume_from_checkpoint=resume_from)
+        return
+    replica, folder = loop.join(trainer)
+    if not replica.is_finished or folder is None:
+        trainer.train(resume_from_checkpoint=str(folder) if folder else resume_from)
+        return
+    # All is done but for what comes after training: take up the last state, make no step.
+    trainer.state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+    trainer.state.max_steps = trainer.state.global_step
+    trainer.create_optimizer_and_scheduler(trainer.state.max_steps)
+    trainer._load_optimizer_and_scheduler(str(folder))
+    handler = trainer.callback_handler
+    handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+    handler.on_train_end(trainer.args, trainer.state, trainer.control)
 
 
 class TorchftLoop(TrainerCallback):
@@ -280,29 +359,22 @@ class TorchftLoop(TrainerCallback):
         self._loop: Any = None
         self._n_rounds = 0
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002 - the callback's interface
-        **context: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Meet the others at the lighthouse."""
         _check_one_process(args)
         model, optimizer = context["model"], _inner(context["optimizer"])
 
+        parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+
         def load_state(kept: dict[str, Any]) -> None:
-            model.load_state_dict(kept["model"])
-            optimizer.load_state_dict(kept["optimizer"])
+            for name, part in parts.items():
+                part.load_state_dict(kept[name])
 
         self._n_rounds = state.max_steps // self.options.sync_every
         self.manager = make_torchft_manager(
             lighthouse=self.options.lighthouse,
             rank=self.place.rank,
-            state_dict=lambda: {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-            },
+            state_dict=lambda: {name: part.state_dict() for name, part in parts.items()},
             load_state_dict=load_state,
             min_replicas=self.options.quorum or -(-self.place.world_size // 2),
             round_s=self.options.timeout_s,
@@ -316,29 +388,23 @@ class TorchftLoop(TrainerCallback):
         )
         self._loop.__enter__()
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,
-        **_context: Any,
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Stop once all rounds are committed."""
         if self.manager is not None and self.manager.current_step() >= self._n_rounds:
             control.should_training_stop = True
 
-    def on_train_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,  # noqa: ARG002
-        **_context: Any,
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Take the hooks off and leave."""
         if self._loop is not None:
             self._loop.__exit__(None, None, None)
             self.manager.shutdown(wait=False)
             self._loop = self.manager = None
+
+
+def _model_of(trainer: Trainer) -> nn.Module:
+    if not isinstance(trainer.model, nn.Module):
+        raise TrainerConfigError("the trainer has no model to exchange")
+    return trainer.model
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:

@@ -27,10 +27,8 @@ _BASES = {"sdpa", "eager", "flex_attention"}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def packed_logps(
-    model: nn.Module, tree: PackedTree, *, temperature: float = 1.0, chunk: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Summed log-probabilities of every chosen and every rejected completion, both `[B]`.
+def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
+    """Sum the log-probabilities of every chosen and every rejected completion, both `[B]`.
 
     Divide by `tree.chosen_lengths` and `tree.rejected_lengths` for per-token averages. The logits
     exist for one chunk of tokens at a time, in the forward and in the backward pass.
@@ -39,8 +37,6 @@ def packed_logps(
         model: a causal LM, bare or under PEFT. Under DDP or FSDP call this inside the wrapper's
             forward, or gradients are not synchronized.
         tree: moved to the model's device when it is elsewhere.
-        temperature: the logits are divided by it.
-        chunk: tokens whose logits exist at once; by default the device's own choice.
 
     Raises:
         TrainerConfigError: the model's attention cannot follow a tree exactly.
@@ -48,20 +44,14 @@ def packed_logps(
     causal_lm = causal_lm_of(model)
     tree = tree.to(causal_lm.device)
     hidden_N_H = packed_hidden(causal_lm, tree)
-    outputs = model_head_outputs(
-        causal_lm,
-        hidden_N_H[tree.predictors_E],
-        tree.target_ids_E,
-        temperature=temperature,
-        chunk=chunk,
-    )
+    outputs = model_head_outputs(causal_lm, hidden_N_H[tree.predictors_E], tree.target_ids_E)
     return tree.sum_logps(outputs.logps_N)
 
 
 def packed_pair_logps(
     model: nn.Module, batch: Mapping[str, Tensor], *, max_tokens: int | None = None
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """((chosen log-probs, tokens), (rejected log-probs, tokens)), each `[B]`, of a padded batch.
+    """Sum the log-probs of chosen and rejected sides, with their tokens, each `[B]`, in one tree.
 
     Takes the place of one padded forward pass per side: `batch` holds
     `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` (without an attention mask no
@@ -129,7 +119,7 @@ def _prompts_and_responses(
 
 
 def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
-    """The last hidden state of every packed token, `[N, H]`; `tree` is on the model's device.
+    """Compute the last hidden state of every packed token, `[N, H]`.
 
     Raises:
         TrainerConfigError: the model's attention cannot follow a tree exactly.
@@ -146,6 +136,8 @@ def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
         use_cache=False,
         prefix_tree=attention,
     )
+    # A layer that swallows keyword arguments would attend causally over the packed row, across
+    # pairs, without any error: count who came by.
     n_layers = causal_lm.config.get_text_config().num_hidden_layers
     if attention.n_calls < n_layers:
         _refuse(
@@ -165,6 +157,8 @@ def enable_tree_attention(model: nn.Module) -> None:
         TrainerConfigError: the model does not take its attention from the attention interface.
     """
     causal_lm = causal_lm_of(model)
+    # A registered name, not a patched module: checkpointing, PEFT and `save_pretrained` go on as
+    # they are, and calls without a tree fall through to the attention that was chosen.
     base = str(causal_lm.config._attn_implementation)
     if base.startswith(_PREFIX):
         return
@@ -202,7 +196,7 @@ def _refuse(module: nn.Module, reason: str) -> NoReturn:
 
 
 def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """An attention function: the tree's where a tree is given, else that of `base`."""
+    """Make an attention function: the tree's where a tree is given, else that of `base`."""
 
     def attend(
         module: nn.Module,

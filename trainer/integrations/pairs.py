@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from trainer.data.rendering import Renderer
 from trainer.data.sampler import PairSampler
@@ -89,7 +90,7 @@ class TokenizedPairs:
         return len(self.rows)
 
     def sampler(self, *, batch_size: int, seed: int) -> PairSampler:
-        """Which pairs each optimizer step sees; those of one session stay together."""
+        """Make the sampler of an optimizer step's pairs; those of one session stay together."""
         if (batch_size, seed) not in self._samplers:
             groups = [row["session_id"] or i for i, row in enumerate(self.rows)]
             self._samplers[batch_size, seed] = PairSampler(
@@ -98,7 +99,7 @@ class TokenizedPairs:
         return self._samplers[batch_size, seed]
 
     def part(self, drawn: Sequence[int], *, rank: int, n_ranks: int, multiple: int) -> PairPart:
-        """The share of `rank` in the pairs of a step.
+        """Return the share of `rank` in the pairs of a step.
 
         Collective operations want every rank to do equally many passes, of `multiple` pairs each:
         short shares are filled up with pairs of weight 0.
@@ -115,20 +116,15 @@ class TokenizedPairs:
         )
 
     def tensors(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Rows chosen, rejected, chosen, …: prompts padded on the left, responses on the right."""
-        sides = [
-            (self.rows[i]["prompt_ids"], self.rows[i][f"{side}_ids"])
-            for i in indices
-            for side in ("chosen", "rejected")
-        ]
-        n_prompt = max(len(prompt) for prompt, _ in sides)
-        n_response = max(len(response) for _, response in sides)
-        ids_BT = torch.zeros(len(sides), n_prompt + n_response, dtype=torch.long)
-        mask_BT = torch.zeros_like(ids_BT)
-        for b, (prompt, response) in enumerate(sides):
-            place = slice(n_prompt - len(prompt), n_prompt + len(response))
-            ids_BT[b, place] = torch.tensor([*prompt, *response])
-            mask_BT[b, place] = 1
+        """Pad rows chosen, rejected, chosen, …: prompts on the left, responses on the right."""
+        rows = [(self.rows[i], f"{side}_ids") for i in indices for side in ("chosen", "rejected")]
+        prompts = [torch.tensor(row["prompt_ids"]) for row, _ in rows]
+        responses = [torch.tensor(row[name]) for row, name in rows]
+        ids_BT = _joined(prompts, responses)
+        mask_BT = _joined(
+            *([torch.ones_like(ids) for ids in side] for side in (prompts, responses))
+        )
+        n_prompt = max(map(len, prompts))
         return {
             "input_ids": ids_BT,
             "attention_mask": mask_BT,
@@ -139,8 +135,14 @@ class TokenizedPairs:
         }
 
 
+def _joined(prompts: list[Tensor], responses: list[Tensor]) -> Tensor:
+    return torch.cat(
+        [pad_sequence(prompts, True, padding_side="left"), pad_sequence(responses, True)], 1
+    )
+
+
 def read_reference(path: str | Path, pairs: TokenizedPairs) -> list[list[float]] | None:
-    """Reference log-probs of both sides of every pair; `None` when the file holds no such thing."""
+    """Read reference log-probs of both sides of every pair; `None` when the file has none."""
     path = Path(path)
     if not path.is_file():
         return None

@@ -1,26 +1,32 @@
 """One settings file for every engine: what it says, and which of it an engine understands.
 
 The file is that of `python -m trainer`. Its `trl` section holds the three channels and the usual
-numbers of a run; other engines read the same names. What only one engine knows goes to
-`engines.<name>` and is left alone by the others.
+numbers of a run: `SharedSettings`, from which `ComposerConfig` (TRL) and `PluginOptions` (VeRL) are
+derived. What only one engine knows goes to `engines.<name>` and is left alone by the others.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from typing import Any, TypeVar, get_args, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
+
+from trainer.data.evaluation import EvaluationOptions
 from trainer.errors import TrainerConfigError
+from trainer.integrations.outer import OuterOptions
 from trainer.losses.channels import ReplayOptions, SDPOOptions
 
 __all__ = [
     "ENGINE_NAMES",
-    "EngineSettings",
+    "RunConfig",
     "SharedSettings",
+    "TinyOptions",
     "overlaid",
     "read_settings",
-    "replay_options",
-    "sdpo_options",
+    "section_of",
+    "typed",
     "without_engines",
 ]
 
@@ -30,24 +36,6 @@ Section = TypeVar("Section")
 
 ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl")
 """What may stand under `engines`."""
-
-FILE_NAMES = (
-    "dataset",
-    "output",
-    "revision",
-    "model",
-    "tiny",
-    "rollouts",
-    "reward",
-    "agreement",
-    "outer",
-    "outer_options",
-    "resume_from",
-    "evaluation",
-    "trl",
-    "engines",
-)
-"""What may stand in a settings file."""
 
 HOSTS_OF_TRL = frozenset({"trl", "monarch"})
 """Engines that run TRL itself, and so know every field of the `trl` section."""
@@ -66,142 +54,338 @@ SPEED_ONLY = frozenset(
 )
 """Fields of the `trl` section that change speed or looks there, and nothing that is learnt."""
 
+NOT_IN_FILE = {"is_in_file": False}
+"""Metadata of a field that is no entry of a settings file."""
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(kw_only=True)
 class SharedSettings:
-    """The fields of the `trl` section that every engine reads, with TRL's defaults."""
+    """The three channels and the numbers of a run, by the names of the `trl` section."""
 
     objective: str | None = None
+    """Policy objective: grpo, bnpo, dr_grpo, dapo, gspo, cispo, sapo, luspo or vespo; none: the
+    engine's own."""
     alpha_sdpo: float = 0.0
+    """Weight of hint-conditioned self-distillation; 0: off."""
     beta_replay: float = 0.0
+    """Weight of the preference loss on pairs; 0: off."""
     policy_weight: float = 1.0
+    """Weight of the policy objective in the sum."""
     jsd_beta: float = 0.5
+    """0 is KL(teacher || student), 1 is KL(student || teacher)."""
     sdpo_wrapper: str = "none"
+    """What stands in for the plain divergence: none, taid or entropy_opd."""
     sdpo_estimator: str = "full"
+    """Form of the divergence: full, topk, teacher_topk or sampled."""
     sdpo_top_k: int | None = None
+    """Support of the divergence."""
     sdpo_token_clip: float | None = None
+    """Cap on each vocabulary entry of the divergence."""
     entropy_opd_h_max: float | None = None
+    """Entropy (nats) at which the gate is fully open; none: log V."""
     taid_t_start: float = 0.4
+    """First weight of the teacher in TAID's target."""
     taid_t_end: float = 1.0
+    """Last weight of the teacher in TAID's target."""
     taid_alpha: float = 5e-4
+    """Adaptive step of TAID."""
     teacher: str = "auto"
+    """Who sees the hint: ema, base, live, or auto (base under PEFT, else ema)."""
     teacher_ema_rate: float = 0.05
+    """Share of the student in the teacher after each step."""
     dpo_variant: str = "simpo"
+    """Preference loss: dpo, dpo_norm or simpo."""
     dpo_beta: float = 0.1
+    """Scale of dpo and dpo_norm."""
     simpo_beta: float = 2.0
+    """Scale of SimPO."""
     simpo_gamma: float = 1.0
+    """Target margin of SimPO."""
     pairs_per_step: int = 4
+    """Pairs of one optimizer step, over all processes."""
+    head: str = "auto"
+    """LM head of channels 1 and 2: fused, reference, or auto (fused where it is exact)."""
+    pair_forward: str = "auto"
+    """Pairs as a prefix tree (packed), one by one (padded), or auto."""
+    max_packed_tokens: int = 32768
+    """Packed tokens of one pass; more pairs take more passes."""
+    reuse_prefix: bool = True
+    """Whether a live teacher goes on from the student's key-value cache."""
     max_prompt_tokens: int = 1024
+    """Budget of a rendered prompt; oldest messages go first."""
     max_response_tokens: int = 256
+    """Longest response of a pair."""
     render_tools: bool = True
+    """Whether the tools' schemas are put into prompts."""
     max_steps: int = -1
     learning_rate: float = 1e-6
     lr_scheduler_type: str = "linear"
-    warmup_steps: int = 0
+    warmup_steps: float = 0.0
+    """Below one: a share of `max_steps`."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     num_generations: int = 2
+    """Rollouts of a group, over which rewards become advantages."""
     per_device_train_batch_size: int = 8
     gradient_accumulation_steps: int = 1
-    max_completion_length: int = 256
+    max_completion_length: int = 512
     temperature: float = 1.0
-    activation_checkpointing: bool = True
+    """Of sampling, and of the logits in all log-probabilities of channels 1 and 2."""
+    activation_checkpointing: bool | None = None
+    """Whether activations are computed again in the backward pass; none: as the engine does."""
     seed: int = 42
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """A settings file as an engine other than TRL sees it."""
-
-    engine: str
-    dataset: str
-    output: str
-    revision: str | None = None
-    model: str | None = None
-    rollouts: str = "student"
-    reward: str = "consensus"
-    outer: str = "none"
-    shared: SharedSettings = field(default_factory=SharedSettings)
-    own: dict[str, Any] = field(default_factory=dict)
-    """The section `engines.<engine>`."""
-    unused: tuple[str, ...] = ()
-    """Settings of the file that this engine has no use for."""
 
     @property
     def sdpo(self) -> SDPOOptions:
-        """Channel 2 as the loss core knows it."""
-        return sdpo_options(self.shared)
+        """Channel 2 as the loss core knows it.
+
+        Raises:
+            TrainerConfigError: a value is out of range.
+        """
+        return SDPOOptions(
+            jsd_beta=self.jsd_beta,
+            temperature=self.temperature,
+            wrapper=self.sdpo_wrapper,  # type: ignore[bad-argument-type]
+            taid_t=self.taid_t_start if self.sdpo_wrapper == "taid" else None,
+            entropy_opd_h_max=self.entropy_opd_h_max,
+            estimator=self.sdpo_estimator,  # type: ignore[bad-argument-type]
+            top_k=self.sdpo_top_k,
+            token_clip=self.sdpo_token_clip,
+        )
 
     @property
     def replay(self) -> ReplayOptions:
-        """Channel 3 as the loss core knows it."""
-        return replay_options(self.shared)
+        """Channel 3 as the loss core knows it.
+
+        Raises:
+            TrainerConfigError: the variant is unknown.
+        """
+        return ReplayOptions(
+            variant=self.dpo_variant,  # type: ignore[bad-argument-type]
+            dpo_beta=self.dpo_beta,
+            simpo_beta=self.simpo_beta,
+            simpo_gamma=self.simpo_gamma,
+        )
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the head of channels 1 and 2 makes no logits of a batch: wherever it is exact."""
+        return self.head != "reference" and self.sdpo.is_plain
+
+    def check(self) -> None:
+        """Refuse values out of range, and a run in which no channel has a weight.
+
+        Raises:
+            TrainerConfigError: the message names the field.
+        """
+        choices = {
+            "teacher": ("auto", "ema", "base", "live"),
+            "head": ("auto", "fused", "reference"),
+            "pair_forward": ("auto", "packed", "padded"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise TrainerConfigError(f"{name}={getattr(self, name)!r} is not {_any_of(known)}")
+        if not 0.0 < self.teacher_ema_rate <= 1.0:
+            raise TrainerConfigError(f"teacher_ema_rate={self.teacher_ema_rate} is not in (0, 1]")
+        for name in ("alpha_sdpo", "beta_replay", "policy_weight"):
+            if getattr(self, name) < 0:
+                raise TrainerConfigError(f"{name}={getattr(self, name)} is negative")
+        if self.policy_weight == self.alpha_sdpo == self.beta_replay == 0:
+            raise TrainerConfigError(
+                "all three channels are off: raise policy_weight, alpha_sdpo or beta_replay"
+            )
+        if self.pairs_per_step < 1:
+            raise TrainerConfigError(f"pairs_per_step={self.pairs_per_step} must be at least 1")
+        if self.head == "fused" and not self.sdpo.is_plain:
+            raise TrainerConfigError(
+                "head='fused' computes the plain divergence over the full vocabulary: for TAID, "
+                "the entropy gate, top-k, sampled tokens or a clip use head='reference'"
+            )
+        _ = self.sdpo, self.replay  # each checks its own values
 
 
-def sdpo_options(trl: Any) -> SDPOOptions:
-    """Channel 2 from the fields of a `trl` section; the logits' temperature is the sampling one.
+def _any_of(names: tuple[str, ...]) -> str:
+    return " or ".join((", ".join(names[:-1]), names[-1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyOptions:
+    """The model that is built when none is named."""
+
+    vocab_size: int = 1024
+    hidden_size: int = 64
+    n_layers: int = 2
+    n_heads: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole run, as its settings file says it to one engine."""
+
+    dataset: str
+    """Published dataset: a folder or a Hub id."""
+    output: str
+    """Folder for metrics, plot, checkpoint, evaluation and report."""
+    revision: str | None = None
+    """Revision of a Hub dataset."""
+    model: str | None = None
+    """Folder or Hub id of a causal LM with a chat template; none: a tiny one made on the spot."""
+    tiny: TinyOptions = field(default_factory=TinyOptions)
+    rollouts: str = "student"
+    """`student`: the student's recorded decisions. `contrast`: at each state the student's and the
+    teachers' action. `generate`: samples from the policy."""
+    reward: str = "consensus"
+    """The built-in reward, or `package.module:function(message, row) -> float`."""
+    agreement: str | None = None
+    """`package.module:function(a, b) -> level` for the consensus rate; none: the built-in one."""
+    outer: str = "none"
+    """Joins replicas of this run: `none`, `object_store` or `torchft`."""
+    outer_options: OuterOptions = field(default_factory=OuterOptions)
+    """How they are joined."""
+    resume_from: str | None = None
+    """Checkpoint folder of an earlier run to go on from; `last`: the newest complete checkpoint in
+    the output folder of a run with the same settings and dataset, if there is one."""
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    trl: dict[str, Any] = field(default_factory=dict)
+    """Fields of `SharedSettings`; under TRL, all of `ComposerConfig`, and so of `GRPOConfig`."""
+    engine: str = field(default="trl", metadata=NOT_IN_FILE)
+    """Who reads the file."""
+    own: dict[str, Any] = field(default_factory=dict, metadata=NOT_IN_FILE)
+    """The section `engines.<engine>`."""
+
+    @cached_property
+    def shared(self) -> SharedSettings:
+        """The part of the `trl` section that every engine reads."""
+        known = {entry.name for entry in fields(SharedSettings)}
+        return SharedSettings(**{name: self.trl[name] for name in known & set(self.trl)})
+
+
+def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
+    """Read what a settings file says to `engine`; nothing of it is dropped in silence.
 
     Raises:
-        TrainerConfigError: a value out of range.
+        TrainerConfigError: a field is missing, unknown or of another type, or has no counterpart
+            in the engine.
     """
-    return SDPOOptions(
-        jsd_beta=trl.jsd_beta,
-        temperature=trl.temperature,
-        wrapper=trl.sdpo_wrapper,
-        taid_t=trl.taid_t_start if trl.sdpo_wrapper == "taid" else None,
-        entropy_opd_h_max=trl.entropy_opd_h_max,
-        estimator=trl.sdpo_estimator,
-        top_k=trl.sdpo_top_k,
-        token_clip=trl.sdpo_token_clip,
-    )
+    told = without_engines(values)
+    if engine in HOSTS_OF_TRL:
+        # TRL's own fields are known only where it is installed.
+        from trainer.integrations.trl.config import ComposerConfig  # noqa: PLC0415
+
+        section: type = ComposerConfig
+    else:
+        section = SharedSettings
+        told = _without_unused(told, engine)
+    trl = typed(section, told.get("trl"), "trl.")
+    own = (values.get("engines") or {}).get(engine) or {}
+    missing = [name for name in ("dataset", "output") if not told.get(name)]
+    if missing:
+        raise TrainerConfigError(f"{' and '.join(missing)} must be set")
+    run = typed(RunConfig, told, "") | {"trl": trl}
+    config = RunConfig(**run, engine=engine, own=dict(own))
+    if config.rollouts not in ("student", "contrast", "generate"):
+        raise TrainerConfigError(
+            f"rollouts={config.rollouts!r} is not student, contrast or generate"
+        )
+    config.shared.check()
+    return config
 
 
-def replay_options(trl: Any) -> ReplayOptions:
-    """Channel 3 from the fields of a `trl` section.
-
-    Raises:
-        TrainerConfigError: unknown variant.
-    """
-    return ReplayOptions(
-        variant=trl.dpo_variant,
-        dpo_beta=trl.dpo_beta,
-        simpo_beta=trl.simpo_beta,
-        simpo_gamma=trl.simpo_gamma,
-    )
+def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
+    """Leave out and log what changes nothing under `engine`; refuse what would change something."""
+    trl = _mapping("trl", values.get("trl"))
+    known = {entry.name for entry in fields(SharedSettings)} | SPEED_ONLY
+    if foreign := sorted(set(trl) - known):
+        raise TrainerConfigError(
+            f"trl.{foreign[0]} has no counterpart in {engine}: take it out, and say what you want "
+            f"in {engine}'s own words under engines.{engine}"
+        )
+    for name in ("outer_options", "resume_from"):
+        if values.get(name):
+            raise TrainerConfigError(f"{name} has no counterpart in {engine}: take it out")
+    about_evaluation = {name for name in ("agreement", "evaluation", "tiny") if values.get(name)}
+    for name in sorted(f"trl.{name}" for name in set(trl) & SPEED_ONLY) + sorted(about_evaluation):
+        logger.info("%s: %s is not used", engine, name)
+    kept = {name: value for name, value in values.items() if name not in about_evaluation}
+    return kept | {"trl": {name: value for name, value in trl.items() if name not in SPEED_ONLY}}
 
 
 def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The file as TRL reads it: what it says for other engines is left out.
+    """Leave out what a file says to engines in their own words, once that is checked.
 
     Raises:
         TrainerConfigError: `engines` names none that there is.
     """
-    _check_engines(values)
-    return {name: value for name, value in values.items() if name != "engines"}
-
-
-def _check_engines(values: Mapping[str, Any]) -> None:
-    engines = values.get("engines") or {}
-    if not isinstance(engines, Mapping):
-        raise TrainerConfigError("engines: expected a section for each engine")
-    unknown = sorted(set(engines) - set(ENGINE_NAMES))
-    if unknown:
+    engines = _mapping("engines", values.get("engines"))
+    if unknown := sorted(set(engines) - set(ENGINE_NAMES)):
         raise TrainerConfigError(
             f"engines.{unknown[0]}: there is no such engine; known are {', '.join(ENGINE_NAMES)}"
         )
     for name, section in engines.items():
-        if not isinstance(section, Mapping | None):
-            raise TrainerConfigError(f"engines.{name}: expected a section, not {section!r}")
+        _mapping(f"engines.{name}", section)
     if engines.get("trl"):
         raise TrainerConfigError(
             f"engines.trl.{next(iter(engines['trl']))}: what TRL is told stands in the section trl"
         )
+    return {name: value for name, value in values.items() if name != "engines"}
+
+
+def section_of(section: type[Section], values: Any, prefix: str) -> Section:
+    """Build a dataclass from the mapping that a settings file has for it.
+
+    Raises:
+        TrainerConfigError: a name is unknown, or a value has another type.
+    """
+    return section(**typed(section, values, prefix))
+
+
+def typed(section: type, values: Any, prefix: str) -> dict[str, Any]:
+    """Give the values of a section the types of the dataclass's fields.
+
+    YAML 1.1 reads `1e-5` as text: here it becomes the number that it was meant to be.
+
+    Args:
+        section: the dataclass.
+        values: its section of the file; `None` is an empty one.
+        prefix: what stands before a field's name in messages.
+
+    Raises:
+        TrainerConfigError: a name is unknown, or a value cannot have the field's type.
+    """
+    values = _mapping(prefix.rstrip("."), values)
+    hints = get_type_hints(section)
+    known = {entry.name for entry in fields(section) if entry.metadata != NOT_IN_FILE}
+    if unknown := sorted(set(values) - known):
+        raise TrainerConfigError(f"unknown setting {prefix}{unknown[0]}")
+    converted: dict[str, Any] = {}
+    for name, value in values.items():
+        if is_dataclass(hints[name]):
+            converted[name] = section_of(hints[name], value, f"{prefix}{name}.")
+            continue
+        if value is None and type(None) not in get_args(hints[name]):
+            continue  # an empty entry of a file says nothing
+        try:
+            # Strict for truth values alone: they would pass for numbers.
+            converted[name] = TypeAdapter(hints[name]).validate_python(
+                value, strict=isinstance(value, bool)
+            )
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise TrainerConfigError(f"{prefix}{name}={value!r}: {reason}") from error
+    return converted
+
+
+def _mapping(name: str, values: Any) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping | None):
+        raise TrainerConfigError(f"{name}: expected a section of settings, not {values!r}")
+    return values or {}
 
 
 def overlaid(
-    config: dict[str, Any], settings: EngineSettings, *, reserved: frozenset[str] = frozenset()
+    config: dict[str, Any], settings: RunConfig, *, reserved: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """An engine's configuration with `engines.<engine>` put over it; dots reach into sections.
+    """Put `engines.<engine>` over an engine's configuration; dots reach into sections.
 
     Raises:
         TrainerConfigError: a key goes through a value that is no section.
@@ -219,86 +403,3 @@ def overlaid(
                 )
         section[last] = value
     return config
-
-
-def read_settings(values: Mapping[str, Any], engine: str) -> EngineSettings:
-    """What a settings file says to `engine`; nothing of it is dropped in silence.
-
-    Raises:
-        TrainerConfigError: a missing field, or one that the engine does not know.
-    """
-    _check_engines(values)
-    if unknown := sorted(set(values) - set(FILE_NAMES)):
-        raise TrainerConfigError(f"unknown setting {unknown[0]}")
-    if not isinstance(values.get("trl"), Mapping | None):
-        raise TrainerConfigError(f"trl: expected a section, not {values['trl']!r}")
-    trl = dict(values.get("trl") or {})
-    shared_names = {entry.name for entry in fields(SharedSettings)}
-    unused: list[str] = []
-    if engine not in HOSTS_OF_TRL:
-        unused = _unused(values, trl, shared_names, engine)
-    for name in ("dataset", "output"):
-        if not values.get(name):
-            raise TrainerConfigError(f"{name} must be set")
-    shared = _section("trl", SharedSettings, {k: trl[k] for k in set(trl) & shared_names})
-    _check_weights(shared)
-    taken = ("dataset", "output", "revision", "model", "rollouts", "reward", "outer")
-    settings = EngineSettings(
-        engine=engine,
-        shared=shared,
-        own=dict((values.get("engines") or {}).get(engine) or {}),
-        unused=tuple(unused),
-        **{name: values[name] for name in taken if values.get(name) is not None},
-    )
-    for name in settings.unused:
-        logger.info("%s: %s is not used", engine, name)
-    return settings
-
-
-def _unused(
-    values: Mapping[str, Any], trl: Mapping[str, Any], shared_names: set[str], engine: str
-) -> list[str]:
-    """Settings that change nothing under `engine`; those that would, are refused."""
-    foreign = sorted(set(trl) - shared_names - SPEED_ONLY)
-    if foreign:
-        raise TrainerConfigError(
-            f"trl.{foreign[0]} has no counterpart in {engine}: take it out, and say what you want "
-            f"in {engine}'s own words under engines.{engine}"
-        )
-    for name in ("outer_options", "resume_from"):
-        if values.get(name):
-            raise TrainerConfigError(f"{name} has no counterpart in {engine}: take it out")
-    about_evaluation = [name for name in ("agreement", "evaluation", "tiny") if values.get(name)]
-    return sorted(f"trl.{name}" for name in set(trl) & SPEED_ONLY) + about_evaluation
-
-
-def _section(name: str, section: type[Section], values: Mapping[str, Any]) -> Section:
-    """A dataclass from YAML's values: `3e-3` is text there, and a whole number may be a float."""
-    converted: dict[str, Any] = {}
-    for entry in fields(section):  # type: ignore[arg-type]
-        if entry.name not in values:
-            continue
-        value, default = values[entry.name], entry.default
-        if isinstance(default, float) and not isinstance(value, bool):
-            try:
-                value = float(value)
-            except (TypeError, ValueError) as error:
-                raise TrainerConfigError(f"{name}.{entry.name}={value!r} is no number") from error
-        elif isinstance(default, bool) != isinstance(value, bool) and default is not None:
-            raise TrainerConfigError(f"{name}.{entry.name}={value!r} is not true or false")
-        elif isinstance(default, int) and not isinstance(value, int):
-            raise TrainerConfigError(f"{name}.{entry.name}={value!r} is no whole number")
-        converted[entry.name] = value
-    return section(**converted)
-
-
-def _check_weights(shared: SharedSettings) -> None:
-    for name in ("alpha_sdpo", "beta_replay", "policy_weight"):
-        if getattr(shared, name) < 0:
-            raise TrainerConfigError(f"trl.{name}={getattr(shared, name)} is negative")
-    if shared.policy_weight == shared.alpha_sdpo == shared.beta_replay == 0:
-        raise TrainerConfigError(
-            "all three channels are off: raise policy_weight, alpha_sdpo or beta_replay"
-        )
-    if shared.pairs_per_step < 1:
-        raise TrainerConfigError(f"trl.pairs_per_step={shared.pairs_per_step}: at least 1")

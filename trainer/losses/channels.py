@@ -67,8 +67,18 @@ class SDPOOptions:
         if self.temperature <= 0.0:
             raise TrainerConfigError(f"temperature={self.temperature} must be positive")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the plain divergence over the full vocabulary, as the fused head has it."""
+        return (
+            self.wrapper == "none"
+            and self.estimator == "full"
+            and self.top_k is None
+            and self.token_clip is None
+        )
+
     def at(self, taid_t: float) -> "SDPOOptions":
-        """The same with another `taid_t`."""
+        """Copy the options with another `taid_t`."""
         return replace(self, taid_t=taid_t)
 
 
@@ -81,7 +91,6 @@ class ReplayOptions:
     """Scale of "dpo" (summed log-probs) and of "dpo_norm" (averaged ones, wants about 2)."""
     simpo_beta: float = 2.0
     simpo_gamma: float = 1.0
-    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the name of the variant.
@@ -104,7 +113,7 @@ def distillation_per_token(
     ids_N: Tensor,
     options: SDPOOptions,
 ) -> Tensor:
-    """What channel 2 charges for each response token, [N].
+    """Compute what channel 2 charges for each response token, [N].
 
     Raises:
         TrainerConfigError: the TAID wrapper without a `taid_t`.
@@ -142,7 +151,7 @@ def distillation_per_token(
 def divergence_per_token(
     student_logp_NK: Tensor, teacher_logp_NK: Tensor, options: SDPOOptions
 ) -> Tensor:
-    """Channel 2 from log-distributions over one support, [N].
+    """Compute channel 2 from log-distributions over one support, [N].
 
     The support is a part of the vocabulary and the rest as one entry (`with_tail`): what a scoring
     server sends of a teacher. Temperature, estimator and top-k were the sender's concern.
@@ -160,7 +169,7 @@ def divergence_per_token(
 
 
 def _wrapped_per_token(student_NV: Tensor, teacher_NV: Tensor, options: SDPOOptions) -> Tensor:
-    """TAID or the entropy gate on logits, or on log-probs, which are logits as well."""
+    """Apply TAID or the entropy gate to logits, or to log-probs, which are logits as well."""
     if options.wrapper == "entropy_opd":
         return soft_gated_kl_per_token(student_NV, teacher_NV, h_max=options.entropy_opd_h_max)
     if options.taid_t is None:
@@ -177,7 +186,7 @@ def replay_per_pair(
     ref_rejected_logps_B: Tensor | None,
     options: ReplayOptions,
 ) -> Tensor:
-    """What channel 3 charges for each pair, [B]; log-probs are summed, `n_*` count their tokens.
+    """Compute what channel 3 charges for each pair, [B]; log-probs are summed, `n_*` count tokens.
 
     Raises:
         TrainerConfigError: a variant with a reference got no reference log-probs.
@@ -190,7 +199,6 @@ def replay_per_pair(
             rejected_avg_B,
             beta=options.simpo_beta,
             gamma=options.simpo_gamma,
-            label_smoothing=options.label_smoothing,
         )
     if ref_chosen_logps_B is None or ref_rejected_logps_B is None:
         raise TrainerConfigError(f"dpo_variant={options.variant!r} needs reference log-probs")
@@ -202,4 +210,4 @@ def replay_per_pair(
             ref_chosen_logps_B / n_chosen_B.clamp_min(1),
             ref_rejected_logps_B / n_rejected_B.clamp_min(1),
         )
-    return dpo_per_pair(*sides, beta=options.dpo_beta, label_smoothing=options.label_smoothing)
+    return dpo_per_pair(*sides, beta=options.dpo_beta)

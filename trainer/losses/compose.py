@@ -74,12 +74,21 @@ def compose_loss(
     teacher: nn.Module | None = None,
     with_gradient_norms: bool = False,
 ) -> LossComponents:
-    """LM cross-entropy + alpha * hinted self-distillation + beta * trace-replay preference.
+    """Add LM cross-entropy, alpha * hinted self-distillation and beta * trace-replay preference.
 
     `model` maps `input_ids` and `attention_mask` to an object with `.logits` [B, T, V]. Each
     channel is a mean over its own tokens or pairs, so none dilutes another. A channel with weight
     0 or without its inputs is off: it is 0, `off` names the reason, and the log says it once.
     `teacher` sees the hinted context; by default it is the model itself, without gradient.
+
+    >>> class Even(nn.Module):  # gives each of four tokens the same probability
+    ...     def forward(self, input_ids, attention_mask):
+    ...         return types.SimpleNamespace(logits=torch.zeros(*input_ids.shape, 4))
+    >>> parts = compose_loss(Even(), {"input_ids": torch.tensor([[0, 1, 2, 3]])})
+    >>> parts.total  # log 4
+    tensor(1.3863)
+    >>> parts.off
+    {'sdpo': 'alpha_sdpo is 0', 'replay': 'beta_replay is 0'}
 
     Raises:
         TrainerConfigError: an option out of range, or no `input_ids`.
@@ -128,7 +137,7 @@ def compose_loss(
 
 
 def model_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Logits [B, T, V] of a causal LM; `None` attends to everything."""
+    """Compute the logits [B, T, V] of a causal LM; `None` attends to everything."""
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
     output: Any = model(input_ids=input_ids, attention_mask=attention_mask)
@@ -138,7 +147,7 @@ def model_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | N
 def pair_logps(
     model: nn.Module, batch: Batch
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """((chosen log-probs, tokens), (rejected log-probs, tokens)), each [P]; one padded forward a side.
+    """Sum log-probs of chosen and rejected sides, and their tokens, each [P]: a forward a side.
 
     The plain path: every pair pays for its own prompt twice.
     """
@@ -151,7 +160,7 @@ def pair_logps(
 
 
 def gradient_norms(model: nn.Module, losses: Mapping[str, Tensor]) -> dict[str, float]:
-    """Norm of each loss's own gradient over all parameters, under `grad_norm/<name>`."""
+    """Measure the norm of each loss's own gradient, under `grad_norm/<name>`."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     norms = {}
     for name, loss in losses.items():
@@ -225,7 +234,7 @@ def _replay(
 
 
 def preference_metrics(chosen_avg_logps: Tensor, rejected_avg_logps: Tensor) -> dict[str, float]:
-    """Share of pairs whose chosen side is likelier per token, the mean margin, and the count."""
+    """Measure the share of pairs whose chosen side is likelier, the mean margin, and the count."""
     margin = (chosen_avg_logps - rejected_avg_logps).detach()
     n_pairs = margin.numel()
     return {

@@ -22,7 +22,7 @@ def replay_credit(
     ref_rejected_logps_B: Tensor | None,
     options: ReplayOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Advantage of each token of the chosen side [B] and of the rejected side [B] of every pair.
+    """Compute the advantage of each token of the chosen [B] and of the rejected side [B] of pairs.
 
     It is minus the derivative of `replay_per_pair` by the side's summed log-probability: for plain
     DPO `beta * sigmoid(-beta * h)` and its opposite. With these advantages `credit_per_token` has
@@ -51,7 +51,7 @@ def replay_credit(
 
 
 def credit_per_token(logps_N: Tensor, credit_N: Tensor, *, old_logps_N: Tensor | None) -> Tensor:
-    """What an engine with a plain importance-weighted policy loss charges for each token, [N].
+    """Compute what a plain importance-weighted policy loss charges for each token, [N].
 
     `-credit * exp(logps - old)`; `old_logps_N` are those of the policy that scored the pair,
     `None` for the policy as it is now.

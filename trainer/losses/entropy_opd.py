@@ -13,7 +13,7 @@ from trainer.losses.divergence import IGNORED_LABEL, check_same_shape, kl_entrie
 
 
 def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats of each distribution: [..., V] to [...]."""
+    """Compute the entropy in nats of each distribution: [..., V] to [...]."""
     logp = log_probs(logits, temperature)
     return -(logp.exp() * logp).sum(-1)
 
@@ -25,7 +25,7 @@ def soft_gated_kl_per_token(
     h_max: float | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    """`w KL(t || s) + (1 - w) KL(s || t)` with `w = clamp(H(t) / h_max, 0, 1)`, per token.
+    """Compute `w KL(t || s) + (1 - w) KL(s || t)` with `w = clamp(H(t) / h_max, 0, 1)`, per token.
 
     `h_max` defaults to `log V`, which for a large vocabulary makes `w` small nearly everywhere:
     almost pure reverse KL. Set it to about the largest entropy the teacher really shows.
@@ -50,7 +50,7 @@ def gated_forward_kl_per_token(
     top_k: int = 16,
     temperature: float = 1.0,
 ) -> Tensor:
-    """KL(t || s) on the teacher's top-k where the teacher's entropy exceeds the threshold, else 0.
+    """Compute KL(t || s) on the teacher's top-k where its entropy exceeds the threshold, else 0.
 
     The top-k sum is neither renormalized nor clamped; the entropy (nats) is that of the teacher's
     full distribution.
@@ -72,7 +72,7 @@ def reverse_kl_surrogate_per_token(
     clip: float = 0.2,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Clipped policy-gradient surrogate whose advantage is the sampled token's reverse KL."""
+    """Compute a clipped policy-gradient surrogate on the sampled token's reverse KL."""
     student_logps, teacher_logps = (
         log_probs(logits, temperature).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
         for logits in (student_logits, teacher_logits)
@@ -98,13 +98,17 @@ def entropy_aware_opd_loss(
     old_logps: Tensor | None = None,
     clip: float = 0.2,
 ) -> Tensor:
-    """Entropy-aware on-policy distillation of logits [B, T, V].
+    """Compute entropy-aware on-policy distillation of logits [B, T, V].
 
     mode="additive" is the paper's: a clipped policy-gradient surrogate on the sampled token's
     reverse KL over all tokens, plus `alpha` times the top-k forward KL where the teacher's entropy
     exceeds `entropy_threshold` (nats). It needs `labels` with the sampled ids (-100: not counted).
     mode="soft" blends both full KLs by the teacher's relative entropy, see
     `soft_gated_kl_per_token`. "batchmean" divides by the counted tokens; also "sum" and "none".
+
+    >>> even, sure = torch.zeros(1, 1, 2), torch.tensor([[[0.9, 0.1]]]).log()
+    >>> entropy_aware_opd_loss(sure, even)  # an even teacher opens the gate: KL(t || s)
+    tensor(0.5108)
 
     Source: Entropy-Aware On-Policy Distillation, arXiv:2603.07079, eq. 6 (additive form).
 

@@ -18,12 +18,10 @@ Shapes: `N` tokens, `C` tokens of one chunk, `R` tokens of one block of rows, `H
 vocabulary. Row `n` of `hidden_N_H` is the state that predicts `target_ids_N[n]`.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import ShapeError, TrainerConfigError
@@ -43,7 +41,6 @@ __all__ = [
     "PolicyLoss",
     "fused_policy_distillation",
     "head_outputs",
-    "reference_policy_distillation",
 ]
 
 HeadMode = Literal["fused", "recompute"]
@@ -85,6 +82,7 @@ class _HeadGradients:
         needed: tuple[bool, ...],
     ) -> None:
         self._plan, self._hidden_N_H, self._weight_V_H = plan, hidden_N_H, weight_V_H
+        # What needs no gradient gets no buffer: a frozen head, as under LoRA, costs nothing here.
         self._hidden_grad = torch.empty_like(hidden_N_H) if needed[0] else None
         self._weight_grad = torch.zeros_like(weight_V_H, dtype=plan.dtype) if needed[1] else None
         self._bias_grad = None
@@ -101,6 +99,8 @@ class _HeadGradients:
             self._bias_grad += grad_C_V.sum(0)
 
     def totals(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        # Rounded once, at the end. The 32-bit sum is let go at once: for a large vocabulary it is
+        # as large as everything else together.
         dtype = self._weight_V_H.dtype
         weight_grad = None if self._weight_grad is None else self._weight_grad.to(dtype)
         self._weight_grad = None
@@ -160,6 +160,8 @@ def _policy_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     if policy_loss is None:
         return logps_C.new_zeros(()), None
+    # Inside a `Function` gradients are off; the policy loss is any code, so autograd derives it, on
+    # a leaf of its own: nothing of the caller's graph hangs on it.
     with torch.enable_grad():
         leaf_C = logps_C.detach().requires_grad_()
         loss = policy_loss(leaf_C, rows)
@@ -187,7 +189,7 @@ class _RecomputeHead(torch.autograd.Function):
             statistics_3_N[:, rows] = torch.stack([tile.logps_C, tile.entropy_C, tile.divergence_C])
         ctx.save_for_backward(hidden_N_H, weight_V_H, bias_V)
         ctx.plan = plan
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # an output that nothing reads costs no product
         logps_N, entropy_N, divergence_N = (row.clone() for row in statistics_3_N)
         return logps_N, entropy_N, divergence_N
 
@@ -223,7 +225,7 @@ def head_outputs(
     softcap: float | None = None,
     chunk: int | None = None,
 ) -> HeadOutput:
-    """Log-probability, entropy and divergence from the teacher, per token and differentiable.
+    """Compute log-probability, entropy and divergence from the teacher, differentiable per token.
 
     Any loss can follow, also one that sums over a sequence first. The backward pass projects each
     chunk again. The teacher never gets a gradient; without one `divergence_N` is zero. Arguments
@@ -265,7 +267,7 @@ def fused_policy_distillation(
     chunk: int | None = None,
     mode: HeadMode = "fused",
 ) -> FusedOutput:
-    """Policy loss plus weighted distillation from hidden states, without the logits of a batch.
+    """Add policy loss and weighted distillation from hidden states, without logits of a batch.
 
     `loss = policy_loss(logps_N) + sum(divergence_weights_N * divergence_N)`, where the divergence
     is the generalized Jensen-Shannon divergence of the two next-token distributions.
@@ -313,62 +315,6 @@ def fused_policy_distillation(
             outputs = HeadOutput(*_RecomputeHead.apply(hidden_N_H, weight_V_H, bias_V, plan))
             return FusedOutput(_total(outputs, policy_loss, weights_N), *outputs)
     raise TrainerConfigError(f"mode={mode!r}: use 'fused' or 'recompute'")
-
-
-def reference_policy_distillation(
-    hidden_N_H: Tensor,
-    weight_V_H: Tensor,
-    bias_V: Tensor | None = None,
-    *,
-    target_ids_N: Tensor,
-    policy_loss: PolicyLoss | None = None,
-    teacher_hidden_N_H: Tensor | None = None,
-    teacher_weight_V_H: Tensor | None = None,
-    teacher_bias_V: Tensor | None = None,
-    divergence_weights_N: Tensor | None = None,
-    beta: float = 0.5,
-    temperature: float = 1.0,
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
-) -> FusedOutput:
-    """The numbers of `fused_policy_distillation` by full logits and plain autograd.
-
-    For tests and for reading: it holds about ten tensors of shape `N x V`.
-    """
-    teacher = _teacher(weight_V_H, bias_V, teacher_hidden_N_H, teacher_weight_V_H, teacher_bias_V)
-    rule = LogitRule(logit_scale, softcap, temperature)
-    plan = _plan(hidden_N_H, weight_V_H, target_ids_N, teacher, beta, rule, None)
-
-    def logps(hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None) -> Tensor:
-        bias_V = None if bias_V is None else bias_V.to(plan.dtype)
-        logits_N_V = F.linear(hidden_N_H.to(plan.dtype), weight_V_H.to(plan.dtype), bias_V)
-        logits_N_V = logits_N_V * logit_scale
-        if softcap is not None:
-            logits_N_V = softcap * torch.tanh(logits_N_V / softcap)
-        return torch.log_softmax(logits_N_V / temperature, -1)
-
-    logps_N_V = logps(hidden_N_H, weight_V_H, bias_V)
-    logps_N = logps_N_V.gather(-1, target_ids_N[:, None])[:, 0]
-    entropy_N = torch.special.entr(logps_N_V.exp()).sum(-1)
-    divergence_N = torch.zeros_like(logps_N)
-    if teacher is not None:
-        teacher_logps_N_V = logps(teacher.hidden_N_H, teacher.weight_V_H, teacher.bias_V).detach()
-        divergence_N = _plain_jsd(logps_N_V, teacher_logps_N_V, beta)
-    outputs = HeadOutput(logps_N, entropy_N, divergence_N)
-    weights_N = _divergence_weights(divergence_weights_N, plan)
-    return FusedOutput(_total(outputs, policy_loss, weights_N), *outputs)
-
-
-def _plain_jsd(logps_N_V: Tensor, teacher_logps_N_V: Tensor, beta: float) -> Tensor:
-    def kl(p_N_V: Tensor, q_N_V: Tensor) -> Tensor:
-        return F.kl_div(q_N_V, p_N_V, reduction="none", log_target=True).sum(-1)
-
-    if beta == 0.0:
-        return kl(teacher_logps_N_V, logps_N_V)
-    if beta == 1.0:
-        return kl(logps_N_V, teacher_logps_N_V)
-    mixture_N_V = torch.logaddexp(logps_N_V + math.log1p(-beta), teacher_logps_N_V + math.log(beta))
-    return beta * kl(teacher_logps_N_V, mixture_N_V) + (1 - beta) * kl(logps_N_V, mixture_N_V)
 
 
 def _total(outputs: HeadOutput, policy_loss: PolicyLoss | None, weights_N: Tensor | None) -> Tensor:
@@ -470,7 +416,7 @@ def _check_head(who: str, hidden_N_H: Tensor, weight_V_H: Tensor, target_ids_N: 
 def _in_one_dtype(
     hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Under autocast a 32-bit head meets 16-bit states: multiply in the narrower type on CUDA."""
+    """Multiply in the narrower type on CUDA where autocast gives a 32-bit head 16-bit states."""
     if hidden_N_H.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         return hidden_N_H.to(dtype), weight_V_H.to(dtype), bias_V

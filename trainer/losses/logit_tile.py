@@ -6,15 +6,15 @@ vocabulary, `K` vocabulary entries of one block of columns.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 __all__ = [
-    "Backend",
+    "CudaBackend",
     "LogitRule",
     "LogitTile",
+    "PortableBackend",
     "TeacherHead",
     "TilePlan",
     "TokenGradients",
@@ -26,40 +26,21 @@ __all__ = [
 # --- how a device multiplies ---------------------------------------------------------------------
 
 
-class Backend(Protocol):
-    """How a device multiplies, and how much it holds at once."""
-
-    chunk: int
-    """Tokens whose logits exist at once."""
-    rows: int
-    """Tokens whose temporaries exist at once."""
-
-    def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor:
-        """Logits `[C, V]` in `dtype`, never rounded to less."""
-        ...
-
-    def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor:
-        """Gradient of the hidden states, `[C, H]`."""
-        ...
-
-    def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None:
-        """Add the weight's gradient to `total_V_H`, without rounding the product first."""
-        ...
-
-
 class PortableBackend:
-    """CPU and any device that has only plain products.
+    """How a device multiplies, and how much it holds at once: any that has only plain products.
 
     Blocks of four rows keep the element-wise work in the processor's cache. Half-precision weights
     are widened a block of columns at a time, so that logits are never rounded to 16 bits.
     """
 
     chunk = 256
+    """Tokens whose logits exist at once."""
     rows = 4
+    """Tokens whose temporaries exist at once."""
     _columns = 8192
 
     def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor:
-        """Logits `[C, V]` in `dtype`."""
+        """Return logits `[C, V]` in `dtype`, never rounded to less."""
         hidden_C_H = hidden_C_H.to(dtype)
         if weight_V_H.dtype == dtype:
             return hidden_C_H @ weight_V_H.t()
@@ -70,33 +51,29 @@ class PortableBackend:
         return logits_C_V
 
     def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor:
-        """Gradient of the hidden states, `[C, H]`."""
+        """Return the gradient of the hidden states, `[C, H]`."""
         return grad_C_V.to(weight_V_H.dtype) @ weight_V_H
 
     def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None:
-        """Add the weight's gradient to `total_V_H`."""
+        """Add the weight's gradient to `total_V_H`, without rounding the product first."""
         total_V_H.addmm_(grad_C_V.t(), hidden_C_H.to(total_V_H.dtype))
 
 
-class CudaBackend:
+class CudaBackend(PortableBackend):
     """CUDA: 16-bit products that accumulate and return 32 bits (torch 2.8 or newer), no Triton."""
 
     chunk = 1024
     rows = 256
 
     def project(self, hidden_C_H: Tensor, weight_V_H: Tensor, dtype: torch.dtype) -> Tensor:
-        """Logits `[C, V]` in `dtype`."""
+        """Return logits `[C, V]` in `dtype`, never rounded to less."""
         hidden_C_H = hidden_C_H.to(weight_V_H.dtype)
         if weight_V_H.dtype == dtype:
             return hidden_C_H @ weight_V_H.t()
         return torch.mm(hidden_C_H, weight_V_H.t(), out_dtype=dtype)
 
-    def pull_back(self, grad_C_V: Tensor, weight_V_H: Tensor) -> Tensor:
-        """Gradient of the hidden states, `[C, H]`."""
-        return grad_C_V.to(weight_V_H.dtype) @ weight_V_H
-
     def accumulate_(self, total_V_H: Tensor, grad_C_V: Tensor, hidden_C_H: Tensor) -> None:
-        """Add the weight's gradient to `total_V_H`."""
+        """Add the weight's gradient to `total_V_H`, without rounding the product first."""
         # A product rounded to 16 bits before it is added biases the sum: entropy drifts down.
         if hidden_C_H.dtype == total_V_H.dtype:
             total_V_H.addmm_(grad_C_V.t(), hidden_C_H)
@@ -105,13 +82,13 @@ class CudaBackend:
         torch.addmm(total_V_H, grad_V_C, hidden_C_H, out_dtype=total_V_H.dtype, out=total_V_H)
 
 
-def backend_for(device: torch.device) -> Backend:
-    """The backend of `device`."""
+def backend_for(device: torch.device) -> PortableBackend:
+    """Return the backend of `device`."""
     return CudaBackend() if device.type == "cuda" else PortableBackend()
 
 
 def slices(n: int, size: int) -> Iterator[slice]:
-    """`range(n)` in slices of `size`; the last one may be shorter."""
+    """Cut `range(n)` into slices of `size`; the last one may be shorter."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
@@ -127,7 +104,7 @@ class LogitRule:
     temperature: float
 
     def apply_(self, logits_C_V: Tensor) -> Tensor:
-        """Logits from a projection, in place."""
+        """Turn a projection into logits, in place."""
         factor = self.scale / (self.softcap or self.temperature)
         if factor != 1.0:
             logits_C_V.mul_(factor)
@@ -136,7 +113,7 @@ class LogitRule:
         return logits_C_V
 
     def pull_back_(self, grad_R_V: Tensor, logits_R_V: Tensor) -> Tensor:
-        """Gradient of the projection from that of the logits, in place."""
+        """Turn the gradient of the logits into that of the projection, in place."""
         if self.softcap is not None:
             tanh_R_V = logits_R_V * (self.temperature / self.softcap)
             grad_R_V.addcmul_(grad_R_V, tanh_R_V.square_(), value=-1.0)
@@ -161,7 +138,7 @@ class TilePlan:
     teacher: TeacherHead | None
     beta: float
     rule: LogitRule
-    backend: Backend
+    backend: PortableBackend
     chunk: int
     dtype: torch.dtype
     """Type of logits and sums: float32, or float64 when the inputs are float64."""
@@ -171,7 +148,7 @@ class TilePlan:
     def logits(
         self, hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None, rows: slice
     ) -> Tensor:
-        """One model's logits of the tokens `rows`."""
+        """Project one model's states of the tokens `rows` to logits."""
         logits_C_V = self.backend.project(hidden_N_H[rows], weight_V_H, self.dtype)
         if bias_V is not None:
             logits_C_V += bias_V
@@ -180,7 +157,7 @@ class TilePlan:
     def tile(
         self, hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None, rows: slice
     ) -> "LogitTile":
-        """Both models' logits of the tokens `rows`; hidden states and head are the student's."""
+        """Project both models' states of the tokens `rows`; state and head are the student's."""
         logits_C_V = self.logits(hidden_N_H, weight_V_H, bias_V, rows)
         teacher_logits_C_V = None
         if self.teacher is not None:
@@ -214,13 +191,14 @@ class LogitTile:
         self._target_ids_C_1 = target_ids_C[:, None]
         self._logits_C_V = logits_C_V
         self._teacher_logits_C_V = teacher_logits_C_V
+        # Kept as one number per token: log-probabilities of a block are made when they are needed.
         self._norm_C_1 = self._normalizer(logits_C_V)
         self.logps_C = (logits_C_V.gather(-1, self._target_ids_C_1) - self._norm_C_1)[:, 0]
         self.entropy_C = torch.empty_like(self.logps_C)
         self.divergence_C = torch.zeros_like(self.logps_C)
 
     def statistics(self) -> Tensor:
-        """`logps_C`, `entropy_C` and `divergence_C`, stacked."""
+        """Stack `logps_C`, `entropy_C` and `divergence_C`."""
         return torch.stack([self.logps_C, self.entropy_C, self.divergence_C])
 
     def _blocks(self) -> Iterator[slice]:
@@ -242,6 +220,7 @@ class LogitTile:
         for rows in self._blocks():
             probs_R_V, logps_R_V, slope_R_V = self._measure_rows(rows)
             grad_R_V = self._gradient_rows(rows, gradients, probs_R_V, logps_R_V, slope_R_V)
+            # In place: a second `C x V` would double what a chunk holds.
             logits_R_V = self._logits_C_V[rows]
             logits_R_V.copy_(self._plan.rule.pull_back_(grad_R_V, logits_R_V))
         self._teacher_logits_C_V = None  # the products that follow need the room
@@ -286,14 +265,14 @@ class LogitTile:
 
 
 def _log_probs(logits_R_V: Tensor, norm_R_1: Tensor) -> Tensor:
-    """Log-probabilities, with the lowest number for an impossible token, so that 0 * log 0 = 0."""
+    """Compute log-probs, with the lowest number for an impossible token, so that 0 * log 0 = 0."""
     return (logits_R_V - norm_R_1).clamp_(min=torch.finfo(logits_R_V.dtype).min)
 
 
 def _jsd_and_slope(
     logps_R_V: Tensor, probs_R_V: Tensor, teacher_logps_R_V: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalized Jensen-Shannon divergence per token, and its derivative by the student's logits.
+    """Compute the generalized JSD per token, and its derivative by the student's logits.
 
     With `m = (1 - beta) p + beta q`: `beta KL(q || m) + (1 - beta) KL(p || m)`; at 0 it is the
     forward `KL(q || p)`, at 1 the reverse `KL(p || q)`.
@@ -316,7 +295,7 @@ def _jsd_and_slope(
 def _kl_and_slope(
     logps_R_V: Tensor, probs_R_V: Tensor, other_logps_R_V: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`KL(p || other)`, and `p (log p - log other - KL)`."""
+    """Compute `KL(p || other)`, and `p (log p - log other - KL)`."""
     gap_R_V = logps_R_V - other_logps_R_V
     kl_R = (probs_R_V * gap_R_V).sum(-1)
     return kl_R, gap_R_V.sub_(kl_R[:, None]).mul_(probs_R_V)

@@ -77,7 +77,7 @@ def _row_mask(ids_BT: Tensor, row_mask_B: Tensor | None) -> Tensor:
 
 
 def token_logps(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of every token but the first, given what stands before it: [B, T - 1]."""
+    """Compute the log-prob of every token but the first, given what is before it: [B, T - 1]."""
     if logits_BTV.shape[:2] != ids_BT.shape:
         raise ShapeError(f"logits {tuple(logits_BTV.shape)} do not fit ids {tuple(ids_BT.shape)}")
     logp_BTV = log_probs(logits_BTV[:, :-1], temperature)
@@ -87,7 +87,7 @@ def token_logps(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) ->
 def response_logps(
     logits_BTV: Tensor, ids_BT: Tensor, response_mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Summed log-probability of each row's response [B], and its number of tokens [B].
+    """Sum the log-probability of each row's response [B], and count its tokens [B].
 
     A row without response tokens gets 0 and 0.
     """

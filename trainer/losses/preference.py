@@ -5,19 +5,10 @@ divided by its length. Agent actions differ tenfold in length between the two si
 length-normalized forms are the safer choice for them.
 """
 
-from typing import Final, Literal
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.errors import ShapeError, TrainerConfigError
-
-DPOKind = Literal["sigmoid", "hinge", "ipo", "robust"]
-
-
-DEFAULT_GAMMA: Final = float("1.0")
-"""Target margin of SimPO when none is given. Compared by identity, so that an explicit `gamma` next
-to `gamma_beta_ratio` is refused even when it equals the default."""
+from trainer.errors import ShapeError
 
 
 def _weighted_mean(losses_B: Tensor, weight_B: Tensor | None) -> Tensor:
@@ -32,16 +23,9 @@ def simpo_per_pair(
     *,
     beta: float = 2.0,
     gamma: float = 1.0,
-    label_smoothing: float = 0.0,
-    kind: Literal["sigmoid", "hinge"] = "sigmoid",
 ) -> Tensor:
-    """The terms of `simpo_loss`, [B]."""
-    z_B = beta * (chosen_avg_logps_B - rejected_avg_logps_B) - gamma
-    if kind == "hinge":
-        return F.relu(1.0 - z_B)
-    if kind != "sigmoid":
-        raise TrainerConfigError(f"kind={kind!r} is neither 'sigmoid' nor 'hinge'")
-    return -F.logsigmoid(z_B) * (1.0 - label_smoothing) - F.logsigmoid(-z_B) * label_smoothing
+    """Return the terms of `simpo_loss`, [B]."""
+    return -F.logsigmoid(beta * (chosen_avg_logps_B - rejected_avg_logps_B) - gamma)
 
 
 def simpo_loss(
@@ -49,38 +33,26 @@ def simpo_loss(
     rejected_avg_logps: Tensor,
     *,
     beta: float = 2.0,
-    gamma: float = DEFAULT_GAMMA,
-    gamma_beta_ratio: float | None = None,
-    label_smoothing: float = 0.0,
-    kind: Literal["sigmoid", "hinge"] = "sigmoid",
+    gamma: float = 1.0,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Simple preference optimization: length-normalized, no reference model.
+    """Compute SimPO: length-normalized, without a reference model; mean over pairs [B].
 
-    `-log sigmoid(beta (chosen - rejected) - gamma)`, mean over pairs [B]. Give the target margin
-    either as `gamma` or, as the authors' scripts do, as `gamma_beta_ratio = gamma / beta`.
+    `-log sigmoid(beta (chosen - rejected) - gamma)`. The authors' scripts give the target margin as
+    the ratio `gamma / beta`.
+
+    >>> import torch
+    >>> chosen, rejected = torch.tensor([-1.0]), torch.tensor([-1.5])
+    >>> simpo_loss(chosen, rejected)  # at the margin gamma / beta: log 2
+    tensor(0.6931)
 
     Source: Meng et al. 2024, arXiv:2405.14734, eq. 6.
 
     Raises:
-        TrainerConfigError: both margins are given, or an unknown kind.
         ShapeError: chosen and rejected are not the same pairs.
     """
     _check_pairs(chosen_avg_logps, rejected_avg_logps)
-    if gamma_beta_ratio is not None:
-        if gamma is not DEFAULT_GAMMA:
-            raise TrainerConfigError(
-                "gamma and gamma_beta_ratio are two spellings of one margin: give one"
-            )
-        gamma = gamma_beta_ratio * beta
-    losses_B = simpo_per_pair(
-        chosen_avg_logps,
-        rejected_avg_logps,
-        beta=beta,
-        gamma=gamma,
-        label_smoothing=label_smoothing,
-        kind=kind,
-    )
+    losses_B = simpo_per_pair(chosen_avg_logps, rejected_avg_logps, beta=beta, gamma=gamma)
     return _weighted_mean(losses_B, weight)
 
 
@@ -91,22 +63,10 @@ def dpo_per_pair(
     ref_rejected_logps_B: Tensor,
     *,
     beta: float = 0.1,
-    label_smoothing: float = 0.0,
-    kind: DPOKind = "sigmoid",
 ) -> Tensor:
-    """The terms of `dpo_loss`, [B]."""
+    """Return the terms of `dpo_loss`, [B]."""
     h_B = (chosen_logps_B - ref_chosen_logps_B) - (rejected_logps_B - ref_rejected_logps_B)
-    kept_B = -F.logsigmoid(beta * h_B) * (1.0 - label_smoothing)
-    flipped_B = -F.logsigmoid(-beta * h_B) * label_smoothing
-    if kind == "sigmoid":
-        return kept_B + flipped_B
-    if kind == "robust":
-        return (kept_B - flipped_B) / (1.0 - 2.0 * label_smoothing)
-    if kind == "hinge":
-        return F.relu(1.0 - beta * h_B)
-    if kind == "ipo":
-        return (h_B - 1.0 / (2.0 * beta)) ** 2
-    raise TrainerConfigError(f"kind={kind!r} is not sigmoid, robust, hinge or ipo")
+    return -F.logsigmoid(beta * h_B)
 
 
 def dpo_loss(
@@ -116,32 +76,27 @@ def dpo_loss(
     ref_rejected_logps: Tensor,
     *,
     beta: float = 0.1,
-    label_smoothing: float = 0.0,
-    kind: DPOKind = "sigmoid",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Direct preference optimization, mean over pairs [B].
+    """Compute direct preference optimization, mean over pairs [B].
 
-    With `h = (chosen - ref_chosen) - (rejected - ref_rejected)`: "sigmoid" is `-log sigmoid(beta
-    h)`, smoothed by `label_smoothing`; "robust" is its unbiased form under flipped labels; "hinge"
-    is `relu(1 - beta h)`; "ipo" is `(h - 1/(2 beta))**2` and wants length-averaged log-probs.
+    `-log sigmoid(beta h)` with `h = (chosen - ref_chosen) - (rejected - ref_rejected)`.
 
-    Source: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; IPO arXiv:2310.12036, eq. 17; robust DPO
-    arXiv:2403.00409, eq. 12; hinge (SLiC) arXiv:2309.06657.
+    >>> import torch
+    >>> same = torch.tensor([-3.0])
+    >>> dpo_loss(same, same, same, same)  # no preference yet: log 2
+    tensor(0.6931)
+    >>> dpo_loss(same + 10, same, same, same)  # log(1 + 1/e)
+    tensor(0.3133)
+
+    Source: Rafailov et al. 2023, arXiv:2305.18290, eq. 7.
 
     Raises:
-        TrainerConfigError: unknown kind.
         ShapeError: the four are not the same pairs.
     """
     _check_pairs(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
     losses_B = dpo_per_pair(
-        chosen_logps,
-        rejected_logps,
-        ref_chosen_logps,
-        ref_rejected_logps,
-        beta=beta,
-        label_smoothing=label_smoothing,
-        kind=kind,
+        chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, beta=beta
     )
     return _weighted_mean(losses_B, weight)
 
@@ -164,17 +119,19 @@ def length_normalized_dpo_loss(
     beta: float = 2.0,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """DPO on log-probabilities averaged over each response: SimPO with a reference, no margin.
+    """Compute DPO on averaged log-probabilities: SimPO with a reference and no margin.
 
     `beta` lives on SimPO's scale (about 2), not on DPO's. The same as TRL's `sigmoid_norm`.
 
+    >>> import torch
+    >>> same = torch.tensor([-1.0])
+    >>> length_normalized_dpo_loss(same + 0.5, same, same, same)  # log(1 + 1/e)
+    tensor(0.3133)
+
     Source: Lambert et al. 2024 (Tulu 3), arXiv:2411.15124, eq. 6.
+
+    Raises:
+        ShapeError: the four are not the same pairs.
     """
-    return dpo_loss(
-        chosen_avg_logps,
-        rejected_avg_logps,
-        ref_chosen_avg_logps,
-        ref_rejected_avg_logps,
-        beta=beta,
-        weight=weight,
-    )
+    sides = (chosen_avg_logps, rejected_avg_logps, ref_chosen_avg_logps, ref_rejected_avg_logps)
+    return dpo_loss(*sides, beta=beta, weight=weight)

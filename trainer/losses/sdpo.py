@@ -33,7 +33,7 @@ def sdpo_per_token(
     top_k: int = 100,
     add_tail: bool = True,
 ) -> Tensor:
-    """Divergence of every response token, [B, T].
+    """Compute the divergence of every response token, [B, T].
 
     "full" sums over the vocabulary. "topk" keeps the *student's* k likeliest entries, with the
     rest in one tail bucket (`add_tail`) or renormalized away; "teacher_topk" keeps the teacher's,
@@ -42,6 +42,10 @@ def sdpo_per_token(
 
     `alpha` is the mixture weight `beta` of `jsd_entries`: 0 is KL(teacher || student), 1 is
     KL(student || teacher); "sampled" knows only 1.
+
+    >>> even, sure = torch.zeros(1, 1, 2), torch.tensor([[[0.9, 0.1]]]).log()
+    >>> sdpo_per_token(even, sure, alpha=1.0)  # KL(s || t): log(0.5 / 0.3)
+    tensor([[0.5108]])
 
     Source: SDPO, arXiv:2601.20802, sec. 3.
 
@@ -74,7 +78,7 @@ def on_support(
     top_k: int,
     add_tail: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Both log-distributions on the k entries that one of them finds likeliest, [N, K + 1].
+    """Keep the k entries that one log-distribution finds likeliest of both, [N, K + 1].
 
     The last entry is all the rest; without `add_tail` it is missing and the others are scaled up.
     """
@@ -88,7 +92,7 @@ def on_support(
 
 
 def sampled_reverse_kl_per_token(student_logps_BT: Tensor, teacher_logps_BT: Tensor) -> Tensor:
-    """Score-function estimator of KL(student || teacher) from the sampled tokens alone, [B, T].
+    """Estimate KL(student || teacher) from the sampled tokens alone, by score function, [B, T].
 
     `(log p_s - log p_t).detach() log p_s`: over tokens that the student sampled, its gradient is
     the divergence's; its value means nothing and is negative half of the time. It is all that is
@@ -102,7 +106,7 @@ def sampled_reverse_kl_per_token(student_logps_BT: Tensor, teacher_logps_BT: Ten
 def importance_weights(
     logps_BT: Tensor, old_logps_BT: Tensor, *, max_ratio: float, max_log_ratio: float = 20.0
 ) -> Tensor:
-    """Detached ratio `p / p_old` of each token, cut at `max_ratio`."""
+    """Compute the detached ratio `p / p_old` of each token, cut at `max_ratio`."""
     log_ratio_BT = (logps_BT - old_logps_BT).detach().clamp(-max_log_ratio, max_log_ratio)
     return log_ratio_BT.exp().clamp(max=max_ratio)
 
@@ -122,11 +126,15 @@ def sdpo_loss(
     top_k: int = 100,
     add_tail: bool = True,
 ) -> Tensor:
-    """Hint-conditioned self-distillation, as one scalar.
+    """Compute hint-conditioned self-distillation, as one scalar.
 
     `mask_BT` is the response mask times "this row has a hint". With `is_clip` each token's loss is
     weighted by its importance ratio against `old_logps_BT` (needs `ids_BT`), cut at `is_clip`.
     An empty mask gives 0 with a graph, never NaN.
+
+    >>> even, sure = torch.zeros(1, 2, 2), torch.tensor([[[0.9, 0.1], [0.5, 0.5]]]).log()
+    >>> sdpo_loss(even, sure, torch.tensor([[1, 1]]), alpha=1.0)  # the mean of 0.5108 and 0
+    tensor(0.2554)
 
     Source: SDPO, arXiv:2601.20802; aggregations as in verl's `agg_loss`.
 

@@ -15,7 +15,7 @@ from trainer.losses.divergence import check_same_shape, masked_sum
 
 
 def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) -> Tensor:
-    """Cross-entropy of the interpolated target, per token: [..., V] to [...].
+    """Compute the cross-entropy of the interpolated target, per token: [..., V] to [...].
 
     The target is `softmax((1 - t) student.detach() + t teacher)`. The gradient on the student's
     logits is `q - p_t`: none at all at `t = 0`, that of the forward KL at `t = 1`.
@@ -47,10 +47,15 @@ def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) 
 def taid_loss(
     student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | None = None, *, t: float
 ) -> Tensor:
-    """Temporally adaptive interpolated distillation of logits [B, T, V], mean over the mask [B, T].
+    """Compute temporally adaptive interpolated distillation of logits [B, T, V], mean over [B, T].
 
     A cross-entropy, so the entropy of the moving target is part of the value: watch the gradient,
     or `taid_per_token` minus that entropy, rather than the level.
+
+    >>> student = torch.zeros(1, 1, 2, requires_grad=True)
+    >>> taid_loss(student, torch.tensor([[[0.9, 0.1]]]).log(), t=1.0).backward()
+    >>> student.grad  # the student's probabilities minus the teacher's
+    tensor([[[-0.4000,  0.4000]]])
 
     Source: TAID, arXiv:2501.16937, eq. 3 and the authors' reduction over counted tokens.
     """
@@ -66,6 +71,12 @@ class TAIDScheduler:
     `alpha sigmoid(m) (1 - t)`; with the paper's `alpha = 5e-4` it is inert below a few thousand
     steps, 0.1 is visibly adaptive. Under data parallelism give `update_t` the *all-reduced* loss,
     or the replicas drift apart.
+
+    >>> scheduler = TAIDScheduler(10, disable_adaptive=True)
+    >>> for step in range(6):
+    ...     _ = scheduler.update_t(1.0, step)
+    >>> round(scheduler.t, 6)  # halfway from 0.4 to 1
+    0.7
 
     Source: TAID, arXiv:2501.16937, algorithm 1.
     """
@@ -118,7 +129,7 @@ class TAIDScheduler:
         return step
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold, as JSON."""
+        """Return what a checkpoint must hold, as JSON."""
         return {"t": self._t, "previous_loss": self._previous_loss, "momentum": self._momentum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

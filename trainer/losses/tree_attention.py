@@ -13,10 +13,11 @@ Shapes: `A` query heads, `G` key and value heads, `N` packed tokens, `D` head di
 of one chain, `K` tokens it can see.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,22 +35,29 @@ __all__ = [
 ]
 
 
-class TreeAttention(Protocol):
+class TreeAttention(ABC):
     """Attention of all layers over one tree."""
 
-    tree: PackedTree
-    n_calls: int
-    """Layers that attended through this tree so far."""
+    def __init__(self, tree: PackedTree) -> None:
+        self.tree = tree
+        self.n_calls = 0
+        """Layers that attended through this tree so far."""
 
     def __call__(
         self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, *, scale: float
     ) -> Tensor:
-        """Attention output, `[1, A, N, D]`."""
-        ...
+        """Return the attention output, `[1, A, N, D]`."""
+        self.n_calls += 1
+        return self._attend(query_1_A_N_D, key_1_G_N_D, value_1_G_N_D, scale)
+
+    @abstractmethod
+    def _attend(
+        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
+    ) -> Tensor: ...
 
 
 def attention_for(tree: PackedTree) -> TreeAttention:
-    """The backend of the device that `tree` lies on."""
+    """Return the backend of the device that `tree` lies on."""
     backends = {"cuda": FlexAttention, "cpu": FlashTreeAttention}
     return backends.get(tree.input_ids_N.device.type, ChainAttention)(tree)
 
@@ -57,23 +65,20 @@ def attention_for(tree: PackedTree) -> TreeAttention:
 # --- any device ----------------------------------------------------------------------------------
 
 
-class ChainAttention:
+class ChainAttention(TreeAttention):
     """One scaled-dot-product call per chain."""
 
     def __init__(self, tree: PackedTree) -> None:
-        self.tree = tree
-        self.n_calls = 0
+        super().__init__(tree)
         self._lengths = [chain.stop - chain.start for chain in tree.chains]
         bounds = {0, tree.n_tokens}
         for chain in tree.chains:
             bounds |= {bound for pair in _visible_ranges(chain) for bound in pair}
         self._bounds = sorted(bounds)
 
-    def __call__(
-        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, *, scale: float
+    def _attend(
+        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
     ) -> Tensor:
-        """Attention output, `[1, A, N, D]`."""
-        self.n_calls += 1
         # Split once at every boundary: the gradient of a split is one concatenation, while that
         # of a slice is a zero tensor of full length, one per slice.
         sizes = [stop - start for start, stop in pairwise(self._bounds)]
@@ -107,6 +112,7 @@ def _attend(
     n_queries, n_keys = query_1_A_L_D.shape[2], key_1_G_K_D.shape[2]
     mask_L_K = None
     if n_queries < n_keys:
+        # A chain is the end of what it sees, so its causal mask is aligned to the bottom right.
         ones_L_K = torch.ones(n_queries, n_keys, dtype=torch.bool, device=query_1_A_L_D.device)
         mask_L_K = ones_L_K.tril(n_keys - n_queries)
     return F.scaled_dot_product_attention(
@@ -123,18 +129,12 @@ def _attend(
 # --- CPU -----------------------------------------------------------------------------------------
 
 
-class FlashTreeAttention:
+class FlashTreeAttention(TreeAttention):
     """Flash attention on CPU, chain by chain, without copies of the keys."""
 
-    def __init__(self, tree: PackedTree) -> None:
-        self.tree = tree
-        self.n_calls = 0
-
-    def __call__(
-        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, *, scale: float
+    def _attend(
+        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
     ) -> Tensor:
-        """Attention output, `[1, A, N, D]`."""
-        self.n_calls += 1
         return _FlashTree.apply(query_1_A_N_D, key_1_G_N_D, value_1_G_N_D, self.tree.chains, scale)
 
 
@@ -154,6 +154,8 @@ class _FlashTree(torch.autograd.Function):
         chains: tuple[Chain, ...],
         scale: float,
     ) -> Tensor:
+        # The kernel knows no grouped heads: keys and values are repeated here, and kept unrepeated
+        # for the backward pass.
         n_shared = query_1_A_N_D.shape[1] // key_1_G_N_D.shape[1]
         key_1_A_N_D = key_1_G_N_D.repeat_interleave(n_shared, 1)
         value_1_A_N_D = value_1_G_N_D.repeat_interleave(n_shared, 1)
@@ -166,7 +168,7 @@ class _FlashTree(torch.autograd.Function):
                 for columns in _columns(chain)
             )
             output_1_A_N_D[:, :, rows] = output
-            norms.append(norm)
+            norms.append(norm)  # chains are in packed order, so these line up with the tokens
         norm_1_A_N = torch.cat(norms, 2)
         ctx.save_for_backward(query_1_A_N_D, key_1_G_N_D, value_1_G_N_D, output_1_A_N_D, norm_1_A_N)
         ctx.chains, ctx.scale = chains, scale
@@ -181,6 +183,8 @@ class _FlashTree(torch.autograd.Function):
         for chain in ctx.chains:
             rows = slice(chain.start, chain.stop)
             for columns in _columns(chain):
+                # Given the output and normalizer of all parts, not of its own, the kernel's softmax
+                # is that of the whole row: each part's gradient is right, and they only add up.
                 parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                     grads[0][:, :, rows],
                     query[:, :, rows],
@@ -194,6 +198,7 @@ class _FlashTree(torch.autograd.Function):
                 )
                 for total, part, where in zip(sums, parts, (rows, columns, columns), strict=True):
                     total[:, :, where] += part
+        # The heads that shared a key or value share its gradient.
         by_head = [total.unflatten(1, (-1, n_shared)).sum(2) for total in sums[1:]]
         return sums[0], *by_head, None, None
 
@@ -205,7 +210,7 @@ def _columns(chain: Chain) -> list[slice]:
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, rows: slice, columns: slice, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-normalizer of `rows` over `columns`; causal where the two are the same."""
+    """Attend from `rows` over `columns`, causally where the two are the same."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query[:, :, rows],
         key[:, :, columns],
@@ -220,6 +225,7 @@ def _join(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     outputs, norms = zip(*parts, strict=True)
     if len(outputs) == 1:
         return outputs[0], norms[0]
+    # Softmax over a union: each part's output weighs as much as its share of the exponentials.
     norm_1_A_L = torch.logsumexp(torch.stack(norms), 0)
     joint_1_A_L_D = torch.zeros_like(outputs[0])
     for output_1_A_L_D, part_norm_1_A_L in zip(outputs, norms, strict=True):
@@ -231,44 +237,36 @@ def _join(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 # --- CUDA ----------------------------------------------------------------------------------------
 
 
-class FlexAttention:
+class FlexAttention(TreeAttention):
     """One FlexAttention call with a block mask; compiled on CUDA."""
 
-    def __init__(self, tree: PackedTree) -> None:
-        self.tree = tree
-        self.n_calls = 0
-        self._block_mask: BlockMask | None = None
-
-    def __call__(
-        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, *, scale: float
+    def _attend(
+        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
     ) -> Tensor:
-        """Attention output, `[1, A, N, D]`."""
-        self.n_calls += 1
         attend = _compiled_flex() if query_1_A_N_D.device.type == "cuda" else flex_attention
         return attend(
             query_1_A_N_D,
             key_1_G_N_D,
             value_1_G_N_D,
-            block_mask=self.block_mask(),
+            block_mask=self.block_mask,
             scale=scale,
             enable_gqa=True,
         )
 
+    @cached_property
     def block_mask(self) -> BlockMask:
         """The tree's mask by blocks, made once and shared by all layers."""
-        if self._block_mask is None:
-            subtree_end_N = self.tree.subtree_end_N
+        subtree_end_N, n_tokens = self.tree.subtree_end_N, self.tree.n_tokens
 
-            def is_visible(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-                return (k <= q) & (q < subtree_end_N[k])
+        def is_visible(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (k <= q) & (q < subtree_end_N[k])
 
-            n_tokens = self.tree.n_tokens
-            self._block_mask = create_block_mask(
-                is_visible, None, None, n_tokens, n_tokens, device=subtree_end_N.device
-            )
-        return self._block_mask
+        return create_block_mask(
+            is_visible, None, None, n_tokens, n_tokens, device=subtree_end_N.device
+        )
 
 
 @cache
 def _compiled_flex() -> Any:
+    # Dynamic shapes: every tree has another length, and a compilation takes longer than a step.
     return torch.compile(flex_attention, dynamic=True)

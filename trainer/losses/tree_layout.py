@@ -92,25 +92,25 @@ class PackedTree:
         return self.lengths_2B[self.n_pairs :]
 
     def to(self, device: torch.device | str) -> "PackedTree":
-        """The same tree with its tensors on `device`."""
+        """Copy the tree with its tensors on `device`."""
         names = [name for name in self.__slots__ if isinstance(getattr(self, name), Tensor)]
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def sum_logps(self, logps_E: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of each chosen and each rejected completion, from those of its tokens."""
+        """Sum the log-probability of each chosen and each rejected completion from its tokens'."""
         sums_2B = logps_E.new_zeros(2 * self.n_pairs)
         sums_2B = sums_2B.index_add(0, self.sequences_S, logps_E[self.edges_S])
         return sums_2B[: self.n_pairs], sums_2B[self.n_pairs :]
 
     def visible(self) -> Tensor:
-        """The attention mask, dense: `[q, k]` is true where token q sees token k."""
+        """Return the attention mask, dense: `[q, k]` is true where token q sees token k."""
         index_N = torch.arange(self.n_tokens, device=self.input_ids_N.device)
         is_before_N_N = index_N[None, :] <= index_N[:, None]
         return is_before_N_N & (index_N[:, None] < self.subtree_end_N[None, :])
 
 
 def pack_pairs(pairs: Sequence[TokenPair]) -> PackedTree:
-    """One tree that holds every prompt, chosen and rejected completion of `pairs`.
+    """Pack every prompt, chosen and rejected completion of `pairs` into one tree.
 
     Sequences that share no first token share nothing: the tree is then a forest, still exact.
 
@@ -124,7 +124,7 @@ def pack_pairs(pairs: Sequence[TokenPair]) -> PackedTree:
 
 
 def pack_pairs_within(pairs: Sequence[TokenPair], *, max_tokens: int) -> list[PackedTree]:
-    """Trees of at most `max_tokens` packed tokens, which together hold every pair once.
+    """Pack pairs into trees of at most `max_tokens` packed tokens, which together hold each once.
 
     Pairs are taken in order, and a new tree starts where the next pair would pass the budget. The
     prefix is then paid once per tree. A pair that alone passes the budget gets a tree of its own:
@@ -201,7 +201,7 @@ class _RadixTree:
             self._add(prompt + completion)
 
     def n_new_tokens(self, pair: tuple[list[int], list[int], list[int]]) -> int:
-        """Tokens that `add_pair` would add."""
+        """Count the tokens that `add_pair` would add."""
         prompt, chosen, rejected = pair
         n_new = sum(
             len(prompt + side) - self._n_known(prompt + side) for side in (chosen, rejected)
@@ -215,7 +215,7 @@ class _RadixTree:
         return depth if run is self.root else depth + n_matched
 
     def _descend(self, ids: list[int]) -> Iterator[tuple[_Run, int, int]]:
-        """Runs along `ids`: the run, how many of its tokens match, and the depth it starts at."""
+        """Follow `ids`: runs, how many of a run's tokens match, and the depth it starts at."""
         run, n_matched, depth = self.root, 0, 0
         yield run, n_matched, depth
         while n_matched == len(run.tokens) and depth + n_matched < len(ids):
@@ -238,7 +238,7 @@ class _RadixTree:
         self.n_tokens += len(ids) - depth
 
     def runs(self) -> list[_Run]:
-        """Every run, a parent before its children, siblings in no order that matters."""
+        """List every run, a parent before its children, siblings in no order that matters."""
         runs, stack = [], list(self.root.children.values())
         while stack:
             runs.append(run := stack.pop())
@@ -247,7 +247,7 @@ class _RadixTree:
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:
-    """Length of the common prefix, by halving: list comparisons are fast, loops are not."""
+    """Measure the common prefix by halving: list comparisons are fast, loops are not."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high
@@ -293,7 +293,7 @@ def _lay_out(tree: _RadixTree, pairs: Sequence[TokenPair], pair_idx: Sequence[in
 
 
 def _pre_order(root: _Run) -> tuple[list[_Run], tuple[Chain, ...]]:
-    """Runs in packed order, with `start` and `depth` set, and the chains they form."""
+    """List runs in packed order, with `start` and `depth` set, and the chains they form."""
     runs: list[_Run] = []
     chains: list[Chain] = []
     n_packed = 0
@@ -325,7 +325,7 @@ def _join(
 
 
 def _parents(runs: list[_Run]) -> Tensor:
-    """Packed index of each token's predecessor; -1 for the first token of a sequence."""
+    """Return the packed index of each token's predecessor; -1 for the first token of a sequence."""
     parents_N = torch.arange(-1, runs[-1].stop - 1)
     for run in runs:
         if run.depth == 0:
@@ -336,7 +336,7 @@ def _parents(runs: list[_Run]) -> Tensor:
 
 
 def _completions(tree: _RadixTree, pairs: Sequence[TokenPair]) -> tuple[Tensor, Tensor, Tensor]:
-    """Packed index and sequence of every completion token, all chosen sides first; and lengths."""
+    """Find packed index and sequence of every completion token, chosen sides first; and lengths."""
     sides = [(prompt, chosen) for prompt, chosen, _ in pairs]
     sides += [(prompt, rejected) for prompt, _, rejected in pairs]
     pieces: list[Tensor] = []

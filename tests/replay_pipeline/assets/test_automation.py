@@ -1,7 +1,14 @@
+from dagster import AssetKey
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replay_pipeline.assets.automation import missing_ranges
+from replay_pipeline.assets.code_location import define
+from replay_pipeline.assets.records import _ASSETS
+from replay_pipeline.definitions import defs
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.versions import code_version
+from tests.support.settings_files import write_settings
 
 KEYS = [f"k{i:02d}" for i in range(12)]
 
@@ -31,3 +38,23 @@ def test_ranges_cover_the_missing_batches_once(done, most):
         for key in KEYS[KEYS.index(first) : KEYS.index(last) + 1]
     ]
     assert covered == [key for key in KEYS if key not in done]
+
+
+def test_dagster_knows_the_version_of_every_stage_that_has_one():
+    graph = defs.resolve_asset_graph()
+    for stage, (name, _) in _ASSETS.items():
+        assert graph.get(AssetKey(name)).code_version == code_version(stage), stage
+    assert code_version("pairs")
+
+
+def test_the_night_begins_when_the_settings_say(tmp_path):
+    write_settings(tmp_path, night={"time_zone": "Asia/Kolkata", "replays_at": "23:05"})
+    found = {
+        schedule.name: (schedule.cron_schedule, schedule.execution_timezone)
+        for schedule in define(PipelineResource(data_dir=str(tmp_path))).schedules or ()
+    }
+    assert found == {
+        "nightly_replay": ("5 23 * * *", "Asia/Kolkata"),
+        "nightly_publish": ("0 5 * * *", "Asia/Kolkata"),
+        "nightly_summary": ("0 6 * * *", "Asia/Kolkata"),
+    }

@@ -5,7 +5,7 @@ import pytest
 from replay_pipeline.assets.lineage import SOURCES, TABLE_OF, column_lineage
 from replay_pipeline.assets.metadata import code_block, column_schema, inert, markdown_table
 from replay_pipeline.publish import layout
-from replay_pipeline.schemas import TABLES
+from replay_pipeline.storage.schemas import TABLES
 from tests.hostile import HOSTILE
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from replay_pipeline.ingesters import IngestResult, LazyStates, Traces, ingest
 from replay_pipeline.ingesters import traces as traces_module
-from replay_pipeline.sample import SESSIONS_DIR
+from replay_pipeline.testing.sample import SESSIONS_DIR
 
 
 @pytest.fixture(scope="module")

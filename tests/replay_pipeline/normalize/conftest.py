@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.tables import table_of
 
 READ = {
     "type": "function",

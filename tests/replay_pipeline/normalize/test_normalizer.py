@@ -7,7 +7,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError, NormalizeError, SchemaError
 from replay_pipeline.normalize import DJNormalizer, bundled_recipes
-from replay_pipeline.schemas import DROPPED_PAIRS, NORMALIZED_PAIRS
+from replay_pipeline.storage.schemas import DROPPED_PAIRS, NORMALIZED_PAIRS
 
 GOOD = "read the tests before the change"
 OTHER = "change the code right away"
@@ -221,7 +221,7 @@ def test_nothing_is_installed_printed_or_left_behind(tmp_path):
 import logging, os, sys
 before = logging.getLogger().handlers[:], logging.getLogger().level, sys.stdout, sys.stderr
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.tables import table_of
 DJNormalizer("tool_calls").run(table_of([], "dpo_pairs"))
 assert (logging.getLogger().handlers, logging.getLogger().level, sys.stdout, sys.stderr) == before
 assert "ray" not in sys.modules and "torch" not in sys.modules
@@ -257,3 +257,19 @@ def test_the_example_in_the_documentation_runs():
     from replay_pipeline.normalize import normalizer
 
     assert doctest.testmod(normalizer) == (0, 4)
+
+
+def test_a_lone_surrogate_in_a_pair_is_kept_as_every_table_keeps_it(make_call):
+    half = "half \ud800 of a pair"
+    pair = {
+        "state_id": "s1",
+        "state_messages": [{"role": "user", "content": half}],
+        "chosen": "Read the file.",
+        "rejected": f"Write {half}",
+        "n_teachers_agreeing": 2,
+        "rejected_action": make_call("Write", file_path="a.py", content=half),
+    }
+    (kept,) = DJNormalizer("tool_calls").normalize([pair])
+    assert kept["state_messages"] == pair["state_messages"]
+    (rejected,) = kept["rejected_messages"]
+    assert json.loads(rejected["tool_calls"][0]["function"]["arguments"])["content"] == half

@@ -3,7 +3,8 @@ import random
 
 import pytest
 
-from replay_pipeline.normalize import DedupIndex, DJNormalizer
+from replay_pipeline.normalize import DJNormalizer
+from replay_pipeline.stages.dedup_index import DedupIndex
 
 SECRET = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
 
@@ -194,14 +195,15 @@ def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe, mak
         assert run(batch, index()) == first[batch]
 
 
-def test_streaming_batches_decides_as_one_table(make_row, pair_table):
+def test_chunks_of_any_size_are_decided_as_one_table(make_row, pair_table, monkeypatch):
     rows = [
         make_row(f"s{n}", prompt=f"p{n % 7}", chosen="no" if n % 5 == 0 else "go on with it")
         for n in range(40)
     ]
     normalizer = DJNormalizer("default")
     whole = normalizer.run(pair_table(*rows))
-    stream = normalizer.stream(pair_table(*rows).to_batches(max_chunksize=3))
-    kept = [state for part in stream for state in part.kept["state_id"].to_pylist()]
-    assert kept == whole.kept["state_id"].to_pylist()
-    assert stream.report.dropped == whole.report.dropped
+    monkeypatch.setattr("replay_pipeline.normalize.normalizer._BATCH_ROWS", 3)
+    in_chunks = normalizer.run(pair_table(*rows))
+    assert in_chunks.kept.equals(whole.kept)
+    assert in_chunks.dropped.equals(whole.dropped)
+    assert in_chunks.report.dropped == whole.report.dropped

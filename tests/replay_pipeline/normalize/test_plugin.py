@@ -12,7 +12,7 @@ import pytest
 import replay_pipeline
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
 from replay_pipeline.normalize import DJNormalizer, load_recipe
-from replay_pipeline.tables import write_table
+from replay_pipeline.storage.tables import write_table
 
 pytestmark = pytest.mark.slow
 
@@ -118,8 +118,6 @@ def test_an_executor_is_refused_what_it_cannot_do(tmp_path, pair_table):
         DJNormalizer(tmp_path / "stock.yaml", executor="default")
     with pytest.raises(ConfigError, match="in_process, default, ray"):
         DJNormalizer(executor="spark")
-    with pytest.raises(ConfigError, match="whole table"):
-        DJNormalizer(executor="default").stream([])
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

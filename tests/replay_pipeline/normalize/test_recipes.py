@@ -11,10 +11,10 @@ import pytest
 import replay_pipeline
 from replay_pipeline.normalize import DJNormalizer, bundled_recipes, load_recipe
 from replay_pipeline.normalize.recipe import recipes_dir
-from replay_pipeline.pipeline import run
-from replay_pipeline.sample import SESSIONS_DIR
 from replay_pipeline.settings import Settings
-from replay_pipeline.tables import DataRoot
+from replay_pipeline.stages.pipeline import run
+from replay_pipeline.storage.tables import DataRoot
+from replay_pipeline.testing.sample import SESSIONS_DIR
 
 REPO = Path(replay_pipeline.__path__[0]).parent
 

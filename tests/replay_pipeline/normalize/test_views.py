@@ -4,7 +4,7 @@ import pytest
 
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.normalize.views import ParsedAction, ToolCall, parse_action
-from replay_pipeline.sample import ANSWERS_FILE
+from replay_pipeline.testing.sample import ANSWERS_FILE
 
 CALLS = [
     ("Bash", {"command": "ls"}),

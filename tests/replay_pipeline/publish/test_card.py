@@ -3,7 +3,7 @@ import yaml
 
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.layout import CONFIGS
-from replay_pipeline.testing.hub import HubServer
+from tests.support.hub import HubServer
 
 FACTS = {
     "title": "Pairs of a team",

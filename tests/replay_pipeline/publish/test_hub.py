@@ -13,7 +13,7 @@ from replay_pipeline.errors import ConfigError, PublishError, SecretFoundError
 from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.folder import read_files
 from replay_pipeline.publish.splits import session_sha
-from replay_pipeline.testing.hub import HubServer
+from tests.support.hub import HubServer
 
 pytestmark = [
     pytest.mark.slow,
@@ -274,7 +274,7 @@ import json, sys
 from pathlib import Path
 import os, signal
 from replay_pipeline.publish import folder, publish, publisher
-from replay_pipeline.tables import table_of
+from replay_pipeline.storage.tables import table_of
 rows, where, step = json.loads(sys.stdin.read()), json.loads(sys.argv[1]), sys.argv[2]
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -327,6 +327,6 @@ def test_a_publisher_killed_at_any_point_leaves_a_whole_version(
 def test_the_example_in_the_documentation_runs():
     import doctest
 
-    from replay_pipeline.testing import hub
+    from tests.support import hub
 
     assert doctest.testmod(hub) == (0, 1)

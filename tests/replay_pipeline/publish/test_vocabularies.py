@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from replay_pipeline.publish import publish
-from replay_pipeline.testing.hub import HubServer
+from tests.support.hub import HubServer
 
 LOAD = """
 import json, sys

@@ -1,7 +1,7 @@
 import pytest
 
-from replay_pipeline.replay.engine import RetryPolicy
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.types import RetryPolicy
 from tests.postgres import fresh_database, running_postgres
 
 QUICK = RetryPolicy(max_attempts=3, first_wait_s=0.001, max_wait_s=0.01, settle_s=0.0)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 def batch(states, teachers, usd, ledger, **options):
     options = {"poll_s": 0.01, "is_durable": False, **options}
-    return asyncio.run(replay_batch(states, teachers, max_total_usd=usd, ledger=ledger, **options))
+    return replay_batch(states, teachers, max_total_usd=usd, ledger=ledger, **options)
 
 
 def test_a_batch_costs_half_and_its_rows_are_the_servers_bill(tmp_path):
@@ -45,25 +45,19 @@ def test_a_batch_that_was_left_is_found_again_and_paid_once(tmp_path):
     stop = threading.Event()
     with TeacherServer(script={"content": "yes"}) as server:
 
-        async def leave():
-            task = asyncio.create_task(
-                replay_batch(
-                    states, server.teachers(), max_total_usd=1, ledger=tmp_path / "l", stop=stop,
-                    poll_s=60, is_durable=False,
-                )
-            )  # fmt: skip
-            while not await asyncio.to_thread(has_reserved_all):  # noqa: ASYNC110 (another writer)
-                await asyncio.sleep(0)
-            stop.set()
-            return await task
-
         def has_reserved_all():
             try:
                 return ledger_status(tmp_path / "l").calls.get("open", 0) == 18
             except LedgerError:  # it is being created
                 return False
 
-        left = asyncio.run(leave())
+        def leave():
+            while not has_reserved_all():
+                pass
+            stop.set()
+
+        threading.Thread(target=leave).start()
+        left = batch(states, server.teachers(), 1, tmp_path / "l", stop=stop, poll_s=60)
         assert left.stop_reason == "stopped"
         assert left.actions == []
         single = asyncio.run(

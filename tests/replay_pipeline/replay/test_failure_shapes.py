@@ -6,9 +6,9 @@ import sqlite3
 import pytest
 
 from replay_pipeline.replay import ledger_status, replay_states
-from replay_pipeline.replay.engine import RetryPolicy
 from replay_pipeline.replay.replies import _BY_TYPE
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.types import RetryPolicy
 
 MODEL = "deepseek/deepseek-v4-pro"
 TWICE = RetryPolicy(max_attempts=2, first_wait_s=0.001, max_wait_s=0.01, settle_s=0.0)

@@ -10,13 +10,13 @@ from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.replay import (
     DEFAULT_GATES,
-    estimate_sync,
+    estimate,
     measure_gates,
     parse_gates,
     replay_states,
 )
-from replay_pipeline.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK
 
@@ -178,8 +178,8 @@ def test_the_default_gates_run_and_are_forecast(lively_server, tmp_path):
     states = [make_state(i, outcome="tool_error" if i % 5 == 0 else "ok") for i in range(60)]
     report = run(lively_server, tmp_path / "l", DEFAULT_GATES, states)
     teachers = lively_server.teachers(MODELS)
-    plain = estimate_sync(states, teachers)
-    gated = estimate_sync(states, teachers, gates=DEFAULT_GATES)
+    plain = estimate(states, teachers)
+    gated = estimate(states, teachers, gates=DEFAULT_GATES)
     assert report.forecast_usd == pytest.approx(gated.expected_usd)
     assert report.spent_usd < gated.expected_usd * 1.5
     assert gated.expected_usd < plain.expected_usd

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline.replay import ledger_status, recorded_actions
+from replay_pipeline.replay import ledger_status, replay_trace_sync
 from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.conftest import make_states
 
@@ -25,7 +25,6 @@ NURSERY = """
 import asyncio, json, os, sys
 sys.path.insert(0, sys.argv[1])
 from replay_pipeline.replay import replay_states
-from replay_pipeline.replay.engine import RetryPolicy
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
 
@@ -96,7 +95,7 @@ def test_killed_fifty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path):
         nursery.communicate()
         bill = server.bill()
         states = make_states(n, n_sessions=n)
-        actions = recorded_actions(ledger, states, [teacher])
+        actions = replay_trace_sync(states, [teacher], 0, ledger=ledger)
     status = ledger_status(ledger)
     assert n_killed_in_flight > N_KILLS * 10
     assert len(actions) == n

@@ -8,9 +8,8 @@ import pytest
 from replay_pipeline.errors import ConfigError, LedgerError, PriceError
 from replay_pipeline.replay import (
     check_teachers,
-    estimate_sync,
+    estimate,
     ledger_status,
-    recorded_actions,
     replay_batch,
     replay_in_thread,
     replay_states,
@@ -27,6 +26,10 @@ pytestmark = pytest.mark.slow
 def replay(states, teachers, usd, ledger, **options):
     options = {"retry": QUICK, "is_durable": False, **options}
     return asyncio.run(replay_states(states, teachers, max_total_usd=usd, ledger=ledger, **options))
+
+
+def recorded(ledger, states, teachers):
+    return replay_trace_sync(states, teachers, 0, ledger=ledger)
 
 
 def test_every_state_is_answered_by_every_teacher_in_order(server, tmp_path):
@@ -59,7 +62,7 @@ def test_a_second_run_asks_nothing_and_needs_no_network(tmp_path):
     assert second.actions == first.actions
     assert second.spent_usd == first.spent_usd
     assert second.newly_spent_usd == 0
-    assert recorded_actions(tmp_path / "l", states, teachers) == first.actions
+    assert recorded(tmp_path / "l", states, teachers) == first.actions
 
 
 def test_answers_that_were_paid_before_count_against_the_ceiling(tmp_path):
@@ -240,16 +243,14 @@ def test_an_equal_request_is_paid_once_and_its_cost_counted_once(tmp_path):
 @pytest.mark.parametrize("scope", ["dya", "teacher:glmm", "partition", "tag:nightly"])
 def test_a_limit_that_would_hold_nothing_back_is_refused(server, tmp_path, scope):
     before = server.bill().n_requests
-    for ask in (replay_states, replay_batch):
+    for ask in (replay_in_thread, replay_batch):
         with pytest.raises(ConfigError, match=f"limit {scope}=0.5: no call of this run counts"):
-            asyncio.run(
-                ask(
-                    make_states(1),
-                    server.teachers(),
-                    max_total_usd=1,
-                    ledger=tmp_path / "ledger.sqlite",
-                    limits_usd={scope: 0.5},
-                )
+            ask(
+                make_states(1),
+                server.teachers(),
+                max_total_usd=1,
+                ledger=tmp_path / "ledger.sqlite",
+                limits_usd={scope: 0.5},
             )
     assert server.bill().n_requests == before
 
@@ -303,9 +304,9 @@ def test_an_interrupt_in_the_waiting_thread_drains_what_is_paid_and_is_raised(tm
         with pytest.raises(error):
             replay_in_thread(
                 states, server.teachers(), max_total_usd=1, ledger=tmp_path / "l", tick=tick,
-                tick_seconds=0.01,
+                tick_s=0.01,
             )  # fmt: skip
-        kept = recorded_actions(tmp_path / "l", states, server.teachers())
+        kept = recorded(tmp_path / "l", states, server.teachers())
         assert len(kept) == server.bill().n_charged < 1200
 
 
@@ -330,15 +331,15 @@ def test_cancelling_the_awaiting_task_drains_what_is_paid(tmp_path):
 
     with TeacherServer(script={"content": "yes"}, latency=0.05) as server:
         asyncio.run(cancel_halfway(server.teachers()))
-        kept = recorded_actions(tmp_path / "l", states, server.teachers())
+        kept = recorded(tmp_path / "l", states, server.teachers())
         assert len(kept) == server.bill().n_charged < 1200
 
 
 def test_it_runs_inside_a_running_event_loop_too(server, tmp_path):
     async def notebook():
         actions = replay_trace_sync(make_states(2), server.teachers(), ledger=tmp_path / "l")
-        estimate_sync(make_states(2), server.teachers())
-        kept = recorded_actions(tmp_path / "l", make_states(2), server.teachers())
+        estimate(make_states(2), server.teachers())
+        kept = recorded(tmp_path / "l", make_states(2), server.teachers())
         return actions == kept and len(check_teachers(server.teachers())) == 3
 
     assert asyncio.run(notebook())
@@ -370,21 +371,21 @@ def test_a_capacity_of_the_endpoint_is_found_and_all_is_answered(tmp_path):
 def test_the_forecast_is_close_to_the_cost_and_below_the_bound(tmp_path):
     states = make_states(60, n_sessions=6, words=2000)
     with TeacherServer(script={"content": "word " * 90}) as server:
-        estimate = estimate_sync(states, server.teachers())
+        expected = estimate(states, server.teachers())
         report = replay(states, server.teachers(), 5, tmp_path / "l")
-    assert report.forecast_usd == pytest.approx(estimate.expected_usd)
-    assert report.spent_usd == pytest.approx(estimate.expected_usd, rel=0.3)
-    assert report.spent_usd < estimate.bound_usd
-    assert estimate.n_calls == 180
-    assert sum(t["expected_usd"] for t in estimate.to_json()["teachers"]) == pytest.approx(
-        estimate.expected_usd
+    assert report.forecast_usd == pytest.approx(expected.expected_usd)
+    assert report.spent_usd == pytest.approx(expected.expected_usd, rel=0.3)
+    assert report.spent_usd < expected.bound_usd
+    assert expected.n_calls == 180
+    assert sum(t["expected_usd"] for t in expected.to_json()["teachers"]) == pytest.approx(
+        expected.expected_usd
     )
 
 
 def test_an_estimate_leaves_out_what_is_in_the_ledger(server, tmp_path):
     replay(make_states(5), server.teachers(), 1, tmp_path / "l")
-    estimate = estimate_sync(make_states(8), server.teachers(), ledger=tmp_path / "l")
-    assert estimate.n_calls == 9
+    expected = estimate(make_states(8), server.teachers(), ledger=tmp_path / "l")
+    assert expected.n_calls == 9
 
 
 def test_check_teachers_says_what_is_wrong(server, monkeypatch):

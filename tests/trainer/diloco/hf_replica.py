@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from trainer.diloco import ParameterVector
 from trainer.diloco.environment import replica_place
-from trainer.integrations.outer import OuterOptions, outer_callbacks, shard
+from trainer.integrations.outer import OuterOptions, outer_callbacks, shard, train_replica
 
 
 class Rows(Dataset):
@@ -50,7 +50,7 @@ def main(folder, settings):
         train_dataset=Rows(shard(list(range(32)))),
         callbacks=callbacks,
     )  # fmt: skip
-    trainer.train()
+    train_replica(trainer, callbacks)
     digest = hashlib.sha256(ParameterVector(model).read().tobytes()).hexdigest()
     history = [row for row in trainer.state.log_history if "loss" in row]
     result = {

@@ -8,8 +8,7 @@ from transformers import TrainingArguments
 
 from trainer.diloco import ParameterVector, make_inner_optimizer
 from trainer.diloco.environment import ReplicaPlace
-from trainer.diloco.inner import JointAdamW
-from trainer.diloco.parameters import optimizer_tensors, restore_optimizer, trainable_fragment
+from trainer.diloco.parameters import state_of_tensors, tensors_of_state, trainable_fragment
 from trainer.errors import TrainerConfigError
 from trainer.integrations.outer import OuterOptions, inner_optimizers, outer_callbacks, shard
 
@@ -36,57 +35,20 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest():
     assert n_others == sum(p.numel() for p in model.parameters()) - 64
 
 
-def test_joint_adamw_of_one_replica_is_adamw():
-    models = [language_model().double(), language_model().double()]
-    ours = make_inner_optimizer(models[0], "joint_adamw", lr=1e-2)
-    theirs = make_inner_optimizer(models[1], "adamw", lr=1e-2)
-    for _ in range(20):
-        a_step(models[0], ours)
-        a_step(models[1], theirs)
-    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("mean", [0.25, 1.0, 5.0])
-def test_joint_adamw_of_replicas_alone_moves_as_adamw_on_their_mean_gradient(mean):
-    dice = torch.Generator().manual_seed(0)
-    n_replicas, n_values = 4, 2000
-    options = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.0}
-    together, plain = torch.zeros(2, n_values, requires_grad=True).unbind()
-    alone = [torch.zeros(n_values, requires_grad=True) for _ in range(n_replicas)]
-    together, plain = (p.detach().requires_grad_() for p in (together, plain))
-    optimizers = [torch.optim.AdamW([p], **options) for p in (together, plain)]
-    optimizers += [JointAdamW([p], n_replicas=n_replicas, **options) for p in alone]
-    for _ in range(300):
-        gradients = mean + torch.randn(n_replicas, n_values, generator=dice)
-        together.grad, plain.grad = gradients.mean(0), gradients[0]
-        for parameter, gradient in zip(alone, gradients, strict=True):
-            parameter.grad = gradient
-        for optimizer in optimizers:
-            optimizer.step()
-    wanted = together.detach().mean()
-    joint_error = abs(torch.stack(alone).detach().mean() / wanted - 1)
-    plain_error = abs(plain.detach().mean() / wanted - 1)
-    assert joint_error < 0.08
-    assert joint_error < max(0.02, plain_error / 4)
-
-
 def test_no_optimizer_by_another_name():
-    with pytest.raises(TrainerConfigError, match="choose adamw, joint_adamw or muon"):
+    with pytest.raises(TrainerConfigError, match="choose adamw or muon"):
         make_inner_optimizer(language_model(), "adam", lr=1e-2)
-    with pytest.raises(TrainerConfigError, match="at least 1"):
-        make_inner_optimizer(language_model(), "joint_adamw", lr=1e-2, n_replicas=0)
 
 
-@pytest.mark.parametrize("name", ["adamw", "joint_adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_optimizer_state_moves_to_another_process_and_goes_on_equally(name):
     first, second = language_model(), language_model()
-    one = make_inner_optimizer(first, name, lr=1e-2, n_replicas=4)
+    one = make_inner_optimizer(first, name, lr=1e-2)
     losses = [a_step(first, one) for _ in range(5)]
     assert losses[-1] < losses[0]
     second.load_state_dict(first.state_dict())
-    other = make_inner_optimizer(second, name, lr=1e-2, n_replicas=4)
-    restore_optimizer(other, optimizer_tensors(one))
+    other = make_inner_optimizer(second, name, lr=1e-2)
+    other.load_state_dict(state_of_tensors(tensors_of_state(one.state_dict())))
     for _ in range(3):
         assert a_step(first, one) == a_step(second, other)
 
@@ -111,7 +73,7 @@ def test_parameters_go_out_and_in_and_frozen_ones_stay():
     before = view.read()
     view.write(before + 1)
     np.testing.assert_array_equal(view.read(), before + 1)
-    assert trainable_fragment(model).get_parameter("0_1_weight") is model[1].weight
+    assert trainable_fragment(model).get_parameter("1_weight") is model[1].weight
     other = language_model()
     assert ParameterVector(other).signature != view.signature
 
@@ -136,7 +98,6 @@ def test_shards_are_disjoint_and_whole():
         ("object_store", {}, "needs outer_options.uri"),
         ("torchft", {}, "needs outer_options.lighthouse"),
         ("object_store", {"uri": "memory://x", "sync_every": 0}, "at least 1"),
-        ("torchft", {"lighthouse": "http://x", "single_rounds": 3}, "have one length"),
     ],
 )
 def test_wrong_settings_of_the_outer_loop_are_named(kind, options, why):
@@ -144,15 +105,15 @@ def test_wrong_settings_of_the_outer_loop_are_named(kind, options, why):
         outer_callbacks(kind, OuterOptions(**options), place=ReplicaPlace())
 
 
-def test_the_inner_optimizer_of_a_replica_knows_how_many_there_are(tmp_path):
+def test_the_inner_optimizer_takes_the_trainers_rates(tmp_path):
     args = TrainingArguments(str(tmp_path), learning_rate=3e-3, weight_decay=0.2, use_cpu=True)
-    options = OuterOptions(uri="memory://x", inner="joint_adamw")
-    model, place = language_model(), ReplicaPlace(1, 4)
-    optimizer, schedule = inner_optimizers("object_store", options, model, args, place=place)
-    assert isinstance(optimizer, JointAdamW)
+    options = OuterOptions(uri="memory://x", inner="adamw")
+    model = language_model()
+    optimizer, schedule = inner_optimizers("object_store", options, model, args)
+    assert isinstance(optimizer, torch.optim.AdamW)
     assert schedule is None
     group = optimizer.param_groups[0]
-    assert (group["n_replicas"], group["lr"], group["weight_decay"]) == (4, 3e-3, 0.2)
+    assert (group["lr"], group["weight_decay"]) == (3e-3, 0.2)
     assert inner_optimizers("none", options, model, args) == (None, None)
     assert inner_optimizers("object_store", OuterOptions(), model, args) == (None, None)
 

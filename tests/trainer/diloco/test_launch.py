@@ -91,8 +91,7 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
         f"dataset={dataset_folder}",
         f"output={tmp_path}/model-{{rank}}",
         "outer_options.sync_every=2",
-        "outer_options.single_rounds=2",
-        "outer_options.inner=joint_adamw",
+        "outer_options.inner=adamw",
         "outer_options.quorum=2",
         "trl.max_steps=4",
         "tiny.hidden_size=32",
@@ -114,7 +113,7 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
     rows = (tmp_path / "model-0" / "metrics.jsonl").read_text().splitlines()
     last = json.loads(rows[-1])
     assert last["outer/contributions"] == 2
-    assert last["outer/round"] == 2, "two rounds of one step and one of two"
+    assert last["outer/round"] == 1, "two rounds of two steps"
     reports = [
         json.loads((tmp_path / f"model-{rank}" / "report.json").read_text()) for rank in range(2)
     ]

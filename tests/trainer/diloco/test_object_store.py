@@ -8,7 +8,7 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 
-from replay_pipeline.testing.hub import HubServer
+from tests.support.hub import HubServer
 from tests.trainer.diloco.bucket_servers import AzureBlobs, GoogleStorage
 from trainer.diloco import (
     FileStore,

@@ -4,23 +4,27 @@ import dataclasses
 
 import pytest
 
-from trainer.diloco import simulation
+from tests.trainer.diloco import simulation
 from trainer.diloco.protocol import (
     Apply,
     Commit,
     Contribution,
-    Finish,
-    List,
+    Listing,
+    ListRound,
+    LoadSnapshot,
+    Look,
     Manifest,
     Merge,
     Merged,
     PutDelta,
     PutJoin,
     ReadManifest,
-    ReplicaMachine,
-    RoundMachine,
+    ReplicaLife,
+    Snapshot,
     Train,
     adaptive_grace_s,
+    decide_round,
+    turn_of,
 )
 from trainer.errors import OuterLoopError
 
@@ -29,8 +33,30 @@ def contribution(rank, *, incarnation="000000-aa", base="b0", sha=None):
     return Contribution(rank, incarnation, base, 1, sha or f"sha{rank}")
 
 
-def a_round(rank, *, round_id=0, quorum=2):
-    return RoundMachine(round_id, contribution(rank), frozenset((0, 1, 2)), quorum)
+UNDECIDED = Look(None)
+POLL = ReadManifest(0, is_poll=True)
+
+
+def a_round(rank, *replies, quorum=2):
+    """Start a round of three, answer its first actions; return it with the action it is at."""
+    protocol = decide_round(0, contribution(rank), frozenset((0, 1, 2)), quorum)
+    assert next(protocol) == ReadManifest(0)
+    return protocol, answered(protocol, *replies)
+
+
+def answered(protocol, *replies):
+    """Answer a protocol's actions in turn; return the last action."""
+    return [protocol.send(reply) for reply in replies][-1]
+
+
+def listing(*contributions, graces=0, joining=()):
+    return Listing(tuple(contributions), frozenset(joining), graces)
+
+
+def result_of(protocol, reply):
+    with pytest.raises(StopIteration) as ended:
+        protocol.send(reply)
+    return ended.value.value
 
 
 def manifest(round_id=0, ranks=(0, 1), *, base="b0", expected=(0, 1)):
@@ -75,138 +101,143 @@ def test_a_wrong_mean_is_caught_by_the_schedules(monkeypatch):
         payload = honest(action.contributions[1:])
         sha = simulation.digest(payload)
         self.world.store.objects[simulation.merged_key(action.round_id, sha)] = payload
-        self.machine.on_merged(Merged(sha, len(payload)))
+        return Merged(sha, len(payload))
 
     monkeypatch.setattr(simulation.SimulatedReplica, "_merge", merge)
     assert "a wrong mean was applied" in simulation.run_schedule(1).violations[0]
 
 
-def test_first_choice_reduces_without_uploading_its_own_delta():
-    machine = a_round(0)
-    machine.on_manifest(None)
-    assert machine.action == List(0)
-    machine.on_listed([contribution(1), contribution(2)])
-    assert machine.action == Merge(0, tuple(map(contribution, range(3))))
+def test_first_choice_uploads_its_own_delta_and_reduces_when_all_are_there():
+    protocol, action = a_round(0, UNDECIDED)
+    assert action == PutDelta(0)
+    assert answered(protocol, None) == ListRound(0)
+    action = answered(protocol, listing(contribution(1), contribution(2)))
+    assert action == Merge(0, tuple(map(contribution, range(3))))
 
 
 def test_the_others_upload_and_wait():
-    machine = a_round(1)
-    machine.on_manifest(None)
-    assert machine.action == PutDelta(0)
-    machine.on_delta_put()
-    machine.on_manifest(None, graces=0)
-    assert machine.action == ReadManifest(0, is_poll=True)
+    protocol, action = a_round(1, UNDECIDED)
+    assert action == PutDelta(0)
+    assert answered(protocol, None) == POLL
+    assert answered(protocol, UNDECIDED) == POLL
+
+
+def test_a_delta_is_uploaded_again_after_long_waits_ever_rarer():
+    protocol, _ = a_round(2, UNDECIDED, None)
+    uploads = []
+    for graces in (1, 3, 4, 5, 7, 8, 9, 15, 16):
+        action = protocol.send(Look(None, graces))
+        if action == PutDelta(0):
+            uploads.append(graces)
+            action = protocol.send(None)
+        if action == ListRound(0):
+            protocol.send(listing(graces=0))
+    assert uploads == [4, 8, 16]
 
 
 def test_reducing_rotates_over_rounds():
-    assert [a_round(1, round_id=r).turn for r in range(3)] == [1, 0, 2]
+    assert [turn_of(1, round_id, (0, 1, 2)) for round_id in range(3)] == [1, 0, 2]
+    assert turn_of(7, 5, (0, 1, 2)) == 3, "who is not waited for is the last to reduce"
 
 
 def test_a_straggler_is_left_out_only_after_a_grace_and_with_a_quorum():
-    machine = a_round(0, quorum=2)
-    machine.on_manifest(None)
-    machine.on_listed([contribution(1)], graces=0)
-    assert machine.action == ReadManifest(0, is_poll=True)
-    machine.on_manifest(None)
-    machine.on_listed([], graces=9)
-    assert machine.action == ReadManifest(0, is_poll=True)
-    machine.on_manifest(None)
-    machine.on_listed([contribution(1)], graces=1)
-    assert isinstance(machine.action, Merge)
+    protocol, _ = a_round(0, UNDECIDED, None)
+    assert answered(protocol, listing(contribution(1), graces=0)) == POLL
+    assert answered(protocol, UNDECIDED, listing(graces=9)) == POLL
+    action = answered(protocol, UNDECIDED, listing(contribution(1), graces=1))
+    assert isinstance(action, Merge)
 
 
 def test_the_next_in_turn_takes_over_from_a_silent_reducer():
-    machine = a_round(1)
-    machine.on_manifest(None)
-    machine.on_delta_put()
-    machine.on_manifest(None, graces=1)
-    assert machine.action == List(0)
-    machine.on_listed([contribution(1), contribution(2)], graces=1)
-    assert isinstance(machine.action, ReadManifest)
-    machine.on_manifest(None, graces=2)
-    machine.on_listed([contribution(1), contribution(2)], graces=2)
-    assert machine.action == Merge(0, (contribution(1), contribution(2)))
+    protocol, _ = a_round(1, UNDECIDED, None)
+    assert answered(protocol, Look(None, 1)) == ListRound(0)
+    found = (contribution(1), contribution(2))
+    assert answered(protocol, listing(*found, graces=1)) == POLL
+    assert answered(protocol, Look(None, 2), listing(*found, graces=2)) == Merge(0, found)
 
 
 def test_of_twins_the_newer_counts_and_another_base_is_rejected():
-    machine = a_round(0)
-    machine.on_manifest(None)
     newer = contribution(1, incarnation="000001-aa", sha="other")
-    machine.on_listed([contribution(1), newer, contribution(2, base="b9")], graces=1)
-    assert machine.action.contributions == (contribution(0), newer)
-    machine.on_merged(Merged("m", 1))
-    assert machine.action.manifest.rejected == 1
+    stranger = contribution(2, base="b9")
+    protocol, action = a_round(
+        0, UNDECIDED, None, listing(contribution(1), newer, stranger, graces=1)
+    )
+    assert action.contributions == (contribution(0), newer)
+    assert answered(protocol, Merged("m", 1)).manifest.rejected == 1
 
 
 def test_a_damaged_contribution_is_left_out_and_looked_at_again():
-    machine = a_round(0)
-    found = [contribution(1), contribution(2)]
-    machine.on_manifest(None)
-    machine.on_listed(found)
-    machine.on_damaged([contribution(2)])
-    machine.on_listed(found, graces=0)
-    assert isinstance(machine.action, ReadManifest)
-    machine.on_manifest(None)
-    machine.on_listed(found)
-    assert len(machine.action.contributions) == 3
+    found = (contribution(1), contribution(2))
+    protocol, _ = a_round(0, UNDECIDED, None, listing(*found))
+    assert answered(protocol, (contribution(2),)) == ListRound(0)
+    assert answered(protocol, listing(*found)) == POLL
+    assert len(answered(protocol, UNDECIDED, listing(*found)).contributions) == 3
 
 
 def test_a_commit_is_repeated_until_somebodys_manifest_is_read():
-    machine = a_round(0)
-    machine.on_manifest(None)
-    machine.on_listed([contribution(1), contribution(2)])
-    machine.on_merged(Merged("m", 1))
-    proposed = machine.action
+    found = (contribution(1), contribution(2))
+    protocol, proposed = a_round(0, UNDECIDED, None, listing(*found), Merged("m", 1))
     assert isinstance(proposed, Commit)
-    machine.on_committed()
-    machine.on_manifest(None)
-    assert machine.action == proposed
-    machine.on_committed()
-    machine.on_manifest(manifest())
-    assert machine.decided == manifest()
+    assert answered(protocol, None) == ReadManifest(0)
+    assert answered(protocol, UNDECIDED) == proposed
+    answered(protocol, None)
+    assert result_of(protocol, Look(manifest())) == manifest()
 
 
-def a_replica(rank=0, **options):
-    settings = {"world_size": 2, "n_rounds": 3, "quorum": 1, "base": "b0", **options}
-    return ReplicaMachine(rank=rank, incarnation="000000-aa", **settings)
+def a_replica(start, *, rank=0, prepared=None):
+    """Start a replica from a snapshot; return its life, its protocol and the action it is at."""
+    life = ReplicaLife(rank, n_rounds=3, quorum=1, prepared=prepared)
+    protocol = life.live()
+    assert next(protocol) == LoadSnapshot(0)
+    return life, protocol, protocol.send(start)
 
 
 def test_a_joiner_replays_the_log_and_asks_to_be_waited_for():
-    machine = a_replica(rank=1)
-    machine.on_snapshot(1, "b1", expected=[0])
-    machine.on_manifest(manifest(1, ranks=(0,), base="b1", expected=(0,)))
-    assert isinstance(machine.action, Apply)
-    machine.on_applied("b2")
-    machine.on_manifest(None)
-    assert machine.action == PutJoin(2)
-    machine.on_join_put()
-    assert machine.action == Train(2)
+    _, protocol, action = a_replica(Snapshot(1, "b1", frozenset([0])), rank=1)
+    assert action == ReadManifest(1)
+    action = answered(protocol, Look(manifest(1, ranks=(0,), base="b1", expected=(0,))))
+    assert isinstance(action, Apply)
+    assert answered(protocol, "b2", UNDECIDED) == PutJoin(2)
+    assert answered(protocol, None) == Train(2)
 
 
 def test_a_manifest_about_another_state_makes_a_replica_rejoin():
-    machine = a_replica()
-    machine.on_snapshot(0, "b0")
-    machine.on_manifest(manifest(0, base="elsewhere"))
-    assert machine.n_resyncs == 1
-    assert type(machine.action).__name__ == "LoadSnapshot"
+    life, protocol, _ = a_replica(Snapshot(0, "b0", frozenset((0, 1))))
+    assert answered(protocol, Look(manifest(0, base="elsewhere"))) == LoadSnapshot(0)
+    assert life.n_resyncs == 1
+
+
+def test_a_round_whose_mean_is_lost_makes_a_replica_rejoin():
+    _, protocol, _ = a_replica(Snapshot(0, "b0", frozenset((0, 1))))
+    assert answered(protocol, Look(manifest()), None) == LoadSnapshot(0)
+    assert answered(protocol, Snapshot(2, "b2", frozenset((0, 1)))) == ReadManifest(2)
 
 
 def test_a_prepared_contribution_is_sent_again_and_not_trained_again():
     own = contribution(1)
-    machine = a_replica(rank=1, prepared=(0, own))
-    machine.on_snapshot(0, "b0")
-    assert machine.action == ReadManifest(0)
-    machine.on_manifest(None)
-    assert machine.action == PutDelta(0)
-    assert machine.exchange.own == own
+    start = Snapshot(0, "b0", frozenset((0, 1)))
+    _, protocol, action = a_replica(start, rank=1, prepared=(0, own))
+    assert action == ReadManifest(0)
+    assert answered(protocol, UNDECIDED) == PutDelta(0)
 
 
-def test_the_last_round_finishes():
-    machine = a_replica()
-    machine.on_snapshot(2, "b2")
-    machine.on_manifest(manifest(2, base="b2"))
-    machine.on_applied("b3")
-    assert isinstance(machine.action, Finish)
+def test_a_prepared_contribution_to_another_state_is_forgotten():
+    start = Snapshot(0, "b9", frozenset((0, 1)))
+    _, protocol, _ = a_replica(start, rank=1, prepared=(0, contribution(1)))
+    assert answered(protocol, UNDECIDED) == Train(0)
+
+
+def test_the_last_round_ends_a_replicas_life():
+    _, protocol, _ = a_replica(Snapshot(2, "b2", frozenset((0, 1))))
+    answered(protocol, Look(manifest(2, base="b2")))
+    assert result_of(protocol, "b3") is None
+
+
+def test_a_delta_that_was_trained_from_another_state_is_an_error():
+    _, protocol, _ = a_replica(Snapshot(0, "b0", frozenset((0, 1))))
+    assert answered(protocol, UNDECIDED) == Train(0)
+    with pytest.raises(OuterLoopError, match="trained from another state"):
+        protocol.send(contribution(0, base="b7"))
 
 
 def test_manifests_and_keys_read_back():

@@ -12,7 +12,7 @@ from trainer.integrations.monarch.placement import (
     latest_checkpoint,
     replica_settings,
 )
-from trainer.integrations.trl.run import RunConfig
+from trainer.integrations.settings import read_settings, section_of
 
 VALUES = {"dataset": "org/pairs", "output": "out"}
 
@@ -30,7 +30,7 @@ VALUES = {"dataset": "org/pairs", "output": "out"}
     ],
 )
 def test_a_process_that_would_do_nothing_is_refused(placement, settings, message):
-    config = RunConfig.from_mapping(VALUES | settings)
+    config = read_settings(VALUES | settings)
     with pytest.raises(TrainerConfigError, match=message):
         Placement(**placement).check(config)
 
@@ -39,13 +39,13 @@ def test_a_process_that_would_do_nothing_is_refused(placement, settings, message
     ("section", "message"),
     [
         ({"rank": 2}, "unknown setting engines.monarch.rank"),
-        ({"ranks": "two"}, "engines.monarch.ranks='two' is no whole number"),
-        ({"ranks": True}, "is no whole number"),
+        ({"ranks": "two"}, "engines.monarch.ranks='two': .*valid integer"),
+        ({"ranks": True}, "ranks=True: .*valid integer"),
     ],
 )
 def test_a_wrong_section_of_the_settings_file_is_named(section, message):
     with pytest.raises(TrainerConfigError, match=message):
-        Placement.from_mapping(section)
+        section_of(Placement, section, "engines.monarch.")
 
 
 def test_checkpoints_are_made_unless_the_settings_speak_of_them():

@@ -9,7 +9,7 @@ from transformers.utils import get_json_schema
 from trainer.data.dataset import PreferenceData
 from trainer.data.rewards import consensus_reward
 from trainer.errors import DatasetError, EnvironmentFailedError, TrainerConfigError
-from trainer.integrations.openenv.adapter import Answer, make_environment
+from trainer.integrations.openenv.adapter import ServerReply, make_environment
 from trainer.integrations.openenv.episodes import Episode, replay_tasks
 from trainer.integrations.openenv.failures import CallOutcomes, FailureLimit
 from trainer.integrations.openenv.tool_methods import tool_method
@@ -82,7 +82,7 @@ class Scripted:
 
     def reset(self, **options):
         self.resets.append(options)
-        return Answer(text=" Begin.")
+        return ServerReply(text=" Begin.")
 
     def call(self, name, arguments):
         answer = self.answers.pop(0)
@@ -120,9 +120,9 @@ def test_rewards_add_up_and_a_reset_forgets_everything(world):
     environment = factory()
     assert environment.reset(state_id="s1", prompt=[1], hint=None) == " Begin."
     sessions[0].answers = [
-        Answer(text="a wall", reward=0.25),
-        Answer(text="Error: no", is_refused=True),
-        Answer(text="a door", reward=0.5, is_done=True),
+        ServerReply(text="a wall", reward=0.25),
+        ServerReply(text="Error: no", is_refused=True),
+        ServerReply(text="a door", reward=0.5, is_done=True),
     ]
     assert [environment.Look() for _ in range(4)] == [
         "a wall",

@@ -7,7 +7,8 @@ import pytest
 from trainer.data.dataset import PreferenceData
 from trainer.data.tiny import RESPONSE_TEMPLATE
 from trainer.errors import TrainerConfigError
-from trainer.integrations.trl.run import RunConfig, RunParts, off_channels, run, trl_config
+from trainer.integrations.settings import RunConfig, read_settings
+from trainer.integrations.trl.run import RunParts, off_channels, run, trl_config
 
 HINTED = {"prompt": [{"role": "user", "content": "go"}], "hint": "Error: no such file"}
 
@@ -52,7 +53,7 @@ def test_a_run_that_would_learn_nothing_is_refused(tmp_path):
 
 @pytest.mark.parametrize("part", ["rollout", "environment"])
 def test_a_sampler_for_recorded_rollouts_is_refused(dataset_folder, tmp_path, part):
-    config = RunConfig.from_mapping(
+    config = read_settings(
         {
             "dataset": str(dataset_folder),
             "output": str(tmp_path),

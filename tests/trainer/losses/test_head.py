@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.plain_head import plain_policy_distillation
 from tests.trainer import vectors
 from trainer.errors import ShapeError, TrainerConfigError
 from trainer.losses.head import (
     FusedOutput,
     fused_policy_distillation,
     head_outputs,
-    reference_policy_distillation,
 )
 from trainer.losses.logit_tile import CudaBackend
 
@@ -71,7 +71,7 @@ def test_fused_equals_full_logits_in_float64(beta, softcap, mode, device):
     inputs |= {"beta": beta, "softcap": softcap, "temperature": 0.7, "logit_scale": 0.9}
     inputs |= {"policy_loss": clipped_policy_loss(device=device)}
     fused = fused_policy_distillation(*leaves, **inputs, chunk=8, mode=mode)
-    reference = reference_policy_distillation(*leaves, **inputs)
+    reference = plain_policy_distillation(*leaves, **inputs)
     for ours, theirs in zip(fused, reference, strict=True):
         torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-10, atol=1e-10)
     pairs = zip(gradients(fused, leaves, 2.5), gradients(reference, leaves, 2.5), strict=True)
@@ -85,7 +85,7 @@ def test_fused_equals_full_logits_in_float32(mode, device):
     leaves, inputs = make_case(torch.float32, device)
     inputs |= {"policy_loss": clipped_policy_loss(device=device)}
     fused = fused_policy_distillation(*leaves, **inputs, mode=mode)
-    reference = reference_policy_distillation(*leaves, **inputs)
+    reference = plain_policy_distillation(*leaves, **inputs)
     assert float((fused.loss - reference.loss).detach().abs()) < 1e-4
     for ours, theirs in zip(gradients(fused, leaves), gradients(reference, leaves), strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
@@ -159,7 +159,7 @@ def test_recompute_serves_losses_that_mix_tokens():
 
     inputs |= {"policy_loss": sequence_level}
     fused = fused_policy_distillation(*leaves, **inputs, chunk=8, mode="recompute")
-    reference = reference_policy_distillation(*leaves, **inputs)
+    reference = plain_policy_distillation(*leaves, **inputs)
     for ours, theirs in zip(gradients(fused, leaves), gradients(reference, leaves), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -169,7 +169,7 @@ def test_entropy_bonus_has_the_gradient_of_full_logits():
     inputs = {"target_ids_N": inputs["target_ids_N"]}
     ours = torch.autograd.grad(head_outputs(*leaves, **inputs, chunk=8).entropy_N.sum(), leaves)
     theirs = torch.autograd.grad(
-        reference_policy_distillation(*leaves, **inputs).entropy_N.sum(), leaves
+        plain_policy_distillation(*leaves, **inputs).entropy_N.sum(), leaves
     )
     for our_gradient, their_gradient in zip(ours, theirs, strict=True):
         torch.testing.assert_close(our_gradient, their_gradient)
@@ -280,7 +280,7 @@ def test_bf16_divergence_of_near_models_keeps_sign_and_size():
     inputs = {"target_ids_N": targets, "teacher_hidden_N_H": sides[2]}
     ours = fused_policy_distillation(*sides[:2], **inputs)
     wide = {"target_ids_N": targets, "teacher_hidden_N_H": sides[2].double()}
-    exact = reference_policy_distillation(sides[0].double(), sides[1].double(), **wide)
+    exact = plain_policy_distillation(sides[0].double(), sides[1].double(), **wide)
     assert float(ours.divergence_N.min()) > 0
     torch.testing.assert_close(ours.divergence_N.double(), exact.divergence_N, rtol=1e-3, atol=0)
 
@@ -297,7 +297,7 @@ def test_bf16_weight_gradient_is_rounded_once_however_many_chunks():
         hidden, weight, target_ids_N=targets, policy_loss=summed, chunk=1
     )
     exact_weight = weight.detach().double().requires_grad_()
-    exact = reference_policy_distillation(
+    exact = plain_policy_distillation(
         hidden.detach().double(), exact_weight, target_ids_N=targets, policy_loss=summed
     )
     ours = gradients(output, [weight])[0].double()
@@ -327,7 +327,7 @@ def test_the_logits_of_the_batch_never_exist(mode):
     assert largest.n_elements == max(512 * H, 32 * 200)
     with LargestTensor() as largest:
         del inputs["mode"]
-        reference_policy_distillation(*leaves, **inputs).loss.backward()
+        plain_policy_distillation(*leaves, **inputs).loss.backward()
     assert largest.n_elements == 512 * 200
 
 

@@ -49,10 +49,7 @@ DISTILLATION = {
 }
 PREFERENCE = {
     "simpo": lambda c, r, rc, rr: simpo_loss(c, r),
-    "simpo smooth": lambda c, r, rc, rr: simpo_loss(c, r, gamma=0.2, label_smoothing=0.1),
     "dpo": lambda c, r, rc, rr: dpo_loss(c, r, rc, rr),
-    "dpo robust": lambda c, r, rc, rr: dpo_loss(c, r, rc, rr, kind="robust", label_smoothing=0.2),
-    "ipo": lambda c, r, rc, rr: dpo_loss(c, r, rc, rr, kind="ipo"),
     "dpo norm": lambda c, r, rc, rr: length_normalized_dpo_loss(c, r, rc, rr),
 }
 
@@ -172,8 +169,7 @@ def test_no_divergence_is_negative_and_shifts_of_logits_change_nothing(seed, bet
 
 def test_dpo_at_the_reference_is_log_two():
     sides = (logits(3), logits(3, seed=1))
-    for kind in ("sigmoid", "robust"):
-        assert float(dpo_loss(*sides, *sides, kind=kind)) == pytest.approx(math.log(2))
+    assert float(dpo_loss(*sides, *sides)) == pytest.approx(math.log(2))
 
 
 def test_simpo_prefers_a_wider_margin_and_takes_weights():
@@ -182,12 +178,6 @@ def test_simpo_prefers_a_wider_margin_and_takes_weights():
     assert far < near
     both = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.1, -3.0]))
     assert simpo_loss(*both, weight=torch.tensor([0.0, 2.0])) == pytest.approx(float(far))
-
-
-def test_two_spellings_of_one_margin_are_refused():
-    sides = (torch.tensor([-1.0]), torch.tensor([-2.0]))
-    with pytest.raises(TrainerConfigError, match="two spellings"):
-        simpo_loss(*sides, gamma=1.0, gamma_beta_ratio=0.5)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +191,6 @@ def test_two_spellings_of_one_margin_are_refused():
         (lambda s: entropy_aware_opd_loss(s, s, mode="additive"), "needs labels"),
         (lambda s: entropy_aware_opd_loss(s, s, mode="loud"), "mode='loud'"),
         (lambda s: entropy_aware_opd_loss(s, s, h_max=0.0), "h_max=0.0"),
-        (lambda s: dpo_loss(s, s, s, s, kind="best"), "kind='best'"),
-        (lambda s: simpo_loss(s, s, kind="best"), "kind='best'"),
         (lambda s: TAIDScheduler(0), "num_train_steps >= 1"),
         (lambda s: TAIDScheduler(10, t_start=0.9, t_end=0.1), "t_start <= t_end"),
     ],

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import yaml
 
-from trainer.integrations.capabilities import check
+from trainer.integrations.engines import check
 from trainer.integrations.prime_rl.prepare import as_toml, rl_config
-from trainer.integrations.settings import EngineSettings, read_settings
+from trainer.integrations.settings import RunConfig, read_settings
 from trainer.integrations.verl.options import options_of
 from trainer.integrations.verl.prepare import hydra_config
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
 
-def settings_of(recipe: str) -> EngineSettings:
+def settings_of(recipe: str) -> RunConfig:
     values = yaml.safe_load((RECIPES / recipe / "settings.yaml").read_text("utf-8"))
     settings = read_settings(values, recipe)
     check(settings)

@@ -4,27 +4,17 @@ A platform implements four verbs on one replica (`_start`, `_inspect`, `_read_lo
 is common to all is here. Handles are plain data, so another process can take over the watch.
 """
 
-import json
 import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
+
+import msgspec
 
 from trainer.errors import OuterTimeoutError, ReplicaFailedError, TrainerConfigError
-
-__all__ = [
-    "PlatformExecutor",
-    "ReplicaHandle",
-    "ReplicaResult",
-    "ReplicaState",
-    "ReplicaStatus",
-    "ServerlessExecutor",
-    "supervise",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +55,19 @@ class ReplicaHandle:
 
     def to_json(self) -> str:
         """Return the handle as JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return msgspec.json.encode(self, order="sorted").decode()
 
     @classmethod
     def from_json(cls, text: str) -> "ReplicaHandle":
-        """Read a handle back."""
-        row: dict[str, Any] = json.loads(text)
-        row["command"] = tuple(row["command"])
-        return cls(**row)
+        """Read a handle back.
+
+        Raises:
+            TrainerConfigError: The text is no handle.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise TrainerConfigError(f"not a replica's handle: {text[:80]!r}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -94,53 +89,13 @@ class ReplicaResult:
     log: str
 
 
-class ServerlessExecutor(Protocol):
-    """Runs replicas somewhere. All implementations pass one contract suite."""
+class ServerlessExecutor(ABC):
+    """Runs replicas somewhere. All implementations pass one contract suite.
 
-    def launch_replicas(
-        self,
-        n_replicas: int,
-        entrypoint: str,
-        entrypoint_args: Sequence[str] = (),
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        timeout_s: float = 3600.0,
-        run_id: str | None = None,
-    ) -> list[ReplicaHandle]:
-        """Start one command N times; each finds its rank in `REPLICA_RANK`."""
-        ...
+    A platform implements four verbs on one replica, those that begin with an underscore.
+    """
 
-    def relaunch(
-        self, handle: ReplicaHandle, *, secrets: Mapping[str, str] | None = None
-    ) -> ReplicaHandle:
-        """Start a replica anew under the same rank; secrets are given again."""
-        ...
-
-    def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        """Return how the replicas are, at once."""
-        ...
-
-    def logs(self, handle: ReplicaHandle) -> str:
-        """Return what a replica has written so far, or since it ended."""
-        ...
-
-    def collect(
-        self, handles: Sequence[ReplicaHandle], *, timeout_s: float = 3600.0, poll_s: float = 1.0
-    ) -> list[ReplicaResult]:
-        """Wait until all have succeeded; raise on the first that did not."""
-        ...
-
-    def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """Stop replicas that still run."""
-        ...
-
-
-class PlatformExecutor(ABC):
-    """What all platforms share; see `ServerlessExecutor`."""
-
-    clock: Callable[[], float] = staticmethod(time.monotonic)
-    sleep: Callable[[float], None] = staticmethod(time.sleep)
+    python: str = "python"
 
     def launch_replicas(
         self,
@@ -198,10 +153,6 @@ class PlatformExecutor(ABC):
         """Return how the replicas are, at once."""
         return [self._inspect(handle) for handle in handles]
 
-    def logs(self, handle: ReplicaHandle) -> str:
-        """Return what a replica has written."""
-        return self._read_log(handle)
-
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout_s: float = 3600.0, poll_s: float = 1.0
     ) -> list[ReplicaResult]:
@@ -211,7 +162,7 @@ class PlatformExecutor(ABC):
             ReplicaFailedError: One did not; the others go on.
             OuterTimeoutError: Some still run after `timeout_s`; they go on.
         """
-        until = self.clock() + timeout_s
+        until = time.monotonic() + timeout_s
         while True:
             statuses = self.poll(handles)
             for handle, status in zip(handles, statuses, strict=True):
@@ -219,10 +170,10 @@ class PlatformExecutor(ABC):
                     raise ReplicaFailedError(self._obituary(handle, status))
             if all(status.state.is_final for status in statuses):
                 return [ReplicaResult(h.rank, h.attempt, self.logs(h)) for h in handles]
-            if self.clock() > until:
+            if time.monotonic() > until:
                 running = [status.rank for status in statuses if not status.state.is_final]
                 raise OuterTimeoutError(f"ranks {running} still run after {timeout_s:g} s")
-            self.sleep(poll_s)
+            time.sleep(poll_s)
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
         """Stop replicas that still run."""
@@ -260,8 +211,6 @@ class PlatformExecutor(ABC):
         ]
         return (*start, *filled)
 
-    python: str = "python"
-
     @abstractmethod
     def _start(
         self, handle: ReplicaHandle, env: Mapping[str, str], secrets: Mapping[str, str]
@@ -273,7 +222,7 @@ class PlatformExecutor(ABC):
         """Return how a replica is, without waiting."""
 
     @abstractmethod
-    def _read_log(self, handle: ReplicaHandle) -> str:
+    def logs(self, handle: ReplicaHandle) -> str:
         """Return what a replica has written."""
 
     @abstractmethod
@@ -306,31 +255,22 @@ def supervise(
             are stopped.
     """
     current = list(handles)
+    n_restarts = 0
     try:
-        return _supervised(executor, current, max_restarts, poll_s, secrets)
+        while True:
+            statuses = executor.poll(current)
+            if all(status.state is ReplicaState.SUCCEEDED for status in statuses):
+                return current
+            for index, status in enumerate(statuses):
+                if not status.state.is_final or status.state is ReplicaState.SUCCEEDED:
+                    continue
+                if status.state is ReplicaState.CANCELLED or n_restarts >= max_restarts:
+                    # It has failed for good: this raises, with the end of its log.
+                    executor.collect([current[index]], timeout_s=0)
+                n_restarts += 1
+                logger.warning("replica %d %s: starting it anew", status.rank, status.state.value)
+                current[index] = executor.relaunch(current[index], secrets=secrets)
+            time.sleep(poll_s)
     except BaseException:
         executor.cancel(current)
         raise
-
-
-def _supervised(
-    executor: ServerlessExecutor,
-    current: list[ReplicaHandle],
-    max_restarts: int,
-    poll_s: float,
-    secrets: Mapping[str, str] | None,
-) -> list[ReplicaHandle]:
-    restarts = 0
-    while True:
-        statuses = executor.poll(current)
-        if all(status.state is ReplicaState.SUCCEEDED for status in statuses):
-            return current
-        for index, status in enumerate(statuses):
-            if not status.state.is_final or status.state is ReplicaState.SUCCEEDED:
-                continue
-            if status.state is ReplicaState.CANCELLED or restarts >= max_restarts:
-                executor.collect([current[index]], timeout_s=0)
-            restarts += 1
-            logger.warning("replica %d %s: starting it anew", status.rank, status.state.value)
-            current[index] = executor.relaunch(current[index], secrets=secrets)
-        time.sleep(poll_s)

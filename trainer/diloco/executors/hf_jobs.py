@@ -4,20 +4,19 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import tenacity
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from trainer.diloco.executors.base import (
-    PlatformExecutor,
     ReplicaHandle,
     ReplicaState,
     ReplicaStatus,
+    ServerlessExecutor,
 )
 from trainer.errors import OuterLoopError, ReplicaFailedError
-
-__all__ = ["HFJobsExecutor"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ TRIES = 5
 FIRST_BACKOFF_S = 0.5
 
 
-class HFJobsExecutor(PlatformExecutor):
+class HFJobsExecutor(ServerlessExecutor):
     """Runs each replica as one Job, found again by its labels.
 
     The Jobs client repeats no request by itself. Starting a job is not idempotent, so before it
@@ -70,43 +69,36 @@ class HFJobsExecutor(PlatformExecutor):
     @property
     def namespace(self) -> str:
         """Who the jobs belong to."""
-        if self._namespace is None:
-            self._namespace = str(self._asked(lambda: self._api.whoami())["name"])
-        return self._namespace
+        return self._namespace or self._asked(lambda: self._api.whoami(cache=True))["name"]
 
     def _start(
         self, handle: ReplicaHandle, env: Mapping[str, str], secrets: Mapping[str, str]
     ) -> str:
-        labels = {
-            "run": handle.run_id,
-            "rank": str(handle.rank),
-            "attempt": str(handle.attempt),
-        }
-        wait_s = FIRST_BACKOFF_S
-        for left in range(TRIES, 0, -1):
-            try:
-                job = self._api.run_job(
-                    image=self.image,
-                    command=list(handle.command),
-                    env=dict(env),
-                    secrets=dict(secrets) or None,
-                    flavor=self.hardware,
-                    timeout=max(1, round(handle.timeout_s)),
-                    labels=labels,
-                    namespace=self.namespace,
-                )
-            except (HfHubHTTPError, OSError) as error:
-                if not _is_transient(error) or left == 1:
-                    raise ReplicaFailedError(
-                        f"Hugging Face Jobs refused replica {handle.rank}: {error}"
-                    ) from error
-                self._backoff(wait_s)
-                wait_s *= 2
-                if (found := self._find(labels)) is not None:
-                    return found
-            else:
-                return job.id
-        raise ReplicaFailedError(f"replica {handle.rank} could not be started")
+        labels = {"run": handle.run_id, "rank": str(handle.rank), "attempt": str(handle.attempt)}
+        attempts = self._attempts()
+
+        def start() -> str:
+            # Starting is not idempotent: a request without an answer may have started the job.
+            is_first = attempts.statistics["attempt_number"] == 1
+            if not is_first and (found := self._find(labels)) is not None:
+                return found
+            job = self._api.run_job(
+                image=self.image,
+                command=list(handle.command),
+                env=dict(env),
+                secrets=dict(secrets) or None,
+                flavor=self.hardware,
+                timeout=max(1, round(handle.timeout_s)),
+                labels=labels,
+                namespace=self.namespace,
+            )
+            return job.id
+
+        try:
+            return attempts(start)
+        except (HfHubHTTPError, OSError) as error:
+            why = f"Hugging Face Jobs refused replica {handle.rank}: {error}"
+            raise ReplicaFailedError(why) from error
 
     def _find(self, labels: dict[str, str]) -> str | None:
         """Return the job that an unanswered request has started after all."""
@@ -129,7 +121,8 @@ class HFJobsExecutor(PlatformExecutor):
         code = 0 if state is ReplicaState.SUCCEEDED else int(told[1]) if told else None
         return ReplicaStatus(handle.rank, state, code, message)
 
-    def _read_log(self, handle: ReplicaHandle) -> str:
+    def logs(self, handle: ReplicaHandle) -> str:
+        """Return what a replica has written so far, or since it ended."""
         lines: list[str] = self._asked(
             lambda: list(self._api.fetch_job_logs(job_id=handle.job_id, namespace=self.namespace))
         )
@@ -138,21 +131,26 @@ class HFJobsExecutor(PlatformExecutor):
     def _stop(self, handle: ReplicaHandle) -> None:
         self._asked(lambda: self._api.cancel_job(job_id=handle.job_id, namespace=self.namespace))
 
-    def _asked(self, request: Callable[[], Result]) -> Any:
+    def _asked(self, request: Callable[[], Result]) -> Result:
         """Make a request that may be repeated, until it is answered."""
-        wait_s = FIRST_BACKOFF_S
-        for left in range(TRIES, 0, -1):
-            try:
-                return request()
-            except (HfHubHTTPError, OSError) as error:
-                if not _is_transient(error) or left == 1:
-                    raise OuterLoopError(f"Hugging Face Jobs: {error}") from error
-                logger.warning("Hugging Face Jobs: %s: trying again", error)
-            self._backoff(wait_s)
-            wait_s *= 2
-        return None
+        try:
+            return self._attempts()(request)
+        except (HfHubHTTPError, OSError) as error:
+            raise OuterLoopError(f"Hugging Face Jobs: {error}") from error
+
+    def _attempts(self) -> tenacity.Retrying:
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_transient),
+            stop=tenacity.stop_after_attempt(TRIES),
+            wait=tenacity.wait_exponential(FIRST_BACKOFF_S),
+            sleep=self._backoff,
+            before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
+            reraise=True,
+        )
 
 
-def _is_transient(error: Exception) -> bool:
+def _is_transient(error: BaseException) -> bool:
+    if not isinstance(error, HfHubHTTPError | OSError):
+        return False
     response = getattr(error, "response", None)
     return response is None or response.status_code >= 500 or response.status_code == 429

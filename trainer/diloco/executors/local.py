@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
+
 from trainer.diloco.environment import child_environment
 from trainer.diloco.executors.base import (
-    PlatformExecutor,
     ReplicaHandle,
     ReplicaState,
     ReplicaStatus,
+    ServerlessExecutor,
 )
 from trainer.errors import ReplicaFailedError
-
-__all__ = ["LocalProcessExecutor"]
 
 # Runs a command and leaves its exit code, for a watcher that is not its parent.
 SHIM = '"$@"; code=$?; echo $code > "$0.part"; mv "$0.part" "$0"; exit $code'
@@ -36,11 +36,10 @@ def _reap() -> None:
         child.poll()
 
 
-class LocalProcessExecutor(PlatformExecutor):
+class LocalProcessExecutor(ServerlessExecutor):
     """Runs each replica as a process group of its own, started anew and never forked.
 
-    Another process can take over the watch where there is a `/proc` (Linux); elsewhere only the
-    process that launched.
+    Another process can take over the watch.
 
     Args:
         work_dir: Where logs and exit codes are kept; one folder per run and attempt.
@@ -86,7 +85,8 @@ class LocalProcessExecutor(PlatformExecutor):
             return self._inspect(handle)
         return ReplicaStatus(handle.rank, ReplicaState.RUNNING)
 
-    def _read_log(self, handle: ReplicaHandle) -> str:
+    def logs(self, handle: ReplicaHandle) -> str:
+        """Return what a replica has written so far, or since it ended."""
         path = self._folder(handle) / "log"
         return path.read_text("utf-8", "replace") if path.exists() else ""
 
@@ -132,10 +132,10 @@ def _pid(handle: ReplicaHandle) -> int:
 
 
 def _started_at(pid: int) -> str:
-    """Return a process's start in clock ticks, which tells it from a later one of the same id."""
+    """Return when a process began, which tells it from a later one of the same id."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
-    except FileNotFoundError:
+        process = psutil.Process(pid)
+        is_over = process.status() == psutil.STATUS_ZOMBIE
+        return GONE if is_over else str(process.create_time())
+    except psutil.NoSuchProcess:
         return GONE
-    fields = stat.rpartition(")")[2].split()
-    return GONE if fields[0] == "Z" else fields[19]

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from trainer.diloco.executors.base import (
-    PlatformExecutor,
     ReplicaHandle,
     ReplicaState,
     ReplicaStatus,
+    ServerlessExecutor,
 )
 from trainer.errors import OuterLoopError, ReplicaFailedError, TrainerConfigError
-
-__all__ = ["ModalExecutor"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +20,7 @@ Result = TypeVar("Result")
 TIMED_OUT_CODE, TERMINATED_CODE = 124, 137
 
 
-class ModalExecutor(PlatformExecutor):
+class ModalExecutor(ServerlessExecutor):
     """Runs each replica in a sandbox of its own.
 
     Modal tells a stopped sandbox from a killed process by no exit code: both are 137. A replica
@@ -108,16 +106,16 @@ class ModalExecutor(PlatformExecutor):
             state = ReplicaState.FAILED
         return ReplicaStatus(handle.rank, state, code)
 
-    def _read_log(self, handle: ReplicaHandle) -> str:
+    def logs(self, handle: ReplicaHandle) -> str:
         """Return both streams, standard output first; of a live sandbox, nothing yet.
 
         The client's streams end only with the sandbox, so a live one would block.
         """
         if not self._inspect(handle).state.is_final:
             return ""
-        sandbox = self._asked(
-            lambda: self._modal.Sandbox.from_id(handle.job_id, client=self._client)
-        )
+        # An object gives each stream once: a second reader needs a new one.
+        self._sandboxes.pop(handle.job_id, None)
+        sandbox = self._asked(lambda: self._sandbox(handle))
         return self._asked(lambda: sandbox.stdout.read() + sandbox.stderr.read())
 
     def _stop(self, handle: ReplicaHandle) -> None:

@@ -8,7 +8,7 @@ weights are read by the generators from the trainer's memory.
 import functools
 import logging
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +23,18 @@ from trainer.diloco.environment import ReplicaPlace
 from trainer.diloco.object_store import MemoryStore, ObjectStore
 from trainer.diloco.parameters import ParameterVector
 from trainer.errors import TrainerConfigError, TrainerError
-from trainer.integrations.trl.run import RunConfig, RunParts, load_model, run
+from trainer.integrations.settings import read_settings
+from trainer.integrations.trl.run import RunParts, load_model, run
 from trainer.losses.compose import model_logits
 from trainer.losses.logps import token_logps
 
-__all__ = ["GeneratorActor", "Outcome", "RewarderActor", "StoreActor", "TrainerActor"]
+__all__ = ["GeneratorActor", "RankOutcome", "RewarderActor", "StoreActor", "TrainerActor"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutcome:
     """How a rank ended: with a report, or with a mistake of the user that no restart mends."""
 
     report: dict[str, Any] | None = None
@@ -56,17 +57,17 @@ class TrainerActor(Actor):
         self.store, self.generators, self.rewarders = store, generators, rewarders
 
     @endpoint
-    def train(self, resume_from: str | None) -> Outcome:
+    def train(self, resume_from: str | None) -> RankOutcome:
         """Run to the end; a wrong setting or dataset is an outcome, anything else raises."""
         try:
-            return Outcome(report=self._run(resume_from))
+            return RankOutcome(report=self._run(resume_from))
         except TrainerError as error:
-            return Outcome(error=error)
+            return RankOutcome(error=error)
 
     def _run(self, resume_from: str | None) -> dict[str, Any]:
         if self.values.get("model") is None:
             torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
-        config = RunConfig.from_mapping(self.values | {"resume_from": resume_from})
+        config = read_settings(self.values | {"resume_from": resume_from})
         rollout = None if self.generators is None else RemoteGeneration(self.generators)
         reward = None if self.rewarders is None else remote_reward(self.rewarders)
         store = None if self.store is None else RemoteStore(self.store)
@@ -79,7 +80,7 @@ class GeneratorActor(Actor):
 
     def __init__(self, values: dict[str, Any]) -> None:
         """Load the same model as the trainer does."""
-        config = RunConfig.from_mapping(values)
+        config = read_settings(values)
         if config.model is None:
             torch.set_num_threads(1)
         data = load_preference_data(config.dataset, revision=config.revision)
@@ -99,7 +100,7 @@ class GeneratorActor(Actor):
         sampling: dict[str, Any],
         seed: int,
     ) -> list[tuple[list[int], list[float]]]:
-        """A completion of each prompt with the log-probs of its tokens, from the given version.
+        """Sample a completion of each prompt from the given version, with its tokens' log-probs.
 
         Raises:
             TrainerConfigError: the trainer's parameters are not those of this model.
@@ -138,7 +139,7 @@ class GeneratorActor(Actor):
 
 
 def _until_end(ids: list[int], end: int | list[int]) -> list[int]:
-    """The tokens up to and including the first that ends a turn."""
+    """Return the tokens up to and including the first that ends a turn."""
     ends = {end} if isinstance(end, int) else set(end)
     stop = next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))
     return ids[:stop]
@@ -162,7 +163,7 @@ class RemoteGeneration:
         self._n_calls = 0
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """Prompts and completions as ids, with the log-probs of the completions."""
+        """Sample: prompts and completions as ids, with the log-probs of the completions."""
         version = trainer.state.global_step
         self._publish(trainer, version)
         assert self._view is not None
@@ -210,7 +211,7 @@ class RemoteGeneration:
     def _ask(
         self, prompt_ids: list[list[int]], *, version: int, sampling: dict[str, Any], seed: int
     ) -> list[tuple[list[int], list[float]]]:
-        """Every generator gets its share of the prompts, all at once."""
+        """Give every generator its share of the prompts, all at once."""
         assert self._view is not None
         n = len(self.generators)
         size = -(-len(prompt_ids) // n)
@@ -245,12 +246,12 @@ class RewarderActor(Actor):
 
     @endpoint
     def score(self, completions: list[Any], columns: dict[str, list[Any]]) -> list[float]:
-        """One reward per completion."""
+        """Score completions: one reward each."""
         return self.reward(completions, **columns)
 
 
 def remote_reward(rewarders: Any) -> Any:
-    """A reward in TRL's convention that a mesh of rewarders computes; each batch asks one."""
+    """Make a reward in TRL's convention that a mesh of rewarders computes; each batch asks one."""
 
     @functools.wraps(as_trl_reward(lambda _message, _row: 0.0))
     def reward(completions: list[Any], **columns: Any) -> list[float]:
@@ -273,7 +274,7 @@ class StoreActor(Actor):
 
     @endpoint
     def call(self, verb: str, *arguments: Any) -> Any:
-        """One verb of the store."""
+        """Call one verb of the store."""
         return getattr(self.objects, verb)(*arguments)
 
 
@@ -284,25 +285,24 @@ class RemoteStore(ObjectStore):
         """Keep the mesh of the one actor."""
         self._mesh = mesh
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object."""
+    def _asked(self, verb: str, key: str, request: Callable[[], Any]) -> Any:  # noqa: ARG002
+        # An actor that has died holds nothing any more: there is no use in trying again.
+        return request()
+
+    def _put(self, key: str, data: bytes) -> None:
         self._call("put", key, bytes(data))
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key exists."""
+    def _create(self, key: str, data: bytes) -> bool:
         return self._call("put_if_absent", key, bytes(data))
 
-    def get(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None."""
+    def _get(self, key: str) -> bytes | None:
         return self._call("get", key)
 
-    def keys(self, prefix: str) -> list[str]:
-        """Return the sorted keys under a prefix."""
+    def _keys(self, prefix: str) -> list[str]:
         return self._call("keys", prefix)
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys."""
-        self._call("delete", list(keys))
+    def _delete(self, keys: list[str]) -> None:
+        self._call("delete", keys)
 
     def _call(self, verb: str, *arguments: Any) -> Any:
         return self._mesh.call.call_one(verb, *arguments).get()

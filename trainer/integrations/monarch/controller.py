@@ -22,7 +22,7 @@ from trainer.diloco.environment import ReplicaPlace
 from trainer.errors import ReplicaFailedError
 from trainer.integrations.monarch.actors import (
     GeneratorActor,
-    Outcome,
+    RankOutcome,
     RewarderActor,
     StoreActor,
     TrainerActor,
@@ -33,8 +33,7 @@ from trainer.integrations.monarch.placement import (
     latest_checkpoint,
     replica_settings,
 )
-from trainer.integrations.settings import without_engines
-from trainer.integrations.trl.run import RunConfig
+from trainer.integrations.settings import RunConfig, read_settings, section_of, without_engines
 
 __all__ = ["MonarchReport", "train", "train_on_mesh"]
 
@@ -63,7 +62,7 @@ def train_on_mesh(values: Mapping[str, Any]) -> dict[str, Any]:
         ReplicaFailedError: a replica died more often than it may.
     """
     own = (values.get("engines") or {}).get("monarch") or {}
-    placement = Placement.from_mapping(own)
+    placement = section_of(Placement, own, "engines.monarch.")
     return asdict(asyncio.run(train(without_engines(values), placement)))
 
 
@@ -75,7 +74,7 @@ async def train(values: Mapping[str, Any], placement: Placement) -> MonarchRepor
         DatasetError: the dataset lacks what a channel needs.
         ReplicaFailedError: a replica died more often than it may.
     """
-    config = RunConfig.from_mapping(values)
+    config = read_settings(values)
     placement.check(config)
     monarch.actor.unhandled_fault_hook = _note_fault
     report = MonarchReport(reports=[{} for _ in range(placement.replicas)])
@@ -102,7 +101,7 @@ class _Mesh:
 
 
 async def _shared_store(config: RunConfig, placement: Placement) -> _Mesh | None:
-    """The store of the outer loop, unless the settings name one outside."""
+    """Return the store of the outer loop, unless the settings name one outside."""
     if placement.replicas == 1 or config.outer != "object_store" or config.outer_options.uri:
         return None
     return _spawn("store", 1, StoreActor)
@@ -151,7 +150,7 @@ async def _run_replica(
     place: ReplicaPlace,
     shared: _Mesh | None,
     resume_from: str | None,
-) -> Outcome:
+) -> RankOutcome:
     """Spawn a replica with its helpers, train, stop everything; the outcome of its rank 0.
 
     Raises:

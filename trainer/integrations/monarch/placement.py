@@ -1,12 +1,12 @@
 """Who runs where on the mesh, what each replica is told, and when a dead one is started anew."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import TrainerConfigError
-from trainer.integrations.trl.run import RunConfig
+from trainer.integrations.settings import RunConfig
 from trainer.integrations.trl.trainer import STATE_FILE
 
 __all__ = ["Placement", "RestartBudget", "latest_checkpoint", "replica_settings"]
@@ -28,21 +28,6 @@ class Placement:
     """Deaths in a row, without a new checkpoint in between, that a replica may suffer."""
     checkpoint_every: int = 10
     """Optimizer steps between checkpoints where the settings name none."""
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "Placement":
-        """The section `engines.monarch` of a settings file.
-
-        Raises:
-            TrainerConfigError: an unknown field, or a value that is no whole number.
-        """
-        known = {entry.name for entry in fields(cls)}
-        for name, value in values.items():
-            if name not in known:
-                raise TrainerConfigError(f"unknown setting engines.monarch.{name}")
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TrainerConfigError(f"engines.monarch.{name}={value!r} is no whole number")
-        return cls(**values)
 
     def check(self, config: RunConfig) -> None:
         """Refuse what would run and do nothing.
@@ -84,7 +69,7 @@ class Placement:
 def replica_settings(
     values: Mapping[str, Any], placement: Placement, replica: int
 ) -> dict[str, Any]:
-    """The settings of one replica: its own output folder, and checkpoints to come back to."""
+    """Give a replica its settings: an own output folder, and checkpoints to come back to."""
     told = dict(values)
     if placement.replicas > 1:
         told["output"] = str(Path(values["output"]) / f"replica-{replica}")
@@ -95,7 +80,7 @@ def replica_settings(
 
 
 def latest_checkpoint(output: str | Path, *, n_ranks: int = 1) -> Path | None:
-    """The last checkpoint of a run that was written to its end by every rank; None if none was."""
+    """Find the last checkpoint of a run that every rank has written to its end, if any."""
     found = {
         int(folder.name.rpartition("-")[2]): folder
         for folder in (Path(output) / "steps").glob("checkpoint-*")

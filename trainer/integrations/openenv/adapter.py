@@ -15,7 +15,7 @@ from trainer.errors import EnvironmentFailedError, TrainerConfigError
 from trainer.integrations.openenv.failures import CallOutcomes, FailureLimit
 from trainer.integrations.openenv.tool_methods import tool_method
 
-__all__ = ["Answer", "Session", "ToolSpec", "make_environment"]
+__all__ = ["EnvironmentSession", "ServerReply", "ToolSpec", "make_environment"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ ToolSpec = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ServerReply:
     """What a server says to a reset or a call."""
 
     text: str | None = None
@@ -37,14 +37,14 @@ class Answer:
     """All that the server said."""
 
 
-class Session(Protocol):
+class EnvironmentSession(Protocol):
     """One rollout's connection to a server. Every method may raise `EnvironmentFailedError`."""
 
-    def reset(self, **options: Any) -> Answer:
+    def reset(self, **options: Any) -> ServerReply:
         """Start an episode."""
         ...
 
-    def call(self, name: str, arguments: dict[str, Any]) -> Answer:
+    def call(self, name: str, arguments: dict[str, Any]) -> ServerReply:
         """Call a tool."""
         ...
 
@@ -56,13 +56,13 @@ class Session(Protocol):
 class _Environment:
     """What TRL drives: reset, tools (added to the subclass), and the reward of the rollout."""
 
-    _open: ClassVar[Callable[[], Session]]
+    _open: ClassVar[Callable[[], EnvironmentSession]]
     _columns: ClassVar[tuple[str, ...]]
     _outcomes: ClassVar[CallOutcomes]
 
     def __init__(self) -> None:
         """Connect when first reset."""
-        self._session: Session | None = None
+        self._session: EnvironmentSession | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -92,7 +92,7 @@ class _Environment:
             raise
 
     def get_reward(self) -> float:
-        """The sum of the rewards since the reset.
+        """Return the sum of the rewards since the reset.
 
         Raises:
             EnvironmentFailedError: too many calls failed.
@@ -129,20 +129,20 @@ class _Environment:
 
 def make_environment(
     tools: list[ToolSpec],
-    open_session: Callable[[], Session],
+    open_session: Callable[[], EnvironmentSession],
     *,
     columns: tuple[str, ...] = ("state_id",),
     limit: FailureLimit | None = None,
     name: str = "OpenEnv",
 ) -> tuple[type[_Environment], CallOutcomes]:
-    """A class for `environment_factory`, and the counts that all of its instances share.
+    """Make a class for `environment_factory`, and the counts that all of its instances share.
 
     Args:
-        tools: What the server offers.
-        open_session: Connects; called once per instance.
-        columns: Of a dataset row, what `reset` sends to the server; empty sends nothing.
-        limit: How many calls may fail.
-        name: Of the class: TRL logs the reward under it.
+        tools: what the server offers.
+        open_session: connects; called once per instance.
+        columns: of a dataset row, what `reset` sends to the server; empty sends nothing.
+        limit: how many calls may fail.
+        name: of the class: TRL logs the reward under it.
 
     Raises:
         TrainerConfigError: no tools, or one that TRL would hide.
@@ -166,5 +166,5 @@ def make_environment(
 
 
 def as_text(value: Any) -> str:
-    """A tool's result as the model reads it."""
+    """Return a tool's result as the model reads it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

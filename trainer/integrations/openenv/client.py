@@ -13,7 +13,7 @@ from typing import Any
 from openenv.core import GenericEnvClient
 
 from trainer.errors import EnvironmentFailedError
-from trainer.integrations.openenv.adapter import Answer, ToolSpec, as_text, make_environment
+from trainer.integrations.openenv.adapter import ServerReply, ToolSpec, as_text, make_environment
 from trainer.integrations.openenv.failures import CallOutcomes, FailureLimit
 
 __all__ = ["OpenEnvSession", "environment_factory", "list_tools"]
@@ -32,7 +32,7 @@ class OpenEnvSession:
     """One episode at a time on one WebSocket of any OpenEnv server."""
 
     def __init__(self, base_url: str, *, timeout_s: float = 60.0) -> None:
-        """Connect.
+        """Connect to the server.
 
         Raises:
             EnvironmentFailedError: the server cannot be reached or has no session left.
@@ -44,18 +44,18 @@ class OpenEnvSession:
         self._do("connect", self._client.connect)
 
     def tools(self) -> list[ToolSpec]:
-        """The tools that the server offers."""
+        """Return the tools that the server offers."""
         if not self._has_mcp:
             return [_act_tool(self._action)]
         result = self._do("list tools", lambda: self._client.step({"type": "list_tools"}))
         return list(result.observation.get("tools") or ())
 
-    def reset(self, **options: Any) -> Answer:
+    def reset(self, **options: Any) -> ServerReply:
         """Start an episode; options are the server's own."""
         result = self._do("reset", lambda: self._client.reset(**options))
         return _answer(result, has_result=False)
 
-    def call(self, name: str, arguments: dict[str, Any]) -> Answer:
+    def call(self, name: str, arguments: dict[str, Any]) -> ServerReply:
         """Call a tool."""
         action = arguments
         if self._has_mcp:
@@ -64,7 +64,7 @@ class OpenEnvSession:
             result = self._do(name, lambda: self._client.step(action))
         except EnvironmentFailedError as error:
             if INVALID in str(error):  # the model's own mistake; the session goes on
-                return Answer(text=f"Error: {error.__cause__}", is_refused=True)
+                return ServerReply(text=f"Error: {error.__cause__}", is_refused=True)
             raise
         answer = _answer(result, has_result=True)
         error = answer.observation.get("error")
@@ -89,7 +89,7 @@ class OpenEnvSession:
 
 
 def list_tools(base_url: str, *, timeout_s: float = 60.0) -> list[ToolSpec]:
-    """The tools of a server, by a session of its own.
+    """List the tools of a server, by a session of its own.
 
     Raises:
         EnvironmentFailedError: the server cannot be reached.
@@ -109,13 +109,13 @@ def environment_factory(
     timeout_s: float = 60.0,
     name: str = "OpenEnv",
 ) -> tuple[Any, CallOutcomes]:
-    """TRL's `environment_factory` for the server at `base_url`, and the counts of its calls.
+    """Make TRL's `environment_factory` for the server at `base_url`, and count its calls.
 
     Args:
-        base_url: Where the server listens.
-        columns: Of a dataset row, what goes to the server's `reset`; empty sends nothing.
-        limit: How many calls may fail before the run stops.
-        timeout_s: For an answer, in seconds.
+        base_url: where the server listens.
+        columns: of a dataset row, what goes to the server's `reset`; empty sends nothing.
+        limit: how many calls may fail before the run stops.
+        timeout_s: for an answer, in seconds.
         name: TRL logs the reward under it.
 
     Raises:
@@ -148,10 +148,10 @@ def _act_tool(schema: Mapping[str, Any]) -> ToolSpec:
     return {"name": ACT, "description": description, "input_schema": parameters}
 
 
-def _answer(result: Any, *, has_result: bool) -> Answer:
+def _answer(result: Any, *, has_result: bool) -> ServerReply:
     observation: Mapping[str, Any] = result.observation or {}
     error = observation.get("error")
-    return Answer(
+    return ServerReply(
         text=_text(observation, has_result=has_result),
         reward=float(result.reward or 0.0),
         is_done=bool(result.done),
@@ -161,7 +161,7 @@ def _answer(result: Any, *, has_result: bool) -> Answer:
 
 
 def _text(observation: Mapping[str, Any], *, has_result: bool) -> str | None:
-    """What the model reads: an error's message, a tool's result, a text field, or everything."""
+    """Choose what the model reads: an error, a tool's result, a text field, or everything."""
     error = observation.get("error")
     if isinstance(error, Mapping):
         return f"Error: {error.get('message')}"

@@ -28,7 +28,7 @@ class ReplayTasks:
     """States left out because the consensus there is a text: an environment sees only calls."""
 
     def row(self, split: str, index: int) -> Row:
-        """The row at a position of a split.
+        """Return the row at a position of a split.
 
         Raises:
             DatasetError: there is no such split or position.
@@ -39,7 +39,7 @@ class ReplayTasks:
         return rows[index]
 
     def find(self, state_id: str) -> Row:
-        """The row of a state.
+        """Return the row of a state.
 
         Raises:
             DatasetError: no split has it.
@@ -52,7 +52,7 @@ class ReplayTasks:
 
 
 def replay_tasks(data: PreferenceData) -> ReplayTasks:
-    """The states of a published dataset at which the teachers agreed on tool calls.
+    """Collect the states of a published dataset at which the teachers agreed on tool calls.
 
     Raises:
         DatasetError: there is none, or none of them records its tools.
@@ -74,7 +74,7 @@ def replay_tasks(data: PreferenceData) -> ReplayTasks:
 
 
 def union_of_tools(rows: Sequence[Row]) -> list[Tool]:
-    """Each tool once, by name; where rows disagree, the schema with most parameters."""
+    """Collect each tool once, by name; where rows disagree, the schema with most parameters."""
     best: dict[str, Tool] = {}
     for row in rows:
         for tool in row.get("tools") or ():

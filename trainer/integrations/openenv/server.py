@@ -148,19 +148,19 @@ class TraceReplayEnvironment(Environment):
         )
 
     def list_splits(self) -> list[str]:
-        """Splits that hold states."""
+        """List the splits that hold states."""
         return [split for split, rows in self._tasks.splits.items() if rows]
 
     def num_tasks(self, split: str) -> int:
-        """States of a split."""
+        """Count the states of a split."""
         return len(self._tasks.splits.get(split, ()))
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """Names of all states of a split."""
+        """List the names of all states of a split."""
         return [self.get_task(split, index) for index in range(self.num_tasks(split))]
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """Name of one state; `reset(split=..., index=...)` goes there.
+        """Return the name of one state; `reset(split=..., index=...)` goes there.
 
         Raises:
             IndexError: there is no such position.
@@ -181,7 +181,7 @@ def _mcp_tool(tool: dict[str, Any]) -> Tool:
 
 
 def make_app(tasks: ReplayTasks, reward: RowReward, *, max_sessions: int = 64) -> Any:
-    """The server as an ASGI application.
+    """Build the server as an ASGI application.
 
     Raises:
         TrainerConfigError: `max_sessions` is not positive.
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that already takes connections, so that the address can be told at once."""
+    """Open a socket that already takes connections, so that the address can be told at once."""
     try:
         return socket.create_server((host, port), backlog=1024)
     except OSError as error:

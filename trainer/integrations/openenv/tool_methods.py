@@ -27,14 +27,14 @@ _TYPES: dict[str, Any] = {
 }
 RESERVED = frozenset({"reset", "get_reward"})
 
-Call = Callable[[Any, str, dict[str, Any]], str]
+ToolCaller = Callable[[Any, str, dict[str, Any]], str]
 """From an environment, a tool's name and its arguments to the tool's answer."""
 
 
 def tool_method(
-    name: str, description: str, schema: Mapping[str, Any], call: Call
+    name: str, description: str, schema: Mapping[str, Any], call: ToolCaller
 ) -> Callable[..., str]:
-    """A method that passes its arguments to `call`, with the signature that `schema` describes.
+    """Make a method that passes its arguments to `call`, with the signature of `schema`.
 
     Raises:
         TrainerConfigError: TRL would not show a tool of this name to the model.
@@ -75,7 +75,7 @@ def tool_method(
 
 
 def _python_names(properties: Mapping[str, Any]) -> dict[str, str]:
-    """Python name to original name, each once."""
+    """Map Python names to original names, each once."""
     names: dict[str, str] = {}
     for original in properties:
         name = re.sub(r"\W", "_", original) or "_"
@@ -88,14 +88,14 @@ def _python_names(properties: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _description(schema: Any, original: str) -> str:
-    """One line: a docstring ends a parameter at its line's end, and `choices` would be parsed."""
+    """Put a description on one line: an end of line ends a parameter, `choices` would be parsed."""
     text = schema.get("description") if isinstance(schema, Mapping) else None
     words = " ".join(str(text or original).split())
     return re.sub(r"\(choices:", "(one of:", words, flags=re.IGNORECASE)
 
 
 def _hint(schema: Any) -> Any:
-    """The Python type of a schema; what Python cannot say is any value."""
+    """Return the Python type of a schema; what Python cannot say is any value."""
     if not isinstance(schema, Mapping):
         return Any
     if values := schema.get("enum"):

@@ -20,7 +20,7 @@ from trainer.integrations.handover import (
     require_hints,
 )
 from trainer.integrations.pairs import write_pairs
-from trainer.integrations.settings import EngineSettings, overlaid, read_settings
+from trainer.integrations.settings import RunConfig, overlaid, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def rl_config(settings: EngineSettings, folder: Path) -> dict[str, Any]:
+def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
     """The whole of `rl.toml`; `engines.prime_rl` of the settings file goes over it.
 
     Raises:

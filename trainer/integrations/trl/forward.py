@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import TrainerConfigError
 from trainer.integrations.causal_lm import completion_outputs, logit_rule
 from trainer.integrations.kv_reuse import (
     hinted_batch,
@@ -49,32 +48,6 @@ class PolicyOutput:
     """Divergence summed over the hinted tokens; 0 with a graph when there is none."""
 
 
-def is_fusable(options: SDPOOptions) -> bool:
-    """Whether the fused head computes this divergence: the plain one over the full vocabulary."""
-    return (
-        options.wrapper == "none"
-        and options.estimator == "full"
-        and options.top_k is None
-        and options.token_clip is None
-    )
-
-
-def uses_fused_head(choice: str, options: SDPOOptions) -> bool:
-    """Resolve `head`: "auto" is "fused" wherever that is exact.
-
-    Raises:
-        TrainerConfigError: "fused" for a divergence that it does not compute, or another name.
-    """
-    if choice not in ("auto", "fused", "reference"):
-        raise TrainerConfigError(f"head={choice!r} is not auto, fused or reference")
-    if choice == "fused" and not is_fusable(options):
-        raise TrainerConfigError(
-            "head='fused' computes the plain divergence over the full vocabulary: for TAID, the "
-            "entropy gate, top-k, sampled tokens or a clip use head='reference'"
-        )
-    return choice != "reference" and is_fusable(options)
-
-
 def policy_and_distillation(
     model: nn.Module,
     teacher_weights: TeacherWeights,
@@ -85,7 +58,7 @@ def policy_and_distillation(
     reuses_prefix: bool,
     pad_token_id: int,
 ) -> PolicyOutput:
-    """Log-probabilities and entropies of the completions, and channel 2 at the hinted tokens.
+    """Compute log-probs and entropies of completions, and channel 2 at the hinted tokens.
 
     `is_fused` never makes the logits of the batch. `reuses_prefix` lets a live teacher go on from
     the student's key-value cache; it needs a teacher with the student's weights.
@@ -168,14 +141,14 @@ def _states_reusing_prefix(
 
 
 def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last: int) -> Tensor:
-    """Last hidden states that predict the last `n_last` tokens, [B, n_last, H]."""
+    """Compute the last hidden states that predict the last `n_last` tokens, [B, n_last, H]."""
     causal = model.get_base_model() if hasattr(model, "peft_config") else model
     output = causal.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     return output.last_hidden_state[:, -n_last - 1 : -1]
 
 
 def project(model: Any, hidden: Tensor) -> Tensor:
-    """Logits of hidden states, with the model's own scaling and soft cap."""
+    """Project hidden states to logits, with the model's own scaling and soft cap."""
     scale, softcap = logit_rule(model)
     logits = model.get_output_embeddings()(hidden) * scale
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap

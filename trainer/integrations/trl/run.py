@@ -5,8 +5,8 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.dataset import PreferenceData, load_preference_data
-from trainer.data.evaluation import EvaluationOptions, evaluate
+from trainer.data.evaluation import evaluate
 from trainer.data.rendering import Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
@@ -30,12 +30,12 @@ from trainer.errors import DatasetError, TrainerConfigError, TrainerError
 from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.integrations.outer import (
-    OuterOptions,
     inner_optimizers,
     outer_callbacks,
     sharded,
+    train_replica,
 )
-from trainer.integrations.settings import replay_options, sdpo_options, without_engines
+from trainer.integrations.settings import RunConfig
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
@@ -46,84 +46,6 @@ logger = logging.getLogger(__name__)
 
 RESTART_PATIENCE_S = 20.0
 """How long a replica that is started anew waits for the end of the one that died."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TinyOptions:
-    """The model that is built when none is named."""
-
-    vocab_size: int = 1024
-    hidden_size: int = 64
-    n_layers: int = 2
-    n_heads: int = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """A whole run, as its YAML file says it."""
-
-    dataset: str
-    """Published dataset: a folder or a Hub id."""
-    output: str
-    """Folder for metrics, plot, checkpoint, evaluation and report."""
-    revision: str | None = None
-    """Revision of a Hub dataset."""
-    model: str | None = None
-    """Folder or Hub id of a causal LM with a chat template; none: a tiny one made on the spot."""
-    tiny: TinyOptions = field(default_factory=TinyOptions)
-    rollouts: str = "student"
-    """`student`: the student's recorded decisions. `contrast`: at each state the student's and the
-    teachers' action. `generate`: TRL samples from the policy."""
-    reward: str = "consensus"
-    """The built-in reward, or `package.module:function(message, row) -> float`."""
-    agreement: str | None = None
-    """`package.module:function(a, b) -> level` for the consensus rate; none: the built-in one."""
-    outer: str = "none"
-    """Joins replicas of this run: `none`, `object_store` or `torchft`."""
-    outer_options: OuterOptions = field(default_factory=OuterOptions)
-    """How they are joined."""
-    resume_from: str | None = None
-    """Checkpoint folder of an earlier run to go on from; `last`: the newest complete checkpoint in
-    the output folder of a run with the same settings and dataset, if there is one."""
-    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
-    trl: dict[str, Any] = field(default_factory=dict)
-    """Fields of `ComposerConfig`, which has every field of TRL's `GRPOConfig`."""
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "RunConfig":
-        """Check names and build.
-
-        Raises:
-            TrainerConfigError: an unknown or missing field.
-        """
-        values = without_engines(values)
-        _check_names("", cls, values)
-        sections = {
-            "tiny": TinyOptions,
-            "evaluation": EvaluationOptions,
-            "outer_options": OuterOptions,
-        }
-        for name, section in {**sections, "trl": ComposerConfig}.items():
-            given = values.get(name) or {}
-            if not isinstance(given, Mapping):
-                raise TrainerConfigError(f"{name}: expected a section of settings, not {given!r}")
-            _check_names(f"{name}.", section, given)
-            values[name] = section(**given) if name in sections else dict(given)
-        missing = [name for name in ("dataset", "output") if not values.get(name)]
-        if missing:
-            raise TrainerConfigError(f"{' and '.join(missing)} must be set")
-        if values.get("rollouts", "student") not in ("student", "contrast", "generate"):
-            raise TrainerConfigError(
-                f"rollouts={values['rollouts']!r} is not student, contrast or generate"
-            )
-        return cls(**values)
-
-
-def _check_names(prefix: str, section: type, values: Mapping[str, Any]) -> None:
-    known = {entry.name for entry in fields(section)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise TrainerConfigError(f"unknown setting {prefix}{unknown[0]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,31 +73,19 @@ class MetricsFile(TrainerCallback):
         config: ComposerConfig,
         on_metrics: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        """`on_metrics` gets each line as well."""
+        """Write to `path`; `on_metrics` gets each line as well."""
         self.path, self.config, self.on_metrics = path, config, on_metrics
         self.rows: list[dict[str, Any]] = []
 
-    def on_train_begin(
-        self,
-        args: Any,  # noqa: ARG002 - the callback's interface
-        state: Any,
-        control: Any,  # noqa: ARG002
-        **_: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Keep the lines of the steps up to the checkpoint that the run goes on from."""
         if state.is_world_process_zero:
             self.rows = _steps_of(self.path, until=state.global_step) if state.global_step else []
             self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
 
-    def on_log(
-        self,
-        args: Any,  # noqa: ARG002 - the callback's interface
-        state: Any,
-        control: Any,  # noqa: ARG002
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:  # noqa: ARG002
         """Write one line."""
+        logs = context.get("logs")
         if not state.is_world_process_zero or not logs:
             return
         row: dict[str, Any] = {"step": state.global_step}
@@ -194,7 +104,7 @@ class MetricsFile(TrainerCallback):
 
 
 def _steps_of(path: Path, *, until: int) -> list[dict[str, Any]]:
-    """The lines of single steps; a line that a kill cut short is left out."""
+    """Read the lines of single steps; a line that a kill cut short is left out."""
     rows = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
@@ -274,7 +184,12 @@ def _run(
         with_tools=args.render_tools,
     )
     off = off_channels(args, data)
-    recorded = recorded_rollouts(config, args, data, collator.renderer)
+    recorded: RecordedRollouts | None = None
+    if config.rollouts == "contrast":
+        recorded = contrast_rollouts(data.pairs, collator.renderer)
+    elif config.rollouts == "student":
+        n = args.num_generations or 1
+        recorded = student_rollouts(data, collator.renderer, group_size=n, seed=args.seed)
     level = load_function(config.agreement) if config.agreement else agreement
     if recorded is not None:
         recorded.add_behaviour_logps(model, temperature=args.temperature)
@@ -296,7 +211,7 @@ def _run(
     if resume_from == LAST:
         resume_from = last_checkpoint(Path(args.output_dir or output), stopping.identity)
     with without_upstream_warnings():
-        trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
+        train_replica(trainer, outer, resume_from=resume_from and str(resume_from))
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
     after, loss_last = measured()
 
@@ -306,7 +221,12 @@ def _run(
         "loss_first": loss_first,
         "loss_last": loss_last,
         "channels_live": live,
-        "channels_off": off | idle_channels([*live, *off]),
+        "channels_off": off
+        | {
+            name: f"no step gave it anything to learn from ({why})"
+            for name, why in NOTHING_TO_LEARN.items()
+            if name not in [*live, *off]
+        },
         "steps": trainer.state.global_step,
         "seconds": round(time.perf_counter() - started, 2),
         "pairs": len(data.pairs),
@@ -330,7 +250,7 @@ NOTHING_TO_LEARN = {
 
 
 def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
-    """Channels that cannot teach anything, each with the reason; logged, before the first step.
+    """Name the channels that cannot teach anything, with the reason, before the first step.
 
     Raises:
         TrainerConfigError: all three are.
@@ -352,15 +272,6 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
     return off
 
 
-def idle_channels(known: Iterable[str]) -> dict[str, str]:
-    """Why the channels besides the `known` ones did nothing, though they have weight and data."""
-    return {
-        name: f"no step gave it anything to learn from ({why})"
-        for name, why in NOTHING_TO_LEARN.items()
-        if name not in known
-    }
-
-
 def write_results(
     config: RunConfig, report: Mapping[str, Any], evaluation: Mapping[str, Any]
 ) -> None:
@@ -379,7 +290,7 @@ def write_results(
 
 
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
-    """TRL's arguments: the run's own, on CPU in float32 where there is no GPU."""
+    """Build TRL's arguments: the run's own, on CPU in float32 where there is no GPU."""
     has_gpu = torch.cuda.is_available()
     defaults: dict[str, Any] = {
         "output_dir": str(output / "steps"),
@@ -389,7 +300,6 @@ def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
         "save_strategy": "no",
         "logging_steps": 1,
         "disable_tqdm": True,
-        "num_generations": 2,
     }
     try:
         return ComposerConfig(**(defaults | config.trl))
@@ -400,7 +310,7 @@ def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
 
 
 def load_model(config: RunConfig, data: PreferenceData, *, seed: int) -> tuple[Any, Any]:
-    """The named model and its tokenizer, or a tiny pair made from the dataset's own text."""
+    """Load the named model and its tokenizer, or make a tiny pair from the dataset's own text."""
     if config.model is not None:
         tokenizer = AutoTokenizer.from_pretrained(config.model, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
@@ -417,17 +327,6 @@ def load_model(config: RunConfig, data: PreferenceData, *, seed: int) -> tuple[A
     return model, tokenizer
 
 
-def recorded_rollouts(
-    config: RunConfig, args: ComposerConfig, data: PreferenceData, renderer: Renderer
-) -> RecordedRollouts | None:
-    """The decisions on record as `config.rollouts` wants them; `None` when TRL generates."""
-    if config.rollouts == "generate":
-        return None
-    if config.rollouts == "contrast":
-        return contrast_rollouts(data.pairs, renderer)
-    return student_rollouts(data, renderer, group_size=args.num_generations or 1, seed=args.seed)
-
-
 def build_trainer(
     config: RunConfig,
     args: ComposerConfig,
@@ -439,14 +338,14 @@ def build_trainer(
     callbacks: list[TrainerCallback],
     parts: RunParts,
 ) -> ComposerReplicationTrainer:
-    """The trainer of this run, on recorded or generated rollouts."""
+    """Build the trainer of this run, on recorded or generated rollouts."""
     options: dict[str, Any] = {}
+    has_environment = parts.environment is not None
     if recorded is None:
-        has_environment = parts.environment is not None
         options["train_dataset"] = prompts_dataset(data, renderer, only_calls=has_environment)
         options["rollout_func"] = parts.rollout
         options["environment_factory"] = parts.environment
-    elif parts.rollout is not None or parts.environment is not None:
+    elif parts.rollout is not None or has_environment:
         raise TrainerConfigError(
             f"rollouts={config.rollouts} are on record, nothing would be sampled: set "
             "rollouts=generate"
@@ -454,30 +353,22 @@ def build_trainer(
     with without_upstream_warnings():
         trainer = ComposerReplicationTrainer(
             model,
-            reward_of(config, parts),
+            # An environment brings its own reward.
+            None if has_environment else parts.reward or as_trl_reward(load_reward(config.reward)),
             args,
             pairs=data.pairs,
             recorded=recorded,
             **options,
             processing_class=tokenizer,
             callbacks=callbacks,
-            optimizers=inner_optimizers(
-                config.outer, config.outer_options, model, args, place=parts.place
-            ),
+            optimizers=inner_optimizers(config.outer, config.outer_options, model, args),
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def reward_of(config: RunConfig, parts: RunParts) -> Callable[..., list[float]] | None:
-    """The reward in TRL's convention; `None` where the environment owns it."""
-    if parts.environment is not None:
-        return None
-    return parts.reward or as_trl_reward(load_reward(config.reward))
-
-
 def save_checkpoint(trainer: ComposerReplicationTrainer, tokenizer: Any, folder: Path) -> None:
-    """Weights as safetensors and the tokenizer; without TRL's pickled arguments."""
+    """Save weights as safetensors and the tokenizer; without TRL's pickled arguments."""
     weights = trainer.accelerator.get_state_dict(trainer.model)
     if trainer.is_world_process_zero():
         model: Any = trainer.accelerator.unwrap_model(trainer.model)
@@ -498,7 +389,7 @@ def without_upstream_warnings() -> Iterator[None]:
 def prompts_dataset(
     data: PreferenceData, renderer: Renderer, *, only_calls: bool = False
 ) -> Dataset:
-    """Prompts to generate from, within the token budget, with what rewards and hints need.
+    """Collect prompts to generate from, within the token budget, with what rewards and hints need.
 
     Tools are left out: TRL renders those that it can call, not those of a dataset. With
     `only_calls`, states whose consensus is a text are left out: no environment sees a text.
@@ -555,7 +446,7 @@ class FixedBatchObjective:
 
     @torch.no_grad()
     def __call__(self) -> float:
-        """The objective now."""
+        """Measure the objective now."""
         args, was_training = self.args, self.model.training
         self.model.eval()
         parts = compose_loss(
@@ -563,11 +454,11 @@ class FixedBatchObjective:
             self.batch,
             alpha_sdpo=args.alpha_sdpo,
             beta_replay=args.beta_replay,
-            dpo_variant=replay_options(args).variant,
+            dpo_variant=args.replay.variant,
             dpo_beta=args.dpo_beta,
             simpo_beta=args.simpo_beta,
             simpo_gamma=args.simpo_gamma,
-            sdpo_wrapper=sdpo_options(args).wrapper,
+            sdpo_wrapper=args.sdpo.wrapper,
             taid_t=args.taid_t_end if args.sdpo_wrapper == "taid" else None,
             entropy_opd_h_max=args.entropy_opd_h_max,
             jsd_beta=args.jsd_beta,
@@ -581,7 +472,7 @@ class FixedBatchObjective:
         )
 
     def _policy_surrogate(self) -> float:
-        """Advantage +1 for every chosen action, -1 for every rejected one."""
+        """Charge with advantage +1 for every chosen action, -1 for every rejected one."""
         total, n_tokens = 0.0, 0.0
         for side, advantage in (("chosen", 1.0), ("rejected", -1.0)):
             ids = self.batch[f"dpo_{side}_input_ids"]

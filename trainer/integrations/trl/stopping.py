@@ -22,8 +22,8 @@ class StopAtStep(TrainerCallback):
     """Stamps every checkpoint as complete; on request, saves one and stops.
 
     Args:
-        identity: What the run is, as `identity_of` gives it.
-        should_stop: Asked after each step.
+        identity: what the run is, as `identity_of` gives it.
+        should_stop: asked after each step.
     """
 
     def __init__(self, identity: str, should_stop: Callable[[], bool]) -> None:
@@ -60,7 +60,7 @@ class StopAtStep(TrainerCallback):
             )
 
     def _is_asked(self, args: Any) -> bool:
-        """Whether any rank was asked: all of them must stop at the same step."""
+        """Tell whether any rank was asked: all of them must stop at the same step."""
         asked = self.should_stop()
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return asked
@@ -70,7 +70,7 @@ class StopAtStep(TrainerCallback):
 
 
 def identity_of(settings: Mapping[str, Any]) -> str:
-    """A digest of the settings and the dataset's files: equal for runs that are the same.
+    """Digest the settings and the dataset's files: equal for runs that are the same.
 
     Where the results go and where the run starts from do not count.
     """
@@ -83,7 +83,7 @@ def identity_of(settings: Mapping[str, Any]) -> str:
 
 
 def last_checkpoint(folder: Path, identity: str) -> Path | None:
-    """The newest complete checkpoint of the run with this identity, if there is one."""
+    """Find the newest complete checkpoint of the run with this identity, if there is one."""
     found = {
         int(stamp.parent.name.removeprefix("checkpoint-")): stamp.parent
         for stamp in folder.glob(f"checkpoint-*/{_STAMP}")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from trainer.errors import TrainerConfigError
 
@@ -41,7 +41,7 @@ class Teacher(TrainerCallback):
 
     @contextlib.contextmanager
     def weights(self, student: nn.Module) -> Iterator[nn.Module]:
-        """The teacher as a module in eval mode, for use without gradient."""
+        """Give the teacher as a module in eval mode, for use without gradient."""
         if self.copy is not None:
             yield self.copy
             return
@@ -65,13 +65,7 @@ class Teacher(TrainerCallback):
             whole = current.full_tensor() if isinstance(current, DTensor) else current
             kept.lerp_(whole.to(kept.device, kept.dtype), self.ema_rate)
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the callback's interface
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,  # noqa: ARG002
-        **kwargs: Any,
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Follow the student after each optimizer step."""
         model = kwargs["model"]
         self.follow(model.module if hasattr(model, "module") else model)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import pad
+from trl.trainer.utils import RepeatSampler, pad
 
 from trainer.data.collator import ComposerDataCollator, HintFunction, add_reference_logps
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
@@ -27,12 +27,10 @@ from trainer.data.sampler import PairSampler
 from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.integrations.packing import enable_tree_attention, packed_pair_logps
-from trainer.integrations.settings import replay_options, sdpo_options
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.forward import (
     HintedInputs,
     policy_and_distillation,
-    uses_fused_head,
 )
 from trainer.integrations.trl.teacher import Teacher
 from trainer.losses.channels import replay_per_pair
@@ -83,8 +81,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             }
         super().__init__(model, reward_funcs, args, **options)
         self.composer: ComposerConfig = args
-        self._sdpo_options, self._replay_options = sdpo_options(args), replay_options(args)
-        self._is_fused = uses_fused_head(args.head, self._sdpo_options)
+        self._sdpo_options, self._replay_options = args.sdpo, args.replay
         self.hint = hint
         self.collator = ComposerDataCollator(
             self._tokenizer,
@@ -158,7 +155,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         )
 
     def _can_pack_pairs(self) -> bool:
-        """Whether the model's attention can follow a prefix tree, as the settings may demand.
+        """Tell whether the model's attention can follow a prefix tree, as the settings may demand.
 
         Raises:
             TrainerConfigError: `pair_forward="packed"` and it cannot.
@@ -182,7 +179,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return packed_pair_logps(model, batch, max_tokens=max_tokens)
 
     def _precompute_reference(self) -> list[tuple[float, float]] | None:
-        """Summed log-probs of both sides under the initial weights, once."""
+        """Sum log-probs of both sides under the initial weights, once."""
         if not self._replay_options.needs_reference:
             return None
         model = self.accelerator.unwrap_model(self.model)
@@ -226,7 +223,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return logps_BC
 
     def _hinted(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Tensor]:
-        """Hinted prompts, which rows have one, and the token count of the whole batch."""
+        """Build hinted prompts, which rows have one, and the token count of the whole batch."""
         hints = [self.hint(row) for row in inputs]
         device = output["completion_ids"].device
         prompts = [
@@ -312,7 +309,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """TRL's numbers; with a hinted batch, channel 2 from the same forward as well."""
+        """Compute TRL's numbers; with a hinted batch, channel 2 from the same forward as well."""
         if self._payload is None:
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
@@ -324,7 +321,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 self.teacher.weights,
                 self._payload,
                 self._options_now(),
-                is_fused=self._is_fused,
+                is_fused=self.composer.is_fused,
                 reuses_prefix=self._reuses_prefix,
                 pad_token_id=self._tokenizer.pad_token_id,
             )
@@ -409,7 +406,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.n_live_steps["policy"] += int(is_live)
 
     def _replay_term(self, model: nn.Module, pairs: dict[str, Any]) -> Tensor:
-        """This rank's pairs, scaled so that DDP's mean over ranks is the weighted mean of all."""
+        """Charge this rank's pairs, scaled so that DDP's mean over ranks is the mean of all."""
         device = self.accelerator.device
         sums = torch.zeros(4, device=device)
         term = sums.new_zeros(())
@@ -445,6 +442,22 @@ class ComposerReplicationTrainer(GRPOTrainer):
         metrics["replay/margin"].append(margin / n_pairs)
         metrics["replay/n_pairs"].append(n_pairs)
 
+    # -- order of the data -----------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
+
+    def _run_epoch(self, *arguments: Any, **options: Any) -> None:
+        # TRL's sampler draws the orders of all epochs from one generator: a run that goes on in a
+        # later epoch must skip those of its past, or it sees the first epoch's order again.
+        sampler = self._train_sampler
+        if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+            sampler.generator.manual_seed(self.args.seed)
+            for _ in range(options["epoch"]):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        super()._run_epoch(*arguments, **options)
+
     # -- checkpoints -----------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -474,6 +487,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
 
 def _response_mask(inputs: Mapping[str, Any]) -> Tensor:
-    """1 at every token that the model wrote: completions without tool results and padding."""
+    """Mark every token that the model wrote: completions without tool results and padding."""
     mask_BC = inputs["completion_mask"]
     return mask_BC * inputs["tool_mask"] if "tool_mask" in inputs else mask_BC

@@ -23,7 +23,7 @@ from trainer.integrations.verifiers.wire import (
     nested_tools,
 )
 
-__all__ = ["OneDecision", "ReplayConfig", "ReplayData", "ReplayTask", "ReplayTaskset"]
+__all__ = ["OneDecision", "ReplayData", "ReplayTask", "ReplayTaskset", "ReplayTasksetConfig"]
 
 
 class ReplayData(vf.TaskData):
@@ -46,7 +46,7 @@ class ReplayTaskConfig(vf.TaskConfig):
     """The built-in one, or `package.module:function(message, row) -> float`."""
 
 
-class ReplayConfig(vf.TasksetConfig):
+class ReplayTasksetConfig(vf.TasksetConfig):
     """Which recorded states."""
 
     dataset: str = ""
@@ -66,7 +66,7 @@ class ReplayTask(vf.Task[ReplayData, vf.State, ReplayTaskConfig]):
 
     @vf.reward
     async def consensus_reward(self, trace: vf.Trace) -> float:
-        """How well the one reply agrees with the consensus; 0 without a reply."""
+        """Score how well the one reply agrees with the consensus; 0 without a reply."""
         replies = [node.message for node in trace.nodes if node.sampled]
         if not replies:
             return 0.0
@@ -76,7 +76,7 @@ class ReplayTask(vf.Task[ReplayData, vf.State, ReplayTaskConfig]):
 
     @vf.metric
     async def used_a_tool(self, trace: vf.Trace) -> float:
-        """1 where the reply has a tool call."""
+        """Return 1 where the reply has a tool call."""
         replies = [node.message for node in trace.nodes if node.sampled]
         return float(bool(replies and getattr(replies[0], "tool_calls", None)))
 
@@ -85,11 +85,11 @@ class ReplayTask(vf.Task[ReplayData, vf.State, ReplayTaskConfig]):
         return [] if not isinstance(prompt, list) else [m.model_dump() for m in prompt]
 
 
-class ReplayTaskset(vf.Taskset[ReplayTask, ReplayConfig]):
+class ReplayTaskset(vf.Taskset[ReplayTask, ReplayTasksetConfig]):
     """The states of a split at which there is a consensus."""
 
     def load(self) -> Iterator[ReplayTask]:
-        """One task per row of the dataset's `prompts`.
+        """Yield one task per row of the dataset's `prompts`.
 
         Raises:
             DatasetError: no dataset is set, or it has no such rows.

@@ -14,7 +14,7 @@ __all__ = ["flat_messages", "flat_tools", "nested_action", "nested_tools"]
 
 
 def flat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """A prompt as verifiers' `Messages`.
+    """Turn a prompt into verifiers' `Messages`.
 
     Raises:
         DatasetError: a message has a role that verifiers does not know.
@@ -42,7 +42,7 @@ def _flat(message: Message) -> dict[str, Any]:
 
 
 def flat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
-    """Tools of a dataset row as verifiers' `Tool`s."""
+    """Turn the tools of a dataset row into verifiers' `Tool`s."""
     return [
         {
             "name": tool["function"]["name"],
@@ -54,12 +54,12 @@ def flat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
 
 
 def nested_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """The tools of verifiers in the OpenAI form."""
+    """Turn the tools of verifiers into the OpenAI form."""
     return [{"type": "function", "function": dict(tool)} for tool in tools]
 
 
 def nested_action(message: Mapping[str, Any]) -> Message:
-    """A reply of a trace as the action that rewards know."""
+    """Turn a reply of a trace into the action that rewards know."""
     calls = [
         {
             "id": call["id"],

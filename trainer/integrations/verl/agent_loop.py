@@ -35,7 +35,7 @@ class ReplayedStateLoop(SingleTurnAgentLoop):
         return await super().run(sampling_params, **kwargs)
 
     async def ct_build_initial_tokens(self, *_: Any, **__: Any) -> list[int]:
-        """The prompt that was rendered with the dataset."""
+        """Return the prompt that was rendered with the dataset."""
         return self._prompt_ids
 
 
@@ -90,7 +90,7 @@ class HintedAgentLoopManager(AgentLoopManagerTQ):
 
 
 def state_of(row: dict[str, Any]) -> dict[str, Any]:
-    """The recorded state in a row's `extra_info`.
+    """Return the recorded state in a row's `extra_info`.
 
     Raises:
         DatasetError: the row was not made by `python -m trainer verl`.

@@ -55,7 +55,7 @@ def require_live_engine() -> None:
 
 
 def silent_channels(metrics: Mapping[str, Any], options: PluginOptions) -> list[str]:
-    """Channels with a weight that left nothing in the metrics of a step, each with what to do."""
+    """Name channels with a weight that left no metrics in a step, each with what to do."""
     problems = []
     if options.alpha_sdpo > 0 and not _has(metrics, "sdpo/n_tokens"):
         problems.append(

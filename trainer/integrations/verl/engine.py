@@ -84,7 +84,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         loss_function: LossFunction,
         forward_only: bool = False,  # noqa: FBT001, FBT002 - VeRL's signature
     ) -> Any:
-        """All three channels of one mini-batch, or VeRL's own pass when nothing is trained.
+        """Run all three channels of one mini-batch, or VeRL's own pass when nothing is trained.
 
         Raises:
             DatasetError: channel 2 has a weight and the batch has no teacher's columns.
@@ -114,7 +114,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         return output
 
     def optimizer_steps(self) -> int:
-        """Optimizer steps made so far, of earlier runs as well: from the optimizer's own state."""
+        """Count optimizer steps, of earlier runs as well, from the optimizer's own state."""
         for state in self.optimizer.state.values():
             if "step" in state:
                 return int(state["step"])
@@ -152,7 +152,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         return self._pairs
 
     def _replay(self, options: PluginOptions, step: int) -> dict[str, float]:
-        """Forward and backward of this rank's share of the step's pairs; the step's metrics."""
+        """Run forward and backward of this rank's share of the step's pairs; give the metrics."""
         pairs = self.pairs
         if options.replay.needs_reference and self._reference is None:
             self._reference = self._reference_logps(options, step)
@@ -196,7 +196,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         return data
 
     def _reference_logps(self, options: PluginOptions, step: int) -> Tensor:
-        """Summed log-probs of all pairs [n, 2] under the weights that the run began with."""
+        """Sum log-probs of all pairs [n, 2] under the weights that the run began with."""
         if (kept := read_reference(options.reference, self.pairs)) is not None:
             return torch.tensor(kept)
         if step > 0:
@@ -229,7 +229,7 @@ class WeightedLoss:
         self.inner, self.weight = inner, weight
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, Any]:
-        """The loss of a micro-batch and VeRL's metrics."""
+        """Compute the loss of a micro-batch and VeRL's metrics."""
         loss, metrics = self.inner(model_output=model_output, data=data, dp_group=dp_group)
         return self.weight * loss, metrics
 
@@ -244,7 +244,7 @@ class WithDistillation:
     def __init__(
         self, inner: LossFunction, options: SDPOOptions, alpha: float, n_tokens: float
     ) -> None:
-        """`n_tokens` are the hinted tokens of the mini-batch over all ranks."""
+        """Keep the options; `n_tokens` are the hinted tokens of the mini-batch over all ranks."""
         self.inner, self.options, self.alpha, self.n_tokens = inner, options, alpha, n_tokens
         self.sum = 0.0
         """Divergence summed over this rank's hinted tokens."""
@@ -256,7 +256,7 @@ class WithDistillation:
         dp_group: Any = None,
         student_logits: Tensor | None = None,
     ) -> Any:
-        """Per-position columns, or loss and metrics."""
+        """Compute per-position columns, or loss and metrics."""
         teacher_ids = data["teacher_ids"].values()
         if student_logits is not None:
             per_token = topk_divergence(
@@ -276,12 +276,12 @@ class PairLoss:
     """Channel 3 of a micro-batch of pairs, and its sums for the metrics."""
 
     def __init__(self, options: PluginOptions, total_weight: float) -> None:
-        """`total_weight` is that of the step's pairs over all ranks."""
+        """Keep the options; `total_weight` is that of the step's pairs over all ranks."""
         self.options, self.total_weight = options, total_weight
         self.loss = self.n_hits = self.margin = self.n_pairs = 0.0
 
     def __call__(self, model_output: Any, data: Any, **_: Any) -> tuple[Tensor, dict[str, Any]]:
-        """The loss of these pairs."""
+        """Compute the loss of these pairs."""
         logps = no_padding_2_padding(model_output["log_probs"], data)
         reference = data.get("reference_logps", None)
         losses, margins = pair_terms(logps, response_mask(data), reference, self.options.replay)
@@ -312,6 +312,6 @@ class PairScores:
 
 
 def response_mask(data: Any) -> Tensor:
-    """The response mask as a padded tensor."""
+    """Return the response mask as a padded tensor."""
     mask = data["response_mask"]
     return (mask.to_padded_tensor(0) if mask.is_nested else mask).float()

@@ -10,10 +10,10 @@ VARIABLE = "REPLAY_VERL_OPTIONS"
 
 
 def options_text() -> str | None:
-    """The options as JSON; `None` in a process that belongs to no run of ours."""
+    """Return the options as JSON; `None` in a process that belongs to no run of ours."""
     return os.environ.get(VARIABLE)
 
 
 def child_environment(options: str, **more: str) -> dict[str, str]:
-    """This process's environment with the options in it, for the process that starts VeRL."""
+    """Copy this process's environment with the options in it, for the one that starts VeRL."""
     return {**os.environ, VARIABLE: options, **more}

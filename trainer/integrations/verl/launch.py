@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
 from trainer.folders import sole_writer
-from trainer.integrations.settings import EngineSettings, read_settings
+from trainer.integrations.settings import RunConfig, read_settings
 from trainer.integrations.verl.doctor import require_version, silent_channels
 from trainer.integrations.verl.environment import child_environment
 from trainer.integrations.verl.options import PluginOptions
@@ -46,7 +46,7 @@ def train_with_verl(
         return _train(settings, should_stop)
 
 
-def _train(settings: EngineSettings, should_stop: Callable[[], bool]) -> dict[str, Any]:
+def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, Any]:
     run = prepare(settings)
     logger.info("verl: %d states (%d with hint), %d pairs", run.n_prompts, run.n_hints, run.n_pairs)
     for name, weight in (("sdpo", run.options.alpha_sdpo), ("replay", run.options.beta_replay)):
@@ -140,12 +140,12 @@ def check_first_step(metrics: Path, options: PluginOptions) -> bool:
 
 
 def value_of(row: Mapping[str, Any], name: str) -> float:
-    """A metric under VeRL's name for it, which puts `actor/` before ours; 0 when it is missing."""
+    """Read a metric under VeRL's name for it, which puts `actor/` before ours; 0 when missing."""
     return float(row.get(f"actor/{name}", row.get(name, 0.0)))
 
 
 def live_channels(rows: list[dict[str, Any]], options: PluginOptions) -> list[str]:
-    """Channels that contributed in some step."""
+    """Name the channels that contributed in some step."""
     live = []
     spread = ("critic/advantages/max", "critic/advantages/min")
     if options.policy_weight > 0 and any(row.get(name, 0.0) for row in rows for name in spread):
@@ -157,7 +157,7 @@ def live_channels(rows: list[dict[str, Any]], options: PluginOptions) -> list[st
 
 
 def _rows(metrics: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of VeRL's file logger, flat."""
+    """Yield whole lines of VeRL's file logger, flat."""
     if not metrics.exists():
         return
     for line in metrics.read_text("utf-8").splitlines(keepends=True):

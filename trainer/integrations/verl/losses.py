@@ -21,7 +21,7 @@ NOT_SCORED = -1
 
 
 def is_scored(teacher_ids_NK: Tensor) -> Tensor:
-    """Where a hinted teacher scored the next token, [N]."""
+    """Tell where a hinted teacher scored the next token, [N]."""
     return teacher_ids_NK[..., 0] != NOT_SCORED
 
 
@@ -31,7 +31,7 @@ def topk_divergence(
     teacher_logp_NK: Tensor,
     options: SDPOOptions,
 ) -> Tensor:
-    """Channel 2 at every position, [N]: 0 where no hinted teacher scored.
+    """Compute channel 2 at every position, [N]: 0 where no hinted teacher scored.
 
     The teacher's k entries, and the rest of each side as one more.
 
@@ -51,7 +51,7 @@ def topk_divergence(
 
 
 def share_of_mean(values: Tensor, mask: Tensor, *, total: float, n_ranks: int) -> Tensor:
-    """One micro-batch's part of the mean over all ranks, times the ranks that are averaged over.
+    """Return one micro-batch's part of the mean over all ranks, times the number of ranks.
 
     `total` is the sum of the mask over all of them.
     """
@@ -64,7 +64,7 @@ def pair_terms(
     reference_B: Tensor | None,
     options: ReplayOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Loss [P] and margin per token [P] of rows that alternate between chosen and rejected."""
+    """Compute loss [P] and margin per token [P] of rows alternating between chosen and rejected."""
     mask_BR = mask_BR.to(logps_BR.dtype)
     sums_B = torch.where(mask_BR != 0, logps_BR, logps_BR.new_zeros(())).sum(-1)
     lengths_B = mask_BR.sum(-1)

@@ -14,6 +14,7 @@ from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
+from trainer.integrations.engines import VERL
 from trainer.integrations.handover import (
     check_startable,
     make_renderer,
@@ -21,27 +22,12 @@ from trainer.integrations.handover import (
     require_hints,
 )
 from trainer.integrations.pairs import write_pairs
-from trainer.integrations.settings import EngineSettings, overlaid
+from trainer.integrations.settings import RunConfig, overlaid
 from trainer.integrations.verl.doctor import BACKEND
 from trainer.integrations.verl.environment import VARIABLE
 from trainer.integrations.verl.options import PluginOptions, options_of
 
 logger = logging.getLogger(__name__)
-
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "grpo": {"loss_agg_mode": "seq-mean-token-mean"},
-    "dapo": {"loss_agg_mode": "token-mean", "clip_ratio_high": 0.28},
-    "dr_grpo": {"loss_agg_mode": "seq-mean-token-sum-norm"},
-    "gspo": {"loss_agg_mode": "seq-mean-token-mean", "policy_loss": {"loss_mode": "gspo"}},
-    "cispo": {
-        "loss_agg_mode": "token-mean",
-        "policy_loss": {"loss_mode": "cispo"},
-        "clip_ratio_low": 1.0,
-        "clip_ratio_high": 4.0,
-    },
-    "sapo": {"loss_agg_mode": "seq-mean-token-mean", "policy_loss": {"loss_mode": "sapo"}},
-}
-"""Policy objectives by our names, in VeRL's words (`actor_rollout_ref.actor`)."""
 
 SCHEDULES = {
     "linear": "constant",
@@ -86,7 +72,7 @@ class PreparedRun:
     n_pairs: int
 
 
-def prepare(settings: EngineSettings) -> PreparedRun:
+def prepare(settings: RunConfig) -> PreparedRun:
     """Render the dataset, and write everything that VeRL needs into `settings.output`.
 
     Raises:
@@ -120,7 +106,7 @@ def prepare(settings: EngineSettings) -> PreparedRun:
 
 
 def prompt_rows(data: PreferenceData, renderer: Renderer, *, reward: str) -> list[dict[str, Any]]:
-    """The states to roll out from, rendered with and without hint, in VeRL's columns."""
+    """Render the states to roll out from, with and without hint, in VeRL's columns."""
     states: list[Any] = list(data.prompts)
     states = states or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
     rows = []
@@ -148,12 +134,12 @@ def prompt_rows(data: PreferenceData, renderer: Renderer, *, reward: str) -> lis
 
 
 def hydra_config(
-    settings: EngineSettings,
+    settings: RunConfig,
     options: PluginOptions,
     rows: Sequence[Mapping[str, Any]],
     prompts: Path,
 ) -> dict[str, Any]:
-    """The whole of what we tell VeRL; `engines.verl` of the settings file goes over it.
+    """Build the whole of what we tell VeRL; `engines.verl` of the settings file goes over it.
 
     Raises:
         TrainerConfigError: the batch does not hold whole groups, or the dataset not one batch.
@@ -178,7 +164,7 @@ def hydra_config(
             "model": {
                 "path": settings.model,
                 "use_fused_kernels": False,
-                "enable_gradient_checkpointing": shared.activation_checkpointing,
+                "enable_gradient_checkpointing": shared.activation_checkpointing is not False,
             },
             "actor": _actor_section(settings, n_states),
             "rollout": _rollout_section(settings, options, rows),
@@ -209,7 +195,7 @@ def hydra_config(
 
 
 def _data_section(
-    settings: EngineSettings, rows: Sequence[Mapping[str, Any]], prompts: Path, n_states: int
+    settings: RunConfig, rows: Sequence[Mapping[str, Any]], prompts: Path, n_states: int
 ) -> dict[str, Any]:
     return {
         "train_files": str(prompts),
@@ -223,7 +209,7 @@ def _data_section(
     }
 
 
-def _actor_section(settings: EngineSettings, n_states: int) -> dict[str, Any]:
+def _actor_section(settings: RunConfig, n_states: int) -> dict[str, Any]:
     shared = settings.shared
     schedule = SCHEDULES.get(shared.lr_scheduler_type)
     if schedule is None:
@@ -232,7 +218,7 @@ def _actor_section(settings: EngineSettings, n_states: int) -> dict[str, Any]:
         )
     if schedule != shared.lr_scheduler_type:
         logger.warning("verl: lr_scheduler_type=%s becomes %s", shared.lr_scheduler_type, schedule)
-    objective = OBJECTIVES[shared.objective or "dapo"]
+    objective = dict(VERL.objectives[shared.objective or "dapo"])
     if shared.objective == "dr_grpo":
         objective = objective | {"loss_scale_factor": shared.max_completion_length}
     return {
@@ -243,7 +229,7 @@ def _actor_section(settings: EngineSettings, n_states: int) -> dict[str, Any]:
         "grad_clip": shared.max_grad_norm,
         "optim": {
             "lr": shared.learning_rate,
-            "lr_warmup_steps": shared.warmup_steps,
+            "lr_warmup_steps": _whole_steps(shared.warmup_steps, shared.max_steps),
             "lr_scheduler_type": schedule,
             "weight_decay": shared.weight_decay,
             "clip_grad": shared.max_grad_norm,
@@ -251,8 +237,13 @@ def _actor_section(settings: EngineSettings, n_states: int) -> dict[str, Any]:
     } | objective
 
 
+def _whole_steps(steps: float, n_steps: int) -> int:
+    """Return a number of steps; below one it is a share of all of them, as under TRL."""
+    return int(steps if steps >= 1 else steps * n_steps)
+
+
 def _rollout_section(
-    settings: EngineSettings, options: PluginOptions, rows: Sequence[Mapping[str, Any]]
+    settings: RunConfig, options: PluginOptions, rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     shared = settings.shared
     longest = max(

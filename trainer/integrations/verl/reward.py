@@ -14,7 +14,7 @@ def compute_score(
     extra_info: dict[str, Any] | None = None,
     **_: Any,
 ) -> float:
-    """How well the generated action agrees with the consensus in `ground_truth`, as JSON."""
+    """Score how well the generated action agrees with the consensus in `ground_truth`, as JSON."""
     row = json.loads(ground_truth)
     row.setdefault("chosen_action", row["consensus"])
     return float(

@@ -1,0 +1,81 @@
+"""Show in Dagster what the files say, also what was done without it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import dagster as dg
+
+from replay_pipeline.assets import pairs, publish, replay, traces, train
+from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.assets.reporting import Facts, as_metadata
+from replay_pipeline.orchestration.instance import open_instance
+from replay_pipeline.stages.pipeline import Pipeline, Receipt
+
+_ASSETS: dict[str, tuple[str, Facts]] = {
+    "ingest": ("trace_states", traces.state_facts),
+    "replay": ("teacher_actions", replay.answer_facts),
+    "pairs": ("dpo_pairs", pairs.pair_facts),
+    "normalize": ("normalized_pairs", pairs.kept_facts),
+    "publish": ("published_dataset", publish.dataset_facts),
+    "train": ("trained_model", train.model_facts),
+}
+"""The asset that a stage's receipt belongs to, and how it is shown."""
+
+
+_MAX_EVENTS_READ = 500
+
+
+def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
+    """Show in Dagster what the files say: batches, and stages that were done without Dagster.
+
+    The files are the truth and Dagster's database is a view of them: after its home was lost, this
+    brings it back. Returns how many materializations were added.
+
+    Raises:
+        StorageError: Dagster's home cannot be written.
+    """
+    with open_instance(pipeline, runs_are_here=runs_are_here) as instance:
+        instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
+        receipts = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
+        shown = {
+            name: _shown_at(instance, dg.AssetKey(name))
+            for name, _ in (_ASSETS[stage] for stage in {r.stage for r in receipts})
+        }
+        missing = [r for r in receipts if not _is_shown(r, shown[_ASSETS[r.stage][0]])]
+        for receipt in missing:
+            name, facts = _ASSETS[receipt.stage]
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(
+                    name,
+                    partition=None if receipt.batch == "all" else receipt.batch,
+                    metadata=as_metadata(pipeline, receipt, facts),
+                )
+            )
+    return len(missing)
+
+
+def _is_shown(receipt: Receipt, shown_at: Mapping[str | None, float]) -> bool:
+    """Whether the last materialization is of this receipt: it is logged right after it."""
+    at = shown_at.get(None if receipt.batch == "all" else receipt.batch)
+    if at is None:
+        return False
+    return not receipt.at or datetime.fromisoformat(receipt.at).timestamp() <= at
+
+
+def _shown_at(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str | None, float]:
+    """When each partition (or, under `None`, the whole asset) was last materialized."""
+    last = instance.get_latest_materialization_event(key)
+    if last is None:
+        return {}
+    shown: dict[str | None, float] = {None: last.timestamp}
+    ids = list(
+        instance.event_log_storage.get_latest_storage_id_by_partition(
+            key, dg.DagsterEventType.ASSET_MATERIALIZATION
+        ).values()
+    )
+    for start in range(0, len(ids), _MAX_EVENTS_READ):
+        chunk = ids[start : start + _MAX_EVENTS_READ]
+        wanted = dg.AssetRecordsFilter(asset_key=key, storage_ids=chunk)
+        for record in instance.fetch_materializations(wanted, limit=len(chunk)).records:
+            shown[record.partition_key] = record.timestamp
+    return shown

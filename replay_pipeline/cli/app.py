@@ -1,0 +1,35 @@
+"""The program itself: its groups of commands, and what holds for every one of them."""
+
+import logging
+from typing import Annotated
+
+import typer
+from rich.logging import RichHandler
+
+from replay_pipeline.cli.console import (
+    PrintableFormatter,
+    err,
+)
+
+app = typer.Typer(
+    name="replay-pipeline",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Turn Claude Code sessions into a preference dataset, and train on it.\n\n"
+    "Sessions → states → teacher answers → pairs → normalized pairs → dataset → model. "
+    "`run` does all of it; each other command does one step of it.",
+)
+teachers_app = typer.Typer(no_args_is_help=True, help="Look at the teachers, or serve local ones.")
+pairs_app = typer.Typer(invoke_without_command=True, help="Extract pairs, and look at them.")
+app.add_typer(teachers_app, name="teachers")
+app.add_typer(pairs_app, name="pairs")
+
+
+@app.callback()
+def _every_command(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
+) -> None:
+    handler = RichHandler(console=err, show_path=False)
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])

@@ -1,0 +1,103 @@
+"""The commands that look at a data root, and open Dagster on it."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replay_pipeline.cli.app import app
+from replay_pipeline.cli.console import (
+    out,
+    print_report,
+    show_findings,
+    show_stale,
+    show_status,
+)
+from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
+from replay_pipeline.cli.shared import load, prepare_demo
+
+
+@app.command()
+def status(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    stale: Annotated[
+        bool,
+        typer.Option(
+            "--stale",
+            help="List what the installed code would make otherwise, and what that would cost.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What is done, what it cost, and what is still open."""
+    from replay_pipeline.stages import pipeline
+
+    work = pipeline.Pipeline(load(settings, data))
+    if stale:
+        print_report(work.stale(), as_json=as_json, show=show_stale)
+    else:
+        print_report(work.status(), as_json=as_json, show=show_status)
+
+
+@app.command()
+def doctor(
+    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
+) -> None:
+    """Check this machine and these settings: packages, keys, teachers, disk, folders."""
+    from replay_pipeline.stages import pipeline
+
+    findings = pipeline.Pipeline(load(settings, data)).examine()
+    print_report({"findings": findings}, as_json=as_json, show=show_findings)
+    if any(not finding["ok"] for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def ui(
+    data: DataOption = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 3000,
+    sample: Annotated[
+        bool, typer.Option("--demo", help="Set the data root up as `demo` does.")
+    ] = False,
+) -> None:
+    """Open Dagster on the data root; it listens on this machine only."""
+    from replay_pipeline.assets.records import sync
+    from replay_pipeline.orchestration.instance import ui_command
+    from replay_pipeline.stages import pipeline
+
+    if sample:
+        data = data or Path("demo")
+        if not (data / "settings.toml").exists():
+            prepare_demo(data)
+    work = pipeline.Pipeline(load(None, data))
+    sync(work)
+    command, environment = ui_command(work.settings, port=port)
+    out.print(f"Dagster on [bold]{work.root.path}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
+    # A shell starts background jobs deaf to SIGINT, and Dagster would then not hear SIGTERM either.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.execve(command[0], command, environment)
+
+
+@app.command()
+def sync(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    runs_are_here: Annotated[
+        bool,
+        typer.Option(
+            "--runs-are-here",
+            help="Every run is a process of this machine: end those whose process is gone, also "
+            "where Dagster's records are on a server.",
+        ),
+    ] = False,
+) -> None:
+    """Bring Dagster's view up to date with the files, or back after its home was lost."""
+    from replay_pipeline.assets import records
+    from replay_pipeline.stages import pipeline
+
+    work = pipeline.Pipeline(load(settings, data))
+    n_added = records.sync(work, runs_are_here=runs_are_here)
+    out.print(f"{n_added} materializations added")

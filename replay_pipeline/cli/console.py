@@ -1,0 +1,277 @@
+"""What a person sees in a terminal: bars while work goes on, and a table at its end."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich import markup
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from replay_pipeline.redaction.printable import printable
+from replay_pipeline.types import Progress
+
+Report = Mapping[str, Any]
+
+
+def escape(text: str) -> str:
+    """`text` for a console: nothing in it is taken for a command, of rich or of the terminal."""
+    return markup.escape(printable(text))
+
+
+class PrintableFormatter(logging.Formatter):
+    """Log lines without terminal escapes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return printable(super().format(record))
+
+
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[Progress], None]]:
+    """A bar per stage in a terminal; nothing where there is none."""
+    bars = Bars(
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[usd]}"),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def show(progress: Progress) -> None:
+        if progress.stage not in tasks:
+            tasks[progress.stage] = bars.add_task(progress.stage, usd="")
+        usd = "" if progress.cost_usd is None else f"${progress.cost_usd:.4f}"
+        bars.update(
+            tasks[progress.stage], completed=progress.n_done, total=progress.n_total, usd=usd
+        )
+
+    with bars:
+        yield show
+
+
+def print_report(report: Report, *, as_json: bool, show: Callable[[Report], None]) -> None:
+    """Print `report` as JSON for a script, or as `show` draws it for a person."""
+    if as_json:
+        sys.stdout.write(json.dumps(report, indent=1, default=str) + "\n")
+    else:
+        show(report)
+
+
+def _table(title: str, rows: list[tuple[str, Any]]) -> None:
+    table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    table.add_column(style="cyan")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(escape(name), escape(_words(value)))
+    out.print(table)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(each)}" for key, each in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value)) or "none"
+    if isinstance(value, float):
+        return f"{value:,.4f}"
+    return "none" if value is None else str(value)
+
+
+def show_summary(summary: Report) -> None:
+    """The table at the end of a run."""
+    train = summary["train"]
+    rows: list[tuple[str, Any]] = [
+        ("sessions", f"{summary['sessions']} in {summary['batches']} batches"),
+        ("states", f"{summary['states']} (of {summary['turns']} turns)"),
+        (
+            "calls",
+            f"{summary['calls']} now; in all {summary['answers']} answers, "
+            f"{summary['failed_calls']} failed",
+        ),
+        (
+            "dollars",
+            f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
+            f"ceiling ${summary['max_total_usd']:.2f}",
+        ),
+        (
+            "agreements",
+            f"{summary['agreements']} ({summary['agreements_with_student']} with the student)",
+        ),
+        ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
+        ("dropped", summary["dropped"]),
+        ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
+    ]
+    if train:
+        rows += [
+            (
+                "loss",
+                f"{train['loss_first']:.4f} → {train['loss_last']:.4f} in {train['steps']} steps",
+            ),
+            ("channels", train["channels_live"]),
+        ]
+    rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
+    _table("replay-pipeline", rows)
+
+
+def show_ingest(report: Report) -> None:
+    """What was read, and what was skipped."""
+    names = ("sessions", "turns", "states")
+    rows = [(name, report.get(f"n_{name}", report.get(name))) for name in names]
+    _table("Ingested", [*rows, ("skipped rows", report.get("skipped", report.get("rows_skipped")))])
+
+
+def show_estimate(report: Report) -> None:
+    """Tokens and dollars by teacher."""
+    table = Table(title="What the replay would cost", title_justify="left", title_style="bold")
+    for name in ("teacher", "model", "calls", "prompt tokens", "expected $", "at most $"):
+        table.add_column(name, justify="left" if name in ("teacher", "model") else "right")
+    for row in report["teachers"]:
+        table.add_row(
+            escape(row["teacher"]),
+            escape(row["model"]),
+            f"{row['n_calls']:,}",
+            f"{row['n_prompt_tokens']:,}",
+            f"{row['expected_usd']:.4f}",
+            f"{row['bound_usd']:.4f}",
+        )
+    table.add_row("all", "", "", "", f"{report['expected_usd']:.4f}", f"{report['bound_usd']:.4f}")
+    out.print(table)
+
+
+def _draw_batches(
+    title: str, reports: Report, names: tuple[str, ...], *, first: str = "batch"
+) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in names:
+        heading = name.removeprefix("n_").replace("_usd", " $").replace("_", " ")
+        longest_word = max(map(len, heading.split()))
+        table.add_column(heading, overflow="fold", min_width=longest_word)
+    for key, report in reports.items():
+        table.add_row(escape(key), *(escape(_words(report.get(name))) for name in names))
+    out.print(table)
+
+
+def show_replay(reports: Report) -> None:
+    """Calls and dollars by batch."""
+    _draw_batches(
+        "Replayed", reports, ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
+    )
+    if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
+        out.print(
+            f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "
+            "goes on where it stopped; --budget sets another ceiling.",
+            soft_wrap=True,
+        )
+
+
+def show_control(report: Report) -> None:
+    """How often the students left their own actions."""
+    _table("Control", list(report.items()))
+
+
+def show_pairs(reports: Report) -> None:
+    """Outcomes by batch."""
+    _draw_batches(
+        "Pairs", reports, ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+    )
+
+
+def show_normalize(reports: Report) -> None:
+    """Kept and dropped by batch."""
+    _draw_batches("Normalized", reports, ("n_kept", "n_dropped", "dropped"))
+
+
+def show_publish(report: Report) -> None:
+    """What was written."""
+    _table(
+        "Published", [(key, value) for key, value in report.items() if not isinstance(value, list)]
+    )
+
+
+def show_train(report: Report) -> None:
+    """What the training came to."""
+    _table("Trained", [(k, v) for k, v in report.items() if not isinstance(v, list | dict)])
+
+
+def show_status(report: Report) -> None:
+    """What is done, and what it cost."""
+    if not report["batches"]:
+        out.print("No sessions yet: run `replay-pipeline ingest` first.")
+        return
+    _draw_batches("Batches", report["batches"], ("ingest", "replay", "pairs", "normalize"))
+    ledger = report["ledger"]
+    plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
+    kind = "of the sample's recorded teachers" if report["is_sample"] else "of real teachers"
+    _table(f"Money {kind}", list(plain.items()))
+    if report["other_ledger_usd"] is not None:
+        other = "real teachers" if report["is_sample"] else "the sample's teachers"
+        how = "openrouter" if report["is_sample"] else "sample"
+        out.print(
+            f"A second ledger holds ${report['other_ledger_usd']:.4f} of {other}: look at it with "
+            f"REPLAY_TEACHERS={how}.",
+            soft_wrap=True,
+        )
+    if scopes := ledger.get("scopes"):
+        rows = {
+            scope.pop("scope").replace("partition:", "batch:"): {
+                key.removesuffix("_usd"): value for key, value in scope.items()
+            }
+            for scope in map(dict, scopes)
+        }
+        names = tuple(next(iter(rows.values())))
+        _draw_batches("Limits, in US dollars", rows, names, first="counts for")
+
+
+def show_stale(report: Report) -> None:
+    """What older code made, why it is stale, and what doing it again costs."""
+    if not report["batches"]:
+        out.print("Nothing is stale: the installed code would make the same of everything.")
+        return
+    stages = ("ingest", "replay", "pairs", "normalize", "publish")
+    rows = {key: {s: row.get(s, "") for s in stages} for key, row in report["batches"].items()}
+    _draw_batches("Stale, and why", rows, stages)
+    if cost := report["cost"]:
+        n_calls = sum(row["n_calls"] for row in cost["teachers"])
+        price = f"{n_calls:,} new questions for about ${cost['expected_usd']:.4f}"
+    else:
+        price = "no question changes, so it costs nothing"
+    out.print(f"`replay-pipeline run` does it again: {price}. Paid answers are kept.")
+
+
+def show_findings(report: Report) -> None:
+    """One line per check."""
+    for finding in report["findings"]:
+        mark = "[green]ok[/]" if finding["ok"] else "[red]no[/]"
+        out.print(f"{mark}  {escape(finding['what'])}: {escape(finding['detail'])}")
+
+
+def show_teachers(report: Report) -> None:
+    """One row per teacher."""
+    table = Table(
+        "teacher", "model", "$ per million in / out", "allows training", "state",
+        title="Teachers", title_justify="left", title_style="bold",
+    )  # fmt: skip
+    for row in report["teachers"]:
+        prices = (row["prompt_usd_per_mtok"], row["completion_usd_per_mtok"])
+        table.add_row(
+            escape(row["teacher"]),
+            escape(row["model"]),
+            "unknown" if None in prices else f"{prices[0]:.3g} / {prices[1]:.3g}",
+            {True: "yes", False: "no", None: "not known"}[row["is_distillable"]],
+            escape(row["problem"] or "ok"),
+        )
+    out.print(table)

@@ -1,0 +1,104 @@
+"""The commands that make the dataset and change it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from replay_pipeline.cli.app import app
+from replay_pipeline.cli.console import (
+    print_report,
+    progress_bars,
+    show_normalize,
+    show_publish,
+)
+from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
+from replay_pipeline.cli.shared import chosen, load
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.storage.store import as_path
+
+
+@app.command()
+def normalize(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    batch: BatchOption = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="`default`, `tool_calls`, `strict`, `lint` or a YAML file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep the pairs that are fit to publish; keep the others apart, each with its reason."""
+    from replay_pipeline.stages import pipeline
+
+    changes = {} if recipe is None else {"normalize": {"recipe": recipe}}
+    work = pipeline.Pipeline(load(settings, data, changes=changes))
+    reports = {key: work.normalize(key).report for key in chosen(work, batch)}
+    print_report(reports, as_json=as_json, show=show_normalize)
+
+
+@app.command()
+def publish(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Dataset folder or URL.", parser=as_path, metavar="DIR"),
+    ] = None,
+    repo: Annotated[
+        str | None, typer.Option(help="Hub dataset `owner/name`; needs `HF_TOKEN`.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the dataset folder, and push it to the Hub if a repository is named."""
+    from replay_pipeline.stages import pipeline
+
+    changes: dict[str, Any] = {"publish": {}}
+    if to is not None:
+        changes["publish"]["folder"] = to
+    if repo is not None:
+        changes["publish"]["repo_id"] = repo
+    with progress_bars() as on_progress:
+        work = pipeline.Pipeline(load(settings, data, changes=changes), on_progress=on_progress)
+        report = work.publish().report
+    print_report(report, as_json=as_json, show=show_publish)
+
+
+@app.command()
+def retract(
+    session: Annotated[
+        list[str] | None,
+        typer.Option("--session", help="Id of a session; may be given again.", metavar="ID"),
+    ] = None,
+    batch: Annotated[
+        list[str] | None,
+        typer.Option("--batch", help="A whole trace batch; may be given again.", metavar="KEY"),
+    ] = None,
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    repo: Annotated[
+        str | None, typer.Option(help="Hub dataset `owner/name` to take them out of as well.")
+    ] = None,
+    erase: Annotated[
+        bool, typer.Option(help="Forget the history of the Hub dataset too. Can't be undone.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take sessions or batches out of the dataset, for good: they are never published again.
+
+    What is on this machine stays: the pipeline's own tables, and the sessions themselves.
+    """
+    from replay_pipeline.stages import pipeline
+
+    changes = {} if repo is None else {"publish": {"repo_id": repo}}
+    work = pipeline.Pipeline(load(settings, data, changes=changes))
+    named = f"{len(session or ())} sessions and {len(batch or ())} batches"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"retracting {named} can't be undone: give --yes")
+        if not typer.confirm(f"Take {named} out of {work.settings.dataset_dir()} for good?"):
+            raise ConfigError("stopped; nothing was changed")
+    report = work.retract(session_ids=session or (), batches=batch or (), erase=erase)
+    print_report(report.to_json(), as_json=as_json, show=show_publish)

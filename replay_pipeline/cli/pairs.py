@@ -1,0 +1,72 @@
+"""The commands that extract pairs and show them."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from replay_pipeline.cli.app import app, pairs_app
+from replay_pipeline.cli.console import (
+    escape,
+    out,
+    print_report,
+    show_pairs,
+)
+from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
+from replay_pipeline.cli.shared import chosen, load
+
+
+@pairs_app.callback()
+def pairs(
+    context: typer.Context,
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    batch: BatchOption = None,
+    threshold: Annotated[
+        int | None, typer.Option(help="Votes of distinct model families that make a consensus.")
+    ] = None,
+    marks: Annotated[
+        Path | None, typer.Option(help="Marks exported from the review page.", metavar="FILE")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Where the teachers agree on something that the student did not do."""
+    if context.invoked_subcommand is not None:
+        return
+    from replay_pipeline.stages import pipeline
+
+    changes: dict[str, Any] = {"pairs": {}}
+    if threshold is not None:
+        changes["pairs"]["agreement_threshold"] = threshold
+    if marks is not None:
+        changes["pairs"]["marks"] = marks
+    work = pipeline.Pipeline(load(settings, data, changes=changes))
+    reports = {key: work.pairs(key).report for key in chosen(work, batch)}
+    print_report(reports, as_json=as_json, show=show_pairs)
+
+
+@pairs_app.command("show")
+def pairs_show(
+    state: Annotated[str, typer.Argument(help="Id of the state, or its first characters.")],
+    data: DataOption = None,
+    settings: SettingsOption = None,
+) -> None:
+    """One state: what came before, what the student did, and what each teacher would do."""
+    from replay_pipeline.stages import pipeline
+
+    text = pipeline.Pipeline(load(settings, data)).show(state)
+    out.print(escape(text), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def review(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    to: Annotated[Path | None, typer.Option("--to", help="The HTML file to write.")] = None,
+) -> None:
+    """Write a page that shows all pairs side by side; it needs no server."""
+    from replay_pipeline.stages import pipeline
+
+    work = pipeline.Pipeline(load(settings, data))
+    path = work.review(to)
+    out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")

@@ -1,0 +1,131 @@
+"""The commands that ask teachers, or say what that would cost."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replay_pipeline.cli.app import app, teachers_app
+from replay_pipeline.cli.console import (
+    err,
+    out,
+    print_report,
+    progress_bars,
+    show_control,
+    show_estimate,
+    show_replay,
+    show_teachers,
+)
+from replay_pipeline.cli.options import (
+    BatchOption,
+    BudgetOption,
+    DataOption,
+    JsonOption,
+    SettingsOption,
+    YesOption,
+)
+from replay_pipeline.cli.shared import chosen, confirm, load
+
+
+@app.command()
+def estimate(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    batch: BatchOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What the replay would cost at today's prices, before anything is paid."""
+    from replay_pipeline.stages import pipeline
+
+    work = pipeline.Pipeline(load(settings, data))
+    print_report(work.estimate(chosen(work, batch)).to_json(), as_json=as_json, show=show_estimate)
+
+
+@app.command()
+def replay(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    batch: BatchOption = None,
+    max_total_usd: BudgetOption = None,
+    half_price: Annotated[
+        bool,
+        typer.Option(
+            "--half-price",
+            help="Hand all questions in by the batch API: half the price, answers within a day. "
+            "Ctrl-C ends the waiting; the same command takes the answers over.",
+        ),
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the teachers, under a hard ceiling. Answers that are paid for are never asked again."""
+    from replay_pipeline.stages import pipeline
+
+    loaded = load(settings, data, max_total_usd=max_total_usd)
+    work = pipeline.Pipeline(loaded)
+    batches = chosen(work, batch)
+    confirm(work, yes=yes, batches=batches)
+    left_usd = None
+    if half_price:
+        err.print(
+            "handing the questions in; answers may take up to a day (Ctrl-C ends the waiting)"
+        )
+        by_batch = work.hand_in(batches)
+        err.print(f"{by_batch.n_sent} asked by batch for ${by_batch.newly_spent_usd:.4f}")
+        left_usd = 0.0
+    with progress_bars() as on_progress:
+        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(left_usd)
+        reports = {key: replay_one(key).report for key in batches}
+    print_report(reports, as_json=as_json, show=show_replay)
+
+
+@app.command()
+def control(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    max_total_usd: Annotated[
+        float, typer.Option("--budget", min=0, help="Hard ceiling in US dollars.", metavar="USD")
+    ] = 1.0,
+    states: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the students' own models again: how often do they leave their recorded action?
+
+    The higher the share, the less a teacher's disagreement says. The figure goes into the card.
+    """
+    from replay_pipeline.stages import pipeline
+
+    with progress_bars() as on_progress:
+        work = pipeline.Pipeline(load(settings, data), on_progress=on_progress)
+        chosen(work, None)
+        report = work.control(max_total_usd=max_total_usd, n_states=states).report
+    print_report(report, as_json=as_json, show=show_control)
+
+
+@teachers_app.command("list")
+def teachers_list(
+    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
+) -> None:
+    """The teachers of these settings: model, key, price, terms."""
+    from replay_pipeline.stages import pipeline
+
+    checks = pipeline.Pipeline(load(settings, data)).check_teachers()
+    print_report({"teachers": checks}, as_json=as_json, show=show_teachers)
+
+
+@teachers_app.command("serve")
+def teachers_serve(
+    answers: Annotated[
+        Path | None, typer.Option(help="Recorded answers (JSON lines). By default the sample's.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8400,
+) -> None:
+    """Serve recorded answers on this machine, in OpenRouter's protocol."""
+    from replay_pipeline.testing import script_of, serve
+    from replay_pipeline.testing.sample import ANSWERS_FILE
+
+    serve(
+        script_of(answers or ANSWERS_FILE),
+        port=port,
+        on_ready=lambda url: out.print(f"Teachers at {url} (Ctrl-C stops them)"),
+    )

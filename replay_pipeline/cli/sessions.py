@@ -1,0 +1,58 @@
+"""The command that reads session logs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replay_pipeline.cli.app import app
+from replay_pipeline.cli.console import (
+    print_report,
+    progress_bars,
+    show_ingest,
+)
+from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
+from replay_pipeline.cli.shared import load
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.settings import redaction_salt
+
+
+@app.command()
+def ingest(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Session files or folders. By default Claude Code's own folder."),
+    ] = None,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write plain tables here, outside any data root."),
+    ] = None,
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sessions to states. Into the data root as batches, or with `--out` to one folder."""
+    from replay_pipeline import ingesters
+    from replay_pipeline.stages import pipeline
+    from replay_pipeline.stages.summary import summarize
+
+    loaded = load(settings, data, sources=paths)
+    with progress_bars() as on_progress:
+        if out_dir is not None:
+            if not paths:
+                raise ConfigError("--out needs the sessions to read: name files or folders")
+            result = ingesters.ingest(
+                paths,
+                redact=loaded.ingest.is_redacted,
+                hash_project=loaded.ingest.is_project_hashed,
+                salt=redaction_salt(),
+                on_progress=on_progress,
+            )
+            ingesters.write_traces(result, out_dir)
+            report = result.report.to_json()
+        else:
+            work = pipeline.Pipeline(loaded, on_progress=on_progress)
+            before = work.receipts.stamps()
+            work.ingest_new()
+            report = summarize(work.receipts.all(since=before))
+    print_report(report, as_json=as_json, show=show_ingest)

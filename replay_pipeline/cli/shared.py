@@ -1,0 +1,89 @@
+"""What several commands do first: read the settings, choose batches, ask before paying."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from replay_pipeline.cli.console import (
+    show_estimate,
+)
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.settings import Settings
+
+
+def load(
+    settings: Path | None,
+    data: Path | None,
+    *,
+    max_total_usd: float | None = None,
+    sources: list[Path] | None = None,
+    changes: dict[str, Any] | None = None,
+) -> Settings:
+    """Read the settings, and put what the command line says over them."""
+    changes = dict(changes or {})
+    if max_total_usd is not None:
+        changes["replay"] = {"max_total_usd": max_total_usd}
+    if sources:
+        changes["ingest"] = {"sources": sources}
+    return Settings.load(settings, data_dir=data, changes=changes)
+
+
+_DEMO_HEADER = "# Written by `replay-pipeline demo`."
+
+
+def prepare_demo(data: Path) -> None:
+    """Write the settings of the demo, which the UI reads as well."""
+    from replay_pipeline.settings import environment
+    from replay_pipeline.storage.tables import written_whole
+    from replay_pipeline.testing.sample import SESSIONS_DIR
+
+    path = data / "settings.toml"
+    if path.exists() and not path.read_text("utf-8").startswith(_DEMO_HEADER):
+        raise ConfigError(f"{path} is not the demo's: choose another folder with --data")
+    is_real = environment("REPLAY_TEACHERS", "sample") != "sample"
+    lines = [
+        _DEMO_HEADER,
+        "[ingest]",
+        f"sources = [{json.dumps(str(SESSIONS_DIR))}]",
+        "max_batch_sessions = 4",
+        "[replay]",
+        f"sample_teachers = {json.dumps(not is_real)}",
+        "max_total_usd = 5.0",
+        "confirm_above_usd = 0.0",
+    ]
+    with written_whole(path) as file:
+        file.write(("\n".join(lines) + "\n").encode())
+
+
+def chosen(work: Any, batches: list[str] | None) -> list[str]:
+    """Give the batches that were named, or all of them, in their order."""
+    known = work.batches()
+    if unknown := sorted(set(batches or ()) - set(known)):
+        raise ConfigError(
+            f"no trace batch {', '.join(unknown)}; there are: {', '.join(known) or 'none yet'}"
+        )
+    if not known:
+        raise ConfigError(f"{work.root.path}: no trace batches; run `replay-pipeline ingest` first")
+    return [key for key in known if not batches or key in batches]
+
+
+def confirm(work: Any, *, yes: bool, batches: list[str] | None = None) -> None:
+    """Show the estimate of a run that costs more than the threshold, and ask."""
+    work.check_keys()
+    if yes or work.settings.replay.sample_teachers:
+        return
+    estimate = work.estimate(batches).to_json()
+    if estimate["expected_usd"] <= work.settings.replay.confirm_above_usd:
+        return
+    show_estimate(estimate)
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"this run is expected to cost {estimate['expected_usd']:.2f} USD, more than "
+            f"{work.settings.replay.confirm_above_usd:.2f}: give --yes, or raise "
+            "`replay.confirm_above_usd`"
+        )
+    if not typer.confirm("Go on?"):
+        raise ConfigError("stopped; nothing was paid")

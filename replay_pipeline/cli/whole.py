@@ -1,0 +1,86 @@
+"""The commands that take sessions through every stage."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replay_pipeline.cli.app import app
+from replay_pipeline.cli.console import (
+    out,
+    print_report,
+    progress_bars,
+    show_summary,
+)
+from replay_pipeline.cli.options import (
+    BudgetOption,
+    DataOption,
+    JsonOption,
+    SettingsOption,
+    YesOption,
+)
+from replay_pipeline.cli.shared import confirm, load, prepare_demo
+from replay_pipeline.storage.store import as_path
+
+
+@app.command()
+def run(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Session files or folders. By default Claude Code's own folder."),
+    ] = None,
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    max_total_usd: BudgetOption = None,
+    train: Annotated[bool, typer.Option(help="Train on the dataset at the end.")] = True,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take all sessions through every stage: new work only, nothing is paid twice."""
+    from replay_pipeline.stages import pipeline
+
+    loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths)
+    with progress_bars() as on_progress:
+        work = pipeline.Pipeline(loaded, on_progress=on_progress)
+        before = work.receipts.stamps()
+        work.ingest_new()
+    confirm(work, yes=yes)
+    with progress_bars() as on_progress:
+        summary = pipeline.run(loaded, with_training=train, since=before, on_progress=on_progress)
+    print_report(summary, as_json=as_json, show=show_summary)
+
+
+@app.command()
+def demo(
+    data: Annotated[
+        Path, typer.Option("--data", help="Folder of the demo.", parser=as_path, metavar="DIR")
+    ] = Path("demo"),
+    yes: YesOption = False,
+) -> None:
+    """Run the whole product on the bundled sample, under Dagster.
+
+    Needs no key, no GPU and no network: the teachers are a local server with recorded answers.
+    With `OPENROUTER_API_KEY` and `REPLAY_TEACHERS=openrouter` the same command asks real ones,
+    after showing what it would cost.
+    """
+    from replay_pipeline.assets.in_process import run_jobs
+    from replay_pipeline.stages import pipeline
+    from replay_pipeline.storage.tables import written_whole
+
+    prepare_demo(data)
+    loaded = load(data / "settings.toml", data)
+    with progress_bars() as on_progress:
+        work = pipeline.Pipeline(loaded, on_progress=on_progress)
+        before = work.receipts.stamps()
+        work.ingest_new()
+    if not loaded.replay.sample_teachers:
+        confirm(work, yes=yes)
+    with progress_bars() as on_progress:
+        run_jobs(work, settings_path=data / "settings.toml", on_progress=on_progress)
+    summary = work.summary(since=before)
+    with written_whole(data / "report.json") as file:
+        file.write(json.dumps(summary, indent=1).encode())
+    show_summary(summary)
+    out.print(f"Everything is in [bold]{data}[/]; the figures are in {data / 'report.json'}.")
+    out.print("Look at it in Dagster: [bold]make ui[/], then open http://127.0.0.1:3000")

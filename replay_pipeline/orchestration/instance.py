@@ -1,0 +1,151 @@
+"""Dagster on one data root: its home folder, its records, and the command that serves them."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+
+from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
+from replay_pipeline.orchestration.reconcile import reconcile
+from replay_pipeline.settings import (
+    DAGSTER_DATABASE,
+    Settings,
+    child_environment,
+    has_dagster_database,
+)
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.tables import written_whole
+
+_HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
+
+_INSTANCE_YAML = """\
+telemetry: {{enabled: false}}
+nux: {{enabled: false}}
+python_logs: {{python_log_level: WARNING}}
+{storage}run_queue: {{dequeue_interval_seconds: 1}}
+concurrency:
+  runs: {{max_concurrent_runs: 2}}
+  pools: {{default_limit: 1, granularity: op}}
+run_monitoring: {{enabled: true, poll_interval_seconds: 30, free_slots_after_run_end_seconds: 10}}
+retention:
+  sensor: {{purge_after_days: 7}}
+  schedule: {{purge_after_days: 90}}
+"""
+
+_SQLITE_YAML = """\
+storage:
+  custom:
+    module: replay_pipeline.orchestration.sqlite_storage
+    class: FastSqliteStorage
+    config: {{base_dir: {home}}}
+"""
+
+_POSTGRES_YAML = """\
+storage:
+  postgres:
+    postgres_url: {{env: {variable}}}
+"""
+
+_WORKSPACE_YAML = """\
+load_from:
+  - python_module: {module_name: replay_pipeline.definitions, location_name: replay_pipeline}
+"""
+
+
+_EVENT_BATCH = "500"
+"""Events of one step that Dagster hands to its storage together."""
+
+
+def prepare_home(local_dir: Path) -> Path:
+    """Make `.dagster` under a folder of this machine, with settings unless there are others.
+
+    Returns the folder that was made.
+
+    Raises:
+        ConfigError: PostgreSQL is asked for, but its URL names no driver that works, or the
+            settings there were changed and do not say so.
+        MissingDependencyError: PostgreSQL is asked for, but what speaks to it is not installed.
+        StorageError: the folder cannot be written.
+    """
+    home = local_dir.absolute() / ".dagster"
+    if has_dagster_database() and importlib.util.find_spec("dagster_postgres") is None:
+        raise MissingDependencyError(
+            f"{DAGSTER_DATABASE} needs dagster-postgres: pip install 'replay-pipeline[postgres]'"
+        )
+    storage = _POSTGRES_YAML if has_dagster_database() else _SQLITE_YAML
+    storage = storage.format(home=json.dumps(str(home)), variable=DAGSTER_DATABASE)
+    instance_yaml = _INSTANCE_YAML.format(storage=storage)
+    for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", _WORKSPACE_YAML)):
+        path, whole = home / name, f"{_HEADER}\n{text}".encode()
+        if not path.exists() or _is_outdated(path.read_bytes(), whole):
+            with written_whole(path) as file:
+                file.write(whole)
+    if has_dagster_database() and DAGSTER_DATABASE not in (home / "dagster.yaml").read_text(
+        "utf-8"
+    ):
+        raise ConfigError(
+            f"{home / 'dagster.yaml'} was changed and does not use {DAGSTER_DATABASE}: put "
+            f"`storage: {{postgres: {{postgres_url: {{env: {DAGSTER_DATABASE}}}}}}}` there, or unset it"
+        )
+    return home
+
+
+def _is_outdated(found: bytes, whole: bytes) -> bool:
+    return found.startswith(_HEADER.encode()) and found != whole
+
+
+@contextmanager
+def open_instance(
+    pipeline: Pipeline, *, runs_are_here: bool = False
+) -> Iterator[dg.DagsterInstance]:
+    """Dagster's records of a data root, with what a crash has left in them put right.
+
+    Args:
+        pipeline: the pipeline on the data root.
+        runs_are_here: whether every run is a process of this machine. Taken for granted where the
+            records are in files; where they are on a server, a run that is not seen here may well
+            be alive on another machine, and is left alone.
+
+    Raises:
+        ConfigError: nothing says where its home is on this machine.
+        StorageError: its home cannot be written, or its database cannot be reached.
+    """
+    home = prepare_home(pipeline.settings.local_dir())
+    with _opened(home) as instance:
+        reconcile(instance, runs_are_here=runs_are_here)
+        yield instance
+
+
+def _opened(home: Path) -> dg.DagsterInstance:
+    if not has_dagster_database():
+        return dg.DagsterInstance.from_config(str(home))
+    failures = (
+        importlib.import_module("sqlalchemy.exc").SQLAlchemyError,
+        importlib.import_module("dagster_postgres.utils").DagsterPostgresException,
+    )
+    try:
+        return dg.DagsterInstance.from_config(str(home))
+    except failures as error:
+        # The words of a driver may hold the address, and with it the password.
+        raise StorageError(
+            f"the database that {DAGSTER_DATABASE} names cannot be opened "
+            f"({type(error).__name__}); it should be postgresql+psycopg2://user:password@host:5432/name"
+        ) from None
+
+
+def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command that serves Dagster on the data root, and its environment."""
+    local_dir = settings.local_dir().absolute()
+    home = prepare_home(local_dir)
+    command = [sys.executable, "-m", "dagster", "dev", "-w", str(home / "workspace.yaml")]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    return command, child_environment(
+        DAGSTER_HOME=str(home),
+        DAGSTER_EVENT_BATCH_SIZE=_EVENT_BATCH,
+        REPLAY_DATA=str(settings.data_dir.absolute()),
+        REPLAY_HOME=str(local_dir),
+    )

@@ -1,0 +1,183 @@
+"""What is known about a dataset: a manifest of each batch, and facts that only the caller knows."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import pyarrow as pa
+import pyarrow.compute
+
+from replay_pipeline.publish import layout
+from replay_pipeline.publish.splits import SPLITS, session_sha
+
+pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
+_COUNTED = ("agreement_level", "outcome", "source", "student_model")
+
+
+class TeacherFacts(TypedDict, total=False):
+    """What the card says about a teacher."""
+
+    name: str
+    model: str
+    first_answer: str
+    """Date of its first answer in the dataset, e.g. `2026-11-01`."""
+    last_answer: str
+    is_distillable: bool | None
+    """Whether its vendor's terms allow training on its answers; `None`: not known."""
+
+
+class CardFacts(TypedDict, total=False):
+    """What only the caller knows; everything is optional, other keys are ignored."""
+
+    title: str
+    license: str
+    """An identifier of the Hub; without it `other`, and the terms are described."""
+    teachers: Sequence[TeacherFacts]
+    accepted_terms: Sequence[str]
+    """Models used although their vendor forbids training on answers."""
+    control_run: Mapping[str, Any]
+    """What the students' own models did when they were asked again, by name."""
+    notes: str
+    url: str
+    """Where the software or the project is described."""
+    ingest: Mapping[str, Mapping[str, Any]]
+    """Reports of a stage by batch, as the pipeline's receipts hold them."""
+    replay: Mapping[str, Mapping[str, Any]]
+    pairs: Mapping[str, Mapping[str, Any]]
+    normalize: Mapping[str, Mapping[str, Any]]
+
+
+_GENERAL = ("title", "license", "teachers", "accepted_terms", "control_run", "notes", "url")
+_OF_STAGES = {
+    "ingest": ("n_sessions", "n_turns", "n_states"),
+    "replay": ("n_answers", "n_failed", "spent_usd", "cost_by_teacher_usd", "errors"),
+    "pairs": ("n_consensus", "n_agreement", "n_pairs", "outcomes"),
+    "normalize": ("recipe", "n_in", "n_kept", "dropped", "length_bias"),
+}
+
+
+def general_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that hold for the whole dataset."""
+    return {name: facts[name] for name in _GENERAL if name in facts}
+
+
+def stage_facts(facts: Mapping[str, Any], batch: str) -> dict[str, Any]:
+    """What the stages reported about a batch, as far as it does not change when they run again."""
+    stages = {}
+    for stage, names in _OF_STAGES.items():
+        report = facts.get(stage, {}).get(batch)
+        if report:
+            stages[stage] = {name: report[name] for name in names if name in report}
+    return stages
+
+
+@dataclass(frozen=True, slots=True)
+class Retracted:
+    """Sessions (by hash) and batches that are not to come back."""
+
+    sessions: frozenset[str] = frozenset()
+    batches: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Retracted":
+        """What the dataset's facts say."""
+        noted = facts.get("retracted", {})
+        return cls(frozenset(noted.get("sessions", ())), frozenset(noted.get("batches", ())))
+
+    def facts(self) -> dict[str, Any]:
+        """The same as facts."""
+        return {"retracted": {"sessions": sorted(self.sessions), "batches": sorted(self.batches)}}
+
+    def without(self, table: pa.Table) -> pa.Table:
+        """The rows of a table that may stay."""
+        if not self.sessions:
+            return table
+        pairs = zip(table["session_id"].to_pylist(), table["state_id"].to_pylist(), strict=True)
+        stays = [session_sha(session or state) not in self.sessions for session, state in pairs]
+        return table.filter(pa.array(stays, pa.bool_()))
+
+
+def merge_facts(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """New facts over those that are there; what was retracted stays so."""
+    one, other = Retracted.of(there), Retracted.of(new)
+    both = Retracted(one.sessions | other.sessions, one.batches | other.batches)
+    merged = {**there, **new}
+    return {**merged, **both.facts()} if both != Retracted() else merged
+
+
+def manifest_of(
+    batch: str,
+    *,
+    files: Mapping[str, Mapping[str, Mapping[str, int]]],
+    pairs: pa.Table,
+    n_positives: int,
+    sessions: Mapping[str, Sequence[str]],
+    test_fraction: float,
+    pins: Mapping[str, str],
+    stages: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The facts of one batch: its files with their rows, and sums that add up over batches."""
+    texts = {side: pc.list_flatten(pairs[side]) for side in ("chosen", "rejected")}
+    return {
+        "trace_batch": batch,
+        "test_fraction": test_fraction,
+        "pins": dict(sorted(pins.items())),
+        "files": files,
+        "sessions": sessions,
+        "counts": {name: _counts(pairs[name].to_pylist()) for name in _COUNTED},
+        "teachers_agreeing": _counts(pc.list_flatten(pairs["teachers_agreeing"]).to_pylist()),
+        "n_pairs": len(pairs),
+        "n_positives": n_positives,
+        "n_distillable": pc.sum(pairs["is_distillable"]).as_py() or 0,
+        "n_sharing_vendor": pc.sum(pairs["shares_vendor"]).as_py() or 0,
+        "n_hints": len(pairs) - pairs["hint"].null_count,
+        "n_bytes": {
+            side: pc.sum(pc.binary_length(text)).as_py() or 0 for side, text in texts.items()
+        },
+        "stages": stages,
+        "sample": _sample(pairs),
+    }
+
+
+def _sample(pairs: pa.Table) -> dict[str, Any] | None:
+    if not len(pairs):
+        return None
+    first = pc.index(pairs["state_id"], pc.min(pairs["state_id"])).as_py()  # in any row order
+    row = pairs.slice(first, 1).to_pylist()[0]
+    return {name: row[name][-1] for name in ("prompt", "chosen", "rejected") if row[name]}
+
+
+def _counts(values: Sequence[Any]) -> dict[str, int]:
+    return dict(sorted(Counter("none" if v is None else str(v) for v in values).items()))
+
+
+def encode(facts: Any) -> bytes:
+    """Facts as the bytes of a JSON file; equal facts give equal bytes."""
+    return (json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
+    """A name for the whole content of the dataset."""
+    return hashlib.sha256(encode(manifests)).hexdigest()[:12]
+
+
+def sessions_of(manifest: Mapping[str, Any]) -> list[str]:
+    """Hashes of the sessions of a batch."""
+    return [sha for side in SPLITS for sha in manifest["sessions"][side]]
+
+
+def rows_by_split(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Rows of each config and split, over all batches."""
+    return {
+        config: {
+            split: sum(
+                sum(manifest["files"].get(config, {}).get(split, {}).values())
+                for manifest in manifests.values()
+            )
+            for split in SPLITS
+        }
+        for config in layout.CONFIGS
+    }

@@ -1,0 +1,1 @@
+"""Take secrets and personal data out of text, and keep text from steering a terminal."""

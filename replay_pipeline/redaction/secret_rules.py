@@ -1,0 +1,363 @@
+"""Our own rules for secrets: what a general scanner misses in the texts of coding sessions.
+
+The rules themselves are data, in `secret_rules.toml`; here is how they are applied. Every rule
+starts from a literal that is found by plain search; a regular expression runs only where one
+stands. So most texts cost a few dozen searches and no expression at all.
+"""
+
+import base64
+import binascii
+import math
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from replay_pipeline.storage.arrays import string_array
+
+MIN_CHARS = 8
+_MAX_DEPTH = 2
+_MAX_HEAD_CHARS = 12
+
+_Kind = Annotated[str, msgspec.Meta(pattern="^[a-z0-9-]+$")]
+"""Names a kind of secret inside its placeholder."""
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Texts = Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
+
+
+class TokenRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """A token that is known by its own look."""
+
+    kind: _Kind
+    literals: _Texts
+    body: _Text
+    """What must follow a literal."""
+    before: str | None = None
+    """What must stand right before a literal from the middle of a token."""
+    is_wordlike: bool = False
+    """Whether a literal also begins ordinary names, so that the body must not read like words."""
+
+    @cached_property
+    def expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """What follows a literal, and what stands before it; ASCII, as both engines read it."""
+        return re.compile(self.body, re.ASCII), re.compile(f"(?:{self.before})$")
+
+    @property
+    def signal(self) -> str:
+        """What every such token begins with, as an expression without look-around."""
+        body = re.sub(r"\(\?[=!][^)]*\)", "", self.body)
+        if counted := re.match(r"(.*?)\{(\d+)", body):
+            body = f"{counted[1]}{{{min(int(counted[2]), _MAX_HEAD_CHARS)}}}"
+        return f"(?:{'|'.join(map(re.escape, self.literals))}){body}"
+
+
+class LineRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """A secret that is known by the line it stands in."""
+
+    kind: _Kind
+    literals: _Texts
+    pattern: _Text
+    """What must follow a literal; its group `secret` is the value."""
+    signal: _Text
+    """Found wherever the rule could hit, as an expression without look-around."""
+
+    @cached_property
+    def expression(self) -> re.Pattern[str]:
+        """What must follow a literal."""
+        return re.compile(self.pattern)
+
+
+class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that `secret_rules.toml` holds."""
+
+    names: _Texts
+    common_passwords: frozenset[_Text]
+    common_logins: frozenset[_Text]
+    token: tuple[TokenRule, ...]
+    line: tuple[LineRule, ...]
+
+
+def load_rules(text: str) -> Rules:
+    """Read and check the rules.
+
+    Raises:
+        ValueError: a field is missing, unknown or of another type, or an expression is none.
+    """
+    try:
+        rules = msgspec.convert(tomllib.loads(text), Rules)
+        for rule in (*rules.token, *rules.line):
+            _matching(rule.signal, [""])
+        valid = all(rule.expressions for rule in rules.token) and all(
+            "secret" in rule.expression.groupindex for rule in rules.line
+        )
+    except (re.error, msgspec.ValidationError, pa.ArrowInvalid) as error:
+        raise ValueError(f"secret_rules.toml: {error}") from error
+    if not valid:
+        raise ValueError("secret_rules.toml: the pattern of a line has no group `secret`")
+    return rules
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SecretHit:
+    """A secret at `text[start:end]`."""
+
+    start: int
+    end: int
+    kind: str
+
+
+class Suspicion(NamedTuple):
+    """Which of the slow rules may find something in a text."""
+
+    has_token: bool = True
+    is_encoded: bool = True
+
+
+_ANYTHING = Suspicion()
+
+
+def own_hits(text: str, depth: int = 0, *, suspicion: Suspicion = _ANYTHING) -> Iterator[SecretHit]:
+    """Secrets that our rules find, in no order; they may overlap."""
+    if suspicion.has_token:
+        yield from _tokens(text)
+    yield from _assignments(text)
+    yield from _in_lines(text)
+    if "PRIVATE KEY" in text:
+        for match in _PEM.finditer(text):
+            yield SecretHit(*match.span(), "private-key")
+    if suspicion.is_encoded and depth < _MAX_DEPTH:
+        yield from _encoded(text, depth)
+
+
+# Tokens that are known by their own look.
+
+
+def _ends(text: str, literal: str) -> Iterator[int]:
+    """Where each occurrence of a literal ends."""
+    position = text.find(literal)
+    while position >= 0:
+        yield position + len(literal)
+        position = text.find(literal, position + 1)
+
+
+def _tokens(text: str) -> Iterator[SecretHit]:
+    for rule, literal in _TOKENS:
+        for end in _ends(text, literal):
+            match = rule.expressions[0].match(text, end)
+            if match is not None:
+                start = _start_of(rule, text, end - len(literal))
+                is_word = rule.is_wordlike and _is_wordy(match.group())
+                if start is not None and not is_word:
+                    yield SecretHit(start, match.end(), rule.kind)
+
+
+def _start_of(rule: TokenRule, text: str, position: int) -> int | None:
+    if rule.before is not None:
+        match = rule.expressions[1].search(text[max(0, position - 16) : position])
+        return position - len(match.group()) if match else None
+    if position and text[position - 1].isalnum() and not _is_escape(text, position):
+        return None
+    return position
+
+
+def _is_escape(text: str, position: int) -> bool:
+    """Whether the letter before `position` ends a backslash or percent escape."""
+    return text[position - 2 : position - 1] == "\\" or text[position - 3 : position - 2] == "%"
+
+
+# Values that are known by the name they are given to.
+
+_ASSIGNED = re.compile(
+    r"(?P<rest>(?:_?(?:KEY(?:_BASE)?|HASH_SALT|VALUE)|Key|_?key(?:_base)?|s)?)"
+    r"(?:\\*[\"'`]?\]?)(?P<sign>\s{0,8}(?:=>|:=|=|:(?!:))\s{0,8}|[\"']?,\s?(?=[\"']))"
+    r"(?P<quote>(?:\\*[\"'`])?)(?P<secret>[^\s\"'`\\]{8,200}+)"
+)
+_TRAILING = ",;)]}>|&"
+_DUMMY = re.compile(
+    r"x{4}|\*{3}|\.{3}|your|example|changeme|placeholder|redacted|dummy|sample|insert|todo"
+    r"|process\.env|os\.environ|getenv|import\.meta|secrets?\.|^\$|\$[({]",
+    re.IGNORECASE,
+)
+
+
+_EXPRESSION = re.compile(r"[$%@/.<{\[(-]|[A-Za-z_][\w.]*[(\[<{]|\w+://|[A-Za-z_]+\.[A-Za-z_.]+")
+
+
+def _assignments(text: str) -> Iterator[SecretHit]:
+    for name in RULES.names:
+        is_password = name.lower() in {"assword", "asswd", "pwd", "passphrase"}
+        for end in _ends(text, name):
+            match = _ASSIGNED.match(text, end)
+            if match is None:
+                continue
+            value = match["secret"] if match["quote"] else match["secret"].rstrip(_TRAILING)
+            if _is_value(value, is_quoted=bool(match["quote"]), is_password=is_password):
+                start = match.start("secret")
+                kind = "password" if is_password else "assigned-secret"
+                yield SecretHit(start, start + len(value), kind)
+
+
+def _is_value(value: str, *, is_quoted: bool, is_password: bool) -> bool:
+    n_signs = len(set("!@#$%^&*+~?") & set(value))
+    if not is_quoted and n_signs < 4 and _EXPRESSION.match(value):
+        return False
+    return is_random(value, is_password=is_password)
+
+
+def is_random(value: str, *, is_password: bool = False) -> bool:
+    """Whether a value looks drawn or chosen as a secret, and not like a word or a name."""
+    if len(value) < MIN_CHARS or _DUMMY.search(value):
+        return False
+    has_digit = any(c.isdigit() for c in value)
+    has_upper = any(c.isupper() for c in value)
+    has_lower = any(c.islower() for c in value)
+    has_sign = any(not c.isalnum() and c not in "_-./:" for c in value)
+    n_classes = has_digit + has_upper + has_lower + has_sign
+    bits = entropy(value)
+    if re.fullmatch(r"[0-9a-fA-F]+", value):
+        return len(value) >= 24 and bits > 3.0 and not value.isdigit()
+    if is_password:
+        is_wordy = re.fullmatch(r"[a-z]+[_.:-]?\d{0,3}|[\w.-]+\.[a-z]{2,5}", value) is not None
+        return has_digit and n_classes >= 3 and bits > 2.7 and not is_wordy
+    is_mixed = has_digit and (has_upper or has_lower)
+    return len(value) >= 20 and is_mixed and bits > 3.6 and not _is_wordy(value)
+
+
+_WORD = re.compile(r"[A-Z]?[a-z]{4,}|[A-Z]{5,}")
+
+
+def _is_wordy(value: str) -> bool:
+    """Whether much of a value is words, as in paths and identifiers."""
+    return sum(len(word) for word in _WORD.findall(value)) > 0.45 * len(value)
+
+
+def entropy(value: str) -> float:
+    """Shannon entropy in bits per character."""
+    counts = Counter(value)
+    return -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values())
+
+
+# Secrets that are known by the line they stand in.
+
+
+def _in_lines(text: str) -> Iterator[SecretHit]:
+    for rule, literal in _LINES:
+        for end in _ends(text, literal):
+            match = rule.expression.match(text, end)
+            if match is not None and _fits(rule.kind, match["secret"]):
+                yield SecretHit(*match.span("secret"), rule.kind)
+
+
+def _fits(kind: str, value: str) -> bool:
+    if kind == "url-password":
+        return not (
+            _DUMMY.search(value) or value.lower() in RULES.common_passwords or value.isdigit()
+        )
+    if kind == "basic-auth":
+        return ":" in _decoded_base64(value)
+    if kind == "bearer-token":
+        return is_random(value)
+    return is_random(value, is_password=True)
+
+
+_PEM = re.compile(
+    r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:(?:\s|\\+[nrt]|[\d\u2192|>:\"',])*+[A-Za-z0-9+/]{16,}+={0,2})++"
+    r"(?:(?:\s|\\+[nrt]|[\d\u2192|>:\"',])*+[A-Za-z0-9+/]{1,15}+={0,2})?"
+    r"(?:(?:\s|\\+[nrt]|[\d\u2192|>:\"',=])*+-----END [A-Z0-9 ]+-----)?"
+)
+
+# Secrets inside an encoding.
+
+_ASCII_GROUP = r"[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9+/_-]"
+"""Four base64 digits that stand for three bytes below 128."""
+_BASE64 = re.compile(rf"(?:{_ASCII_GROUP}){{6,}}+[A-Za-z0-9+/_-]{{0,3}}={{0,2}}")
+_BASE64_HEAD = re.compile(r"[A-Za-z0-9+/_-]*$")
+_URL_ENCODED = re.compile(r"%[0-9A-Fa-f]{2}(?:[\w.~+-]|%[0-9A-Fa-f]{2})*")
+_URL_HEAD = re.compile(r"[\w.~+-]*$")
+_PRINTABLE = frozenset(range(32, 127)) | {9, 10, 13}
+
+
+def _encoded(text: str, depth: int) -> Iterator[SecretHit]:
+    for match in _BASE64.finditer(text):
+        hit = next(own_hits(_decoded_base64(match.group()), depth + 1), None)
+        if hit is not None:
+            head = _BASE64_HEAD.search(text, max(0, match.start() - 3), match.start())
+            start = head.start() if head is not None else match.start()
+            yield SecretHit(start, match.end(), hit.kind)
+    for match in _URL_ENCODED.finditer(text):
+        head = _URL_HEAD.search(text, max(0, match.start() - 200), match.start())
+        start = head.start() if head is not None else match.start()
+        hit = next(own_hits(unquote(text[start : match.end()]), depth + 1), None)
+        if hit is not None:
+            yield SecretHit(start, match.end(), hit.kind)
+
+
+def _decoded_base64(value: str) -> str:
+    """The text in a base64 value; empty if there is none."""
+    body = value.rstrip("=").replace("-", "+").replace("_", "/")
+    if not _is_text(body[:24]):
+        return ""
+    try:
+        data = base64.b64decode(body[: len(body) // 4 * 4] + _padded(body))
+    except (binascii.Error, ValueError):
+        return ""
+    return data.decode("ascii") if _PRINTABLE.issuperset(data) else ""
+
+
+def _padded(body: str) -> str:
+    rest = body[len(body) // 4 * 4 :]
+    return rest + "=" * (4 - len(rest)) if len(rest) > 1 else ""
+
+
+def _is_text(head: str) -> bool:
+    try:
+        data = base64.b64decode(head[: len(head) // 4 * 4])
+    except (binascii.Error, ValueError):
+        return False
+    return _PRINTABLE.issuperset(data)
+
+
+# One pass of a linear-time engine over many texts at once, to spare nearly all of them the rest.
+# What it looks for is made from the rules, so that no rule can be forgotten here.
+
+
+def suspicious(texts: Sequence[str]) -> list[Suspicion | None]:
+    """For each text, what `own_hits` might find in it; `None` for nothing at all."""
+    found: list[Suspicion | None] = [None] * len(texts)
+    positions = [i for i, flag in enumerate(_matching(_SIGNAL, texts)) if flag]
+    if positions:
+        suspects = [texts[i] for i in positions]
+        families = _matching(_TOKEN_HEADS, suspects), _matching(_ENCODED, suspects)
+        for i, has_token, is_encoded in zip(positions, *families, strict=True):
+            found[i] = Suspicion(has_token, is_encoded)
+    return found
+
+
+def _matching(pattern: str, texts: Sequence[str]) -> list[bool]:
+    array, options = string_array(texts), pc.MatchSubstringOptions(pattern)
+    return pc.call_function("match_substring_regex", [array], options).to_pylist()
+
+
+RULES = load_rules((Path(__file__).with_name("secret_rules.toml")).read_text("utf-8"))
+_TOKENS = [(rule, literal) for rule in RULES.token for literal in rule.literals]
+_LINES = [(rule, literal) for rule in RULES.line for literal in rule.literals]
+_ENCODED = rf"(?:{_ASCII_GROUP}){{6}}|%[0-9A-Fa-f]{{2}}"
+_TOKEN_HEADS = "|".join(rule.signal for rule in RULES.token)
+_ASSIGNED_HEAD = (
+    rf"(?:{'|'.join(map(re.escape, RULES.names))})[A-Za-z_]{{0,10}}"
+    r"[\\\"'\x60\]]*\s*[=:,][=>]?\s*[\\\"'\x60]*[^\s\"'\x60\\]*[0-9]"
+)
+"""A name, a sign and a value with a digit, which every value that looks like a secret has."""
+_SIGNAL = "|".join(
+    [_TOKEN_HEADS, *(rule.signal for rule in RULES.line), "PRIVATE KEY", _ASSIGNED_HEAD, _ENCODED]
+)

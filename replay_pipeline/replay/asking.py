@@ -1,0 +1,232 @@
+"""How a run asks: the options that every replay takes, and what is refused before any cost."""
+
+import difflib
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from pydantic import SecretStr
+
+from replay_pipeline.errors import ConfigError, PriceError, TeacherError
+from replay_pipeline.replay.gates import Gates, parse_gates
+from replay_pipeline.replay.openrouter import Client
+from replay_pipeline.replay.prices import Price, PriceBook, floor_nano
+from replay_pipeline.replay.requests import (
+    DEFAULT_MAX_COMPLETION_TOKENS,
+    RequestOptions,
+    dialect_of,
+)
+from replay_pipeline.settings import api_key
+from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
+from replay_pipeline.windows import window_messages
+
+logger = logging.getLogger(__name__)
+
+
+class ReplayOptions(TypedDict, total=False):
+    """The keyword options that every replay takes; `Asking` says what each means."""
+
+    max_concurrency: int
+    window: str
+    max_completion_tokens: int
+    accepted_terms: Sequence[str]
+    partition: str | None
+    tags: Sequence[str]
+    limits_usd: Mapping[str, float]
+    gates: Sequence[str]
+    agreement_threshold: int
+    level: AgreementLevel
+    count_own_family: bool
+    counts_recorded: bool
+    run_id: str | None
+    retry: RetryPolicy
+    price_folder: Path | None
+    max_price_age_days: float
+    is_durable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """How a run asks: everything but what is asked, of whom, and the ceiling."""
+
+    max_concurrency: int = 64
+    """Calls in flight at once, all teachers together."""
+    window: str = "full"
+    """Windowing policy for long prefixes; see `replay_pipeline.windows`."""
+    max_completion_tokens: int = DEFAULT_MAX_COMPLETION_TOKENS
+    accepted_terms: Sequence[str] = ()
+    """Teachers whose vendors forbid training on their answers, and which are asked all the same."""
+    partition: str | None = None
+    tags: Sequence[str] = ()
+    limits_usd: Mapping[str, float] = field(default_factory=dict)
+    """Further ceilings by scope: `day`, `partition`, `teacher:NAME`, `tag:NAME`. They hold over
+    all runs on the ledger."""
+    gates: Sequence[str] = ()
+    """Gating policies by name, in order; see `replay_pipeline.replay.gates`."""
+    agreement_threshold: int = 2
+    """Votes of distinct families that make a consensus, for gates that look at votes."""
+    level: AgreementLevel = "effect"
+    """How strictly two actions must be the same to be one vote, for gates that look at votes."""
+    count_own_family: bool = False
+    """Whether teachers of the student's own family vote, for gates that look at votes."""
+    counts_recorded: bool = True
+    """Whether answers that were already in the ledger count against the ceiling of this run."""
+    run_id: str | None = None
+    """Processes that share a run share its ceiling. By default a new run."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    price_folder: Path | None = None
+    """Where price lists are kept; `None` fetches them anew for each run."""
+    max_price_age_days: float = 7.0
+    """An older price list is refused when it can't be fetched again."""
+    is_durable: bool = True
+    """Wait for the disk at each booking, which also survives a power failure."""
+
+    @classmethod
+    def of(cls, **options: Unpack[ReplayOptions]) -> "Asking":
+        """Read options as the public functions take them.
+
+        Raises:
+            ConfigError: one is misspelt.
+        """
+        try:
+            return cls(**options)
+        except TypeError as error:
+            raise ConfigError(f"replay: {error}") from error
+
+    def gating(self) -> Gates:
+        """Make the gates, ready for one run."""
+        return parse_gates(
+            self.gates,
+            level=self.level,
+            threshold=self.agreement_threshold,
+            count_own_family=self.count_own_family,
+        )
+
+    def scopes(self) -> tuple[str, ...]:
+        """Name what the ledger counts every call under, beside run, day and teacher."""
+        named = [f"partition:{self.partition}"] if self.partition else []
+        return (*(f"tag:{tag}" for tag in self.tags), *named)
+
+    def limits_nano(self, teachers: Iterable[str]) -> dict[str, int | None]:
+        """Give the ceiling of each scope but the day, by its name in the ledger.
+
+        Raises:
+            ConfigError: a limit is for something that no call of this run counts under.
+        """
+        limits = dict.fromkeys([*(f"teacher:{name}" for name in teachers), *self.scopes()])
+        for scope, limit_usd in self.limits_usd.items():
+            name = f"partition:{self.partition}" if scope == "partition" else scope
+            if name in limits:
+                limits[name] = floor_nano(limit_usd)
+            elif scope != "day":
+                known = ", ".join(["day", "partition", *limits])
+                raise ConfigError(
+                    f"limit {scope}={limit_usd}: no call of this run counts under {scope!r}, so it "
+                    f"would hold nothing back; known are {known}"
+                )
+        return limits
+
+    def request_options(self) -> RequestOptions:
+        """Take the part that decides the requests."""
+        return RequestOptions(
+            window=self.window,
+            max_completion_tokens=self.max_completion_tokens,
+            accepted_terms=frozenset(self.accepted_terms),
+        )
+
+
+def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking) -> int:
+    """Refuse what can be seen to be wrong before anything is sent; give the ceiling back.
+
+    Raises:
+        ConfigError: says which teacher or option is wrong, and what to do.
+    """
+    if not teachers:
+        raise ConfigError("no teachers: name at least one model to ask")
+    names = Counter(teacher.name for teacher in teachers)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ConfigError(f"two teachers are called {twice[0]}: give each its own name")
+    if isinstance(max_total_usd, bool) or not 0 <= max_total_usd < math.inf:
+        raise ConfigError(f"max_total_usd={max_total_usd}: a number of dollars >= 0 is needed")
+    for scope, limit in asking.limits_usd.items():
+        if not 0 <= limit < math.inf:
+            raise ConfigError(f"limit {scope}={limit}: a number of dollars >= 0 is needed")
+    asking.limits_nano(names)
+    for name in ("max_concurrency", "max_completion_tokens"):
+        if getattr(asking, name) < 1:
+            raise ConfigError(f"{name}={getattr(asking, name)}: at least 1 is needed")
+    window_messages([], asking.window)
+    asking.gating()
+    for teacher in teachers:
+        accepted = {teacher.model, teacher.name, teacher.vendor} & set(asking.accepted_terms)
+        if teacher.is_distillable is False and not accepted:
+            raise ConfigError(
+                f"teacher {teacher.name}: the terms of {teacher.model} forbid training on its "
+                f"answers; leave it out, or accept that with accepted_terms={teacher.model!r}"
+            )
+    return floor_nano(max_total_usd)
+
+
+def keys_of(
+    teachers: Sequence[TeacherSpec], *, is_required: bool = True
+) -> dict[str, SecretStr | None]:
+    """Look up the key of each teacher by name.
+
+    Raises:
+        ConfigError: a key that is required is not set.
+    """
+    keys: dict[str, SecretStr | None] = {}
+    for teacher in teachers:
+        try:
+            keys[teacher.name] = api_key(teacher.api_key_env)
+        except ConfigError as error:
+            if is_required:
+                raise ConfigError(f"teacher {teacher.name}: {error}") from error
+            keys[teacher.name] = None
+    return keys
+
+
+async def fetch_prices(
+    teachers: Sequence[TeacherSpec],
+    asking: Asking,
+    *,
+    keys: Mapping[str, SecretStr | None],
+) -> dict[str, Price]:
+    """Find the price of each teacher by name: its own, or today's from its endpoint.
+
+    Raises:
+        ConfigError: an endpoint does not serve a model, or can't be asked.
+        PriceError: a price is not known.
+    """
+    book = PriceBook(
+        folder=asking.price_folder, max_stale=timedelta(days=asking.max_price_age_days)
+    )
+    listed = [t for t in teachers if t.price is None and dialect_of(t) == "openrouter"]
+    async with Client(max_connections=4) as client:
+        for teacher in listed:
+            url = teacher.base_url
+            if not book.fresh(url):
+                try:
+                    book.remember(url, await client.models(url, keys[teacher.name]))
+                except TeacherError as error:
+                    if not book.models(url):
+                        raise PriceError(f"teacher {teacher.name}: no price: {error}") from error
+                    logger.warning("an older price list is used: %s", error)
+            _check_served(teacher, book.models(url))
+    return {teacher.name: book.price(teacher) for teacher in teachers}
+
+
+def _check_served(teacher: TeacherSpec, models: list[str]) -> None:
+    model = teacher.model
+    if model in models or model.rpartition(":")[0] in models:
+        return
+    close = difflib.get_close_matches(model, models, n=3, cutoff=0.4) or models[:3]
+    raise ConfigError(
+        f"teacher {teacher.name}: {teacher.base_url} does not serve {model}; "
+        f"close to it: {', '.join(close) or 'nothing'}"
+    )

@@ -1,0 +1,42 @@
+"""Teacher answers as records of `types.py` to rows of the table at rest, and back."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+import pyarrow as pa
+
+from replay_pipeline.storage.tables import table_of
+from replay_pipeline.types import TeacherAction
+
+_PLAIN = tuple(f.name for f in fields(TeacherAction) if f.name != "action")
+
+
+def teacher_actions_table(actions: Iterable[TeacherAction]) -> pa.Table:
+    """One row per answer, in a fixed order: by state, then by teacher."""
+    rows = sorted(actions, key=lambda row: (row.state_id, row.teacher))
+    return table_of([_to_row(action) for action in rows], "teacher_actions")
+
+
+def teacher_actions_from_table(table: pa.Table) -> list[TeacherAction]:
+    """The answers that `teacher_actions_table` wrote."""
+    return [_from_row(row) for row in table.to_pylist()]
+
+
+def _to_row(answer: TeacherAction) -> dict[str, Any]:
+    row = {name: getattr(answer, name) for name in _PLAIN}
+    if answer.action is not None:
+        calls = answer.action.get("tool_calls") or []
+        row["action_text"] = answer.action.get("content") or ""
+        row["action_tool_calls_json"] = json.dumps(calls, ensure_ascii=False)
+    return row
+
+
+def _from_row(row: dict[str, Any]) -> TeacherAction:
+    action = None
+    if row["action_tool_calls_json"] is not None:
+        action = {"role": "assistant", "content": row["action_text"]}
+        if calls := json.loads(row["action_tool_calls_json"]):
+            action["tool_calls"] = calls
+    return TeacherAction(action=action, **{name: row[name] for name in _PLAIN})

@@ -1,0 +1,265 @@
+"""Contracts of the tables of a batch: what one stage promises to the next."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replay_pipeline.errors import CheckFailedError, ReplayPipelineError
+from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.receipts import Receipts
+from replay_pipeline.storage.schemas import TABLES
+from replay_pipeline.storage.tables import DataRoot, readable
+
+_MIN_FAITHFUL_SHARE = 0.9
+_TOLERANCE = 0.1
+_RUN_AGAIN = (
+    "Run the stage that writes it again; if that does not help, it is a bug of this program."
+)
+
+
+def matching_schemas(root: DataRoot, batches: Sequence[str], names: Sequence[str]) -> Verdict:
+    """Are the columns and types of these tables those of `replay_pipeline.storage.schemas`?"""
+    problems = []
+    for batch in batches:
+        for name in names:
+            problems += _schema_problems(root, batch, name)
+    return Verdict(
+        problems=problems,
+        what_to_do="The file was written by another version or by hand: materialize the asset "
+        "again for this batch.",
+        facts={"tables": len(batches) * len(names)},
+    )
+
+
+def _schema_problems(root: DataRoot, batch: str, name: str) -> list[str]:
+    where = f"batch {batch}, table {name}"
+    try:
+        found = pq.read_schema(readable(root.part(name, batch)))
+    except (OSError, pa.ArrowInvalid) as error:
+        return [f"{where}: cannot be read ({str(error).splitlines()[0]})"]
+    return [
+        f"{where}: column {field.name} is "
+        + (str(found.field(field.name).type) if field.name in found.names else "missing")
+        + f", expected {field.type}"
+        for field in TABLES[name]
+        if field.name not in found.names or found.field(field.name).type != field.type
+    ]
+
+
+def rows_accounted(receipts: Receipts, batches: Sequence[str]) -> Verdict:
+    """Rows in = rows used + rows skipped by reason?"""
+    problems, n_rows = [], 0
+    for batch in batches:
+        if receipt := receipts.read("ingest", batch):
+            report = receipt.report
+            n_rows += report["rows"]
+            lost = report["rows"] - report["rows_used"] - sum(report["skipped"].values())
+            if lost:
+                problems.append(f"batch {batch}: {lost} rows are neither used nor skipped")
+    return Verdict(
+        problems=problems,
+        what_to_do="A reader lost rows without a reason, which is a bug: keep the session files "
+        "and report it.",
+        facts={"rows": n_rows},
+    )
+
+
+def whole_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
+    """Has every state an id of its own, a session and a turn?"""
+    problems, n_states = [], 0
+    for batch in batches:
+        states = _rows(root, "states", batch, ("state_id", "session_id", "turn_idx"))
+        sessions = {row["session_id"] for row in _rows(root, "sessions", batch, ("session_id",))}
+        turns = {
+            (row["session_id"], row["turn_idx"])
+            for row in _rows(root, "turns", batch, ("session_id", "turn_idx"))
+        }
+        n_states += len(states)
+        problems += _named(batch, "repeated", _repeated(row["state_id"] for row in states))
+        problems += _named(
+            batch,
+            "without its session or turn",
+            [
+                row["state_id"]
+                for row in states
+                if row["session_id"] not in sessions
+                or (row["session_id"], row["turn_idx"]) not in turns
+            ],
+        )
+    return Verdict(problems=problems, what_to_do=_RUN_AGAIN, facts={"states": n_states})
+
+
+def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> Verdict:
+    """Are predicted prompt tokens within 10 % of the recorded ones for 9 of 10 states?"""
+    fidelity = [
+        row["fidelity"]
+        for batch in batches
+        for row in _rows(root, "states", batch, ("fidelity",))
+        if row["fidelity"] is not None
+    ]
+    share = sum(abs(value - 1) < _TOLERANCE for value in fidelity) / (len(fidelity) or 1)
+    is_low = bool(fidelity) and share < _MIN_FAITHFUL_SHARE
+    return Verdict(
+        problems=[f"only {share:.0%} of the prefixes have the recorded length"] if is_low else (),
+        what_to_do="Look at the states with the lowest `fidelity`: their recorded prompt held "
+        "something that the log does not, or the log was edited.",
+        facts={
+            "share_within_10_percent": share if fidelity else 1.0,
+            "states_with_recorded_usage": len(fidelity),
+        },
+        is_warning=True,
+    )
+
+
+def answers_of_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
+    """Is every answer to a state of the batch, once per teacher, with an action or a reason why not?"""
+    problems, n_answers = [], 0
+    for batch in batches:
+        known = {row["state_id"] for row in _rows(root, "states", batch, ("state_id",))}
+        columns = ("state_id", "teacher", "action_text", "error_code", "cost_usd")
+        answers = _rows(root, "teacher_actions", batch, columns)
+        n_answers += len(answers)
+        names = [(row["state_id"], row["teacher"]) for row in answers]
+        problems += _named(batch, "answered twice", [f"{s} by {t}" for s, t in _repeated(names)])
+        problems += _named(
+            batch,
+            "of no state",
+            [row["state_id"] for row in answers if row["state_id"] not in known],
+        )
+        problems += _named(
+            batch,
+            "with neither an action nor a reason",
+            [
+                row["state_id"]
+                for row in answers
+                if row["action_text"] is None and row["error_code"] is None
+            ],
+        )
+        problems += _named(
+            batch,
+            "with a cost below 0",
+            [row["state_id"] for row in answers if (row["cost_usd"] or 0.0) < 0],
+        )
+    return Verdict(
+        problems=problems,
+        what_to_do="The ledger has the truth: materialize `teacher_actions` again for this batch, "
+        "which asks nothing twice.",
+        facts={"answers": n_answers},
+    )
+
+
+def budget_kept(receipts: Receipts, batches: Sequence[str]) -> Verdict:
+    """Did no replay spend more than its ceiling?"""
+    problems, n_usd = [], 0.0
+    for batch in batches:
+        if receipt := receipts.read("replay", batch):
+            report = receipt.report
+            spent = report["newly_spent_usd"]
+            # Receipts of version 0.1.0 have the ceiling under its old name.
+            ceiling = report["max_total_usd" if "max_total_usd" in report else "budget_usd"]
+            n_usd += spent
+            if spent > ceiling:
+                problems.append(f"batch {batch}: {spent:.4f} USD spent of {ceiling:.4f}")
+    return Verdict(
+        problems=problems,
+        what_to_do="Stop the replay and compare `replay-pipeline status` with the provider's "
+        "bill: a price in its list is lower than what it charges.",
+        facts={"newly_spent_usd": n_usd},
+    )
+
+
+def sides_differ(root: DataRoot, batches: Sequence[str], *, table: str = "dpo_pairs") -> Verdict:
+    """Are both sides of every pair there and unlike, with votes that add up?"""
+    columns = ("state_id", "chosen", "rejected", "n_teachers_agreeing", "n_teachers_asked")
+    problems, n_pairs = [], 0
+    for batch in batches:
+        pairs = _rows(root, table, batch, columns)
+        n_pairs += len(pairs)
+        problems += _named(
+            batch,
+            "with an empty or equal side",
+            [
+                row["state_id"]
+                for row in pairs
+                if not row["chosen"] or not row["rejected"] or row["chosen"] == row["rejected"]
+            ],
+        )
+        problems += _named(
+            batch,
+            "with more votes than teachers asked",
+            [
+                row["state_id"]
+                for row in pairs
+                if (row["n_teachers_agreeing"] or 0) > (row["n_teachers_asked"] or 0)
+            ],
+        )
+    return Verdict(problems=problems, what_to_do=_RUN_AGAIN, facts={"pairs": n_pairs})
+
+
+def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> Verdict:
+    """Are pairs in = pairs kept + pairs dropped, each dropped one with its operator?"""
+    problems, n_in = [], 0
+    for batch in batches:
+        given = Counter(_ids(root, "dpo_pairs", batch))
+        left = Counter(_ids(root, "normalized_pairs", batch) + _ids(root, "dropped_pairs", batch))
+        n_in += given.total()
+        problems += _named(batch, "neither kept nor dropped", list((given - left).elements()))
+        problems += _named(batch, "that came from nowhere", list((left - given).elements()))
+        problems += _named(
+            batch,
+            "dropped without a reason",
+            [
+                row["state_id"]
+                for row in _rows(root, "dropped_pairs", batch, ("state_id", "drop_operator"))
+                if not row["drop_operator"]
+            ],
+        )
+    return Verdict(
+        problems=problems,
+        what_to_do="Materialize `normalized_pairs` again for this batch: its pairs have changed "
+        "since, or a custom operator loses rows.",
+        facts={"pairs": n_in},
+    )
+
+
+def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
+    """See that these batches may be published.
+
+    Raises:
+        CheckFailedError: a batch breaks a contract; the message says which and what to do.
+    """
+    names = ("dpo_pairs", "normalized_pairs", "dropped_pairs")
+    for batch in batches:
+        verdict = matching_schemas(root, [batch], names)
+        if verdict.holds:
+            verdict = kept_or_dropped(root, [batch])
+        if verdict.holds:
+            verdict = sides_differ(root, [batch], table="normalized_pairs")
+        if not verdict.holds:
+            raise CheckFailedError(f"nothing was published: {verdict.message()}")
+
+
+def _rows(root: DataRoot, name: str, batch: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows with some columns; a table that cannot be read has none, which its schema check tells."""
+    try:
+        return root.read(name, batch, columns=columns).to_pylist()
+    except ReplayPipelineError:
+        return []
+
+
+def _ids(root: DataRoot, name: str, batch: str) -> list[str]:
+    return [row["state_id"] for row in _rows(root, name, batch, ("state_id",))]
+
+
+def _repeated(values: Iterable[Any]) -> list[Any]:
+    return [value for value, count in Counter(values).items() if count > 1]
+
+
+def _named(batch: str, what: str, ids: Sequence[str]) -> list[str]:
+    """One problem for all rows of a kind, naming the first of them."""
+    if not ids:
+        return []
+    return [f"batch {batch}: {len(ids)} {what}, first {ids[0]}"]

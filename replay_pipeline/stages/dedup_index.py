@@ -1,0 +1,90 @@
+"""What earlier batches have kept, so that deduplication holds across batches.
+
+One file per recipe and batch. A batch knows the batches whose keys sort before its own and no
+others, so running any batch again gives the same rows, in whatever order batches are run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replay_pipeline.errors import StorageError
+from replay_pipeline.normalize.verdict import Memory
+from replay_pipeline.storage.folds import Pass
+from replay_pipeline.storage.tables import readable, written_whole
+
+_SCHEMA = pa.schema([("step", pa.string()), ("key", pa.binary())])
+_Memories = dict[str, Memory]
+
+
+class DedupIndex:
+    """The keys that every batch left under one recipe. Each file is read once in a pass.
+
+    Args:
+        folder: where the files lie; every recipe has its own.
+        batches: the keys of all batches, sorted.
+        start: an empty memory for each step, by its label.
+    """
+
+    def __init__(
+        self, folder: Path, *, batches: Callable[[], list[str]], start: Callable[[], _Memories]
+    ) -> None:
+        self._folder = folder
+        self._pass = Pass(batches, start=start, add=self._with_batch)
+
+    def of(self, batch: str) -> "BatchIndex":
+        """What a batch has to know. It holds until another batch is asked for.
+
+        Raises:
+            StorageError: a file of the index cannot be read.
+        """
+        return BatchIndex(self, batch, self._pass.before(batch))
+
+    def _with_batch(self, memories: _Memories, batch: str) -> _Memories:
+        path = self._folder / f"{batch}.parquet"
+        try:
+            rows = pq.ParquetFile(readable(path)).read()
+        except FileNotFoundError:
+            return memories
+        except StorageError:
+            raise
+        except (OSError, pa.ArrowInvalid) as error:
+            raise StorageError(
+                f"{path}: not readable ({error}); delete it and normalize batch {batch} again"
+            ) from error
+        for step, key in zip(rows["step"].to_pylist(), rows["key"].to_pylist(), strict=True):
+            memories[step].remember(key)
+        return memories
+
+    def save(self, batch: str, keys: Mapping[str, Sequence[bytes]]) -> None:
+        """Replace what a batch left.
+
+        Raises:
+            StorageError: the file cannot be written; it is as before.
+        """
+        rows = [(step, key) for step, step_keys in keys.items() for key in step_keys]
+        columns = [pa.array([row[place] for row in rows], _SCHEMA.types[place]) for place in (0, 1)]
+        with written_whole(self._folder / f"{batch}.parquet") as file:
+            pq.write_table(pa.table(columns, schema=_SCHEMA), file, compression="zstd")
+        self._pass.forget(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchIndex:
+    """The index as one batch sees it."""
+
+    index: DedupIndex
+    batch: str
+    earlier: Mapping[str, Memory]
+    """What the batches before it left, by step."""
+
+    def save(self, keys: Mapping[str, Sequence[bytes]]) -> None:
+        """Replace what this batch left.
+
+        Raises:
+            StorageError: the file cannot be written; it is as before.
+        """
+        self.index.save(self.batch, keys)

@@ -1,0 +1,119 @@
+"""The figures of a whole run, from the receipts of its stages."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from replay_pipeline.stages.receipts import Receipt
+
+BATCH_STAGES = ("ingest", "replay", "pairs", "normalize")
+"""The stages that work batch by batch, in order."""
+
+STAGES = (*BATCH_STAGES, "publish", "train")
+"""All stages, in order."""
+
+
+def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """Add up the receipts of all batches. Calls, new dollars and seconds are of this run alone."""
+    of = {stage: [r for r in receipts if r.stage == stage] for stage in STAGES}
+    fresh = {stage: [r for r in of[stage] if not r.is_reused] for stage in STAGES}
+    publish = of["publish"][-1].report if of["publish"] else {}
+    return {
+        "batches": len(of["ingest"]),
+        "sessions": _total(of["ingest"], "n_sessions"),
+        "turns": _total(of["ingest"], "n_turns"),
+        "states": _total(of["ingest"], "n_states"),
+        "rows_skipped": added(r.report.get("skipped", {}) for r in of["ingest"]),
+        "calls": _total(fresh["replay"], "n_sent"),
+        "answers": _total(of["replay"], "n_answers"),
+        "failed_calls": _total(of["replay"], "n_failed"),
+        "spent_usd": round(_total(of["replay"], "spent_usd"), 6),
+        "newly_spent_usd": round(_total(fresh["replay"], "newly_spent_usd"), 6),
+        "agreements": _total(of["pairs"], "n_consensus"),
+        "agreements_with_student": _total(of["pairs"], "n_agreement"),
+        "pairs": _total(of["pairs"], "n_pairs"),
+        "outcomes": added(r.report.get("outcomes", {}) for r in of["pairs"]),
+        "normalized_pairs": _total(of["normalize"], "n_kept"),
+        "dropped": added(r.report.get("dropped", {}) for r in of["normalize"]),
+        "rows_by_split": publish.get("rows_by_split", {}),
+        "train": of["train"][-1].report if of["train"] else {},
+        "seconds": {stage: round(sum(r.seconds for r in fresh[stage]), 3) for stage in STAGES},
+    }
+
+
+def summarize_night(
+    receipts: Sequence[Receipt],
+    *,
+    since: datetime,
+    spent_usd: float,
+    max_nightly_usd: float,
+    n_open: int,
+    failures: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What was done since then, for a person who looks in the morning.
+
+    Args:
+        receipts: all receipts; older ones are left out.
+        since: when the night began.
+        spent_usd: what the ledger booked since then.
+        max_nightly_usd: what one night may spend.
+        n_open: batches that still wait for answers.
+        failures: runs that failed.
+    """
+    began = since.isoformat()
+    of = {
+        stage: [r for r in receipts if r.stage == stage and r.at >= began] for stage in BATCH_STAGES
+    }
+    return {
+        "sessions": _total(of["ingest"], "n_sessions"),
+        "states": _total(of["ingest"], "n_states"),
+        "batches_found": len(of["ingest"]),
+        "batches_replayed": len(of["replay"]),
+        "batches_open": n_open,
+        "calls": _total(of["replay"], "n_sent"),
+        "answers": _total(of["replay"], "n_answers"),
+        "failed_calls": _total(of["replay"], "n_failed"),
+        "spent_usd": round(spent_usd, 6),
+        "max_nightly_usd": max_nightly_usd,
+        "pairs": _total(of["pairs"], "n_pairs"),
+        "pairs_kept": _total(of["normalize"], "n_kept"),
+        "pairs_dropped": _total(of["normalize"], "n_dropped"),
+        "runs_failed": len(failures),
+        "stopped_by_budget": sum(r.report.get("stop_reason") == "budget" for r in of["replay"]),
+        "dropped": added(r.report.get("dropped", {}) for r in of["normalize"]),
+        "errors": added(r.report.get("errors", {}) for r in of["replay"]),
+        "failures": [dict(failure) for failure in failures],
+    }
+
+
+def night_words(night: Mapping[str, Any]) -> str:
+    """A night in a sentence or two, with what to do if there is something to do."""
+    words = (
+        f"{night['sessions']} sessions found, {night['batches_replayed']} batches replayed with "
+        f"{night['calls']} calls for ${night['spent_usd']:.2f} of ${night['max_nightly_usd']:.2f}: "
+        f"{night['pairs']} pairs, {night['pairs_kept']} kept."
+    )
+    if night["stopped_by_budget"]:
+        words += (
+            f" The budget ended before {night['stopped_by_budget']} batches did; they go on next "
+            "night, or raise `replay.max_nightly_usd`."
+        )
+    if night["runs_failed"]:
+        words += (
+            f" {night['runs_failed']} runs failed; their batches are tried again next night. "
+            "Look at the reasons below."
+        )
+    return words
+
+
+def _total(receipts: Iterable[Receipt], key: str) -> float:
+    return sum(receipt.report.get(key) or 0 for receipt in receipts)
+
+
+def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Add up counts by name, sorted by name."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(sorted(total.items()))

@@ -1,0 +1,131 @@
+"""Versions of the code that decides what a stage writes, so that work of older code is found.
+
+A version is a digest over source files without comments, docstrings and layout. It is computed and
+not counted up by hand, since the one change that somebody takes for harmless is the one that leaves
+old rows standing. The price is that a change of code which changes no row makes its stages run once
+more: that takes time and no money, and a stage that writes the same bytes again stops there.
+
+Left out is code that only carries rows (storage, the ledger, HTTP, Dagster): paid answers are kept
+by the hash of their request, which covers whatever is asked.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "session readers": (
+        "ingesters/**/*",
+        "!ingesters/__init__.py",
+        "!ingesters/one_session.py",
+        "!ingesters/traces.py",
+        "!ingesters/batches.py",
+    ),
+    "secret rules": ("redaction/**/*", "!redaction/printable.py", "kingfisher-secret-scanner"),
+    "prompts": ("ingesters/traces.py", "ingesters/tool_schemas.py", "ingesters/known_tools*", "windows.py"),
+    "requests": ("replay/requests.py",),
+    "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
+    "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
+    "pairs": ("pairs/**/*", "review/marks.py", "types.py:FAILURES"),
+    "normalizer": ("normalize/**/*", "!normalize/recipes/**/*"),
+    "publisher": ("publish/**/*", "stages/audit/**/*"),
+}
+"""What may change, by the name that people are told: files of this package (`!` leaves some out),
+single constants, and packages of others by their installed version."""
+
+STAGE_PARTS: dict[str, tuple[str, ...]] = {
+    "ingest": ("session readers", "secret rules"),
+    "replay": ("prompts", "requests"),
+    "pairs": ("prompts", "matcher", "pairs"),
+    "normalize": ("normalizer", "secret rules"),
+    "publish": ("publisher", "secret rules"),
+}
+"""The parts on which the rows of a stage depend. The rows it reads count by their own digests, and
+the trainer is another program: nothing is trained again because its code has changed."""
+
+GATED_PARTS = ("gates", "matcher")
+"""What a replay depends on as well when gates choose its questions."""
+
+_PACKAGE = Path(__file__).parents[1]
+_NOT_CODE = frozenset({".md", ".pyc"})
+
+
+def versions_of(stage: str, *, is_gated: bool = False) -> dict[str, str]:
+    """Digest the installed code that decides what `stage` writes, part by part.
+
+    The sources are read on the first call: some hundredths of a second.
+
+    Args:
+        stage: one of `STAGE_PARTS`; any other stage depends on no part.
+        is_gated: whether gates choose the questions of a replay.
+    """
+    return {
+        part: _digest_of(part)
+        for part in (*STAGE_PARTS.get(stage, ()), *(GATED_PARTS if is_gated else ()))
+    }
+
+
+def code_version(stage: str) -> str | None:
+    """One word for all parts of a stage, as Dagster keeps it; `None` for a stage without parts."""
+    return ".".join(digest[:8] for digest in versions_of(stage).values()) or None
+
+
+@cache
+def _digest_of(part: str) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for name in PARTS[part]:
+        file, _, constant = name.partition(":")
+        if constant:
+            tree = ast.parse((_PACKAGE / file).read_bytes())
+            digest.update(_spelled([node for node in tree.body if _names(node, constant)]))
+        elif not name.endswith(("*", ".py")):
+            digest.update(f"{name} {metadata.version(name)}\0".encode())
+    for path in _files_of(part):
+        content = path.read_bytes()
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
+        digest.update(_spelled(ast.parse(content)) if path.suffix == ".py" else content)
+    return digest.hexdigest()
+
+
+def _files_of(part: str) -> list[Path]:
+    found: set[Path] = set()
+    for pattern in PARTS[part]:
+        if pattern.startswith("!"):
+            found -= set(_PACKAGE.glob(pattern[1:]))
+        else:
+            found |= set(_PACKAGE.glob(pattern))
+    return sorted(path for path in found if path.is_file() and path.suffix not in _NOT_CODE)
+
+
+def _names(node: ast.stmt, constant: str) -> bool:
+    targets = [getattr(node, "target", None), *getattr(node, "targets", ())]
+    return any(isinstance(each, ast.Name) and each.id == constant for each in targets)
+
+
+def _spelled(tree: object) -> bytes:
+    return "\0".join(_shape(tree)).encode("utf-8", "surrogatepass")
+
+
+def _shape(node: object) -> Iterator[str]:
+    """Spell a syntax tree so that neither layout nor the version of Python shows in it.
+
+    Fields that hold nothing are left out: newer versions of Python add some.
+    """
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return  # a docstring, of a module, a function or an attribute
+    if isinstance(node, ast.AST):
+        yield type(node).__name__
+        for name in node._fields:
+            if (value := getattr(node, name, None)) not in (None, []):
+                yield name
+                yield from _shape(value)
+    elif isinstance(node, list):
+        yield "["
+        for item in node:
+            yield from _shape(item)
+        yield "]"
+    else:
+        yield repr(node)

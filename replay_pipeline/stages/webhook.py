@@ -1,0 +1,89 @@
+"""Tell people that something happened: one JSON message to the webhook of their choice.
+
+The message has a `text`, which chat services show as it is, and a few plain facts beside it. It
+holds no key, no session text and no address of ours. Telling is never worth a failed run: whatever
+goes wrong is logged, without the address, since whoever knows it may post there.
+"""
+
+import json
+import logging
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
+from typing import Any
+
+from pydantic import SecretStr
+
+from replay_pipeline.redaction.redactor import Redactor
+from replay_pipeline.settings import NotifySettings
+
+logger = logging.getLogger(__name__)
+
+_MAX_CHARS = 500
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """A webhook that moves is a wrong setting; nothing is posted elsewhere."""
+
+
+def notify(settings: NotifySettings, event: str, text: str, facts: Mapping[str, Any]) -> bool:
+    """Post a message to the webhook, if there is one. Returns whether it was taken.
+
+    Args:
+        settings: the webhook and how long to wait for it, all in all.
+        event: what happened, for programs: `run_failed` or `night`.
+        text: the same for people.
+        facts: numbers and names beside it.
+    """
+    if settings.webhook_url is None:
+        return False
+    body = json.dumps({"event": event, "text": text, **facts}, default=str).encode()
+    outcome: list[str] = []
+    # A server may answer byte by byte for ever: the thread is left behind when the time is up.
+    thread = threading.Thread(
+        target=lambda: outcome.append(_post(settings.webhook_url, body, settings.timeout_s)),
+        name="notify",
+        daemon=True,
+    )
+    thread.start()
+    thread.join(settings.timeout_s)
+    problem = outcome[0] if outcome else f"no answer within {settings.timeout_s:g} s"
+    if problem:
+        logger.warning("the webhook was not told of %s: %s", event, problem)
+    return not problem
+
+
+def _post(url: SecretStr | None, body: bytes, timeout_s: float) -> str:
+    """What went wrong, or nothing."""
+    if url is None:
+        return "no address"
+    try:
+        request = urllib.request.Request(  # noqa: S310 (settings allow http and https alone)
+            url.get_secret_value(), data=body, headers={"content-type": "application/json"}
+        )
+        with urllib.request.build_opener(_NoRedirect()).open(request, timeout=timeout_s):
+            return ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"it answered with status {error.code}"
+    except (OSError, ValueError, HTTPException) as error:
+        return type(error).__name__
+
+
+def shown(reasons: Sequence[str], *, secrets: Sequence[str]) -> list[str]:
+    """Error messages as they may leave this machine: without secrets, and not too long.
+
+    Args:
+        reasons: the messages.
+        secrets: keys that are in use; others are known by their form.
+    """
+    redactor = Redactor()
+    texts = []
+    for reason in reasons:
+        for secret in secrets:
+            reason = reason.replace(secret, "<KEY>")
+        texts.append(redactor.text(" ".join(reason.split())))
+    return [text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} …" for text in texts]

@@ -1,0 +1,47 @@
+"""The wheel holds what a user runs, and nothing that only tests or the docs need."""
+
+import grimp
+
+STARTED = (
+    "replay_pipeline",
+    "replay_pipeline.cli.__main__",
+    "replay_pipeline.definitions",
+    "trainer",
+    "trainer.__main__",
+)
+"""Where a user or Dagster comes in by an import."""
+
+LOADED_BY_NAME = {
+    "replay_pipeline.normalize.executor_process": "a process of its own: normalize/executors.py",
+    "replay_pipeline.normalize.operators": "the entry point of data-juicer",
+    "replay_pipeline.orchestration.sqlite_storage": "dagster.yaml",
+    "replay_pipeline.publish.hub": "publish/publisher.py, once a repository is named",
+    "replay_pipeline.publish.sync": "publish/publisher.py, once a repository is named",
+    "replay_pipeline.testing.__main__": "the process of `TeacherServer`",
+    "trainer.integrations.openenv.client": "recipes/openenv",
+    "trainer.integrations.openenv.server": "python -m",
+    "trainer.integrations.prime_rl.algorithm": "the settings of PRIME-RL",
+    "trainer.integrations.prime_rl.loss": "the settings of PRIME-RL",
+    "trainer.integrations.prime_rl.register": "an entry point",
+    "trainer.integrations.verifiers.taskset": "recipes/verifiers",
+    "trainer.integrations.verl.agent_loop": "the settings of VeRL",
+    "trainer.integrations.verl.plugin": "an entry point",
+    "trainer.integrations.verl.reward": "the settings of VeRL",
+}
+"""What an outside program, or one of ours in another process, loads by its name."""
+
+
+def test_every_module_of_the_wheel_is_one_that_a_user_can_reach():
+    graph = grimp.build_graph("replay_pipeline", "trainer")
+    reached: set[str] = set()
+    for start in (*STARTED, *LOADED_BY_NAME):
+        reached |= {start} | graph.find_upstream_modules(start)
+    for module in list(reached):
+        parts = module.split(".")
+        reached |= {".".join(parts[:n]) for n in range(1, len(parts))}
+    assert sorted(graph.modules - reached) == []
+
+
+def test_what_is_loaded_by_name_exists():
+    graph = grimp.build_graph("replay_pipeline", "trainer")
+    assert set(LOADED_BY_NAME) <= graph.modules

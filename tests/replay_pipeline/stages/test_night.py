@@ -1,0 +1,64 @@
+"""The morning's figures, and the plan for the night."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
+from replay_pipeline.ingesters.batches import Cursor
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.summary import night_words, summarize_night
+
+NOW = datetime(2026, 5, 2, 2, tzinfo=UTC)
+
+
+def receipt(stage: str, batch: str, *, hours: float = 1.0, **report: Any) -> Receipt:
+    at = (NOW + timedelta(hours=hours)).isoformat()
+    return Receipt(stage=stage, batch=batch, fingerprint="", report=report, seconds=0.0, at=at)
+
+
+def test_only_what_was_done_this_night_counts():
+    receipts = [
+        receipt("ingest", "a", n_sessions=3, n_states=30),
+        receipt("ingest", "old", hours=-5, n_sessions=9, n_states=90),
+        receipt("replay", "a", n_sent=60, n_answers=58, n_failed=2, stop_reason="budget",
+                errors={"rate_limited": 2}),
+        receipt("pairs", "a", n_pairs=7),
+        receipt("normalize", "a", n_kept=5, n_dropped=2, dropped={"text_length_filter": 2}),
+    ]  # fmt: skip
+    night = summarize_night(
+        receipts, since=NOW, spent_usd=1.25, max_nightly_usd=5.0, n_open=4, failures=[{"run": "r"}]
+    )
+    expected = {"sessions": 3, "calls": 60, "pairs": 7, "pairs_kept": 5, "batches_open": 4,
+                "runs_failed": 1, "dropped": {"text_length_filter": 2}}  # fmt: skip
+    assert {key: night[key] for key in expected} == expected
+    words = night_words(night)
+    assert "$1.25 of $5.00" in words
+    assert "replay.max_nightly_usd" in words
+    assert "tried again next night" in words
+
+
+@pytest.fixture
+def work(tmp_path):
+    made = Pipeline(Settings(data_dir=tmp_path))
+    for i in range(6):
+        source = SourceSlice(tmp_path / f"{i}.jsonl", 0, 1000, "")
+        cursor = Cursor(source.path, 1000, 1000, 0, "")
+        write_manifest(TraceBatch(f"2026-01-0{i + 1}-0001-aaaaaa", (source,), (cursor,)), tmp_path)
+    return made
+
+
+def test_without_history_every_batch_is_planned(work):
+    assert work.fitting(work.batches(), max_total_usd=0.01) == work.batches()
+
+
+def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
+    first, *rest = work.batches()
+    work.receipts.write(receipt("replay", first, is_complete=True, spent_usd=1.0))
+    assert work.fitting(rest, max_total_usd=2.0) == rest[:3]
+    assert work.fitting(rest, max_total_usd=0.01) == rest[:1], "at least one goes on"
+    work.receipts.write(receipt("replay", rest[0], is_complete=False, spent_usd=0.9))
+    assert work.fitting(rest, max_total_usd=2.0) == rest[:4], "what is paid is not paid again"

@@ -1,0 +1,38 @@
+from replay_pipeline.stages.receipts import Receipt, Receipts
+from replay_pipeline.stages.summary import summarize
+
+
+def receipt(stage: str, batch: str, **report) -> Receipt:
+    return Receipt(stage=stage, batch=batch, fingerprint="f", report=report, seconds=1.0)
+
+
+def test_a_receipt_comes_back_marked_as_reused(tmp_path):
+    receipts = Receipts(tmp_path)
+    receipts.write(receipt("ingest", "b1", n_states=3))
+    found = receipts.read("ingest", "b1")
+    assert found is not None
+    assert found.is_reused
+    assert found.report == {"n_states": 3}
+
+
+def test_a_broken_receipt_counts_as_none(tmp_path):
+    receipts = Receipts(tmp_path)
+    receipts.write(receipt("ingest", "b1"))
+    (tmp_path / "receipts" / "ingest" / "b1.json").write_text("{")
+    assert receipts.read("ingest", "b1") is None
+    assert receipts.read("ingest", "b2") is None
+
+
+def test_the_summary_counts_calls_of_this_run_and_answers_of_all(tmp_path):
+    receipts = Receipts(tmp_path)
+    receipts.write(receipt("replay", "old", n_sent=5, n_answers=5, spent_usd=1.0))
+    before = receipts.stamps()
+    receipts.write(receipt("replay", "new", n_sent=2, n_answers=2, spent_usd=0.5))
+    receipts.write(receipt("normalize", "old", n_kept=1, dropped={"length": 2}))
+    receipts.write(receipt("normalize", "new", n_kept=1, dropped={"length": 1, "words": 1}))
+    figures = summarize(receipts.all(since=before))
+    assert figures["calls"] == 2
+    assert figures["answers"] == 7
+    assert figures["spent_usd"] == 1.5
+    assert figures["dropped"] == {"length": 3, "words": 1}
+    assert figures["seconds"]["replay"] == 1.0

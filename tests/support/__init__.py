@@ -1,0 +1,1 @@
+"""Servers, writers and clients that only tests and benchmarks need."""

@@ -1,0 +1,149 @@
+"""Dagster's web server on loopback, asked as its own pages ask it."""
+
+import contextlib
+import json
+import socket
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_LAUNCH = """
+mutation Launch($params: ExecutionParams!) {
+  launchRun(executionParams: $params) {
+    __typename
+    ... on LaunchRunSuccess { run { runId } }
+    ... on PythonError { message }
+    ... on RunConfigValidationInvalid { errors { message } }
+  }
+}
+"""
+_STATUS = "query Run($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+_BACKFILL = """
+mutation Backfill($params: LaunchBackfillParams!) {
+  launchPartitionBackfill(backfillParams: $params) {
+    __typename
+    ... on LaunchBackfillSuccess { backfillId }
+    ... on PythonError { message }
+  }
+}
+"""
+_BACKFILL_STATUS = """
+query Backfill($id: String!) {
+  partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } }
+}
+"""
+_ENDED = ("SUCCESS", "FAILURE", "CANCELED")
+_PATIENCE_S = 180.0
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def free_port() -> int:
+    """A port of loopback on which nobody listens at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_serving(url: str) -> bool:
+    """Whether a web server answers at `url`. It may still be without its code location."""
+    try:
+        with _OPENER.open(f"{url}/server_info", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def graphql(url: str, query: str, **variables: Any) -> dict[str, Any]:
+    """The data that a query gives.
+
+    Raises:
+        OSError: nobody answers, or the answer is an error.
+    """
+    request = urllib.request.Request(
+        f"{url}/graphql",
+        data=json.dumps({"query": query, "variables": variables}).encode(),
+        headers={"content-type": "application/json"},
+    )
+    with _OPENER.open(request, timeout=60) as response:
+        answer = json.load(response)
+    if errors := answer.get("errors"):
+        raise OSError(f"{url}/graphql: {errors}")
+    return answer["data"]
+
+
+def launch_batch(url: str, batch: str) -> str:
+    """Start the run of all stages of a batch, as a click does; returns the run's id.
+
+    Raises:
+        OSError: nobody answers, or the run is refused, as it is until the server has its code
+            location.
+    """
+    params = {
+        "selector": {
+            "repositoryLocationName": "replay_pipeline",
+            "repositoryName": "__repository__",
+            "pipelineName": "replay_batches",
+        },
+        "mode": "default",
+        "runConfigData": {},
+        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": batch}]},
+    }
+    launched = graphql(url, _LAUNCH, params=params)["launchRun"]
+    if launched["__typename"] != "LaunchRunSuccess":
+        raise OSError(f"{url}: no run of {batch} was started: {launched}")
+    return launched["run"]["runId"]
+
+
+def wait_for_run(url: str, run_id: str) -> str:
+    """Wait for a run; returns how it ended: `SUCCESS`, `FAILURE` or `CANCELED`.
+
+    Raises:
+        OSError: nobody answers any more.
+        TimeoutError: it has not ended in time.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        status = graphql(url, _STATUS, id=run_id)["runOrError"]["status"]
+        if status in _ENDED:
+            return status
+        if time.monotonic() > end:
+            raise TimeoutError(f"{url}: run {run_id} is {status} after {_PATIENCE_S:g} s")
+        time.sleep(0.05)
+
+
+def launch_backfill(url: str, batches: Sequence[str], assets: Sequence[str]) -> str:
+    """Ask for assets of many batches at once, as the UI does; returns the backfill's id.
+
+    Raises:
+        OSError: nobody answers, or the backfill is refused, as it is until the server has its code
+            location.
+    """
+    params = {"assetSelection": [{"path": [a]} for a in assets], "partitionNames": [*batches]}
+    launched = graphql(url, _BACKFILL, params=params)["launchPartitionBackfill"]
+    if launched["__typename"] != "LaunchBackfillSuccess":
+        raise OSError(f"{url}: no backfill was started: {launched}")
+    return launched["backfillId"]
+
+
+def backfill_status(url: str, backfill_id: str) -> str:
+    """How far a backfill is: `REQUESTED` until its runs have ended, then how they did.
+
+    Raises:
+        OSError: nobody answers.
+    """
+    return graphql(url, _BACKFILL_STATUS, id=backfill_id)["partitionBackfillOrError"]["status"]
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and all below it: what serves Dagster is several. On Linux."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended since it was listed
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found

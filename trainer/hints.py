@@ -1,0 +1,171 @@
+"""What the hinted teacher is told about a failed step: a template, else the raw error, else a judge.
+
+The text goes to the end of the teacher's context and never into the student's.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "Hint",
+    "HintContext",
+    "HintGenerator",
+    "JudgeHints",
+    "hint_for_row",
+    "layered",
+    "raw_error_hint",
+    "template_hint",
+]
+
+MAX_HINT_CHARS = 600
+"""Longer error texts keep their head and tail."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HintContext:
+    """What is known about a failed step."""
+
+    error_text: str
+    """The tool's error or the user's feedback, as recorded."""
+    outcome: str | None = None
+    """Outcome label of the step, e.g. `tool_error` or `user_rejected`."""
+    tool_name: str | None = None
+    tool_names: tuple[str, ...] = ()
+    """Tools that were available."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hint:
+    """A sentence or two, and which layer wrote it."""
+
+    text: str
+    source: Literal["template", "raw_error", "judge"]
+
+
+HintGenerator = Callable[[HintContext], Hint | None]
+
+_TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"has not been read yet", re.I),
+        "A file must be read before it is edited or written. Read it first.",
+    ),
+    (
+        re.compile(r"modified since (it was )?(last )?read|file has changed", re.I),
+        "The file changed after it was read. Read it again before the edit.",
+    ),
+    (
+        re.compile(r"string to replace not found|old_string.*not found", re.I),
+        "The text to replace does not occur in the file as given. Read the file and copy the "
+        "exact text, white space included.",
+    ),
+    (
+        re.compile(r"found \d+ matches|multiple matches|not unique", re.I),
+        "The text to replace occurs more than once. Give more of the surrounding lines.",
+    ),
+    (
+        re.compile(r"no such tool|unknown tool|tool .{0,60}not (found|available)", re.I),
+        "That tool does not exist here. Available: {tools}.",
+    ),
+    (
+        re.compile(r"no such file|does not exist|file not found|cannot find the (file|path)", re.I),
+        "That path does not exist. List or search for the file first.",
+    ),
+    (
+        re.compile(
+            r"json.{0,30}(decode|parse)|InputValidationError|invalid (json|arguments)", re.I
+        ),
+        "The arguments of the call are not valid for the tool. Check names and types against its "
+        "schema.",
+    ),
+    (
+        re.compile(r"command not found", re.I),
+        "That program is not installed. Use one that is, or another way to the same end.",
+    ),
+    (
+        re.compile(r"timed? ?out", re.I),
+        "The command ran out of time. Run a smaller part, or run it in the background.",
+    ),
+    (
+        re.compile(r"permission denied|not permitted|blocked by", re.I),
+        "That action is not permitted here. Find a way that needs no such permission.",
+    ),
+)
+
+
+def template_hint(context: HintContext) -> Hint | None:
+    """Return a fixed sentence for a kind of error that we know, `None` for any other."""
+    if context.outcome == "user_rejected":
+        return Hint(
+            text=f"The user rejected this step: {shortened(context.error_text)}", source="template"
+        )
+    for pattern, sentence in _TEMPLATES:
+        if pattern.search(context.error_text):
+            tools = ", ".join(context.tool_names) or "see the list of tools"
+            return Hint(text=sentence.format(tools=tools), source="template")
+    return None
+
+
+def raw_error_hint(context: HintContext) -> Hint | None:
+    """Return the recorded error itself, shortened; `None` when there is no text."""
+    text = shortened(context.error_text)
+    return Hint(text=f"The next attempt failed with: {text}", source="raw_error") if text else None
+
+
+@dataclass(kw_only=True)
+class JudgeHints:
+    """Asks a language model for at most two sentences. Off unless you put it in the layers.
+
+    Answers are kept by context, so a state is paid for once in a process.
+    """
+
+    complete: Callable[[str], str]
+    """From a prompt to the judge's answer; called at most once for a context."""
+    _kept: dict[HintContext, Hint | None] = field(default_factory=dict, init=False, repr=False)
+
+    def __call__(self, context: HintContext) -> Hint | None:
+        """Return the judge's hint, `None` when it answered nothing."""
+        if context not in self._kept:
+            answer = self.complete(
+                "A coding agent's step failed. In at most two sentences, say what to do "
+                "differently, without giving the answer away.\n"
+                f"Tool: {context.tool_name or 'none'}\nResult: {shortened(context.error_text)}"
+            ).strip()
+            self._kept[context] = Hint(text=shortened(answer), source="judge") if answer else None
+        return self._kept[context]
+
+
+def layered(*generators: HintGenerator) -> HintGenerator:
+    """Ask generators in turn for the first that has something to say."""
+
+    def generate(context: HintContext) -> Hint | None:
+        for generator in generators:
+            if hint := generator(context):
+                return hint
+        return None
+
+    return generate
+
+
+_DEFAULT = layered(template_hint, raw_error_hint)
+
+
+def hint_for_row(row: Mapping[str, Any], generator: HintGenerator = _DEFAULT) -> Hint | None:
+    """Make the hint of a dataset row from its `hint` column (the recorded error or feedback)."""
+    error_text = (row.get("hint") or "").strip()
+    if not error_text:
+        return None
+    names = tuple(tool["function"]["name"] for tool in row.get("tools") or () if "function" in tool)
+    return generator(
+        HintContext(error_text=error_text, outcome=row.get("outcome"), tool_names=names)
+    )
+
+
+def shortened(text: str, max_chars: int = MAX_HINT_CHARS) -> str:
+    """Cut outer white space, and the middle of a text beyond `max_chars`."""
+    text = text.strip()
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2 - 2
+    return f"{text[:half]} … {text[-half:]}"
