@@ -98,6 +98,7 @@ def test_every_table_is_executed_or_says_why_not():
         ("rm *", "rm ./*"),
         ("ls $x -l", "ls -l $x"),
         ("git log --all main", "git log main --all"),
+        ("git log --branches=a main", "git log main --branches=a"),
         ("git grep x -l", "git grep -l x"),
         ("find a -path './a/*'", "find ./a -path './a/*'"),
         ("source a", "source ./a"),
