@@ -128,6 +128,9 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
     # Loading TRL takes seconds: a wrong flag should not have to wait for it.
     import torch  # noqa: PLC0415
 
+    from trainer.integrations.early import refuse_early  # noqa: PLC0415
+
+    refuse_early(values)
     from trainer.integrations.pipes import reporting  # noqa: PLC0415
     from trainer.integrations.settings import read_settings  # noqa: PLC0415
     from trainer.integrations.trl.run import run  # noqa: PLC0415
