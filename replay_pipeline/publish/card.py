@@ -15,6 +15,7 @@ from jinja2 import Template
 
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.batch_facts import digest_of, rows_by_split, sessions_of
+from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
 from replay_pipeline.storage.column_docs import describe
@@ -111,6 +112,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         figures=_figures(batches),
         recipes=", ".join(map(_code, recipes)),
         dropped=[(_code(name), n) for name, n in _by_size(dropped)],
+        blind=in_words(facts.get("blind_control")) if n_pairs else "",
         control_run=[(_code(name), value) for name, value in facts.get("control_run", {}).items()],
         accepted_terms=", ".join(map(_code, facts.get("accepted_terms", ()))),
         sample=_sample(batches),
