@@ -161,6 +161,7 @@ CHECKS = [
     dataset_check("shards_match_manifests", audit.shards_against_manifests, blocking=True),
     dataset_check("splits_share_no_session", audit.shared_sessions, blocking=True),
     dataset_check("splits_share_no_prompt", audit.shared_prompts),
+    dataset_check("prompts_decide", audit.prompts_decide),
     dataset_check("no_secret_is_published", audit.published_secrets, blocking=True),
 ]
 """Every check, asset by asset."""

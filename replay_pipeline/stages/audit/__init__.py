@@ -4,6 +4,7 @@ Each function returns a `Verdict`: whether it holds, the figures, and what to do
 """
 
 from replay_pipeline.stages.audit.dataset import (
+    prompts_decide,
     published_secrets,
     shards_against_manifests,
     shared_prompts,
@@ -32,6 +33,7 @@ __all__ = [
     "faithful_prefixes",
     "kept_or_dropped",
     "matching_schemas",
+    "prompts_decide",
     "published_secrets",
     "refuse_unfit",
     "rows_accounted",
