@@ -1,10 +1,9 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
-from replay_pipeline.replay.asking import Asking, ReplayOptions
+from replay_pipeline.replay.asking import Asking, ReplayOptions, RetryPolicy
 from replay_pipeline.replay.batch import replay_batch
 from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.database import exists as has_ledger
-from replay_pipeline.replay.engine import RetryPolicy
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.facts import refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates

@@ -1,6 +1,6 @@
 import pytest
 
-from replay_pipeline.replay.engine import RetryPolicy
+from replay_pipeline.replay import RetryPolicy
 from replay_pipeline.testing import TeacherServer
 from tests.postgres import fresh_database, running_postgres
 
