@@ -398,7 +398,7 @@ def test_check_teachers_says_what_is_wrong(server, monkeypatch):
         ]
     )
     assert (fine.problem, fine.prompt_usd_per_mtok, fine.is_distillable) == (None, 0.44, True)
-    assert "NO_SUCH_KEY is not set" in keyless.problem
+    assert "NO_SUCH_KEY is not bound" in keyless.problem
     assert not away.is_reachable
     assert "cannot be reached" in away.problem
     assert "does not serve nobody/nothing" in unknown.problem
