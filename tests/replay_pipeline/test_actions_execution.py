@@ -93,6 +93,7 @@ def test_every_table_is_executed_or_says_why_not():
         ("printf %s --b --a", "printf %s --a --b"),
         ("kill -1 -9", "kill -9 -1"),
         ("ls -f -t", "ls -t -f"),
+        ("ls -f -s", "ls -s -f"),
         ("head -v -5 a", "head -5 -v a"),
         ("cat -", "cat ./-"),
         ("rm *", "rm ./*"),
