@@ -1,7 +1,7 @@
 """The outer loop against what it replaces: data-parallel training, and float32 on the wire.
 
     python benchmarks/outer_loop.py                 bytes, loss, gain and speed of each codec
-    python benchmarks/outer_loop.py --only speed    one part: scratch, gap, finetune, traffic, speed
+    python benchmarks/outer_loop.py --only speed    one part: goodput, unequal, scratch, gap, ...
     python benchmarks/outer_loop.py --schedules N   N fault schedules of the protocol
     python benchmarks/outer_loop.py --chaos N       four processes, N random kills, 30 rounds
     python benchmarks/outer_loop.py --restarts N    N times: kill all four, restart, compare
@@ -14,6 +14,7 @@ The model is a byte-level transformer of 136,000 parameters, the text is Python'
 import argparse
 import contextlib
 import hashlib
+import heapq
 import json
 import os
 import random
@@ -38,7 +39,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.trainer.diloco.simulation import run_schedule
 from tests.trainer.published import write_dataset
-from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep, open_store
+from trainer.diloco import (
+    AsyncReplica,
+    MemoryStore,
+    OuterReplica,
+    OuterSettings,
+    OuterStep,
+    open_store,
+)
 from trainer.diloco.codecs import CODECS, decode_payload, encode_payload
 from trainer.diloco.exchange import RoundReport
 from trainer.diloco.inner import make_inner_optimizer
@@ -626,7 +634,96 @@ def bench_schedules(n: int) -> None:
     print("  " + ", ".join(f"{name} {count}" for name, count in faults.most_common()))
 
 
+def goodput(kind: type[OuterReplica], slowness: float, *, round_s: float, seconds: float) -> float:
+    """Return the share of all replicas' rounds that count, one of four being slower.
+
+    Inner steps are slept through: what is measured is waiting.
+    """
+    store, n_counted, until = MemoryStore(), Counter(), time.perf_counter() + seconds
+    settings = OuterSettings(codec="ternary", outer=AVERAGE, quorum=4)
+    start = ParameterVector(build()).read()
+
+    def one(rank: int) -> None:
+        replica = kind(store, start, rank=rank, world_size=4, settings=settings)
+        replica.join()
+        pace = round_s * (slowness if rank == 0 else 1.0)
+        while time.perf_counter() + pace < until:
+            time.sleep(pace)
+            local = replica.theta + np.float32(1e-4) * np.sin(start + rank)
+            n_counted[rank] += replica.exchange(local).was_included
+
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.perf_counter()))
+    return sum(n_counted.values()) / (seconds / round_s * (3 + 1 / slowness))
+
+
+def bench_goodput() -> None:
+    print("Four replicas, one slower; rounds that count, of all that could be made in 60 s")
+    for slowness in (1.0, 2.0, 3.0, 5.0):
+        shares = [
+            goodput(kind, slowness, round_s=1.0, seconds=60.0)
+            for kind in (OuterReplica, AsyncReplica)
+        ]
+        print(
+            f"  slower {slowness:g} times: synchronous {shares[0]:.2f}, asynchronous"
+            f" {shares[1]:.2f}",
+            flush=True,
+        )
+
+
+def train_unequal(regime: Regime, slowness: float) -> float:
+    """Train asynchronously, one replica slower, with a clock of its own; return the loss."""
+    store = MemoryStore()
+    train, held_out = corpus(regime.text)
+    settings = OuterSettings(codec=regime.codec, outer=regime.outer)
+    members, clock = [], []
+    for rank in range(regime.n_replicas):
+        model = build(regime)
+        load_start(model, regime)
+        replica = AsyncReplica(
+            store, ParameterVector(model).read(), rank=rank, world_size=regime.n_replicas,
+            settings=settings,
+        )  # fmt: skip
+        replica.join()
+        members.append((replica, model, inner_optimizer(model, regime)))
+        heapq.heappush(clock, (slowness if rank == 0 else 1.0, rank))
+    for _ in range(regime.n_rounds * regime.n_replicas):
+        now, rank = heapq.heappop(clock)
+        replica, model, optimizer = members[rank]
+        view = ParameterVector(model)
+        view.write(replica.theta)
+        inner_round(model, optimizer, train, regime, rank, replica._n_made)
+        replica.exchange(view.read())
+        heapq.heappush(clock, (now + (slowness if rank == 0 else 1.0), rank))
+    newest = max((replica for replica, _, _ in members), key=lambda replica: replica.round_id)
+    view.write(newest.theta)
+    return evaluate(model, held_out)
+
+
+def bench_unequal(seeds: tuple[int, ...] = (0, 1, 2, 3, 4)) -> None:
+    print("Fine-tuning as below at equal tokens, ternary, one of four replicas 5 times slower")
+    with tempfile.TemporaryDirectory() as folder:
+        start = pretrained(Path(folder))
+        regime = Regime(
+            text="prose", n_rounds=12, inner_steps=8, lr=1e-4, start=start, codec="ternary",
+            outer=AVERAGE, is_constant_lr=True,
+        )  # fmt: skip
+        for seed in seeds:
+            seeded = replace(regime, seed=seed)
+            equal, unequal = train_replicas(seeded)[0], train_unequal(seeded, 5.0)
+            print(
+                f"  seed {seed}: synchronous {equal:.4f}, asynchronous {unequal:.4f}"
+                f" ({unequal / equal - 1:+.2%})",
+                flush=True,
+            )
+
+
 PARTS = {
+    "goodput": bench_goodput,
+    "unequal": bench_unequal,
     "scratch": bench_scratch,
     "gap": bench_gap,
     "finetune": lambda: bench_finetune(list(CODECS)),
