@@ -76,6 +76,8 @@ class AsyncReplica(OuterReplica):
                 "asynchronous rounds need an outer optimizer without momentum: choose average"
             )
         self.max_age = MAX_AGE * world_size
+        # Manifests come once a replica, not once for all: a slow one must still find the log.
+        self.snapshot_every *= world_size
         self._merged: set[Contribution] = set()
         self._own_loss: tuple[str, Vector] | None = None
         self._has_kept = False

@@ -108,6 +108,7 @@ class OuterReplica(RoundDriver):
         self.velocity = np.zeros_like(self.theta)
         self.inner_state: dict[str, NDArray] = {}
         self.is_finished = False
+        self.snapshot_every = self.settings.snapshot_every
         self._state = state
         self._private_key = f"private/{rank:04d}.safetensors"
         quorum = self.settings.quorum or -(-world_size // 2)
@@ -277,7 +278,7 @@ class OuterReplica(RoundDriver):
             return None
 
     def _maybe_snapshot(self, round_id: int, base: str, expected: Sequence[int]) -> None:
-        if round_id % self.settings.snapshot_every:
+        if round_id % self.snapshot_every:
             return
         try:
             key = self._put_snapshot(round_id, base, expected)
@@ -301,7 +302,7 @@ class OuterReplica(RoundDriver):
         snapshots = [key for key in store.keys(SNAPSHOTS) if _round_of(key) <= round_id]
         kept = sorted({_round_of(key) for key in snapshots})[-2:]
         old = [key for key in snapshots if _round_of(key) < kept[0]]
-        began = max(0, kept[0] - 2 * self.settings.snapshot_every)
+        began = max(0, kept[0] - 2 * self.snapshot_every)
         for past in range(began, kept[0]):
             keys = store.keys(round_prefix(past))
             old += [key for key in keys if not key.endswith("/manifest.json")]
