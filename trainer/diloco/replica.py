@@ -84,6 +84,8 @@ class OuterReplica(RoundDriver):
             replica begins with a fresh inner optimizer.
     """
 
+    mode = "synchronous"
+
     def __init__(
         self,
         store: ObjectStore,
@@ -106,19 +108,25 @@ class OuterReplica(RoundDriver):
         self.velocity = np.zeros_like(self.theta)
         self.inner_state: dict[str, NDArray] = {}
         self.is_finished = False
+        self.snapshot_every = self.settings.snapshot_every
         self._state = state
         self._private_key = f"private/{rank:04d}.safetensors"
         quorum = self.settings.quorum or -(-world_size // 2)
         self._life = ReplicaLife(rank, self.settings.n_rounds, quorum)
         self._protocol = self._life.live()
         self._is_training = False
-        self._own_round = 0
+        self._own_round = self._n_made = 0
         self._n_applied = 0
 
     @property
     def round_id(self) -> int:
         """The round that is being trained, or the number of rounds if the run is finished."""
         return self._life.round_id
+
+    @property
+    def n_trained(self) -> int:
+        """How many rounds' inner steps this replica need not make any more."""
+        return self.round_id
 
     @property
     def base(self) -> str:
@@ -163,6 +171,7 @@ class OuterReplica(RoundDriver):
         n_applied = self._n_applied
         own = self.contribute(self.theta - local, base=self.base, weight=weight)
         self._own_round = self.round_id
+        self._n_made += 1
         self.inner_state = dict(inner_state or {})
         # Kept before it is sent: once the others count on this delta, a process that takes over
         # must neither train the round again nor forget what the codec kept back.
@@ -222,6 +231,7 @@ class OuterReplica(RoundDriver):
         """Fix the run's settings by creating its description, or check them against it."""
         settings = self.settings
         mine = {
+            "mode": self.mode,
             "codec": settings.codec,
             "outer": asdict(settings.outer),
             "n_rounds": settings.n_rounds,
@@ -268,7 +278,7 @@ class OuterReplica(RoundDriver):
             return None
 
     def _maybe_snapshot(self, round_id: int, base: str, expected: Sequence[int]) -> None:
-        if round_id % self.settings.snapshot_every:
+        if round_id % self.snapshot_every:
             return
         try:
             key = self._put_snapshot(round_id, base, expected)
@@ -292,7 +302,7 @@ class OuterReplica(RoundDriver):
         snapshots = [key for key in store.keys(SNAPSHOTS) if _round_of(key) <= round_id]
         kept = sorted({_round_of(key) for key in snapshots})[-2:]
         old = [key for key in snapshots if _round_of(key) < kept[0]]
-        began = max(0, kept[0] - 2 * self.settings.snapshot_every)
+        began = max(0, kept[0] - 2 * self.snapshot_every)
         for past in range(began, kept[0]):
             keys = store.keys(round_prefix(past))
             old += [key for key in keys if not key.endswith("/manifest.json")]
@@ -302,7 +312,11 @@ class OuterReplica(RoundDriver):
         """Keep what another process of this rank would need to go on."""
         if self._state is None or self.own is None:
             return
-        header = {"round_id": self._own_round, "contribution": asdict(self.own)}
+        header = {
+            "round_id": self._own_round,
+            "n_made": self._n_made,
+            "contribution": asdict(self.own),
+        }
         tensors: dict[str, NDArray] = {
             f"feedback.{name}": value for name, value in self.feedback.tensors().items()
         }
@@ -326,9 +340,14 @@ class OuterReplica(RoundDriver):
             room, _, rest = name.partition(".")
             (self.inner_state if room == "inner" else vars(self.feedback))[rest] = value
         self._own_round, self.own = header["round_id"], Contribution(**header["contribution"])
+        self._n_made = header["n_made"]
+        self._resume_own(self.own)
+
+    def _resume_own(self, own: Contribution) -> None:
+        """Take up the contribution that the process before us had made."""
         manifest = self.read_manifest(self._own_round)
         if manifest is None:
-            self._life.prepared = (self._own_round, self.own)
+            self._life.prepared = (self._own_round, own)
         else:
             # Decided while we were away; a snapshot may be past it, so settle the account now.
             self.settle(manifest)

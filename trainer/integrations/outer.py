@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME
 
 from trainer.data.dataset import PreferenceData
+from trainer.diloco.asynchronous import AsyncReplica
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.exchange import RoundReport
 from trainer.diloco.inner import make_inner_optimizer
@@ -33,6 +34,10 @@ Row = TypeVar("Row")
 
 OWN_MARK = "outer-round"
 """In a checkpoint that is there for the outer loop alone."""
+ROUNDS: dict[str, type[OuterReplica]] = {
+    "synchronous": OuterReplica,
+    "asynchronous": AsyncReplica,
+}
 OUTER_KINDS = ("none", "torchft", "object_store")
 
 
@@ -44,6 +49,8 @@ class OuterOptions:
     """Store that joins the replicas (`object_store`)."""
     sync_every: int = 50
     """Optimizer steps per round."""
+    rounds: str = "synchronous"
+    """`synchronous`: equal bits, at the pace of the quorum; `asynchronous`: nobody waits."""
     inner: str = ""
     """Inner optimizer: `muon` from scratch, or `adamw`; none: the trainer's own."""
     codec: str = "ternary"
@@ -89,6 +96,10 @@ def outer_callbacks(
     where = place or replica_place() or ReplicaPlace()
     if options.sync_every < 1:
         raise TrainerConfigError(f"outer_options.sync_every={options.sync_every}: at least 1")
+    if options.rounds not in ROUNDS:
+        raise TrainerConfigError(
+            f"outer_options.rounds={options.rounds!r} is not one of {', '.join(ROUNDS)}"
+        )
     if kind == "object_store":
         if store is None and not options.uri:
             raise TrainerConfigError("outer=object_store needs outer_options.uri")
@@ -186,7 +197,7 @@ class ObjectStoreLoop(TrainerCallback):
         if n_steps <= 0:
             n_steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
         self._view = ParameterVector(_model_of(trainer))
-        replica = self.replica = OuterReplica(
+        replica = self.replica = ROUNDS[options.rounds](
             self.store or open_store(options.uri),
             self._view.read(),
             rank=self.place.rank,
@@ -207,10 +218,10 @@ class ObjectStoreLoop(TrainerCallback):
         replica.join()
         publish_template(replica.store, trainer)
         self._view.write(replica.theta)
-        if replica.round_id == 0:
+        if replica.n_trained == 0:
             return replica, None
         return replica, self._checkpoint(
-            trainer, min(replica.round_id * options.sync_every, n_steps), n_steps
+            trainer, min(replica.n_trained * options.sync_every, n_steps), n_steps
         )
 
     def _checkpoint(self, trainer: Trainer, step: int, n_steps: int) -> Path:
