@@ -1,6 +1,9 @@
 """What real models have and tiny ones lack: windows, rotary scaling, no pad token, adapters."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -258,3 +261,34 @@ def test_a_range_of_layers_is_read():
     assert layer_range(None) is None
     with pytest.raises(TrainerConfigError, match="write first-last"):
         layer_range("4-2")
+
+
+def test_a_trained_model_is_pushed_whole_and_private_to_a_hub(tmp_path):
+    from replay_pipeline.testing.hub import HubServer
+
+    (tmp_path / "checkpoint").mkdir()
+    for name in (
+        "README.md",
+        "report.json",
+        "checkpoint/config.json",
+        "checkpoint/model.safetensors",
+    ):
+        (tmp_path / name).write_text(f"{name} of a model", "utf-8")
+    (tmp_path / "metrics.jsonl").write_text("stays here", "utf-8")
+    code = (
+        "import sys; from pathlib import Path; from trainer.integrations.trl.run import push_to_hub;"
+        "push_to_hub('me/model', Path(sys.argv[1]))"
+    )
+    with HubServer(tmp_path / "hub") as hub:
+        environment = {**os.environ, **hub.environment()}
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        repository = hub.repository("me/model")
+    assert repository["private"]
+    names = {"README.md", "report.json", "config.json", "model.safetensors"}
+    assert set(repository["files"]) - {".gitattributes"} == names

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from datasets import Dataset, Features, Json, List, Value
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
@@ -237,6 +239,8 @@ def _run(
     if trainer.is_world_process_zero():
         plot_metrics(metrics.rows, output / "loss.png")
         write_results(config, report, {"before": before, "after": after})
+        if config.push_to_hub is not None:
+            push_to_hub(config.push_to_hub, output)
     return report
 
 
@@ -298,6 +302,29 @@ def write_results(
         evaluation=evaluation,
     )
     (output / "README.md").write_text(card, "utf-8")
+
+
+def push_to_hub(repository: str, output: Path) -> None:
+    """Put what was trained, with its card, into a private repository of the Hub, in one commit.
+
+    Raises:
+        TrainerError: the Hub refused; everything is still in the output folder.
+    """
+    hub = HfApi()
+    trained = [name for name in ("checkpoint", "adapter") if (output / name).is_dir()]
+    try:
+        hub.create_repo(repository, private=True, exist_ok=True)
+        files = {"README.md": output / "README.md", "report.json": output / "report.json"}
+        for folder in trained:
+            # The first is what loads by the repository's name.
+            prefix = "" if folder == trained[0] else f"{folder}/"
+            files |= {prefix + path.name: path for path in (output / folder).iterdir()}
+        operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+        hub.create_commit(repository, operations, commit_message="Add a trained model")
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise TrainerError(
+            f"push_to_hub={repository}: {error}; the model is whole in {output}"
+        ) from error
 
 
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
