@@ -222,13 +222,15 @@ class Ledger:
     # --- the writer thread -------------------------------------------------------------------
 
     def _register(self) -> int:
-        with self._database.transaction():
-            [(owner,)] = self._database.query(
-                "insert into owners(opened_at, host) values(?, ?) returning id",
-                (_iso(_now()), socket.gethostname()),
-            )
-        self._database.claim(owner)
-        return owner
+        while True:
+            with self._database.transaction():
+                [(owner,)] = self._database.query(
+                    "insert into owners(opened_at, host) values(?, ?) returning id",
+                    (_iso(_now()), socket.gethostname()),
+                )
+            # The lock may be held by a process whose ledger was deleted and is made anew here.
+            if self._database.claim(owner):
+                return owner
 
     def _write(self) -> None:
         is_open = True
