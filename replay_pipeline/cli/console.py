@@ -279,3 +279,16 @@ def show_teachers(report: Report) -> None:
             escape(row["problem"] or "ok"),
         )
     out.print(table)
+
+
+def show_lost_calls(report: Report) -> None:
+    """One line per call whose outcome is not known."""
+    for row in report["lost_calls"]:
+        cost = "" if row["cost_usd"] is None else f", cost ${row['cost_usd']:.6f}"
+        out.print(
+            f"{row['sent_at']}  {row['teacher']}  {row['state_id']}: {row['why']}; "
+            f"${row['reserved_usd']:.6f} reserved{cost}; {row['what']}",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+    if not report["lost_calls"]:
+        out.print("No call is lost.")

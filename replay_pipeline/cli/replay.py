@@ -14,6 +14,7 @@ from replay_pipeline.cli.console import (
     progress_bars,
     show_control,
     show_estimate,
+    show_lost_calls,
     show_replay,
     show_teachers,
 )
@@ -101,6 +102,29 @@ def control(
         chosen(work, None)
         report = work.control(max_total_usd=max_total_usd, n_states=states).report
     print_report(report, as_json=as_json, show=show_control)
+
+
+@app.command()
+def reconcile(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    settle: Annotated[
+        bool,
+        typer.Option(
+            "--settle",
+            help="Book each call that is over, at its endpoint's record or else at the most it can "
+            "have cost.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show calls that were sent and never answered, one by one; settle those that are over."""
+    from replay_pipeline.replay import reconcile
+
+    loaded = load(settings, data)
+    found = reconcile(loaded.ledger_url(), loaded.replay.teachers, settle=settle)
+    report = {"lost_calls": [each.to_json() for each in found]}
+    print_report(report, as_json=as_json, show=show_lost_calls)
 
 
 @teachers_app.command("list")

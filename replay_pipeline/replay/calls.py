@@ -92,6 +92,8 @@ class Found:
 
     decided: dict[str, Known]
     lost: dict[str, tuple[LostCall, ...]]
+    booked: dict[str, bytes]
+    """Rows of calls that were paid for without an answer, and may be asked again."""
     paid_nano: Counter[str]
     """What all their calls have cost, by run."""
 

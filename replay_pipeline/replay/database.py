@@ -99,8 +99,8 @@ class Database(Protocol):
         """Hold the right to write; commit at the end, roll back on an error."""
         yield
 
-    def claim(self, owner: int) -> None:
-        """Hold the lock that shows that `owner` lives."""
+    def claim(self, owner: int) -> bool:
+        """Take the lock that shows that `owner` lives; false if another holds it."""
         ...
 
     def is_alive(self, owner: int) -> bool:
@@ -233,13 +233,18 @@ class _Sqlite:
                 f"{self.name}: cannot be read or written ({error}); check free space and permissions"
             ) from error
 
-    def claim(self, owner: int) -> None:
+    def claim(self, owner: int) -> bool:
         path = self._lock_path(owner)
         if fcntl is None:
-            return
+            return True
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            return False
         self._lock = (handle, path)
+        return True
 
     def is_alive(self, owner: int) -> bool:
         path = self._lock_path(owner)
@@ -316,8 +321,9 @@ class _Postgres:
         except self._errors as error:
             raise LedgerError(f"{self.name}: cannot be read or written ({error})") from error
 
-    def claim(self, owner: int) -> None:
-        self.query("select pg_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))
+    def claim(self, owner: int) -> bool:
+        [(is_mine,)] = self.query("select pg_try_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))
+        return is_mine
 
     def is_alive(self, owner: int) -> bool:
         [(is_free,)] = self.query("select pg_try_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))

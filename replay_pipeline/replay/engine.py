@@ -169,7 +169,10 @@ class Engine:
     def tell(self, task: Task, answer: TeacherAction | None) -> None:
         """Let the other teachers at this state go on."""
         if self.board and self.board.gates.is_sequential:
-            self.board.decide(task.state_index, task.state, task.teacher, answer)
+            try:
+                self.board.decide(task.state_index, task.state, task.teacher, answer)
+            except Exception:
+                logger.exception("the vote of %s at %s", task.teacher.name, task.state_id)
 
     async def run(self, lanes: Lanes) -> None:
         """Ask every question, lane by lane, and those again that a lost call stood in the way of.
@@ -285,10 +288,7 @@ class Engine:
                 error_code="unexpected",
                 error_message=f"{type(error).__name__}: {error}"[:500],
             )
-        try:
-            self.tell(task, self.decided.get(task.index))
-        except Exception:
-            logger.exception("the vote of %s at %s", task.teacher.name, task.state_id)
+        self.tell(task, self.decided.get(task.index))
 
     async def _reason_not_to_ask(self, task: Task) -> str | None:
         if self.board and not self.stop.is_set() and not task.is_judged:
@@ -324,10 +324,16 @@ class Engine:
         else:
             self.n_sent += 1
             outcome = call.reply.outcome
-            if isinstance(outcome, Failure) and outcome.may_be_paid:
-                await self._lost(task, call, call.reserved, outcome)
-            else:
-                await self._settle(task, call, call.reserved, outcome)
+            try:
+                if isinstance(outcome, Failure) and outcome.may_be_paid:
+                    await self._lost(task, call, call.reserved, outcome)
+                else:
+                    await self._settle(task, call, call.reserved, outcome)
+            except LedgerError:
+                raise
+            except Exception as error:
+                logger.exception("the answer of %s at %s", task.teacher.name, task.state_id)
+                await self._keep_unread(task, call.reply, call.reserved, error)
 
     async def _may_ask_again(self, task: Task) -> bool:
         """Settle what can be known of lost calls; then whether the question may be asked again.
@@ -352,11 +358,11 @@ class Engine:
                 continue
             self.newly_spent_nano += cost
             self._n_found_out += 1
-            await asyncio.wrap_future(self.ledger.settle(settled_lost(lost, cost)))
+            settlement = settled_lost(lost, cost)
+            await asyncio.wrap_future(self.ledger.settle(settlement))
+            self.decided[task.index] = decode_row(settlement.row or b"")
         is_too_slow = has_too_short_a_limit(task.lost, task.teacher)
         task.lost = tuple(left)
-        if not left and not is_too_slow:
-            self.decided.pop(task.index, None)
         return not is_too_slow
 
     def _keeps_answers(self, task: Task) -> bool:
@@ -394,6 +400,34 @@ class Engine:
         # A call that outlasted its time limit outlasts it again.
         if failure.code != "no_reply" and task.n_lost <= _MAX_SENT_AGAIN:
             self._later.append(task)
+
+    async def _keep_unread(
+        self, task: Task, reply: Reply, reserved: Reserved, error: Exception
+    ) -> None:
+        """Book a reply that this program can't digest, once and for all, with its bytes."""
+        usage = reply.outcome.usage if isinstance(reply.outcome, Answer) else None
+        cost = usage.cost_nano if usage and usage.cost_nano is not None else reserved.reserved_nano
+        row = _row(
+            task,
+            cost_usd=usd(cost),
+            finish_reason="error",
+            error_code="unexpected",
+            error_message=f"{type(error).__name__}: {error}"[:500],
+        )
+        await asyncio.wrap_future(
+            self.ledger.settle(
+                Settlement(
+                    call_id=reserved.call_id,
+                    state="answered",
+                    cost_nano=cost,
+                    error_code=row.error_code,
+                    row=encode_row(row),
+                    response=reply.body[:_MOST_KEPT_BYTES],
+                )
+            )
+        )
+        self.newly_spent_nano += cost
+        self.decided[task.index] = row
 
     async def _settle(
         self, task: Task, call: "_Call", reserved: Reserved, outcome: Answer | Failure

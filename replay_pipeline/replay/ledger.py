@@ -222,13 +222,15 @@ class Ledger:
     # --- the writer thread -------------------------------------------------------------------
 
     def _register(self) -> int:
-        with self._database.transaction():
-            [(owner,)] = self._database.query(
-                "insert into owners(opened_at, host) values(?, ?) returning id",
-                (_iso(_now()), socket.gethostname()),
-            )
-        self._database.claim(owner)
-        return owner
+        while True:
+            with self._database.transaction():
+                [(owner,)] = self._database.query(
+                    "insert into owners(opened_at, host) values(?, ?) returning id",
+                    (_iso(_now()), socket.gethostname()),
+                )
+            # The lock may be held by a process whose ledger was deleted and is made anew here.
+            if self._database.claim(owner):
+                return owner
 
     def _write(self) -> None:
         is_open = True
@@ -377,6 +379,8 @@ class Ledger:
         for each in (each.settlement for each in settling):
             call = calls.get(each.call_id)
             if call is None or call.state not in ("open", "unknown"):
+                if each.call_id not in self._in_flight:
+                    continue  # a lost call: another process has found out what became of it
                 raise LedgerError(f"{self.url}: call {each.call_id} is not open")
             scopes.settle(call, each)
             if each.state == "withdrawn":
@@ -626,6 +630,7 @@ def _open_scopes(
 def find_calls(database: Database, request_shas: Sequence[str]) -> Found:
     """Find what is known of these requests: answers, lost calls, and what all has cost."""
     decided: dict[str, Known] = {}
+    booked: dict[str, bytes] = {}
     paid: Counter[str] = Counter()
     for chunk in _chunks(request_shas):
         rows = database.query(
@@ -640,7 +645,9 @@ def find_calls(database: Database, request_shas: Sequence[str]) -> Found:
                 decided[sha] = Known(
                     request_sha=sha, run_id=run_id, cost_nano=cost, row=bytes(row or b"null")
                 )
-    return Found(decided, find_lost(database, request_shas), paid)
+            elif cost and row:
+                booked[sha] = bytes(row)
+    return Found(decided, find_lost(database, request_shas), booked, paid)
 
 
 def find_lost(

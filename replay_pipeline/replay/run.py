@@ -316,6 +316,10 @@ class _Replay:
     ) -> ReplayReport:
         shas = [task.question.sha for _, lane in lanes for task in lane]
         found = await asyncio.to_thread(ledger.lookup, shas)
+        for teacher, lane in lanes:
+            for task in lane:
+                if _may_answer_now(found.decided.get(task.question.sha), teacher):
+                    del found.decided[task.question.sha]
         self.batched = await asyncio.wrap_future(ledger.do(batched_requests))
         keys: dict[str, SecretStr | None] = {}
         prices: dict[str, Price] = {}
@@ -394,13 +398,17 @@ class _Replay:
             left: deque[Task] = deque()
             for task in lane:
                 sha = task.question.sha
-                if (known := found.decided.get(sha)) and not _may_answer_now(known, teacher):
-                    engine.know(task, known)
+                if sha in found.decided:
+                    engine.know(task, found.decided[sha])
                     continue
                 if sha in self.batched:
                     engine.skipped["in_batch"] += 1
                     engine.tell(task, None)
                     continue
+                if sha in found.booked:
+                    engine.decided[task.index] = replace(
+                        decode_row(found.booked[sha]), state_id=task.state_id
+                    )
                 engine.lose(task, found.lost.get(sha, ()))
                 if gate := screened.get(task.state_index):
                     engine.skip(task, gate)
@@ -438,9 +446,9 @@ class _Replay:
         )
 
 
-def _may_answer_now(known: Known, teacher: TeacherSpec) -> bool:
+def _may_answer_now(known: Known | None, teacher: TeacherSpec) -> bool:
     """Whether a call that outlasted its time limit would have more time now."""
-    if b'"no_reply"' not in known.row:
+    if known is None or b'"no_reply"' not in known.row:
         return False
     row = decode_row(known.row)
     return row.error_code == "no_reply" and teacher.timeout_s > row.latency_s
