@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from replay_pipeline.errors import ConfigError, UntrustedError
-from replay_pipeline.replay import check_teachers, estimate_sync, replay_trace_sync
+from replay_pipeline.replay import check_teachers, estimate, replay_trace_sync
 from replay_pipeline.settings import Settings, config_dir, key_for
 from replay_pipeline.trust import host_of, trust_file, trust_host
 from replay_pipeline.types import TeacherSpec
@@ -55,7 +55,7 @@ def test_no_key_and_no_prompt_goes_to_a_host_it_is_not_bound_to(
     (check,) = check_teachers([teacher])
     assert "nothing was sent" in (check.problem or "")
     for ask in (
-        lambda: estimate_sync([STATE], [teacher]),
+        lambda: estimate([STATE], [teacher]),
         lambda: replay_trace_sync([STATE], [teacher], 1.0, ledger=tmp_path / "l"),
         lambda: Settings(replay={"teachers": [teacher]}).replay and key_for(key, teacher.base_url),
     ):
