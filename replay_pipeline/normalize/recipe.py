@@ -19,7 +19,45 @@ _WITHOUT_EFFECT = frozenset(
 )
 """Fields that data-juicer's own runner wants to see, and that are no matter here."""
 _EXECUTES_NOTHING = frozenset(
-    ["alphanumeric_filter", "average_line_length_filter", "character_repetition_filter", "maximum_line_length_filter", "special_characters_filter", "specified_field_filter", "specified_numeric_field_filter", "suffix_filter", "text_length_filter", "word_repetition_filter", "words_num_filter", "clean_copyright_mapper", "clean_email_mapper", "clean_html_mapper", "clean_ip_mapper", "clean_links_mapper", "expand_macro_mapper", "fix_unicode_mapper", "punctuation_normalization_mapper", "remove_bibliography_mapper", "remove_comments_mapper", "remove_header_mapper", "remove_long_words_mapper", "remove_non_chinese_character_mapper", "remove_specific_chars_mapper", "remove_table_text_mapper", "replace_content_mapper", "whitespace_normalization_mapper", "document_deduplicator", "document_line_deduplicator", "document_minhash_deduplicator", "document_simhash_deduplicator", "frequency_specified_field_selector", "random_selector", "range_specified_field_selector", "tags_specified_field_selector", "topk_specified_field_selector"]
+    [
+        "alphanumeric_filter",
+        "average_line_length_filter",
+        "character_repetition_filter",
+        "maximum_line_length_filter",
+        "special_characters_filter",
+        "specified_field_filter",
+        "specified_numeric_field_filter",
+        "suffix_filter",
+        "text_length_filter",
+        "word_repetition_filter",
+        "words_num_filter",
+        "clean_copyright_mapper",
+        "clean_email_mapper",
+        "clean_html_mapper",
+        "clean_ip_mapper",
+        "clean_links_mapper",
+        "expand_macro_mapper",
+        "fix_unicode_mapper",
+        "punctuation_normalization_mapper",
+        "remove_bibliography_mapper",
+        "remove_comments_mapper",
+        "remove_header_mapper",
+        "remove_long_words_mapper",
+        "remove_non_chinese_character_mapper",
+        "remove_specific_chars_mapper",
+        "remove_table_text_mapper",
+        "replace_content_mapper",
+        "whitespace_normalization_mapper",
+        "document_deduplicator",
+        "document_line_deduplicator",
+        "document_minhash_deduplicator",
+        "document_simhash_deduplicator",
+        "frequency_specified_field_selector",
+        "random_selector",
+        "range_specified_field_selector",
+        "tags_specified_field_selector",
+        "topk_specified_field_selector",
+    ]
 )
 """Operators of data-juicer that look at text and do nothing else. Others run Python that is in the
 recipe, load models (some with code of their own), ask services, or read and write files."""

@@ -39,6 +39,8 @@ class Stop:
     """Calls that reached the server later than a second after the signal."""
     n_lost: int
     """Answers that were charged and are not in the ledger."""
+    n_in_flight: int
+    """Calls that were on their way when the signal came."""
     n_twice: int
     """Calls that were charged twice, once the same work was done again."""
     seconds: float
@@ -74,6 +76,7 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
             if form == "compose entry point":
                 _launch_run(root, process.port, batches[0])
             _wait(lambda: server.bill().n_charged >= _N_BEFORE, process.popen, folder / "log")
+            before = server.bill()
             began = time.monotonic()
             os.kill(process.target(), number)
             time.sleep(1.0)
@@ -90,6 +93,7 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
         return Stop(
             n_late=bill.n_requests - n_requests,
             n_lost=bill.n_charged - answered,
+            n_in_flight=bill.n_requests - before.n_charged,
             n_twice=server.bill().n_duplicates,
             seconds=seconds,
             status=process.popen.returncode,
