@@ -14,9 +14,11 @@ STARTED = (
 LOADED_BY_NAME = {
     "replay_pipeline.normalize.executor_process": "a process of its own: normalize/executors.py",
     "replay_pipeline.normalize.operators": "the entry point of data-juicer",
+    "replay_pipeline.orchestration.serve": "the process of `replay-pipeline ui`",
     "replay_pipeline.orchestration.sqlite_storage": "dagster.yaml",
     "replay_pipeline.publish.hub": "publish/publisher.py, once a repository is named",
     "replay_pipeline.publish.sync": "publish/publisher.py, once a repository is named",
+    "replay_pipeline.supervise": "the first process of a container",
     "replay_pipeline.testing.__main__": "the process of `TeacherServer`",
     "trainer.integrations.openenv.client": "recipes/openenv",
     "trainer.integrations.openenv.server": "python -m",

@@ -77,11 +77,12 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
                 _launch_run(root, process.port, batches[0])
             _wait(lambda: server.bill().n_charged >= _N_BEFORE, process.popen, folder / "log")
             before = server.bill()
+            everyone = process_tree(process.popen.pid)
             began = time.monotonic()
             os.kill(process.target(), number)
             time.sleep(1.0)
             n_requests = server.bill().n_requests
-            everyone = process_tree(process.popen.pid)
+            everyone += process_tree(process.popen.pid)
             process.popen.wait(120)
             while any(_is_alive(pid) for pid in everyone):
                 time.sleep(0.02)
