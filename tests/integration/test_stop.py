@@ -23,6 +23,6 @@ def test_a_signal_ends_the_buying_and_loses_no_answer(tmp_path, form, number, is
     assert (done.n_late, done.n_lost, done.n_twice) == (0, 0, 0)
 
 
-def test_killed_at_once_it_loses_only_what_was_in_flight(tmp_path):
+def test_a_supervisor_that_is_killed_still_stops_what_it_stood_before(tmp_path):
     done = stop("Kubernetes job", signal.SIGKILL, tmp_path, is_first=False, is_deaf=False)
-    assert done.n_lost <= done.n_in_flight
+    assert (done.n_late, done.n_lost) == (0, 0), "the one behind it is told to stop"
