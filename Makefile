@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo real-model test test-browser test-real screenshots test-frameworks ui check check-deploy audit format bench month docs clean
+.PHONY: install demo real-model test test-browser test-real screenshots test-frameworks ui check check-deploy audit format bench month stops sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -98,6 +98,10 @@ bench: $(STAMP)
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
 # Thirty nights under Dagster's daemon, with a crash, a full disk, an outage and more: 10 minutes.
+# Every way of starting it, stopped by every signal, also as first process: needs `unshare`. 20 minutes.
+stops: $(STAMP)
+	$(BIN)/python benchmarks/stops.py
+
 month: $(STAMP)
 	$(BIN)/python benchmarks/month.py
 

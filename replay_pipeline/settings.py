@@ -138,6 +138,9 @@ class NormalizeSettings(_Section):
     """A bundled recipe (`default`, `tool_calls`, `strict`, `lint`) or a path to a YAML file."""
     executor: Literal["in_process", "default", "ray"] = "in_process"
     """Where row filters run: in this process, or in data-juicer's `ray` or `default` executor."""
+    allow_operators: tuple[str, ...] = ()
+    """Operators of data-juicer that a recipe may use although they run programs, load models or
+    reach the network."""
     ray_address: str = "local"
     """Where Ray runs; `local` starts it on this machine. Used with `executor = "ray"`."""
 

@@ -19,15 +19,41 @@ from pathlib import Path
 
 _POLL_S = 0.05
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(command: Sequence[str]) -> int:
-    """Run `command` until it and all it has started have ended; gives back its exit status."""
+    """Run `command` until it and all it has started have ended; gives back its exit status.
+
+    This process only stands before another one that does the work and is told to stop when this one
+    is killed, for then nobody could tell it any more.
+    """
     asked: list[int] = []
     for number in _STOPS:
         signal.signal(number, lambda number, _: asked.append(number))
-    _adopt_orphans()
+    here = os.getpid()
+    if worker := os.fork():
+        return _stand_before(worker, asked)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != here:  # killed in between
+        return 128 + signal.SIGKILL
+    return _supervise(command, asked)
+
+
+def _stand_before(worker: int, asked: list[int]) -> int:
+    while True:
+        process, status = os.waitpid(worker, os.WNOHANG)
+        if process:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        if asked:
+            asked.clear()
+            os.kill(worker, signal.SIGTERM)
+        time.sleep(_POLL_S)
+
+
+def _supervise(command: Sequence[str], asked: list[int]) -> int:
     # Whatever this process was started deaf to, the program hears.
     first = os.posix_spawnp(command[0], list(command), os.environ, setsigdef=_STOPS)  # noqa: TID251
     status, told = 0, set[int]()
@@ -60,10 +86,10 @@ def _reap() -> dict[int, int] | None:
         ended[process] = code if code >= 0 else 128 - code
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of every process below whose own is gone, as a first process is anyway."""
+def _prctl(what: int, value: int) -> None:
+    """Ask Linux to hand on orphans, or to tell of a parent's end; elsewhere there is no such thing."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
 
 
 def _below(root: int) -> Iterator[int]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replay_pipeline.errors import ConfigError, UntrustedError
 from replay_pipeline.storage.store import written_whole
+from replay_pipeline.types import LOOPBACK
 
 KNOWN_HOSTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -61,6 +62,11 @@ def check_binding(key: str, url: str, *, folder: Path) -> None:
         ConfigError: `trust.json` cannot be used.
     """
     host = host_of(url)
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    if not url.startswith("https://") and not LOOPBACK.fullmatch(name):
+        raise UntrustedError(
+            f"{key} is not sent to {url}, where others could read it on its way: use https"
+        )
     if host in KNOWN_HOSTS.get(key, ()):
         return
     if key == "OPENROUTER_API_KEY":

@@ -100,7 +100,8 @@ PRICE_NAMES = (
 _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?(/[\w.~!$&'()*+,;=:%/-]*)?"
 )
-_LOOPBACK = re.compile(r"localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\]")
+LOOPBACK = re.compile(r"localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\]")
+"""Names and addresses of this machine."""
 
 
 class TeacherSpec(BaseModel):
@@ -146,7 +147,7 @@ class TeacherSpec(BaseModel):
             raise ValueError(
                 f"{url!r} is no address: https://HOST[:PORT]/PATH, without a user, query or fragment"
             )
-        if found["scheme"] == "http" and not _LOOPBACK.fullmatch(found["host"]):
+        if found["scheme"] == "http" and not LOOPBACK.fullmatch(found["host"]):
             raise ValueError(
                 f"{url}: plain http is for this machine (127.0.0.1, localhost) only, since prompts "
                 "and keys could be read on their way; use https, or a tunnel (ssh -L)"

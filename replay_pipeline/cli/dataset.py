@@ -27,12 +27,23 @@ def normalize(
     recipe: Annotated[
         str | None, typer.Option(help="`default`, `tool_calls`, `strict`, `lint` or a YAML file.")
     ] = None,
+    allow_operator: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let the recipe use this operator, which may run programs; may be given again.",
+            metavar="NAME",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Keep the pairs that are fit to publish; keep the others apart, each with its reason."""
     from replay_pipeline.stages import pipeline
 
-    changes = {} if recipe is None else {"normalize": {"recipe": recipe}}
+    changes: dict[str, Any] = {"normalize": {}}
+    if recipe is not None:
+        changes["normalize"]["recipe"] = recipe
+    if allow_operator:
+        changes["normalize"]["allow_operators"] = allow_operator
     work = pipeline.Pipeline(load(settings, data, changes=changes))
     reports = {key: work.normalize(key).report for key in chosen(work, batch)}
     print_report(reports, as_json=as_json, show=show_normalize)

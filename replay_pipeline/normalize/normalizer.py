@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -117,6 +117,7 @@ class DJNormalizer:
         *,
         executor: Executor = "in_process",
         ray_address: str = "local",
+        allow_operators: Collection[str] = (),
     ) -> None:
         """Load a bundled recipe by name (`default`, `tool_calls`, `strict`, `lint`) or a file.
 
@@ -125,12 +126,14 @@ class DJNormalizer:
             executor: `in_process`, or an executor of data-juicer in a process of its own: `ray`
                 for large corpora, `default` to compare. All keep the same rows.
             ray_address: where Ray runs; `local` starts it on this machine.
+            allow_operators: operators that the recipe may use beyond those that execute nothing.
 
         Raises:
+            UntrustedError: an operator may execute something, and is not allowed to.
             ConfigError: no such recipe, or an operator or parameter in it is unknown or wrong.
             MissingDependencyError: data-juicer, or a package that an operator needs, is missing.
         """
-        self.recipe: Recipe = load_recipe(recipe)
+        self.recipe: Recipe = load_recipe(recipe, allow_operators=allow_operators)
         operators = data_juicer.build_operators(
             self.recipe.process, where=f"recipe {self.recipe.path}"
         )

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from replay_pipeline.errors import ConfigError
+from replay_pipeline.errors import ConfigError, UntrustedError
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,57 @@ _WITHOUT_EFFECT = frozenset(
     {"project_name", "text_keys", "np", "use_cache", "turbo", "open_tracer"}
 )
 """Fields that data-juicer's own runner wants to see, and that are no matter here."""
+_EXECUTES_NOTHING = frozenset(
+    [
+        "alphanumeric_filter",
+        "average_line_length_filter",
+        "character_repetition_filter",
+        "maximum_line_length_filter",
+        "special_characters_filter",
+        "specified_field_filter",
+        "specified_numeric_field_filter",
+        "suffix_filter",
+        "text_length_filter",
+        "word_repetition_filter",
+        "words_num_filter",
+        "clean_copyright_mapper",
+        "clean_email_mapper",
+        "clean_html_mapper",
+        "clean_ip_mapper",
+        "clean_links_mapper",
+        "expand_macro_mapper",
+        "fix_unicode_mapper",
+        "punctuation_normalization_mapper",
+        "remove_bibliography_mapper",
+        "remove_comments_mapper",
+        "remove_header_mapper",
+        "remove_long_words_mapper",
+        "remove_non_chinese_character_mapper",
+        "remove_specific_chars_mapper",
+        "remove_table_text_mapper",
+        "replace_content_mapper",
+        "whitespace_normalization_mapper",
+        "document_deduplicator",
+        "document_line_deduplicator",
+        "document_minhash_deduplicator",
+        "document_simhash_deduplicator",
+        "frequency_specified_field_selector",
+        "random_selector",
+        "range_specified_field_selector",
+        "tags_specified_field_selector",
+        "topk_specified_field_selector",
+    ]
+)
+"""Operators of data-juicer that look at text and do nothing else. Others run Python that is in the
+recipe, load models (some with code of their own), ask services, or read and write files."""
+_EXECUTES = {
+    "tokenization": (True, "sentencepiece"),
+    "runtime_env": None,
+    "stats_export_path": None,
+    "work_dir": None,
+}
+"""Arguments that have even a plain operator load a model, install packages or write files, with the
+values that do; `None`: any."""
 _INSTALLED = Path(__file__).parent / "recipes"
 _CHECKOUT = Path(__file__).parents[2] / "recipes" / "replaysim"
 
@@ -51,10 +103,15 @@ def bundled_recipes() -> list[str]:
     return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
 
 
-def load_recipe(recipe: str | Path) -> Recipe:
+def load_recipe(recipe: str | Path, *, allow_operators: Collection[str] = ()) -> Recipe:
     """Read a bundled recipe by name, or a YAML file by path.
 
+    Args:
+        recipe: name or path.
+        allow_operators: operators that the recipe may use beyond those that execute nothing.
+
     Raises:
+        UntrustedError: it has an operator that executes something, and is not allowed to.
         ConfigError: there is no such recipe, or the file is not a data-juicer recipe.
     """
     names = bundled_recipes()
@@ -74,7 +131,29 @@ def load_recipe(recipe: str | Path) -> Recipe:
         logger.warning(
             "recipe %s: only `process` is read; %s has no effect", path, ", ".join(unused)
         )
-    return Recipe(name=path.stem, path=path, process=tuple(_step(step, path) for step in steps))
+    process = tuple(_step(step, path) for step in steps)
+    for step in process:
+        for name, arguments in step.items():
+            if name not in allow_operators:
+                _check_harmless(name, arguments, where=f"recipe {path}")
+    return Recipe(name=path.stem, path=path, process=process)
+
+
+def _check_harmless(name: str, arguments: dict[str, Any], *, where: str) -> None:
+    is_known = name.startswith("pair_") or name in _EXECUTES_NOTHING
+    doing = [
+        f"{key}: {value}"
+        for key, value in arguments.items()
+        if key in _EXECUTES and value in (_EXECUTES[key] or (value,))
+    ]
+    if is_known and not doing:
+        return
+    what = f"{name} ({', '.join(doing)})" if doing else name
+    raise UntrustedError(
+        f"{where}: {what} may run programs, load models or reach the network, and a recipe is only a "
+        f"file: if you know this one, allow it by name: --allow-operator {name}, or "
+        f'`allow_operators = ["{name}"]` under [normalize]'
+    )
 
 
 def _step(step: Any, path: Path) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from tenacity.wait import wait_random_exponential
 
 from replay_pipeline.errors import ConfigError, PublishError
+from replay_pipeline.settings import config_dir
+from replay_pipeline.trust import check_binding
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,9 @@ class HubDataset:
         endpoint: by default the Hub, or `HF_ENDPOINT`.
         patience_s: how long faults are waited out, in seconds.
         max_wait_s: longest pause between two tries, in seconds.
+
+    Raises:
+        UntrustedError: the token may not be sent to the endpoint.
     """
 
     def __init__(
@@ -82,6 +87,8 @@ class HubDataset:
     ) -> None:
         self.repo_id = repo_id
         self._api = HfApi(endpoint=endpoint, token=token)
+        if token is None:
+            check_binding("HF_TOKEN", self._api.endpoint, folder=config_dir())
         self._patience_s, self._max_wait_s = patience_s, max_wait_s
 
     def exists(self) -> bool:

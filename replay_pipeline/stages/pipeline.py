@@ -802,7 +802,10 @@ class Pipeline:
         """Loaded once for all batches: a recipe and its operators take a moment."""
         options = self.settings.normalize
         return DJNormalizer(
-            options.recipe, executor=options.executor, ray_address=options.ray_address
+            options.recipe,
+            executor=options.executor,
+            ray_address=options.ray_address,
+            allow_operators=options.allow_operators,
         )
 
     @cached_property

@@ -37,17 +37,14 @@ def tighten_root(root: Place) -> None:
     Tables of earlier versions were readable by all, whatever the umask said. A folder is put right
     after everything in it, so that one that is right need not be walked again.
     """
-    if not isinstance(root, Path) or not (root / _MARK).is_dir():
+    if not isinstance(root, Path) or not (root / _MARK).is_dir() or not os.access(root, os.W_OK):
         return
     granted = 0o777 & ~_umask()
-    loose = [
-        path for path in root.iterdir() if path.is_dir() and path.stat().st_mode & 0o777 & ~granted
-    ]
     n_changed = 0
-    for folder in loose:
-        for path in sorted(folder.rglob("*"), reverse=True):
-            n_changed += _chmod(path, granted)
-        n_changed += _chmod(folder, granted)
+    for top in root.iterdir():
+        if top.lstat().st_mode & 0o777 & ~granted and not top.is_symlink():
+            inside = sorted(top.rglob("*"), reverse=True) if top.is_dir() else []
+            n_changed += sum(_chmod(path, granted) for path in [*inside, top])
     if n_changed:
         logger.warning(
             "%s: %d files and folders were open to more people than your umask (%04o) allows, and "

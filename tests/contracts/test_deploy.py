@@ -1,5 +1,6 @@
 """The files of `deploy/`: what they name exists, nothing secret is in them, nothing runs as root."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_the_webserver_is_published_on_loopback_only():
     ]
     assert published
     assert all(port.startswith("127.0.0.1:") for port in published)
+    assert all(name == "proxy" for name, each in COMPOSE["services"].items() if "ports" in each)
     assert HELM["dagsterWebserver"]["service"]["type"] == "ClusterIP"
     assert "ingress" not in HELM
 
@@ -141,3 +143,52 @@ def test_the_workspace_names_the_service_of_the_compose_file():
     assert location["grpc_server"]["host"] in COMPOSE["services"]
     assert location["grpc_server"]["location_name"] == "replay_pipeline"
     assert str(location["grpc_server"]["port"]) in COMPOSE["services"]["code"]["command"][-1]
+
+
+POLICIES = list(
+    yaml.safe_load_all((DEPLOY / "kubernetes" / "network-policy.yaml").read_text("utf-8"))
+)
+
+
+def test_only_the_proxy_reaches_the_webserver_and_asks_who_it_is():
+    services = COMPOSE["services"]
+    assert "ports" not in services["webserver"]
+    assert [name for name, each in services.items() if "ports" in each] == ["proxy"]
+    assert services["proxy"]["networks"] == ["front"]
+    assert [name for name, each in services.items() if "front" in each.get("networks", [])] == [
+        "webserver",
+        "proxy",
+    ]
+    caddyfile = (DEPLOY / "proxy" / "Caddyfile").read_text("utf-8")
+    assert "basic_auth" in caddyfile
+    assert f"reverse_proxy webserver:{services['webserver']['command'][4]}" in caddyfile
+
+
+def test_pods_with_keys_are_behind_a_policy_that_opens_no_door_and_few_ways_out():
+    by_name = {policy["metadata"]["name"]: policy["spec"] for policy in POLICIES}
+    (job,) = [each for each in NIGHTLY if each["kind"] == "CronJob"]
+    labels = job["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+    assert by_name["replay-pipeline"]["podSelector"]["matchLabels"].items() <= labels.items()
+    for name, spec in by_name.items():
+        if name != "dagster-webserver":
+            assert spec["policyTypes"] == ["Ingress", "Egress"], name
+            ports = {port["port"] for rule in spec["egress"] for port in rule["ports"]}
+            assert ports == {53, 443, 5432}, name
+    assert by_name["replay-pipeline"]["ingress"] == by_name["replay-pipeline-runs"]["ingress"] == []
+
+
+def test_one_supervisor_is_the_first_process_of_every_container_that_buys():
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", CONTAINERFILE, re.MULTILINE)
+    assert json.loads(entry) == ["python", "-P", "-m", "replay_pipeline.supervise"]
+    assert "entrypoint" not in COMPOSE["services"]["code"]
+    (job,) = [each for each in NIGHTLY if each["kind"] == "CronJob"]
+    (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert "command" not in container
+    assert container["args"][:2] == ["replay-pipeline", "run"]
+
+
+def test_no_module_is_looked_for_in_the_folder_a_container_starts_in():
+    assert re.search(r"PYTHONSAFEPATH=1", CONTAINERFILE)
+    served = [CONTAINERFILE, COMPOSE["services"]["code"]["command"][-1]]
+    served.append(str(HELM["dagster-user-deployments"]["deployments"][0]["dagsterApiGrpcArgs"]))
+    assert all("--working-directory" in text for text in served)

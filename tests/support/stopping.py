@@ -26,6 +26,8 @@ from tests.support.dagster_web import free_port, process_tree
 
 LATENCY_S = 1.0
 """How long every call takes."""
+N_IN_FLIGHT = 8
+"""Calls at once: what a kill may lose."""
 _N_BEFORE = 10
 """Answers that are paid for when the signal comes."""
 FORMS = ("command line", "cron", "compose entry point", "Kubernetes job")
@@ -60,7 +62,7 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
     with TeacherServer(ANSWERS_FILE, latency=LATENCY_S) as server:
         work = served_root(root, server)
         with (root / "settings.toml").open("a") as file:
-            file.write("max_concurrency = 8\n")
+            file.write(f"max_concurrency = {N_IN_FLIGHT}\n")
         batches = work.ingest_new()
         environment = child_environment(
             REPLAY_DATA=str(root),
@@ -74,11 +76,12 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
             if form == "compose entry point":
                 _launch_run(root, process.port, batches[0])
             _wait(lambda: server.bill().n_charged >= _N_BEFORE, process.popen, folder / "log")
+            everyone = process_tree(process.popen.pid)
             began = time.monotonic()
             os.kill(process.target(), number)
             time.sleep(1.0)
             n_requests = server.bill().n_requests
-            everyone = process_tree(process.popen.pid)
+            everyone += process_tree(process.popen.pid)
             process.popen.wait(120)
             while any(_is_alive(pid) for pid in everyone):
                 time.sleep(0.02)
