@@ -16,7 +16,7 @@ from replay_pipeline.publish import layout
 from replay_pipeline.publish.batch_facts import digest_of, rows_by_split, sessions_of
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.storage.column_docs import describe
+from replay_pipeline.storage.schemas import describe
 
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _TITLE = "Agent preference pairs"

@@ -25,7 +25,12 @@ PARTS: dict[str, tuple[str, ...]] = {
         "!ingesters/batches.py",
     ),
     "secret rules": ("redaction/**/*", "!redaction/printable.py", "kingfisher-secret-scanner"),
-    "prompts": ("ingesters/traces.py", "ingesters/tool_schemas.py", "ingesters/known_tools*", "windows.py"),
+    "prompts": (
+        "ingesters/traces.py",
+        "ingesters/tool_schemas.py",
+        "ingesters/known_tools*",
+        "windows.py",
+    ),
     "requests": ("replay/requests.py",),
     "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import SchemaError, StorageError
-from replay_pipeline.storage.schemas import SCHEMA_VERSION, TABLES, WRITTEN_BY, repeating_columns
+from replay_pipeline.storage.schemas import REPEATING, SCHEMA_VERSION, TABLES, WRITTEN_BY
 from replay_pipeline.storage.store import Place, written_whole
 
 _VERSION_KEY = b"schema_version"
@@ -40,7 +40,7 @@ def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) ->
             compression="zstd",
             compression_level=3,
             data_page_size=4 << 20,
-            use_dictionary=repeating_columns(schema),
+            use_dictionary=REPEATING[name],
             write_statistics=[field.name for field in schema if not pa.types.is_string(field.type)],
         ) as writer,
     ):
