@@ -8,13 +8,7 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import (
-    out,
-    print_report,
-    show_findings,
-    show_stale,
-    show_status,
-)
+from replay_pipeline.cli.console import out, print_report, show_findings, show_stale, show_status
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import load, prepare_demo
 

@@ -7,12 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import (
-    print_report,
-    progress_bars,
-    show_normalize,
-    show_publish,
-)
+from replay_pipeline.cli.console import print_report, progress_bars, show_normalize, show_publish
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import chosen, load
 from replay_pipeline.errors import ConfigError

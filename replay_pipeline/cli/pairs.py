@@ -6,12 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from replay_pipeline.cli.app import app, pairs_app
-from replay_pipeline.cli.console import (
-    escape,
-    out,
-    print_report,
-    show_pairs,
-)
+from replay_pipeline.cli.console import escape, out, print_report, show_pairs
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import chosen, load
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import typer
 
-from replay_pipeline.cli.console import (
-    show_estimate,
-)
+from replay_pipeline.cli.console import show_estimate
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
 
