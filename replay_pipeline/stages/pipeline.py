@@ -37,7 +37,7 @@ from replay_pipeline.replay import (
 from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.review import apply_marks, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
-from replay_pipeline.stages.audit import refuse_unfit
+from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_of, named
 from replay_pipeline.stages.receipts import Receipt
