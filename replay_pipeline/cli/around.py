@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import out, print_report, show_findings, show_stale, show_status
+from replay_pipeline.cli.console import (
+    out,
+    print_report,
+    show_findings,
+    show_stale,
+    show_status,
+    show_upgrade,
+)
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import open_pipeline, prepare_demo
 
@@ -32,6 +39,15 @@ def status(
         print_report(work.stale(), as_json=as_json, show=show_stale)
     else:
         print_report(work.status(), as_json=as_json, show=show_status)
+
+
+@app.command()
+def upgrade(
+    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
+) -> None:
+    """Bring the data root of an older version to this one: no log is read and nothing is paid."""
+    report = open_pipeline(settings, data).upgrade()
+    print_report(report, as_json=as_json, show=show_upgrade)
 
 
 @app.command()

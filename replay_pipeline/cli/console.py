@@ -187,6 +187,7 @@ show_pairs = partial(
 )
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")
+show_upgrade = partial(_draw_facts, "Brought over")
 show_publish = partial(_draw_facts, "Published")
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +44,7 @@ from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
 from replay_pipeline.stages.staleness import changed_parts, find_outdated, refuse_outdated
-from replay_pipeline.stages.summary import added
+from replay_pipeline.stages.summary import BATCH_STAGES, added
 from replay_pipeline.stages.trainer_process import (
     TRAINER_LOCK,
     Launch,
@@ -51,6 +52,7 @@ from replay_pipeline.stages.trainer_process import (
     run_trainer,
     training_curves,
 )
+from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import copy_files, files_below
 from replay_pipeline.types import ReplayReport
@@ -63,6 +65,9 @@ _POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
 
 class Pipeline(Project):
     """The stages over one data root. They may be called in any order that has its inputs."""
+
+    _is_upgrading = False
+    """Whether receipts of older versions are taken over, and nothing is made anew."""
 
     def ingest_new(self) -> list[str]:
         """Find new sessions and ingest every batch that is not. Returns all batches.
@@ -81,6 +86,28 @@ class Pipeline(Project):
         for batch in batches:
             self.ingest(batch)
         return batches
+
+    def upgrade(self) -> dict[str, Any]:
+        """Bring what an older version wrote to this one, without the logs and without paying.
+
+        Tables get the columns of today, and their texts the secret rules of today. Receipts are
+        taken over as they are: the settings of the root are taken for those it was made with.
+        Returns what was done: tables by name, and receipts by stage.
+
+        Raises:
+            SchemaError: a table cannot be read, or is of a version that is not known.
+        """
+        tables = upgrade_tables(self.root)
+        receipts: Counter[str] = Counter()
+        self._is_upgrading = True
+        try:
+            for stage in BATCH_STAGES:
+                for key in self.batches():
+                    if self.receipts.read(stage, key) and not getattr(self, stage)(key).is_reused:
+                        receipts[stage] += 1
+        finally:
+            self._is_upgrading = False
+        return {"tables": tables, "receipts": dict(receipts)}
 
     def ingest(self, batch: str) -> Receipt:
         """Sessions of a batch to `sessions`, `turns`, `states` and `tools`.
@@ -106,7 +133,7 @@ class Pipeline(Project):
             return result.report.to_json()
 
         def keep(last: Receipt) -> dict[str, Any]:
-            logger.warning("%s: its session files are gone; its tables are kept", batch)
+            logger.info("%s: not read again; its tables are redacted as they are", batch)
             tables = {name: self.root.read(name, batch) for name in INGESTED}
             counts: Mapping[str, int] = {}
             if options.is_redacted:
@@ -119,7 +146,13 @@ class Pipeline(Project):
         # Agents delete their logs after some weeks; new rules must reach what was read from them.
         n_gone = sum(not each.path.is_file() for each in manifest.slices)
         return self._stage(
-            "ingest", batch, given, {}, INGESTED, work, instead=keep if n_gone else None
+            "ingest",
+            batch,
+            given,
+            {},
+            INGESTED,
+            work,
+            instead=keep if n_gone or self._is_upgrading else None,
         )
 
     def replay(self, batch: str, *, max_total_usd: float | None = None) -> Receipt:
@@ -454,17 +487,26 @@ class Pipeline(Project):
         fingerprint = hash_of([stage, SCHEMA_VERSION, *given, *named(inputs)])
         versions = self._versions(stage)
         last = self.receipts.read(stage, batch)
-        is_same = (
-            last is not None
-            and last.fingerprint == fingerprint
-            and has_outputs()
-            and all(self.root.has(name, batch) for name in outputs)
-        )
-        if last and is_same and is_final(last.report) and not changed_parts(last, versions):
+        has_tables = has_outputs() and all(self.root.has(name, batch) for name in outputs)
+        is_same = last is not None and last.fingerprint == fingerprint and has_tables
+        if (
+            last
+            and is_same
+            and not self._is_upgrading
+            and is_final(last.report)
+            and not changed_parts(last, versions)
+        ):
             logger.info("%s %s: nothing has changed", stage, batch)
             return last
         started = time.perf_counter()
-        report = instead(last) if last and is_same and instead else work()
+        if last and self._is_upgrading:
+            if last.outputs or not has_tables:  # taken over before, or of today
+                return last
+            report = instead(last) if instead else last.report
+            # What was redacted is known to be so by the rules of today, and nothing else is known.
+            versions = {part: versions[part] for part in ("secret rules",) if instead}
+        else:
+            report = instead(last) if last and is_same and instead else work()
         seconds = round(time.perf_counter() - started, 3)
         logger.info("%s %s: done in %.1f s", stage, batch, seconds)
         return self.receipts.write(

@@ -88,6 +88,9 @@ class Receipts:
 
 def _read(text: bytes) -> Receipt | None:
     try:
-        return replace(Receipt(**json.loads(text)), is_reused=True)
+        receipt = replace(Receipt(**json.loads(text)), is_reused=True)
     except (ValueError, TypeError):
         return None
+    if "budget_usd" in receipt.report:  # as 0.1.0 called it
+        receipt.report["max_total_usd"] = receipt.report.pop("budget_usd")
+    return receipt

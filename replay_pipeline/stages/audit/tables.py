@@ -158,8 +158,7 @@ def budget_kept(root: DataRoot, batches: Sequence[str]) -> Verdict:
         if receipt := Receipts(root.path).read("replay", batch):
             report = receipt.report
             spent = report["newly_spent_usd"]
-            # Receipts of version 0.1.0 have the ceiling under its old name.
-            ceiling = report["max_total_usd" if "max_total_usd" in report else "budget_usd"]
+            ceiling = report["max_total_usd"]
             n_usd += spent
             if spent > ceiling:
                 problems.append(f"batch {batch}: {spent:.4f} USD spent of {ceiling:.4f}")
