@@ -16,7 +16,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +45,7 @@ from tests.support.dagster_web import (
     launch_backfill,
     launch_batch,
     process_tree,
+    sign_in,
     wait_for_run,
 )
 from tests.support.sessions import SessionBuilder, ToolCall
@@ -98,9 +98,10 @@ def by_hand(root: Path) -> None:
 
 def range_run(root: Path, instance: dg.DagsterInstance) -> None:
     """All batches through all four assets in one run."""
+    os.environ["REPLAY_DATA"] = str(root)
     batches = at(root).batches()
     instance.add_dynamic_partitions("trace_batch", batches)
-    job = define(PipelineResource(data_dir=str(root))).resolve_job_def("replay_batches")
+    job = define(PipelineResource()).resolve_job_def("replay_batches")
     tags = {RANGE_START: batches[0], RANGE_END: batches[-1]}
     assert job.execute_in_process(instance=instance, tags=tags, run_config=QUIET).success
 
@@ -160,8 +161,9 @@ def per_batch(folder: Path, n: int, n_stock: int) -> dict[str, float]:
 
 
 def sensor_tick(root: Path, instance: dg.DagsterInstance) -> None:
+    os.environ["REPLAY_DATA"] = str(root)
     context = dg.build_sensor_context(instance=instance)
-    new_sessions(context, pipeline=PipelineResource(data_dir=str(root)))
+    new_sessions(context, pipeline=PipelineResource())
 
 
 # The web server
@@ -175,14 +177,10 @@ def served(work: Pipeline, log: Path) -> Iterator[tuple[str, int]]:
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     with dg.DagsterInstance.from_config(environment["DAGSTER_HOME"]) as instance:
         instance.add_dynamic_partitions("trace_batch", work.batches())
-    # Started from a background job it would be deaf to SIGINT, and so to SIGTERM.
-    listening = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with log.open("wb") as lines:
-        process = subprocess.Popen(
-            command, env=environment, stdout=lines, stderr=lines, preexec_fn=listening
-        )
+        process = subprocess.Popen(command, env=environment, stdout=lines, stderr=lines)
         try:
-            yield f"http://127.0.0.1:{port}", process.pid
+            yield once_up(lambda: sign_in(log)), process.pid
         finally:
             process.terminate()
             process.wait(60)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from browser_tests.serving import CHROMIUM, FLAGS, PATIENCE_MS, make_demo, serving
+from browser_tests.serving import ADDRESSES, CHROMIUM, FLAGS, PATIENCE_MS, make_demo, serving
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +43,9 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda one: _leaves(one.url) and problems.append(one.url))
+        for place, address in ADDRESSES.items():
+            if url.startswith(place):
+                page.goto(address)
         page.goto(url)
         return page
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from replay_pipeline.settings import child_environment
-from tests.support.dagster_web import free_port, is_serving
+from tests.support.dagster_web import address, free_port, sign_in
 
 REPO = Path(__file__).parents[1]
 CHROMIUM = "/usr/bin/chromium"
@@ -25,6 +25,9 @@ FLAGS = [
 ]
 PATIENCE_MS = 90_000
 """The machine may be busy, and Dagster's pages ask much of it."""
+
+ADDRESSES: dict[str, str] = {}
+"""By where a UI is served, the address that lets a browser in."""
 
 
 def environment() -> dict[str, str]:
@@ -57,13 +60,14 @@ def serving(data: Path) -> Iterator[str]:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 300
-        while not is_serving(url):
+        while "token=" not in Path(log.name).read_text():
             assert process.poll() is None, Path(log.name).read_text()
             assert time.monotonic() < deadline, Path(log.name).read_text()
             time.sleep(0.3)
+        url = sign_in(Path(log.name))
+        ADDRESSES[url] = address(Path(log.name))
         yield url
     finally:
         _end(process)

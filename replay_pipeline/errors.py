@@ -2,6 +2,7 @@
 
     ReplayPipelineError
     ├── ConfigError              a setting or recipe is wrong; raised before any work or money
+    │   └── UntrustedError       a key, a file or an operator that this user has not trusted
     ├── MissingDependencyError   an optional package is not installed; names the extra
     ├── StorageError             a folder or file cannot be read or written
     ├── SchemaError              a table at rest has not the columns we wrote
@@ -49,6 +50,7 @@ __all__ = [
     "TeacherResponseError",
     "TeacherTimeoutError",
     "TrainError",
+    "UntrustedError",
 ]
 
 
@@ -58,6 +60,10 @@ class ReplayPipelineError(Exception):
 
 class ConfigError(ReplayPipelineError, ValueError):
     """A setting or recipe is wrong. Raised before any work is done or money spent."""
+
+
+class UntrustedError(ConfigError):
+    """A key may not go to a host, or a file may not be used, before the user has said so."""
 
 
 class MissingDependencyError(ReplayPipelineError, ImportError):

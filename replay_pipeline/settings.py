@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import typer
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -21,8 +22,9 @@ from pydantic import (
     field_validator,
 )
 
-from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
 from replay_pipeline.storage.store import Place, as_path, check_reachable
+from replay_pipeline.trust import check_binding, check_file
 from replay_pipeline.types import TEST_FRACTION, AgreementLevel, RetryPolicy, TeacherSpec
 
 _PlaceField = Annotated[Place, PlainValidator(as_path), PlainSerializer(str)]
@@ -30,6 +32,8 @@ _PlaceField = Annotated[Place, PlainValidator(as_path), PlainSerializer(str)]
 
 _SECRET_NAME = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|SALT)(?:_|$)", re.IGNORECASE)
 _PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+_DEFAULT_ROOT = Path("data")
+_BESIDE = "settings.toml"
 _MIN_SECRET = 6
 """What is shorter is no key, and would be found in innocent words."""
 
@@ -159,6 +163,9 @@ class TrainSettings(_Section):
     output: Path | None = None
     """Folder of this machine for metrics, plots and checkpoint; by default `model` under the data
     root, and from there a copy goes to a data root on an object store."""
+    environment: tuple[str, ...] = ()
+    """Further variables of the environment that the trainer gets, by name, such as `HF_TOKEN` for a
+    base model that needs it. It gets no key by itself."""
     stop_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """How long a trainer that is asked to stop may take to save a checkpoint, in seconds, before
     it is killed."""
@@ -210,7 +217,7 @@ class NotifySettings(_Section):
 class Settings(_Section):
     """Everything a run of the pipeline can be told."""
 
-    data_dir: _PlaceField = Path("data")
+    data_dir: _PlaceField = _DEFAULT_ROOT
     """The data root: a folder, or a URL such as `s3://bucket/root` or `gs://bucket/root`, that holds
     every table at rest. `REPLAY_DATA` sets it too."""
     home_dir: Path | None = None
@@ -238,8 +245,9 @@ class Settings(_Section):
         """Read a TOML file, then put the environment, `data_dir` and `changes` over it.
 
         The file is `path`, else what `REPLAY_SETTINGS` names, else `settings.toml` in the data
-        root if there is one. `REPLAY_DATA` is the data root, and `REPLAY_TEACHERS` is `sample`,
-        `openrouter` or `frontier`.
+        root if there is one: a file of this machine. One that was found, not named, in the current
+        folder is used once the user has trusted it. `REPLAY_DATA` is the data root, and
+        `REPLAY_TEACHERS` is `sample`, `openrouter` or `frontier`.
 
         Args:
             path: the settings file.
@@ -249,13 +257,16 @@ class Settings(_Section):
 
         Raises:
             ConfigError: the file is missing, or a field is unknown or invalid.
+            UntrustedError: the file was found in the current folder, and is not trusted.
             StorageError: the data root is on an object store that cannot be reached.
         """
         env = os.environ if env is None else env
         root = data_dir or (as_path(env["REPLAY_DATA"]) if env.get("REPLAY_DATA") else None)
-        path = path or _settings_file(root, env)
+        path = path or (Path(env["REPLAY_SETTINGS"]) if env.get("REPLAY_SETTINGS") else None)
         try:
-            fields: dict[str, Any] = tomllib.loads(path.read_text("utf-8")) if path else {}
+            text = _found_settings(root, env) if path is None else path.read_bytes()
+            path = path or (root or _DEFAULT_ROOT) / _BESIDE
+            fields: dict[str, Any] = tomllib.loads(text.decode())
             if root is not None:
                 fields["data_dir"] = root
             if home := env.get("REPLAY_HOME"):
@@ -271,8 +282,8 @@ class Settings(_Section):
             what = "; ".join(
                 f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
             )
-            raise ConfigError(f"{path or 'settings'}: {what}") from error
-        except StorageError:
+            raise ConfigError(f"{path}: {what}") from error
+        except (ConfigError, StorageError):
             raise
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
@@ -336,13 +347,40 @@ class Settings(_Section):
         return sorted((each for each in found if len(each) >= _MIN_SECRET), key=len, reverse=True)
 
 
-def _settings_file(root: Place | None, env: Mapping[str, str]) -> Place | None:
-    if named := env.get("REPLAY_SETTINGS"):
-        return Path(named)
-    root = root or Path("data")
-    check_reachable(root)
-    beside = root / "settings.toml"
-    return beside if beside.exists() else None
+def _found_settings(root: Place | None, env: Mapping[str, str]) -> bytes:
+    """Read the settings file that nobody named; nothing where there is none."""
+    beside = (root or _DEFAULT_ROOT) / _BESIDE
+    check_reachable(root or _DEFAULT_ROOT)
+    if not beside.exists():
+        return b""
+    if not isinstance(beside, Path):
+        raise UntrustedError(
+            f"{beside}: settings are read from files of this machine, since whoever may write to a "
+            "store could name teachers and keys. Copy it here, and name it in REPLAY_SETTINGS"
+        )
+    data = beside.read_bytes()
+    here = Path.cwd()
+    # By the name and by what it leads to: a link may lead into the folder or out of it.
+    is_here = any(place.is_relative_to(here) for place in (beside.absolute(), beside.resolve()))
+    if root is None or is_here:
+        check_file(beside, data, folder=config_dir(env))
+    return data
+
+
+def config_dir(env: Mapping[str, str] | None = None) -> Path:
+    """Name this user's own configuration folder: that of the platform, or `REPLAY_CONFIG_DIR`.
+
+    Raises:
+        ConfigError: the variables that name it give no absolute path.
+    """
+    env = os.environ if env is None else env
+    folder = Path(env.get("REPLAY_CONFIG_DIR") or typer.get_app_dir("replay-pipeline"))
+    if not folder.is_absolute():
+        raise ConfigError(
+            f"REPLAY_CONFIG_DIR (or XDG_CONFIG_HOME) is {folder}: it has to be an absolute path, so "
+            "that it is not another folder wherever the program is started"
+        )
+    return folder
 
 
 def _merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,6 +428,18 @@ def api_key(name: str | None) -> SecretStr | None:
     return SecretStr(value)
 
 
+def key_for(name: str | None, base_url: str) -> SecretStr | None:
+    """Give the key in environment variable `name` if it may be sent to `base_url`.
+
+    Raises:
+        UntrustedError: the key is not bound to that host.
+        ConfigError: there is no key, or others may read its file.
+    """
+    if name:
+        check_binding(name, base_url, folder=config_dir())
+    return api_key(name)
+
+
 def _private_text(path: Path, *, variable: str) -> str:
     try:
         mode = path.stat().st_mode
@@ -433,6 +483,11 @@ def has_dagster_database() -> bool:
 def environment(name: str, default: str | None = None) -> str | None:
     """A variable of the environment that is no secret."""
     return os.environ.get(name, default)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable holds a key or password, by its name or as an address with a password."""
+    return bool(_SECRET_NAME.search(name) or _PASSWORD.search(value))
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 Read this file first. Nothing here does I/O, or imports anything of ours but the families of models.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -95,6 +96,13 @@ PRICE_NAMES = (
 """What a price may name; the first two it must."""
 
 
+# Strict, so that no other reader of the address finds another host in it.
+_ADDRESS = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?(/[\w.~!$&'()*+,;=:%/-]*)?"
+)
+_LOOPBACK = re.compile(r"localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\]")
+
+
 class TeacherSpec(BaseModel):
     """A teacher: a model behind an OpenAI-compatible endpoint, and what it costs."""
 
@@ -105,7 +113,8 @@ class TeacherSpec(BaseModel):
     model: Annotated[str, Field(min_length=1)]
     """Model id as the endpoint knows it, e.g. `deepseek/deepseek-v4-pro`."""
     base_url: str = "https://openrouter.ai/api/v1"
-    """Address of the endpoint, up to and without `/chat/completions`."""
+    """Address of the endpoint, up to and without `/chat/completions`. What is sent there is private:
+    plain `http://` is for this machine only."""
     api_key_env: str | None = "OPENROUTER_API_KEY"
     """Environment variable that holds the key; empty or `None` for an endpoint without keys."""
     params: dict[str, Any] = {}
@@ -128,6 +137,21 @@ class TeacherSpec(BaseModel):
     """Whether the vendor's terms allow training on the answers; `None`: not known."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Time limit of one call, in seconds. Long on purpose: an aborted call is paid for."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_private(cls, url: str) -> str:
+        found = _ADDRESS.fullmatch(url)
+        if found is None:
+            raise ValueError(
+                f"{url!r} is no address: https://HOST[:PORT]/PATH, without a user, query or fragment"
+            )
+        if found["scheme"] == "http" and not _LOOPBACK.fullmatch(found["host"]):
+            raise ValueError(
+                f"{url}: plain http is for this machine (127.0.0.1, localhost) only, since prompts "
+                "and keys could be read on their way; use https, or a tunnel (ssh -L)"
+            )
+        return url
 
     @field_validator("params")
     @classmethod
@@ -177,9 +201,9 @@ class RetryPolicy(BaseModel):
     """Longest wait, in seconds, unless the endpoint asks for a longer one."""
     longest_pause_s: Annotated[float, Field(ge=0)] = 600.0
     """An endpoint that asks for a longer pause is left alone for the rest of the run."""
-    settle_s: Annotated[float, Field(ge=0)] = 30.0
-    """How long after it was sent a lost call may still be running. Asked again only then, the
-    router's response cache has its answer; asked again earlier, it would be paid twice."""
+    settle_s: Annotated[float, Field(ge=0)] = 60.0
+    """How long a run waits at its end for lost calls that may still be running, in seconds. What
+    is left then is asked again by the next run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

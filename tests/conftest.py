@@ -1,6 +1,7 @@
 """What every test stands on: no hub, no telemetry, and settings of its own."""
 
 import os
+import uuid
 
 import pytest
 
@@ -29,4 +30,6 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
         "HF_TOKEN",
     ):
         monkeypatch.delenv(name, raising=False)
+    config = tmp_path_factory.getbasetemp() / "config" / uuid.uuid4().hex  # made when it is needed
+    monkeypatch.setenv("REPLAY_CONFIG_DIR", str(config))
     monkeypatch.setenv("HF_HOME", str(tmp_path_factory.getbasetemp() / "hf"))

@@ -147,6 +147,7 @@ CHECKS = [
     dataset_check("shards_match_manifests", dataset.shards_against_manifests, blocking=True),
     dataset_check("splits_share_no_session", dataset.shared_sessions, blocking=True),
     dataset_check("splits_share_no_prompt", dataset.shared_prompts),
+    dataset_check("prompts_decide", dataset.prompts_decide),
     dataset_check("no_secret_is_published", dataset.published_secrets, blocking=True),
 ]
 """Every check, asset by asset."""

@@ -1,19 +1,20 @@
 """Run the jobs in this process, recorded in the data root's Dagster."""
 
-from pathlib import Path
-
 from replay_pipeline.assets import checks
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batch
 from replay_pipeline.orchestration.instance import open_instance
-from replay_pipeline.orchestration.resources import PipelineResource, console_progress
+from replay_pipeline.orchestration.resources import (
+    PipelineResource,
+    console_progress,
+    own_settings,
+)
 from replay_pipeline.stages.pipeline import OnProgress, Pipeline
 
 
 def run_jobs(
     pipeline: Pipeline,
     *,
-    settings_path: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Take every batch through all assets, in this process, recorded in the data root's Dagster.
@@ -21,20 +22,15 @@ def run_jobs(
     Raises:
         ReplayPipelineError: what the failing stage raised, or a blocking check found.
     """
-    data_dir = pipeline.root.path.absolute()
     batches = pipeline.batches()
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     jobs: list[tuple[str, dict[str, str]]] = [
         ("replay_batches", {RANGE_START: batches[0], RANGE_END: batches[-1]}),
         ("publish_and_train", {}),
     ]
-    defs = define(
-        PipelineResource(
-            data_dir=str(data_dir),
-            settings_path=str(settings_path.absolute()) if settings_path else "",
-        )
-    )
-    token = console_progress.set(on_progress)
+    defs = define(PipelineResource())
+    bar = console_progress.set(on_progress)
+    settings = own_settings.set(pipeline.settings)
     try:
         with open_instance(pipeline) as instance:
             instance.add_dynamic_partitions(trace_batch.name or "", batches)
@@ -44,4 +40,5 @@ def run_jobs(
                         instance=instance, tags=tags, run_config=quiet, run_id=run_id
                     )
     finally:
-        console_progress.reset(token)
+        console_progress.reset(bar)
+        own_settings.reset(settings)

@@ -3,6 +3,8 @@
 One module a group of commands; importing it adds them to the program, in the order of `--help`.
 """
 
+import os
+import signal
 import sys
 
 # isort: off
@@ -18,11 +20,38 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the command line; a user's mistake ends with one line and a code, never a trace."""
+    _hear_stops()
     try:
         app(standalone_mode=True)
     except ReplayPipelineError as error:
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
+    except Stopped as stopped:
         err.print("stopped; what was paid for is kept, and the same command goes on from here")
-        sys.exit(130)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # All is closed. To take the interpreter apart as well would take seconds of a grace period.
+        os._exit(stopped.status)
+
+
+class Stopped(SystemExit):
+    """Somebody asked the program to stop. Whoever waits for answers takes in those that are paid."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def _hear_stops() -> None:
+    """Let SIGTERM do what Ctrl-C does, also where this process was started deaf to either.
+
+    A shell starts background jobs deaf to SIGINT, and the kernel spares the first process of a
+    container every signal that it does not listen to.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        del frame
+        raise Stopped(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)

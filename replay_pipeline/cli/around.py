@@ -1,7 +1,6 @@
 """The commands that look at a data root, and open Dagster on it."""
 
 import os
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import (
+    escape,
     out,
     print_report,
     show_findings,
@@ -62,6 +62,22 @@ def doctor(
 
 
 @app.command()
+def trust(
+    file: Annotated[Path, typer.Argument(help="A settings file.", metavar="FILE")],
+) -> None:
+    """Let a settings file that lies in the current folder be used, as it is now.
+
+    What it holds is shown. Once it changes, it has to be trusted again.
+    """
+    from replay_pipeline.settings import config_dir
+    from replay_pipeline.trust import trust_file
+
+    data = trust_file(file, folder=config_dir())
+    out.print(escape(data.decode("utf-8", "replace")), highlight=False, soft_wrap=True)
+    out.print(f"{escape(str(file))} is trusted as it is now.")
+
+
+@app.command()
 def ui(
     data: DataOption = None,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 3000,
@@ -69,7 +85,10 @@ def ui(
         bool, typer.Option("--demo", help="Set the data root up as `demo` does.")
     ] = False,
 ) -> None:
-    """Open Dagster on the data root; it listens on this machine only."""
+    """Open Dagster on the data root; it listens on this machine only.
+
+    It prints an address with a token: only a browser that has opened it is let in.
+    """
     from replay_pipeline.assets.records import sync
     from replay_pipeline.orchestration.instance import ui_command
 
@@ -80,9 +99,7 @@ def ui(
     work = open_pipeline(None, data)
     sync(work)
     command, environment = ui_command(work.settings, port=port)
-    out.print(f"Dagster on [bold]{work.root.path}[/]: http://127.0.0.1:{port} (Ctrl-C stops it)")
-    # A shell starts background jobs deaf to SIGINT, and Dagster would then not hear SIGTERM either.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    out.print(f"Starting Dagster on [bold]{work.root.path}[/]")
     os.execve(command[0], command, environment)
 
 

@@ -8,6 +8,7 @@ import typer
 from replay_pipeline.cli.app import app, teachers_app
 from replay_pipeline.cli.console import (
     err,
+    escape,
     out,
     print_report,
     progress_bars,
@@ -105,6 +106,21 @@ def teachers_list(
     """The teachers of these settings: model, key, price, terms."""
     checks = open_pipeline(settings, data).check_teachers()
     print_report({"teachers": checks}, as_json=as_json, show=show_teachers)
+
+
+@teachers_app.command("trust")
+def teachers_trust(
+    host: Annotated[str, typer.Argument(help="Name of the host, or name:port.")],
+    key: Annotated[
+        str, typer.Option("--key", help="Environment variable of the key.", metavar="NAME")
+    ],
+) -> None:
+    """Let a key be sent to a host: kept in your own configuration folder, for all projects."""
+    from replay_pipeline.settings import config_dir
+    from replay_pipeline.trust import trust_host
+
+    trust_host(host, key=key, folder=config_dir())
+    out.print(f"{escape(key)} may be sent to {escape(host)} from now on.")
 
 
 @teachers_app.command("serve")

@@ -1,5 +1,6 @@
 """What several commands do first: read the settings, choose batches, ask before paying."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from replay_pipeline.cli.console import show_estimate
-from replay_pipeline.errors import ConfigError
-from replay_pipeline.settings import Settings
+from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.settings import Settings, config_dir
+from replay_pipeline.trust import trust_file
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.pipeline import OnProgress, Pipeline
@@ -70,6 +72,9 @@ def prepare_demo(data: Path) -> None:
     ]
     with written_whole(path) as file:
         file.write(("\n".join(lines) + "\n").encode())
+    # Written here and now, so trusted: commands that find it in the current folder use it.
+    with contextlib.suppress(StorageError):
+        trust_file(path, folder=config_dir())
 
 
 def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:

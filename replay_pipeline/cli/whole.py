@@ -72,10 +72,10 @@ def demo(
     if not loaded.replay.sample_teachers:
         confirm(work, yes=yes)
     with progress_bars() as on_progress:
-        run_jobs(work, settings_path=data / "settings.toml", on_progress=on_progress)
+        run_jobs(work, on_progress=on_progress)
     summary = work.summary(since=before)
     with written_whole(data / "report.json") as file:
         file.write(json.dumps(summary, indent=1).encode())
     show_summary(summary)
     out.print(f"Everything is in [bold]{data}[/]; the figures are in {data / 'report.json'}.")
-    out.print("Look at it in Dagster: [bold]make ui[/], then open http://127.0.0.1:3000")
+    out.print("Look at it in Dagster: [bold]make ui[/] prints the address to open.")

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 4_096
 _VERSION = 1
+_NS = 1_000_000_000
+_CLOCK_SLACK_S = 60.0
 _OPEN_CALL_S = 86_400.0
 """For so long the last call of a session may still be answered: by a tool, or by its user."""
 
@@ -112,19 +114,29 @@ def discover(
         new = [found for path in group if (found := _new_bytes(path, cursors, settle_s, now))]
         if new:
             groups.append(new)
+    late_ns = _NS * (now.timestamp() + _CLOCK_SLACK_S)
+    ahead = [cursor.path for group in groups for _, cursor in group if cursor.mtime_ns > late_ns]
+    if ahead:
+        logger.warning(
+            "%d session files have a time in the future and are taken as if written now: %s%s",
+            len(ahead), ahead[0], " and others" if ahead[1:] else "",
+        )  # fmt: skip
     batches: list[TraceBatch] = []
     last_key = max((batch.key for batch in known), default="")
     for members in _packed(groups, max_batch_bytes, max_batch_sessions):
-        last_key = _next_key(last_key, members)
+        last_key = _next_key(last_key, members, now)
         batches.append(
             TraceBatch(last_key, tuple(s for s, _ in members), tuple(c for _, c in members))
         )
     return batches
 
 
-def _next_key(last_key: str, members: list[tuple[SourceSlice, Cursor]]) -> str:
-    """A key that sorts after `last_key`: day of the newest file, number on that day, content."""
-    newest_s = max(cursor.mtime_ns for _, cursor in members) // 1_000_000_000
+def _next_key(last_key: str, members: list[tuple[SourceSlice, Cursor]], now: datetime) -> str:
+    """A key that sorts after `last_key`: day of the newest file, number on that day, content.
+
+    A file from the future counts as one of today: the days of later keys never go back.
+    """
+    newest_s = min(now.timestamp(), max(cursor.mtime_ns for _, cursor in members) // _NS)
     day = max(datetime.fromtimestamp(newest_s, UTC).date().isoformat(), last_key[:10])
     number = int(last_key[11:15]) + 1 if last_key[:10] == day else 1
     return f"{day}-{number:04d}-{_content_hash(members)}"
@@ -169,7 +181,8 @@ def _new_bytes(
         stat = path.stat()
         last = cursors.get(path)
         age_s = now.timestamp() - stat.st_mtime
-        if age_s < settle_s:
+        # A clock that is a little ahead is no reason to take a file that is being written to.
+        if abs(age_s) < settle_s:
             return None
         is_same = last is not None and (stat.st_size, stat.st_mtime_ns) == (
             last.size_bytes,
@@ -184,7 +197,7 @@ def _new_bytes(
             else:
                 revision = _tail_sha(path, stat.st_size)[:6]
         end = _complete_end(path, stat.st_size)
-        if settle_s > 0 and age_s < _OPEN_CALL_S:
+        if settle_s > 0 and 0 <= age_s < _OPEN_CALL_S:
             end = _before_open_call(path, start, end)
         if end <= start:
             return None

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import logging
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from replay_pipeline.errors import ConfigError, MissingDependencyError, Normaliz
 from replay_pipeline.normalize.steps import Chunk
 from replay_pipeline.normalize.verdict import Measure, RowVerdict
 from replay_pipeline.normalize.views import READ_COLUMNS
+from replay_pipeline.processes import python, start_environment
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +120,11 @@ def execute(
         (folder / "job.json").write_text(json.dumps(job), "utf-8")
         log = folder / "log.txt"
         with log.open("wb") as out:
-            command = [sys.executable, "-m", f"{__package__}.{_PROGRAM.stem}", str(folder)]
-            code = subprocess.run(command, stdout=out, stderr=out, check=False).returncode
+            command = python(f"{__package__}.{_PROGRAM.stem}", str(folder))
+            environment = start_environment()
+            code = subprocess.run(
+                command, stdout=out, stderr=out, env=environment, check=False
+            ).returncode
         if code != 0:
             words = log.read_text("utf-8", "replace").strip().splitlines()[-_N_LAST_LINES:]
             raise NormalizeError(f"data-juicer's executor {executor} failed: {' | '.join(words)}")

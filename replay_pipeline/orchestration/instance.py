@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +10,15 @@ import dagster as dg
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
 from replay_pipeline.orchestration.reconcile import reconcile
+from replay_pipeline.processes import python, start_environment
 from replay_pipeline.settings import (
     DAGSTER_DATABASE,
     Settings,
-    child_environment,
     has_dagster_database,
 )
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.outages import translated
+from replay_pipeline.storage.permissions import make_private_folder
 from replay_pipeline.storage.store import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
@@ -50,11 +51,18 @@ storage:
     postgres_url: {{env: {variable}}}
 """
 
+# Modules are looked for in the working directory first: left out, it would be the current folder.
 _WORKSPACE_YAML = """\
 load_from:
-  - python_module: {module_name: replay_pipeline.definitions, location_name: replay_pipeline}
+  - python_module:
+      module_name: replay_pipeline.definitions
+      location_name: replay_pipeline
+      working_directory: {home}
 """
 
+
+_STORES = ("AWS_*", "AZURE_*", "FSSPEC_*", "GCS_*", "GOOGLE_*")
+"""Where the clients of object stores look for credentials, endpoint and region."""
 
 _EVENT_BATCH = "500"
 """Events of one step that Dagster hands to its storage together."""
@@ -72,6 +80,8 @@ def prepare_home(local_dir: Path) -> Path:
         StorageError: the folder cannot be written.
     """
     home = local_dir.absolute() / ".dagster"
+    with translated(home, "made"):
+        make_private_folder(home)
     if has_dagster_database() and importlib.util.find_spec("dagster_postgres") is None:
         raise MissingDependencyError(
             f"{DAGSTER_DATABASE} needs dagster-postgres: pip install 'replay-pipeline[postgres]'"
@@ -79,7 +89,8 @@ def prepare_home(local_dir: Path) -> Path:
     storage = _POSTGRES_YAML if has_dagster_database() else _SQLITE_YAML
     storage = storage.format(home=json.dumps(str(home)), variable=DAGSTER_DATABASE)
     instance_yaml = _INSTANCE_YAML.format(storage=storage)
-    for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", _WORKSPACE_YAML)):
+    workspace_yaml = _WORKSPACE_YAML.format(home=json.dumps(str(home)))
+    for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", workspace_yaml)):
         path, whole = home / name, f"{_HEADER}\n{text}".encode()
         if not path.exists() or _is_outdated(path.read_bytes(), whole):
             with written_whole(path) as file:
@@ -138,14 +149,32 @@ def _opened(home: Path) -> dg.DagsterInstance:
 
 
 def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command that serves Dagster on the data root, and its environment."""
+    """Give the command that serves Dagster on the data root, and its environment.
+
+    It passes on to every run that it is to end, and waits until they have.
+    """
     local_dir = settings.local_dir().absolute()
     home = prepare_home(local_dir)
-    command = [sys.executable, "-m", "dagster", "dev", "-w", str(home / "workspace.yaml")]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    return command, child_environment(
+    serve = python("replay_pipeline.orchestration.serve", str(home / "workspace.yaml"), str(port))
+    return python("replay_pipeline.supervise", *serve), start_environment(
+        also=_variables(settings),
+        DAGSTER_IS_DEV_CLI="1",
         DAGSTER_HOME=str(home),
         DAGSTER_EVENT_BATCH_SIZE=_EVENT_BATCH,
         REPLAY_DATA=str(settings.data_dir.absolute()),
         REPLAY_HOME=str(local_dir),
     )
+
+
+def _variables(settings: Settings) -> list[str]:
+    """Variables that runs on these settings need: their keys, and those of the stores they use."""
+    teachers = [*settings.replay.teachers, *filter(None, [settings.replay.student])]
+    keys = {"HF_TOKEN", *(each.api_key_env for each in teachers if each.api_key_env)}
+    places = (settings.data_dir, settings.dataset_dir())
+    return [
+        "REPLAY_*",
+        "CLAUDE_CONFIG_DIR",
+        *(f"{key}{end}" for key in sorted(keys) for end in ("", "_FILE")),
+        *settings.train.environment,
+        *(() if all(isinstance(place, Path) for place in places) else _STORES),
+    ]

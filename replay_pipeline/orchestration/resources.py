@@ -1,4 +1,4 @@
-"""The one Dagster resource: where the settings of this deployment are."""
+"""The one Dagster resource: opens the pipeline on the settings of the process it is in."""
 
 import contextvars
 
@@ -6,7 +6,6 @@ import dagster as dg
 
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import OnProgress, Pipeline
-from replay_pipeline.storage.store import as_path
 from replay_pipeline.types import Progress
 
 console_progress: contextvars.ContextVar[OnProgress | None] = contextvars.ContextVar(
@@ -15,27 +14,26 @@ console_progress: contextvars.ContextVar[OnProgress | None] = contextvars.Contex
 """Set by a program that runs jobs in its own process and wants to draw a bar."""
 
 
+own_settings: contextvars.ContextVar[Settings | None] = contextvars.ContextVar(
+    "own_settings", default=None
+)
+"""Set by a program that runs jobs in its own process, on settings that it has read already."""
+
+
 class PipelineResource(dg.ConfigurableResource):
     """Opens the pipeline on this deployment's data root.
 
-    Holds a path, never a key: whatever a resource holds is written to Dagster's own database.
+    Has no field: a field is run configuration, which whoever may start a run could point at a file
+    or a data root of their own; and it is written to Dagster's database.
     """
 
-    settings_path: str = ""
-    """A TOML settings file; empty: what the environment names, else the defaults."""
-    data_dir: str = ""
-    """The data root; empty: what the settings or the environment say."""
-
     def settings(self) -> Settings:
-        """Read the file and the environment.
+        """Read what the environment of this process names.
 
         Raises:
             ConfigError: a setting is wrong.
         """
-        return Settings.load(
-            as_path(self.settings_path) if self.settings_path else None,
-            data_dir=as_path(self.data_dir) if self.data_dir else None,
-        )
+        return own_settings.get() or Settings.load()
 
     def open(self, on_progress: OnProgress | None = None) -> Pipeline:
         """The pipeline, reporting to `on_progress` and to a console bar if there is one."""

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
+from replay_pipeline.replay.migration import from_version_1
+from replay_pipeline.storage.permissions import make_private_file
 from replay_pipeline.storage.wal import use_wal
 
 try:
@@ -54,10 +56,15 @@ create table if not exists calls(
   is_lasting integer not null default 0,
   is_overrun integer not null default 0,
   intent_at text not null,
+  due_at text,
   settled_at text,
   error_code text,
+  generation_id text,
   row {bytes},
   response {bytes}
+);
+create table if not exists limits(
+  set_at text not null, scope text not null, limit_nano bigint, set_by text not null
 );
 create index if not exists calls_by_request on calls(request_sha);
 create index if not exists calls_by_owner on calls(owner) where state = 'open';
@@ -65,9 +72,11 @@ create index if not exists calls_by_state on calls(state_id, teacher);
 """
 """`spent`, `held` (open calls), `unknown` (lost calls at their reservation) and `overrun` (cost
 above a reservation, booked in `spent`) in nano-dollars. The check makes the database itself refuse
-a reservation above a limit, whichever process asks."""
+a reservation above a limit, whichever process asks. `limit_nano` is the limit that was set,
+`ceiling_nano` what the check holds: it is higher where a limit was lowered below what was in use.
+`limits` has every change of a limit, and who made it."""
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 
 Row = tuple[Any, ...]
 
@@ -103,12 +112,13 @@ class Database(Protocol):
         ...
 
 
-def connect(url: str | Path, *, is_durable: bool = True) -> Database:
+def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = False) -> Database:
     """Open the database at a path, `sqlite:///path` or `postgresql://...`, creating its tables.
 
     Args:
         url: a path or a database URL.
         is_durable: wait for the disk at each commit, which also survives a power failure.
+        is_read_only: only look, which a read-only file system allows too.
 
     Raises:
         ConfigError: the URL has an unknown scheme.
@@ -124,7 +134,7 @@ def connect(url: str | Path, *, is_durable: bool = True) -> Database:
         raise ConfigError(
             f"ledger {_without_password(text)}: a path, sqlite:///path or postgresql://... is needed"
         )
-    return _Sqlite(Path(text), is_durable=is_durable)
+    return _Sqlite(Path(text), is_durable=is_durable, is_read_only=is_read_only)
 
 
 def exists(url: str | Path) -> bool:
@@ -133,19 +143,48 @@ def exists(url: str | Path) -> bool:
     return "://" in text or Path(text).exists()
 
 
+def _connect_to_look(path: Path) -> sqlite3.Connection:
+    """Open a database without writing to it or beside it."""
+    url = f"{path.absolute().as_uri()}?mode=ro"
+    for more in ("", "&immutable=1"):
+        connection = sqlite3.connect(
+            f"{url}{more}", uri=True, timeout=_BUSY_S, check_same_thread=False
+        )
+        try:
+            connection.execute("select count(*) from sqlite_master")
+        except sqlite3.OperationalError:
+            connection.close()
+            # On a read-only disk there can be no writer, unless its log has been left behind.
+            log = path.with_name(f"{path.name}-wal")
+            if more or (log.exists() and log.stat().st_size):
+                raise
+        else:
+            return connection
+    raise AssertionError("unreachable")
+
+
 class _Sqlite:
-    def __init__(self, path: Path, *, is_durable: bool) -> None:
+    def __init__(self, path: Path, *, is_durable: bool, is_read_only: bool = False) -> None:
         self.name = str(path)
         self._path = path
         self._lock: tuple[int, Path] | None = None
+        self._file: tuple[int, int] | None = None
         try:
+            if is_read_only:
+                self._connection = _connect_to_look(path)
+                _check_version(self, is_read_only=True)
+                return
             path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_file(path)
             self._connection = sqlite3.connect(
                 path, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
             )
             use_wal(self._connection, timeout_s=_BUSY_S)
             self._connection.execute(f"pragma synchronous={'full' if is_durable else 'normal'}")
-            _create(self, serial="integer primary key autoincrement", bytes_type="blob")
+            with self.transaction():
+                _create(self, serial="integer primary key autoincrement", bytes_type="blob")
+            file = path.stat()
+            self._file = (file.st_dev, file.st_ino)
         except (sqlite3.Error, OSError) as error:
             raise LedgerError(
                 f"{path}: not a ledger that can be opened ({error}); check the path, its "
@@ -162,6 +201,7 @@ class _Sqlite:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
+        self._check_file()
         with self._translated():
             self._connection.execute("begin immediate")
         try:
@@ -172,6 +212,15 @@ class _Sqlite:
             with suppress(sqlite3.Error):
                 self._connection.execute("rollback")
             raise
+
+    def _check_file(self) -> None:
+        """Refuse to book into a file that nobody will find again: SQLite itself does not notice."""
+        try:
+            file = self._path.stat()
+        except OSError:
+            file = None
+        if self._file and (file is None or (file.st_dev, file.st_ino) != self._file):
+            raise LedgerError(f"{self.name}: the ledger was deleted or replaced while it was open")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -188,7 +237,7 @@ class _Sqlite:
         path = self._lock_path(owner)
         if fcntl is None:
             return
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX)
         self._lock = (handle, path)
 
@@ -288,10 +337,18 @@ def _create(database: Database, *, serial: str, bytes_type: str) -> None:
         "insert into ledger(key, value) values('schema_version', ?) on conflict(key) do nothing",
         (SCHEMA_VERSION,),
     )
+    _check_version(database)
+
+
+def _check_version(database: Database, *, is_read_only: bool = False) -> None:
     [(version,)] = database.query("select value from ledger where key = 'schema_version'")
-    if version != SCHEMA_VERSION:
+    if version == "1" and not is_read_only:
+        from_version_1(database)
+    elif version != SCHEMA_VERSION:
+        advice = "; the next replay brings it up to date" if version == "1" else ""
         raise LedgerError(
-            f"{database.name}: a ledger of version {version}, this program keeps {SCHEMA_VERSION}"
+            f"{database.name}: a ledger of version {version}, this program keeps "
+            f"{SCHEMA_VERSION}{advice}"
         )
 
 

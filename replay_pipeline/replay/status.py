@@ -55,7 +55,7 @@ def spent_since(url: str | Path, since: datetime) -> float:
     """
     if not exists(url):
         return 0.0
-    database = connect(url)
+    database = connect(url, is_read_only=True)
     try:
         rows = database.query(
             "select sum(cost) from calls where settled_at >= ?", (since.isoformat(),)
@@ -73,7 +73,7 @@ def ledger_status(url: str | Path) -> LedgerStatus:
     """
     if not exists(url):
         raise LedgerError(f"{url}: no ledger here yet; it is created by the first replay")
-    database = connect(url)
+    database = connect(url, is_read_only=True)
     try:
         states = database.query(
             "select teacher, state, count(*), sum(cost), sum(reserved) from calls "

@@ -4,11 +4,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from replay_pipeline.errors import ConfigError, PriceError, TeacherAuthError, TeacherError
+from replay_pipeline.errors import (
+    ConfigError,
+    PriceError,
+    TeacherAuthError,
+    TeacherError,
+    UntrustedError,
+)
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, PriceBook
 from replay_pipeline.replay.requests import dialect_of
-from replay_pipeline.settings import DEFAULT_TEACHERS, api_key
+from replay_pipeline.settings import DEFAULT_TEACHERS, key_for
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import TeacherSpec
 
@@ -56,16 +62,17 @@ def check_teachers(
 async def _check(teacher: TeacherSpec, client: Client, book: PriceBook) -> TeacherCheck:
     problems: list[str] = []
     key = None
-    has_key = True
+    has_key = may_ask = True
     try:
-        key = api_key(teacher.api_key_env)
+        key = key_for(teacher.api_key_env, teacher.base_url)
     except ConfigError as error:
-        has_key = False
+        has_key, may_ask = False, not isinstance(error, UntrustedError)
         problems.append(str(error))
     is_reachable = False
     try:
-        book.remember(teacher.base_url, await client.models(teacher.base_url, key))
-        is_reachable = True
+        if may_ask:
+            book.remember(teacher.base_url, await client.models(teacher.base_url, key))
+            is_reachable = True
     except TeacherAuthError as error:
         is_reachable = True
         problems.append(str(error))

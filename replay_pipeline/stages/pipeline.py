@@ -7,7 +7,6 @@ has not changed hands back its receipt and does nothing, so any run may be repea
 
 import json
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ingest, read_manifest
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_parts, positives_parts
+from replay_pipeline.processes import python
 from replay_pipeline.publish import (
     CardFacts,
     PublishReport,
@@ -386,7 +386,7 @@ class Pipeline(Project):
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
         given = [config.read_text("utf-8") if config else "tiny"]
         given += [f"{p.name}:{digest_of(p)}" for p in sorted(dataset.rglob("*.parquet"))]
-        command = [sys.executable, "-m", "trainer", "--resume"]
+        command = python("trainer", "--resume")
         command += ["--config", str(config)] if config else []
         command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
 
@@ -399,6 +399,7 @@ class Pipeline(Project):
                 command=command,
                 output=output,
                 environment={} if config else {"OMP_NUM_THREADS": "1"},
+                variables=self.settings.train.environment,
                 stop_timeout_s=self.settings.train.stop_timeout_s,
             )
             launch(job, self._on_progress)

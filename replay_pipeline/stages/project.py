@@ -33,13 +33,14 @@ from replay_pipeline.replay import (
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.review import show_state, write_review
-from replay_pipeline.settings import Settings, api_key
+from replay_pipeline.settings import Settings, key_for
 from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
 from replay_pipeline.storage.folds import Fold
+from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.schemas import WRITTEN_BY
 from replay_pipeline.storage.store import Place, check_reachable
 from replay_pipeline.storage.tables import DataRoot, table_of
@@ -72,6 +73,7 @@ class Project:
     def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
         self.settings = settings
         check_reachable(settings.data_dir)
+        tighten_root(settings.data_dir)
         self.root = DataRoot(settings.data_dir)
         self.receipts = Receipts(settings.data_dir)
         self._on_progress = on_progress or (lambda _: None)
@@ -153,7 +155,7 @@ class Project:
         """
         if not self.settings.replay.sample_teachers:
             for teacher in self.settings.replay.teachers:
-                api_key(teacher.api_key_env)
+                key_for(teacher.api_key_env, teacher.base_url)
 
     def check_teachers(self) -> list[dict[str, Any]]:
         """Each teacher: key, endpoint, price, terms, and what is wrong with it."""

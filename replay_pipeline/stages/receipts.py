@@ -1,14 +1,48 @@
 """Receipts: what each stage was given and did, kept as JSON beside the tables."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.storage.store import Place, read_files, stamps_below, written_whole
+
+logger = logging.getLogger(__name__)
+
+_Counts = dict[str, int]
+
+
+class _Figures(TypedDict, total=False):
+    """Those figures of a report that are added up, or decide what is done next."""
+
+    n_sessions: int
+    n_turns: int
+    n_states: int
+    n_sent: int
+    n_answers: int
+    n_failed: int
+    n_consensus: int
+    n_agreement: int
+    n_pairs: int
+    n_kept: int
+    n_dropped: int
+    skipped: _Counts
+    outcomes: _Counts
+    dropped: _Counts
+    errors: _Counts
+
+
+class _Replayed(_Figures):
+    is_complete: bool
+    spent_usd: float
+    newly_spent_usd: float
+    unknown_usd: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +121,13 @@ class Receipts:
 
 
 def _read(text: bytes) -> Receipt | None:
+    """Read a receipt; `None` for what is none, so that its stage is done again."""
     try:
-        receipt = replace(Receipt(**json.loads(text)), is_reused=True)
-    except (ValueError, TypeError):
+        receipt = msgspec.json.decode(text, type=Receipt)
+        if "budget_usd" in receipt.report:  # as 0.1.0 called it
+            receipt.report["max_total_usd"] = receipt.report.pop("budget_usd")
+        msgspec.convert(receipt.report, _Replayed if receipt.stage == "replay" else _Figures)
+        return replace(receipt, is_reused=True)
+    except msgspec.DecodeError as error:
+        logger.warning("a receipt is not read, so its stage counts as not done: %s", error)
         return None
-    if "budget_usd" in receipt.report:  # as 0.1.0 called it
-        receipt.report["max_total_usd"] = receipt.report.pop("budget_usd")
-    return receipt

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from replay_pipeline.errors import TrainError
-from replay_pipeline.settings import child_environment
+from replay_pipeline.processes import start_environment
 from replay_pipeline.types import Progress
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,9 @@ class TrainerJob:
     output: Path
     """Where the trainer writes `metrics.jsonl` and `report.json`; its words go to `trainer.log`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Put over the environment of this process."""
+    """Variables that are set for it, over the few that every program gets."""
+    variables: Sequence[str] = ()
+    """Further variables of this process that it gets, by name."""
     stop_timeout_s: float = 300.0
     """How long it may take to save a checkpoint when it is asked to stop, before it is killed."""
 
@@ -71,7 +73,7 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=child_environment(**job.environment),
+            env=start_environment(also=job.variables, **job.environment),
             process_group=0,
         )
         try:

@@ -6,7 +6,7 @@ store's own client finds in the environment; none is ever taken from a setting.
 
 import io
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -80,7 +80,9 @@ def check_reachable(root: Place) -> None:
 
 
 @contextmanager
-def written_whole(path: Place, *, is_new: bool = False) -> Iterator[BinaryIO]:
+def written_whole(
+    path: Place, *, is_new: bool = False, is_private: bool = False
+) -> Iterator[BinaryIO]:
     """Open a file that appears under `path` complete, or not at all.
 
     On this machine it is written beside its place and gets its name at the end; on an object store
@@ -89,6 +91,7 @@ def written_whole(path: Place, *, is_new: bool = False) -> Iterator[BinaryIO]:
     Args:
         path: where.
         is_new: refuse to replace a file, by the store's own conditional request.
+        is_private: whether nobody but its owner may read it; else that is up to the umask.
 
     Raises:
         FileExistsError: `is_new`, and there is such a file.
@@ -96,7 +99,7 @@ def written_whole(path: Place, *, is_new: bool = False) -> Iterator[BinaryIO]:
             is as before.
     """
     if isinstance(path, Path):
-        with _renamed(path, is_new=is_new) as file:
+        with _renamed(path, is_new=is_new, mode=0o600 if is_private else 0o666) as file:
             yield file
         return
     buffer = io.BytesIO()
@@ -107,17 +110,18 @@ def written_whole(path: Place, *, is_new: bool = False) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _renamed(path: Path, *, is_new: bool) -> Iterator[BinaryIO]:
+def _renamed(path: Path, *, is_new: bool, mode: int) -> Iterator[BinaryIO]:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
+        # Not `mkstemp`, whose files ignore the umask.
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+        handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        temporary = unfinished
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
         if is_new:
             path.hardlink_to(temporary)
         else:

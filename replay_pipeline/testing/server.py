@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.processes import start_environment
 from replay_pipeline.settings import SAMPLE_TEACHERS
 from replay_pipeline.testing.http import Connection
 from replay_pipeline.testing.router import PREFIX, Bill, Router, Script
@@ -83,11 +84,11 @@ class TeacherServer:
         options = {**self._options, "answers": self._answers_path()}
         script.write_text(json.dumps(options), "utf-8")
         root = str(Path(__file__).parents[2])
-        command = [sys.executable, "-c", _START, root, "--script", str(script), "--until-eof",
+        command = [sys.executable, "-P", "-c", _START, root, "--script", str(script), "--until-eof",
                    "--port", str(self._port)]  # fmt: skip
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, start_new_session=True,
+            text=True, start_new_session=True, env=start_environment(),
         )  # fmt: skip
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

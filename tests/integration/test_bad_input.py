@@ -10,9 +10,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.settings import child_environment
+from replay_pipeline.settings import child_environment, config_dir
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
+from replay_pipeline.trust import host_of, trust_host
 from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
@@ -104,11 +105,12 @@ def test_a_missing_key_is_found_before_anything_is_sent(paid_root, tmp_path):
 def test_a_rejected_key_is_said_and_paid_answers_stay(paid_root, tmp_path):
     before = contents(paid_root)
     with TeacherServer(ANSWERS_FILE, faults=[{"kind": "status", "status": 401}]) as server:
-        teacher = {**OTHER, "base_url": server.base_url}
+        teacher = {**OTHER, "base_url": server.base_url, "api_key_env": "OWN_KEY"}
+        trust_host(host_of(server.base_url), key="OWN_KEY", folder=config_dir())
         settings = write_settings(tmp_path, replay={"teachers": [teacher]})
         done = command(
             "replay", "--data", paid_root, "--settings", settings, "--yes", cwd=tmp_path,
-            OPENROUTER_API_KEY="sk-or-v1-wrong",
+            OWN_KEY="sk-or-v1-wrong",
         )  # fmt: skip
     assert_one_clear_line(done, "key was rejected", may_log=True)
     assert "sk-or-v1-wrong" not in done.stderr + done.stdout

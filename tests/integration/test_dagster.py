@@ -62,9 +62,10 @@ def _no_instance_of_another_test():
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A data root whose settings name the sample."""
+def root(tmp_path: Path, monkeypatch) -> Path:
+    """A data root whose settings name the sample, and which the environment names."""
     sample_root(tmp_path / "data")
+    monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
 
@@ -75,7 +76,7 @@ def run_range(
     max_total_usd: float | None = None,
     run_id: str | None = None,
 ):
-    defs = define(PipelineResource(data_dir=str(root)))
+    defs = define(PipelineResource())
     keys = pipeline_at(root).batches()
     instance.add_dynamic_partitions("trace_batch", keys)
     tags = {f"{RANGE}start": keys[0], f"{RANGE}end": keys[-1]} if job == "replay_batches" else {}
@@ -114,7 +115,7 @@ def test_the_workspace_file_alone_is_enough(tmp_path):
 
 
 def test_the_sensor_adds_each_batch_once(root):
-    resource = PipelineResource(data_dir=str(root))
+    resource = PipelineResource()
     with dg.instance_for_test() as instance:
         with dg.build_sensor_context(instance=instance) as context:
             first = new_sessions(context, pipeline=resource)
@@ -137,7 +138,7 @@ def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
         with dg.build_schedule_context(
             instance=instance, scheduled_execution_time=datetime(2026, 1, 2, 2, tzinfo=UTC)
         ) as context:
-            (request,) = nightly_replay(context, pipeline=PipelineResource(data_dir=str(root)))
+            (request,) = nightly_replay(context, pipeline=PipelineResource())
         assert (request.tags[f"{RANGE}start"], request.tags[f"{RANGE}end"]) == (keys[0], keys[-1])
         (config,) = request.run_config["ops"].values()
         assert config["config"]["max_total_usd"] == work.settings.replay.max_nightly_usd
@@ -146,7 +147,7 @@ def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
 def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
     work = pipeline_at(root)
     work.find_batches()
-    resource = PipelineResource(data_dir=str(root))
+    resource = PipelineResource()
     with dg.instance_for_test() as instance:
 
         def plan():
@@ -235,7 +236,7 @@ def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
 
 def test_the_morning_after_says_what_was_done_and_what_failed(root):
     pipeline_at(root).find_batches()
-    defs = define(PipelineResource(data_dir=str(root)))
+    defs = define(PipelineResource())
     began = datetime.now(UTC)
     with dg.instance_for_test() as instance:
         assert run_range(root, instance).success
@@ -261,7 +262,7 @@ def test_the_morning_after_says_what_was_done_and_what_failed(root):
         with webhook() as (url, heard):
             with (root / "settings.toml").open("a") as file:
                 file.write(f"[notify]\nwebhook_url = '{url}'\nis_nightly = true\n")
-            notify_failures(told.for_run_failure(), pipeline=PipelineResource(data_dir=str(root)))
+            notify_failures(told.for_run_failure(), pipeline=PipelineResource())
             summary = defs.resolve_job_def("summarize_night").execute_in_process(instance=instance)
         assert [message["event"] for message in heard] == ["run_failed", "night"]
         assert "no-such-recipe" in heard[0]["text"]

@@ -13,9 +13,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.settings import Settings, child_environment
+from replay_pipeline.settings import Settings, child_environment, config_dir
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
+from replay_pipeline.trust import host_of, trust_host
 from replay_pipeline.types import TeacherSpec
 from tests.loopback import QuietHandler, served
 from tests.support.settings_files import write_settings
@@ -136,6 +137,8 @@ def world(tmp_path) -> Iterator[tuple[Path, dict[str, str]]]:
             price={"prompt": 1e-6, "completion": 1e-6},
         )
         name_teachers(root, [*honest, echoing])
+        for place, key in ((server.base_url, "TEACHER_KEY"), (url, "ECHO_KEY")):
+            trust_host(host_of(place), key=key, folder=config_dir())
         yield (
             root,
             child_environment(

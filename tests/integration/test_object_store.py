@@ -73,7 +73,7 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path):
     )
     there = Pipeline(Settings.load(settings_file, data_dir=as_path("s3://bucket/demo"), env={}))
     there.ingest_new()
-    run_jobs(there, settings_path=settings_file)
+    run_jobs(there)
     there.review()
 
     root, folder = there.root.path, tmp_path / "here"
@@ -93,7 +93,7 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path):
         assert done == set(there.batches())
 
     stamps = there.receipts.stamps()
-    run_jobs(there, settings_path=settings_file)
+    run_jobs(there)
     assert there.receipts.stamps() == stamps
     shutil.rmtree(home / ".dagster")
     assert sync(there) == len(there.receipts.all())

@@ -37,15 +37,16 @@ def database(server, monkeypatch):
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path, monkeypatch):
     sample_root(tmp_path / "data")
+    monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
 
 def test_a_night_is_planned_run_and_recorded_on_the_server(database, root):
     work = pipeline_at(root)
     work.find_batches()
-    resource = PipelineResource(data_dir=str(root))
+    resource = PipelineResource()
     with open_instance(work) as instance:
         assert "Postgres" in type(instance.event_log_storage).__name__
         instance.add_dynamic_partitions(trace_batch.name or "", work.batches())
@@ -87,7 +88,7 @@ def test_a_run_on_another_machine_is_left_alone(database, root):
     work = pipeline_at(root)
     with open_instance(work) as instance:
         run = instance.create_run_for_job(
-            define(PipelineResource(data_dir=str(root))).resolve_job_def("publish"),
+            define(PipelineResource()).resolve_job_def("publish"),
             status=dg.DagsterRunStatus.STARTED,
         )
     with open_instance(work) as instance:

@@ -17,7 +17,7 @@ from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.integration.processes import materialize, wait_until
 from tests.roots import pipeline_at, served_root
-from tests.support.dagster_web import free_port, launch_batch, process_tree
+from tests.support.dagster_web import free_port, launch_batch, process_tree, sign_in
 
 
 def test_a_process_is_told_from_one_that_was_given_its_number_later():
@@ -84,7 +84,7 @@ def test_after_the_whole_tree_was_killed_the_next_start_is_clean_and_goes_on(tmp
 
         def launched() -> bool:
             with contextlib.suppress(OSError):
-                run_ids.append(launch_batch(f"http://127.0.0.1:{port}", batch))
+                run_ids.append(launch_batch(sign_in(tmp_path / "ui.log"), batch))
             return bool(run_ids)
 
         with dg.DagsterInstance.from_config(str(root / ".dagster")) as instance:

@@ -61,9 +61,10 @@ def published(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def root(published, tmp_path) -> Path:
+def root(published, tmp_path, monkeypatch) -> Path:
     """The same dataset, with a place of its own for the model."""
     data = tmp_path / "data"
+    monkeypatch.setenv("REPLAY_DATA", str(data))
     write_settings(
         data,
         publish={"folder": published / "dataset"},
@@ -73,7 +74,7 @@ def root(published, tmp_path) -> Path:
 
 
 def train_in_process(root: Path, instance: dg.DagsterInstance, **options):
-    job = define(PipelineResource(data_dir=str(root))).resolve_implicit_global_asset_job_def()
+    job = define(PipelineResource()).resolve_implicit_global_asset_job_def()
     return job.execute_in_process(
         instance=instance, asset_selection=[dg.AssetKey("trained_model")], **options
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 import time
 import urllib.request
@@ -36,7 +37,11 @@ query Backfill($id: String!) {
 """
 _ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 _PATIENCE_S = 180.0
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_OPENER = urllib.request.build_opener(
+    urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor()
+)
+"""With the cookies that the gates have given it."""
+_ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/\?token=\S+")
 
 
 def free_port() -> int:
@@ -47,12 +52,35 @@ def free_port() -> int:
 
 
 def is_serving(url: str) -> bool:
-    """Whether a web server answers at `url`. It may still be without its code location."""
+    """Whether Dagster's own web server answers at `url`. It may still be without its code location."""
     try:
         with _OPENER.open(f"{url}/server_info", timeout=5) as answer:
             return answer.status == 200
     except OSError:
         return False
+
+
+def address(log: Path) -> str:
+    """The address with its token that `replay-pipeline ui` has printed.
+
+    Raises:
+        OSError: it has not yet.
+    """
+    found = _ADDRESS.search(log.read_text("utf-8", "replace"))
+    if found is None:
+        raise OSError(f"{log}: no address yet")
+    return found[0]
+
+
+def sign_in(log: Path) -> str:
+    """Open that address as a browser does; returns where the web server is, without the token.
+
+    Raises:
+        OSError: it has not been printed yet, or nobody answers.
+    """
+    shown = address(log)
+    with _OPENER.open(shown, timeout=30):
+        return shown.partition("/?")[0]
 
 
 def graphql(url: str, query: str, **variables: Any) -> dict[str, Any]:
@@ -64,7 +92,7 @@ def graphql(url: str, query: str, **variables: Any) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{url}/graphql",
         data=json.dumps({"query": query, "variables": variables}).encode(),
-        headers={"content-type": "application/json"},
+        headers={"content-type": "application/json", "origin": url},
     )
     with _OPENER.open(request, timeout=60) as response:
         answer = json.load(response)

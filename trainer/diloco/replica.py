@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.diloco.exchange import Patience, RoundDriver, RoundReport, agree_on_run
+from trainer.diloco.exchange import RUN_KEY, Patience, RoundDriver, RoundReport, agree_on_run
 from trainer.diloco.object_store import ObjectStore
 from trainer.diloco.outer_step import OuterStep
 from trainer.diloco.protocol import (
@@ -185,7 +185,7 @@ class OuterReplica(RoundDriver):
         """Perform one action of a replica's life; return its reply."""
         match action:
             case LoadSnapshot():
-                return self._load_snapshot()
+                return self.load_snapshot()
             case Apply(manifest=manifest):
                 return self._apply(manifest)
         return super().perform(action)
@@ -241,17 +241,23 @@ class OuterReplica(RoundDriver):
         if self._base() == initial_base and key not in self.store.keys(SNAPSHOTS):
             self._put_snapshot(0, initial_base, range(self.world_size))
 
-    def _load_snapshot(self) -> Snapshot:
-        """Take the newest readable snapshot; wait for the first one if there is none yet."""
+    def load_snapshot(self, until: int | None = None) -> Snapshot:
+        """Take the newest readable snapshot; wait for the first one if there is none yet.
+
+        Args:
+            until: No newer one than of so many rounds; None takes any.
+        """
         while True:
             for key in reversed(self.store.keys(SNAPSHOTS)):
+                if until is not None and _round_of(key) > until:
+                    continue
                 if (loaded := self._read_snapshot(key)) is not None:
                     header, tensors = loaded
                     self.theta, self.velocity = tensors["theta"], tensors["velocity"]
                     return Snapshot(
                         header["round_id"], header["base"], frozenset(header["expected"])
                     )
-            self.patience.poll(f"rank {self.rank}, waiting for the first snapshot")
+            self.patience.poll(f"rank {self.rank}, waiting for a snapshot")
 
     def _read_snapshot(self, key: str) -> tuple[dict[str, Any], dict[str, NDArray]] | None:
         data = self.get(key)
@@ -326,6 +332,41 @@ class OuterReplica(RoundDriver):
         else:
             # Decided while we were away; a snapshot may be past it, so settle the account now.
             self.settle(manifest)
+
+
+def newest_state(
+    store: ObjectStore, round_id: int | None = None
+) -> tuple[int, Vector, dict[str, Any]]:
+    """Return a run's parameters from its store alone: a snapshot, then the log of rounds.
+
+    Args:
+        store: The run's store.
+        round_id: The state after so many rounds; None takes the newest.
+
+    Returns:
+        How many rounds the state has had, the parameters, and the run's description.
+
+    Raises:
+        OuterLoopError: There is no such state.
+    """
+    data = store.get(RUN_KEY)
+    if data is None:
+        raise OuterLoopError(f"{store.place or 'the store'} holds no run")
+    run, _ = unseal_tensors(data)
+    settings = OuterSettings(codec=run["codec"], outer=OuterStep(**run["outer"]), timeout_s=60.0)
+    # Its attempt is the last there can be: no replica's process replaces one that only looks on.
+    watcher = OuterReplica(
+        store, np.zeros(run["n"]), rank=0, world_size=1, settings=settings, attempt=999_999
+    )
+    at: Snapshot = watcher.retried(lambda: watcher.load_snapshot(until=round_id))
+    found = at.round_id
+    while found != round_id and (manifest := watcher.read_manifest(found)) is not None:
+        if watcher.perform(Apply(found, manifest)) is None:
+            raise OuterLoopError(f"the mean of round {found} is gone, and no snapshot is newer")
+        found += 1
+    if round_id is not None and found != round_id:
+        raise OuterLoopError(f"the run has made {found} rounds, not {round_id}")
+    return found, watcher.theta, run
 
 
 def _round_of(snapshot: str) -> int:

@@ -25,11 +25,14 @@ from trainer.diloco.parameters import ParameterVector
 from trainer.diloco.replica import OuterReplica, OuterSettings
 from trainer.diloco.torchft_loop import make_diloco_outer_loop, make_torchft_manager
 from trainer.errors import TrainerConfigError
+from trainer.integrations.export import publish_template
 
 logger = logging.getLogger(__name__)
 
 Row = TypeVar("Row")
 
+OWN_MARK = "outer-round"
+"""In a checkpoint that is there for the outer loop alone."""
 OUTER_KINDS = ("none", "torchft", "object_store")
 
 
@@ -167,7 +170,6 @@ class ObjectStoreLoop(TrainerCallback):
         self._n_steps = 0
         self._n_missed_steps = 0
         self._is_due = False
-        self._own_folder: Path | None = None
 
     def join(self, trainer: Trainer) -> tuple[OuterReplica, Path | None]:
         """Join the run and take up its state, before the trainer begins.
@@ -203,6 +205,7 @@ class ObjectStoreLoop(TrainerCallback):
             state=open_store(options.state_uri) if options.state_uri else None,
         )
         replica.join()
+        publish_template(replica.store, trainer)
         self._view.write(replica.theta)
         if replica.round_id == 0:
             return replica, None
@@ -216,8 +219,8 @@ class ObjectStoreLoop(TrainerCallback):
         It is the replica's own, as far as it has one. Where rounds went by without this replica,
         the step is that of the run all the same: everybody's schedule and data end together.
         """
-        folder = self._own_folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"
-        shutil.rmtree(folder, ignore_errors=True)
+        self._discard_checkpoints(trainer.args)
+        folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"
         trainer.save_model(str(folder), _internal_call=True)
         (folder / "training_args.bin").unlink(missing_ok=True)
         kept = self.replica.inner_state if self.replica is not None else {}
@@ -230,6 +233,7 @@ class ObjectStoreLoop(TrainerCallback):
             logger.warning("rank %d has kept no state: its optimizer begins anew", self.place.rank)
             state = TrainerState(train_batch_size=trainer.args.train_batch_size)
             state.compute_steps(trainer.args, n_steps)
+        (folder / OWN_MARK).touch()
         self._n_missed_steps = step - state.global_step
         state.global_step = step
         state.save_to_json(str(path))
@@ -278,19 +282,20 @@ class ObjectStoreLoop(TrainerCallback):
             if path.is_file() and not path.name.startswith(left_out)
         }
         self._exchange(control, kept)
-        self._discard_checkpoint()
+        self._discard_checkpoints(args)
         is_stopped = control.should_training_stop and state.global_step < state.max_steps
-        is_wanted = is_stopped or args.save_strategy != "no"
-        self._own_folder = None if is_wanted else folder
+        if not is_stopped and args.save_strategy == "no":
+            (folder / OWN_MARK).touch()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Leave no checkpoint behind that nobody has asked for."""
-        self._discard_checkpoint()
+        self._discard_checkpoints(args)
 
-    def _discard_checkpoint(self) -> None:
-        if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
-            self._own_folder = None
+    @staticmethod
+    def _discard_checkpoints(args: TrainingArguments) -> None:
+        """Delete the checkpoints that only this loop has asked for; a killed process left some."""
+        for mark in Path(str(args.output_dir)).glob(f"checkpoint-*/{OWN_MARK}"):
+            shutil.rmtree(mark.parent, ignore_errors=True)
 
     def _exchange(self, control: TrainerControl, kept: dict[str, NDArray]) -> None:
         replica, view = self.replica, self._view

@@ -8,6 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rensa import RMinHash, RMinHashLSH  # pyrefly: ignore[missing-module-attribute]
 
+from replay_pipeline.publish import in_words, layout
+from replay_pipeline.publish.blind import WARN_ABOVE
 from replay_pipeline.redaction.redactor import find_secrets_in
 from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.storage.store import Place, files_below
@@ -86,6 +88,21 @@ def published_secrets(folder: Place) -> Verdict:
         what_to_do="Make the repository private at once, revoke the secret, take its session out "
         "with `replay_pipeline.publish.retract(..., erase=True)`, and ingest it again.",
         facts={"secrets": len(problems), "texts_scanned": n_texts},
+    )
+
+
+def prompts_decide(folder: Place) -> Verdict:
+    """Does it take the prompt to tell which side of a pair was chosen?"""
+    path = folder / layout.FACTS
+    facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    blind = facts.get("blind_control") or {}
+    shown = {name: n for name, n in blind.items() if name.startswith(("ngrams", "length", "tools"))}
+    return Verdict(
+        problems=[in_words(blind)] if max(shown.values(), default=0.0) > WARN_ABOVE else [],
+        what_to_do="Look at the pairs for words, lengths or tools that only one side has, and "
+        "judge a trained model by its accuracy with the true prompt minus that with a blank one.",
+        facts=blind,
+        is_warning=True,
     )
 
 

@@ -25,7 +25,7 @@ NURSERY = """
 import asyncio, json, os, sys
 sys.path.insert(0, sys.argv[1])
 from replay_pipeline.replay import replay_states
-from replay_pipeline.types import TeacherSpec
+from replay_pipeline.types import RetryPolicy, TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
 
 for line in sys.stdin:
@@ -39,7 +39,7 @@ for line in sys.stdin:
     asyncio.run(replay_states(
         make_states(job["n"], n_sessions=job["n"]), [TeacherSpec(**job["teacher"])],
         max_total_usd=50, ledger=job["ledger"], max_concurrency=job["concurrency"],
-        retry=RetryPolicy(max_attempts=4, first_wait_s=0.01, settle_s=0.25)))
+        retry=RetryPolicy(max_attempts=4, first_wait_s=0.01, settle_s=2.0)))
     os._exit(0)
 """
 
@@ -73,7 +73,7 @@ def test_killed_fifty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path):
         script={"content": "yes"}, latency={"median_s": 0.06, "p95_s": 0.12}, faults=faults
     ) as server:
         [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
-        teacher = teacher.model_copy(update={"max_concurrency": CONCURRENCY})
+        teacher = teacher.model_copy(update={"max_concurrency": CONCURRENCY, "timeout_s": 1.0})
         job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger),
                "concurrency": CONCURRENCY}  # fmt: skip
         n_kills = n_answered = n_killed_in_flight = 0

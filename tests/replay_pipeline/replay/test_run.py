@@ -16,7 +16,9 @@ from replay_pipeline.replay import (
     replay_trace,
     replay_trace_sync,
 )
+from replay_pipeline.settings import config_dir
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.trust import host_of, trust_host
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 
@@ -165,20 +167,15 @@ def test_a_ledger_that_cannot_be_opened_is_one_clear_error(server, tmp_path):
         replay(make_states(1), server.teachers(), 1, "mysql://me:secret@host/db")
 
 
-@pytest.mark.parametrize(
-    ("base_url", "words"),
-    [("http://127.0.0.1:9/v1", "cannot be reached"), ("nowhere", "cannot be reached"),
-     ("http://[bad", "cannot be reached")],
-)  # fmt: skip
-def test_an_address_that_is_wrong_is_a_failed_row_that_holds_no_money(tmp_path, base_url, words):
+def test_an_address_that_nobody_answers_is_a_failed_row_that_holds_no_money(tmp_path):
     teacher = TeacherSpec(
-        name="local", model="m", base_url=base_url, api_key_env=None, dialect="vllm",
+        name="local", model="m", base_url="http://127.0.0.1:9/v1", api_key_env=None, dialect="vllm",
         price={"prompt": 1e-6, "completion": 1e-6},
     )  # fmt: skip
     report = replay(make_states(1), [teacher], 1, tmp_path / "l")
     [row] = report.actions
     assert row.error_code == "unreachable"
-    assert words in row.error_message
+    assert "cannot be reached" in row.error_message
     assert (report.spent_usd, report.unknown_usd) == (0, 0)
 
 
@@ -191,6 +188,8 @@ def test_a_wrong_key_stops_its_teacher_only_and_is_never_shown(tmp_path, monkeyp
             spec.model_copy(update={"api_key_env": name, "max_concurrency": 1})
             for spec, name in zip(server.teachers()[:2], ("GOOD_KEY", "BAD_KEY"), strict=True)
         )
+        for teacher in (good, bad):
+            trust_host(host_of(server.base_url), key=teacher.api_key_env, folder=config_dir())
         report = replay(make_states(20), [good, bad], 1, tmp_path / "l")
     assert sum(action.error_code is None for action in report.actions) == 20
     [failed] = [action for action in report.actions if action.error_code]
@@ -266,13 +265,13 @@ def test_limits_by_day_teacher_partition_and_tag_hold_over_runs(tmp_path):
                     server.teachers()[2:],
                     10,
                     ledger,
-                    limits_usd={scope: 0.012},
+                    limits_usd={scope: 0.0105},
                     partition="batch-1",
                     tags=("nightly",),
                 )
                 spent += report.newly_spent_usd
             assert report.stop_reason == "budget"
-            assert 0 < spent <= 0.012
+            assert 0 < spent <= 0.0105
 
 
 def test_stop_ends_sending_and_keeps_every_paid_answer(tmp_path):
@@ -399,7 +398,7 @@ def test_check_teachers_says_what_is_wrong(server, monkeypatch):
         ]
     )
     assert (fine.problem, fine.prompt_usd_per_mtok, fine.is_distillable) == (None, 0.44, True)
-    assert "NO_SUCH_KEY is not set" in keyless.problem
+    assert "NO_SUCH_KEY is not bound" in keyless.problem
     assert not away.is_reachable
     assert "cannot be reached" in away.problem
     assert "does not serve nobody/nothing" in unknown.problem

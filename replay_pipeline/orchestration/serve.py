@@ -1,0 +1,127 @@
+"""Dagster behind the gate, on loopback: web server, daemon and code location of one data root.
+
+What `dagster dev` starts, too; but the web server runs here, where the gate can stand before it, and
+nowhere else: a second port would be a second door.
+"""
+
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import Popen
+from tempfile import TemporaryDirectory
+
+import dagster as dg
+import uvicorn
+import yaml
+from dagster._cli.proxy_server_manager import ProxyServerManager
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster._utils.interrupts import setup_interrupt_handlers
+from dagster._utils.log import configure_loggers
+from dagster_shared.ipc import (
+    get_ipc_shutdown_pipe,
+    open_ipc_subprocess,
+    send_ipc_shutdown_message,
+)
+from dagster_webserver.app import create_app_from_workspace_process_context
+from dagster_webserver.cli import (
+    DEFAULT_DB_STATEMENT_TIMEOUT,
+    DEFAULT_POOL_MAX_OVERFLOW,
+    DEFAULT_POOL_RECYCLE,
+)
+from dagster_webserver.version import __version__ as web_version
+
+from replay_pipeline.orchestration.gate import TOKEN, Gate
+from replay_pipeline.processes import python
+
+_LOG_LEVEL = "warning"
+_POLL_MS = 2000
+_CLOSING_S = 3
+"""How long a browser's open connection may hold the end up."""
+
+
+def main(workspace: str, port: int) -> None:
+    """Serve until told to end; prints the address with its token once connections are taken."""
+    configure_loggers(formatter="colored", log_level="INFO")
+    setup_interrupt_handlers()
+    listener = _listen(port)
+    with (
+        dg.DagsterInstance.get() as instance,
+        _code_servers(instance, workspace) as served,
+        _daemon(served) as daemon,
+    ):
+        instance.optimize_for_webserver(
+            DEFAULT_DB_STATEMENT_TIMEOUT, DEFAULT_POOL_RECYCLE, DEFAULT_POOL_MAX_OVERFLOW
+        )
+        with WorkspaceProcessContext(
+            instance,
+            version=web_version,
+            workspace_load_target=WorkspaceFileTarget([served]),
+            code_server_log_level=_LOG_LEVEL,
+        ) as context:
+            token = secrets.token_urlsafe(32)
+            app = create_app_from_workspace_process_context(context, "", _POLL_MS)
+            server = uvicorn.Server(
+                uvicorn.Config(
+                    Gate(app, port=port, token=token),
+                    log_level=_LOG_LEVEL,
+                    access_log=False,
+                    proxy_headers=False,
+                    timeout_graceful_shutdown=_CLOSING_S,
+                )
+            )
+            threading.Thread(target=_end_with, args=(daemon, server), daemon=True).start()
+            sys.stdout.write(f"Open http://127.0.0.1:{port}/?{TOKEN}={token}  (Ctrl-C stops it)\n")
+            sys.stdout.flush()
+            server.run(sockets=[listener])
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        sys.exit(f"error: 127.0.0.1:{port}: can't listen there ({error.strerror}); choose --port")
+    listener.listen()
+    return listener
+
+
+@contextmanager
+def _code_servers(instance: dg.DagsterInstance, workspace: str) -> Iterator[str]:
+    """Start the code location once for all; gives a workspace that names it by its socket."""
+    target = WorkspaceFileTarget([workspace])
+    with ProxyServerManager(instance, target, _LOG_LEVEL) as servers, TemporaryDirectory() as name:
+        path = Path(name) / "workspace.yaml"
+        path.write_text(yaml.safe_dump({"load_from": servers.get_code_server_specs()}), "utf-8")
+        yield str(path)
+
+
+@contextmanager
+def _daemon(workspace: str) -> Iterator[Popen[bytes]]:
+    """The daemon: sensors, schedules and the queue of runs."""
+    reading, writing = get_ipc_shutdown_pipe()
+    words = ("--log-level", "info", "--shutdown-pipe", str(reading), "--workspace", workspace)
+    process = open_ipc_subprocess(python("dagster._daemon", "run", *words), pass_fds=[reading])
+    try:
+        yield process
+    finally:
+        send_ipc_shutdown_message(writing)
+        process.wait()
+
+
+def _end_with(daemon: Popen[bytes], server: uvicorn.Server) -> None:
+    """Without its daemon the UI would look as if runs were only waiting."""
+    daemon.wait()
+    server.should_exit = True
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], int(sys.argv[2]))
+    except KeyboardInterrupt:
+        sys.exit(130)

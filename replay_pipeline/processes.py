@@ -1,0 +1,90 @@
+"""Programs that are started: they import nothing from the current folder, and get what they need.
+
+A folder with sessions often has a `trainer.py`, a `datasets.py` or a `gql.py` of its own; and a
+process that needs no key should not have one.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from replay_pipeline.settings import child_environment, is_secret
+
+_NAMES = frozenset(
+    [
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "TERM",
+        "COLUMNS",
+        "LINES",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "TEMP",
+        "TMP",
+        "SYSTEMROOT",
+        "LD_LIBRARY_PATH",
+        "VIRTUAL_ENV",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+        "HF_HOME",
+        "HF_ENDPOINT",
+        "PYTHONWARNINGS",
+        "PYTHONHASHSEED",
+        "PYTHONUNBUFFERED",
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONUTF8",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+    ]
+)
+_FAMILIES = re.compile(
+    r"(LC|XDG|OMP|MKL|OPENBLAS|NUMEXPR|CUDA|NVIDIA|NCCL|HIP|ROCR|HSA|TORCH|TORCHELASTIC|PYTORCH|TRITON"
+    r"|TRL|TRANSFORMERS|TOKENIZERS|ACCELERATE|HF_HUB|HF_DATASETS|RAY|SLURM|REPLICA|DAGSTER_PIPES)_"
+)
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """Give the command that runs a module of an installed package, wherever it is started."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def start_environment(*, also: Iterable[str] = (), **changes: str) -> dict[str, str]:
+    """Give the environment of a program that is started: no keys, and nothing nobody needs.
+
+    Args:
+        also: further variables of this process that are handed over, keys or not; `AWS_*` is all
+            that begin so.
+        changes: variables that are set.
+    """
+    wanted = tuple(also)
+    found = {
+        name: value
+        for name, value in child_environment().items()
+        if any(fnmatchcase(name, pattern) for pattern in wanted)
+        or ((name.upper() in _NAMES or _FAMILIES.match(name)) and not is_secret(name, value))
+    }
+    return {**found, "PYTHONSAFEPATH": "1", **_search_path(), **changes}
+
+
+def _search_path() -> dict[str, str]:
+    """Folders that the user has named in full; an empty or relative one is the current folder."""
+    places = child_environment().get("PYTHONPATH", "").split(os.pathsep)
+    kept = [place for place in places if Path(place).is_absolute()]
+    return {"PYTHONPATH": os.pathsep.join(kept)} if kept else {}

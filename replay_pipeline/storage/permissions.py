@@ -1,0 +1,79 @@
+"""Who may read what is kept: the umask decides for tables, nobody else for what is private."""
+
+import functools
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from replay_pipeline.storage.store import Place
+
+logger = logging.getLogger(__name__)
+
+_PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
+_MARK = "receipts"
+"""The folder that every data root has, and other folders have not."""
+
+
+def make_private_file(path: Path) -> None:
+    """Make `path` a file that only its owner may read; one that is there keeps its contents.
+
+    Before a database is opened there, so that no moment is left in which others may read it: what
+    SQLite writes beside it gets the same mode.
+    """
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, _PRIVATE_FILE))
+    _tighten(path, _PRIVATE_FILE)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make `path` a folder that only its owner may enter."""
+    path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_FOLDER)
+    _tighten(path, _PRIVATE_FOLDER)
+
+
+def tighten_root(root: Place) -> None:
+    """Take from the tables of a data root what this user's umask does not grant, once.
+
+    Tables of earlier versions were readable by all, whatever the umask said. A folder is put right
+    after everything in it, so that one that is right need not be walked again.
+    """
+    if not isinstance(root, Path) or not (root / _MARK).is_dir():
+        return
+    granted = 0o777 & ~_umask()
+    loose = [
+        path for path in root.iterdir() if path.is_dir() and path.stat().st_mode & 0o777 & ~granted
+    ]
+    n_changed = 0
+    for folder in loose:
+        for path in sorted(folder.rglob("*"), reverse=True):
+            n_changed += _chmod(path, granted)
+        n_changed += _chmod(folder, granted)
+    if n_changed:
+        logger.warning(
+            "%s: %d files and folders were open to more people than your umask (%04o) allows, and "
+            "are not any more", root, n_changed, _umask()
+        )  # fmt: skip
+
+
+def _tighten(path: Path, allowed: int) -> None:
+    before = path.stat().st_mode & 0o777
+    if _chmod(path, allowed):
+        logger.warning("%s: was open to others (mode %04o), and is not any more", path, before)
+
+
+def _chmod(path: Path, allowed: int) -> bool:
+    """Whether bits had to be taken; what is somebody else's, or on a read-only disk, stays."""
+    with suppress(OSError):
+        mode = path.lstat().st_mode & 0o7777
+        if not path.is_symlink() and mode & 0o777 & ~allowed:
+            path.chmod(mode & ~0o777 | mode & allowed)
+            return True
+    return False
+
+
+@functools.cache
+def _umask() -> int:
+    """Read the umask, which takes setting it: to the strictest one, for other threads' sake."""
+    before = os.umask(0o777 & ~_PRIVATE_FOLDER)
+    os.umask(before)
+    return before

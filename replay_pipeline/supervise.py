@@ -1,0 +1,88 @@
+"""Run a program, and stop all of it at once: `python -P -m replay_pipeline.supervise PROGRAM ...`.
+
+The first process of a container has to pass signals on and to take in processes whose parent is gone.
+Dagster's servers do neither: told to end, they leave the runs that they have started, and those go on
+buying. This hands SIGTERM to every process below it, and ends when the last one has: a run ends when
+the answers it has paid for are kept. It never kills.
+
+Only the standard library is loaded here: until it listens, a first process is deaf to signals.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_POLL_S = 0.05
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(command: Sequence[str]) -> int:
+    """Run `command` until it and all it has started have ended; gives back its exit status."""
+    asked: list[int] = []
+    for number in _STOPS:
+        signal.signal(number, lambda number, _: asked.append(number))
+    _adopt_orphans()
+    # Whatever this process was started deaf to, the program hears.
+    first = os.posix_spawnp(command[0], list(command), os.environ, setsigdef=_STOPS)  # noqa: TID251
+    status, told = 0, set[int]()
+    while (ended := _reap()) is not None:
+        if first in ended:
+            status = ended[first]
+            asked.append(signal.SIGTERM)  # what it leaves behind ends as well
+        if asked:
+            # Again and again: a server may start one more before it hears.
+            for process in set(_below(os.getpid())) - told:
+                told.add(process)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, signal.SIGTERM)
+        if not ended:
+            time.sleep(_POLL_S)
+    return status
+
+
+def _reap() -> dict[int, int] | None:
+    """Exit statuses of the children that have ended since; `None` when none is left."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            process, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended or None
+        if not process:
+            return ended
+        code = os.waitstatus_to_exitcode(status)
+        ended[process] = code if code >= 0 else 128 - code
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of every process below whose own is gone, as a first process is anyway."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _below(root: int) -> Iterator[int]:
+    """Every living process below `root`; without `/proc`, none but those that hear the terminal."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name before the last parenthesis may hold anything.
+            state, parent = stat.read_text("utf-8", "replace").rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents.setdefault(int(parent), []).append(int(stat.parent.name))
+    todo = [root]
+    while todo:
+        for child in parents.get(todo.pop(), []):
+            todo.append(child)
+            yield child
+
+
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit("usage: python -P -m replay_pipeline.supervise PROGRAM [ARGUMENT ...]")
+    sys.exit(main(sys.argv[1:]))

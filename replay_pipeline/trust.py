@@ -1,0 +1,159 @@
+"""What this user trusts: which hosts may be sent which key, and which settings files are used.
+
+It is kept in `trust.json` in the user's own configuration folder. No settings file, data root, run
+configuration or URL names that folder, so none of them can add to what is trusted.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from replay_pipeline.errors import ConfigError, UntrustedError
+from replay_pipeline.storage.store import written_whole
+
+KNOWN_HOSTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "OPENROUTER_API_KEY": ("openrouter.ai", "eu.openrouter.ai"),
+        "HF_TOKEN": ("huggingface.co", "router.huggingface.co"),
+    }
+)
+"""Where keys are at home that need no binding, by variable."""
+
+_HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
+_DEFAULT_PORT = {"https": 443, "http": 80}
+
+
+class Trust(BaseModel):
+    """The contents of `trust.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hosts: dict[str, tuple[str, ...]] = {}
+    """Hosts by the variable whose key they may be sent: `host`, or `host:port`."""
+    settings: dict[str, str] = {}
+    """SHA-256 of each settings file that was trusted, by its path."""
+
+
+def host_of(url: str) -> str:
+    """Name the host that a URL leads to, with the port unless it is the scheme's own.
+
+    >>> host_of("https://OpenRouter.ai:443/api/v1"), host_of("http://127.0.0.1:8000/v1")
+    ('openrouter.ai', '127.0.0.1:8000')
+    """
+    parts = urlsplit(url)
+    name = parts.hostname or ""
+    name = f"[{name}]" if ":" in name else name
+    is_default = parts.port in (None, _DEFAULT_PORT.get(parts.scheme))
+    return name if is_default else f"{name}:{parts.port}"
+
+
+def check_binding(key: str, url: str, *, folder: Path) -> None:
+    """See that the key in variable `key` may be sent to `url`.
+
+    Raises:
+        UntrustedError: it is not bound to that host; says how to bind it.
+        ConfigError: `trust.json` cannot be used.
+    """
+    host = host_of(url)
+    if host in KNOWN_HOSTS.get(key, ()):
+        return
+    if key == "OPENROUTER_API_KEY":
+        raise UntrustedError(
+            f"{key} goes to {KNOWN_HOSTS[key][0]} and nowhere else, so nothing was sent to {host}: "
+            "name the variable of that host's own key in `api_key_env`, or none"
+        )
+    if host not in read_trust(folder).hosts.get(key, ()):
+        raise UntrustedError(
+            f"{key} is not bound to {host}, so nothing was sent there. If that host may have it: "
+            f"replay-pipeline teachers trust {host} --key {key}"
+        )
+
+
+def trust_host(host: str, *, key: str, folder: Path) -> None:
+    """Let the key in variable `key` be sent to `host` (`name`, or `name:port`) from now on.
+
+    Raises:
+        ConfigError: `host` is no host, or the key is one that has a home and no other.
+        StorageError: the folder cannot be written.
+    """
+    host = host.lower()
+    if not _HOST.fullmatch(host):
+        raise ConfigError(f"{host!r} is no host: give its name, or name:port, without https://")
+    if key == "OPENROUTER_API_KEY":
+        raise ConfigError(f"{key} goes to {KNOWN_HOSTS[key][0]} and nowhere else")
+    trust = read_trust(folder)
+    bound = tuple(sorted({*trust.hosts.get(key, ()), host}))
+    _write(trust.model_copy(update={"hosts": {**trust.hosts, key: bound}}), folder)
+
+
+def trust_file(path: Path, *, folder: Path) -> bytes:
+    """Let the settings file `path` be used as it is now. Returns its bytes.
+
+    Raises:
+        ConfigError: it cannot be read.
+        StorageError: the folder cannot be written.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    trust = read_trust(folder)
+    trusted = {**trust.settings, str(path.resolve()): _sha(data)}
+    _write(trust.model_copy(update={"settings": trusted}), folder)
+    return data
+
+
+def check_file(path: Path, data: bytes, *, folder: Path) -> None:
+    """See that the settings file `path`, which holds `data`, is trusted as it is.
+
+    Raises:
+        UntrustedError: it never was, or has changed since.
+        ConfigError: `trust.json` cannot be used.
+    """
+    before = read_trust(folder).settings.get(str(path.resolve()))
+    if before != _sha(data):
+        why = "was found in the current folder" if before is None else "has changed"
+        raise UntrustedError(
+            f"{path} {why} and is not trusted, so it is not used: it could name other teachers, "
+            f"keys and programs. Look at it, then: replay-pipeline trust {path}  (or name it with "
+            "--settings or REPLAY_SETTINGS)"
+        )
+
+
+def read_trust(folder: Path) -> Trust:
+    """Read what is trusted; nothing where there is no file.
+
+    Raises:
+        ConfigError: the file is damaged, or somebody else may write to it.
+    """
+    path = folder / "trust.json"
+    try:
+        about = path.stat()
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return Trust()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    if about.st_mode & 0o022 or about.st_uid not in (0, os.getuid()):
+        raise ConfigError(f"{path} may be written by others, so it is not used: chmod 600 {path}")
+    try:
+        return Trust.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path}: not what this program wrote ({error.errors()[0]['msg']})"
+        ) from error
+
+
+def _write(trust: Trust, folder: Path) -> None:
+    with written_whole(folder / "trust.json", is_private=True) as file:
+        file.write(trust.model_dump_json(indent=1).encode() + b"\n")
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,213 @@
+"""The ways in which the program is started, stopped while it buys, against a server with its own bill."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+from dagster._cli.job import execute_launch_command
+from dagster._cli.workspace.cli_target import WorkspaceOpts
+
+from replay_pipeline.orchestration.instance import prepare_home
+from replay_pipeline.orchestration.sqlite_storage import FastSqliteStorage
+from replay_pipeline.replay import ledger_status
+from replay_pipeline.settings import child_environment
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import ANSWERS_FILE
+from tests.roots import served_root
+from tests.support.dagster_web import free_port, process_tree
+
+LATENCY_S = 1.0
+"""How long every call takes."""
+_N_BEFORE = 10
+"""Answers that are paid for when the signal comes."""
+FORMS = ("command line", "cron", "compose entry point", "Kubernetes job")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """What came of one signal."""
+
+    n_late: int
+    """Calls that reached the server later than a second after the signal."""
+    n_lost: int
+    """Answers that were charged and are not in the ledger."""
+    n_twice: int
+    """Calls that were charged twice, once the same work was done again."""
+    seconds: float
+    """From the signal to the end of the last process."""
+    status: int
+
+
+def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_deaf: bool) -> Stop:
+    """Start the program in one of the `FORMS`, send it a signal while it buys, and look at the bill.
+
+    Args:
+        form: how it is started.
+        number: the signal; it goes to the one process that whoever started the program knows.
+        folder: an empty folder.
+        is_first: as process 1 of a namespace of its own, which `unshare` makes.
+        is_deaf: started with the signals ignored, as a shell starts background jobs.
+    """
+    root = folder / "data"
+    with TeacherServer(ANSWERS_FILE, latency=LATENCY_S) as server:
+        work = served_root(root, server)
+        with (root / "settings.toml").open("a") as file:
+            file.write("max_concurrency = 8\n")
+        batches = work.ingest_new()
+        environment = child_environment(
+            REPLAY_DATA=str(root),
+            REPLAY_SETTINGS=str(root / "settings.toml"),
+            DAGSTER_HOME=str(_home_without_queue(root)),
+        )
+        with ExitStack() as stack:
+            process = stack.enter_context(
+                _started(form, environment, folder / "log", is_first=is_first, is_deaf=is_deaf)
+            )
+            if form == "compose entry point":
+                _launch_run(root, process.port, batches[0])
+            _wait(lambda: server.bill().n_charged >= _N_BEFORE, process.popen, folder / "log")
+            began = time.monotonic()
+            os.kill(process.target(), number)
+            time.sleep(1.0)
+            n_requests = server.bill().n_requests
+            everyone = process_tree(process.popen.pid)
+            process.popen.wait(120)
+            while any(_is_alive(pid) for pid in everyone):
+                time.sleep(0.02)
+            seconds = time.monotonic() - began
+        time.sleep(LATENCY_S)  # what was in flight when it was killed is charged by now
+        bill = server.bill()
+        answered = ledger_status(root / "ledger.sqlite").calls.get("answered", 0)
+        work.replay(batches[0])
+        return Stop(
+            n_late=bill.n_requests - n_requests,
+            n_lost=bill.n_charged - answered,
+            n_twice=server.bill().n_duplicates,
+            seconds=seconds,
+            status=process.popen.returncode,
+        )
+
+
+@dataclass(frozen=True)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    is_first: bool
+    port: int
+
+    def target(self) -> int:
+        """The process that gets the signal: in a namespace of its own, the child of `unshare`."""
+        return process_tree(self.popen.pid)[1] if self.is_first else self.popen.pid
+
+
+@contextmanager
+def _started(
+    form: str, environment: dict[str, str], log: Path, *, is_first: bool, is_deaf: bool
+) -> Iterator[_Process]:
+    port = free_port()
+    command = _command(form, port)
+    if is_first:
+        command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *command]
+    with log.open("wb") as lines:
+        popen = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=lines,
+            stderr=lines,
+            start_new_session=True,
+            preexec_fn=_be_deaf if is_deaf else None,
+        )
+    try:
+        yield _Process(popen, is_first, port)
+    finally:
+        for pid in process_tree(popen.pid):
+            if _is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        popen.wait(30)
+
+
+def _command(form: str, port: int) -> list[str]:
+    bin_dir = Path(sys.executable).parent
+    program, dagster = str(bin_dir / "replay-pipeline"), str(bin_dir / "dagster")
+    supervised = [sys.executable, "-P", "-m", "replay_pipeline.supervise"]
+    night = [program, "run", "--yes", "--no-train"]
+    match form:
+        case "command line":
+            return night
+        case "cron":
+            return [
+                shutil.which("sh") or "sh",
+                "-c",
+                f"cd . && exec {' '.join(night)} >> night.log 2>&1",
+            ]
+        case "compose entry point":
+            served = (
+                f"exec {dagster} api grpc -h 127.0.0.1 -p {port} -m replay_pipeline.definitions"
+            )
+            return [*supervised, "sh", "-c", f"{program} sync --runs-are-here && {served}"]
+        case _:
+            return [*supervised, *night]
+
+
+def _launch_run(root: Path, port: int, batch: str) -> None:
+    """Have the code location start a run, as the daemon does when a run leaves the queue."""
+    home = root / ".dagster"
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        instance.add_dynamic_partitions("trace_batch", [batch])
+        options = WorkspaceOpts(grpc_host="127.0.0.1", grpc_port=port)
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                execute_launch_command(
+                    instance=instance,
+                    workspace_opts=options,
+                    job_name="replay_batches",
+                    tags=f'{{"dagster/partition": "{batch}"}}',
+                )
+                break
+            except Exception:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+
+def _home_without_queue(root: Path) -> Path:
+    """Dagster's home with runs that start at once, as they do when they have left the queue."""
+    home = prepare_home(root)
+    (home / "dagster.yaml").write_text(
+        f"telemetry: {{enabled: false}}\nstorage: {{custom: {{module: {FastSqliteStorage.__module__}, "
+        f"class: FastSqliteStorage, config: {{base_dir: '{home}'}}}}}}\n"
+        "run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}\n"
+    )
+    return home
+
+
+def _be_deaf() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _wait(
+    what: Callable[[], object], process: subprocess.Popen[bytes], log: Path, patience_s: float = 180
+) -> None:
+    deadline = time.monotonic() + patience_s
+    while not what():
+        assert process.poll() is None, log.read_text("utf-8", "replace")
+        assert time.monotonic() < deadline, log.read_text("utf-8", "replace")
+        time.sleep(0.05)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
