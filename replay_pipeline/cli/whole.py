@@ -7,12 +7,7 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import (
-    out,
-    print_report,
-    progress_bars,
-    show_summary,
-)
+from replay_pipeline.cli.console import out, print_report, progress_bars, show_summary
 from replay_pipeline.cli.options import (
     BudgetOption,
     DataOption,

@@ -124,6 +124,8 @@ def _read(text: bytes) -> Receipt | None:
     """Read a receipt; `None` for what is none, so that its stage is done again."""
     try:
         receipt = msgspec.json.decode(text, type=Receipt)
+        if "budget_usd" in receipt.report:  # as 0.1.0 called it
+            receipt.report["max_total_usd"] = receipt.report.pop("budget_usd")
         msgspec.convert(receipt.report, _Replayed if receipt.stage == "replay" else _Figures)
         return replace(receipt, is_reused=True)
     except msgspec.DecodeError as error:

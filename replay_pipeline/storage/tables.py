@@ -73,16 +73,23 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
     # A third of the time that `pq.read_table` takes for the small tables that most batches have.
     with _reading(path, name), pq.ParquetFile(readable(path)) as file:
         table = file.read(columns=None if columns is None else list(columns))
-    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
-    if version != SCHEMA_VERSION:
+    if (version := version_of(table)) != SCHEMA_VERSION:
         raise SchemaError(
             f"{path}: schema version {version or 'unknown'}, this program reads {SCHEMA_VERSION}; "
-            "run the stage again"
+            "`replay-pipeline upgrade` brings older tables over"
         )
     wanted = TABLES[name].names if columns is None else list(columns)
     if missing := set(wanted) - set(table.column_names):
-        raise SchemaError(f"{path}: columns {sorted(missing)} are missing")
+        raise SchemaError(
+            f"{path}: columns {sorted(missing)} are missing; `replay-pipeline upgrade` adds those "
+            "that an older version did not have"
+        )
     return table.select(wanted)
+
+
+def version_of(table: pa.Table) -> str:
+    """Tell the schema version that a table was written with; empty for a file of another program."""
+    return (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
 
 
 @contextmanager

@@ -1,14 +1,12 @@
 """The published dataset folder, read as a stranger would read it."""
 
 import json
-import random
-import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rensa import RMinHash, RMinHashLSH  # pyrefly: ignore[missing-module-attribute]
 
 from replay_pipeline.publish import in_words, layout
 from replay_pipeline.publish.blind import WARN_ABOVE
@@ -22,7 +20,7 @@ SIMILAR = 0.8
 _SHINGLE_WORDS = 5
 _END_WORDS = 300
 """Prompts of one project share their beginnings; what differs is the end."""
-_N_BANDS, _BAND_ROWS = 20, 6
+_N_PERMUTATIONS, _N_BANDS = 120, 20
 _SCANNED_AT_ONCE = 2_000
 
 
@@ -43,24 +41,32 @@ def shared_prompts(folder: Place) -> Verdict:
 
     Compared are the word shingles of the ends of the prompts, by MinHash.
     """
-    index = _PromptIndex()
-    n_test = 0
-    for row in _rows(folder, "pairs", "test", ("state_id", "prompt")):
-        index.add(str(row["state_id"]), _end_words(row["prompt"]))
-        n_test += 1
-    found: dict[str, _Likeness] = {}
+    index = RMinHashLSH(SIMILAR, _N_PERMUTATIONS, _N_BANDS)
+    of_test = [
+        (str(row["state_id"]), _sketch(row["prompt"]))
+        for row in _rows(folder, "pairs", "test", ("state_id", "prompt"))
+    ]
+    for number, (_, sketch) in enumerate(of_test):
+        index.insert(number, sketch)
+    found: dict[str, tuple[float, str]] = {}
     for row in _rows(folder, "pairs", "train", ("state_id", "prompt")):
-        for other, likeness in index.alike(_end_words(row["prompt"])):
-            if likeness >= SIMILAR and likeness > found.get(other, _Likeness("", 0.0)).share:
-                found[other] = _Likeness(str(row["state_id"]), likeness)
+        sketch = _sketch(row["prompt"])
+        for number in sorted(index.query(sketch)):
+            test, other = of_test[number]
+            likeness = sketch.jaccard(other)
+            if likeness >= SIMILAR and likeness > found.get(test, (0.0, ""))[0]:
+                found[test] = likeness, str(row["state_id"])
     return Verdict(
         problems=[
-            f"test prompt {test} is {one.share:.0%} like train prompt {one.train_state}"
-            for test, one in sorted(found.items(), key=lambda item: -item[1].share)
+            f"test prompt {test} is {likeness:.0%} like train prompt {train}"
+            for test, (likeness, train) in sorted(found.items(), key=lambda item: -item[1][0])
         ],
         what_to_do='Held-out figures look better than they are: `normalize.recipe = "strict"` '
         "drops near-duplicates, and `replay-pipeline show` tells the two states.",
-        facts={"similar_test_prompts": len(found), "share_of_test": len(found) / max(1, n_test)},
+        facts={
+            "similar_test_prompts": len(found),
+            "share_of_test": len(found) / max(1, len(of_test)),
+        },
         is_warning=True,
     )
 
@@ -133,56 +139,13 @@ def shards_against_manifests(folder: Place) -> Verdict:
     )
 
 
-class _Likeness(NamedTuple):
-    train_state: str
-    share: float
-
-
-class _PromptIndex:
-    """Finds prompts by common shingles: signatures are compared when one of their bands is equal."""
-
-    def __init__(self) -> None:
-        n = _N_BANDS * _BAND_ROWS
-        dice = random.Random(1)
-        self._factors = np.array([dice.getrandbits(64) | 1 for _ in range(n)], np.uint64)[:, None]
-        self._terms = np.array([dice.getrandbits(64) for _ in range(n)], np.uint64)[:, None]
-        self._bands: list[dict[bytes, list[int]]] = [{} for _ in range(_N_BANDS)]
-        self._known: list[tuple[str, np.ndarray]] = []
-
-    def add(self, name: str, words: Sequence[str]) -> None:
-        """Remember a prompt."""
-        signature = self._signature(words)
-        for band, part in zip(self._bands, _parts(signature), strict=True):
-            band.setdefault(part, []).append(len(self._known))
-        self._known.append((name, signature))
-
-    def alike(self, words: Sequence[str]) -> Iterator[tuple[str, float]]:
-        """Names of prompts that may be alike, each with its share of common shingles."""
-        signature = self._signature(words)
-        near = {
-            number
-            for band, part in zip(self._bands, _parts(signature), strict=True)
-            for number in band.get(part, ())
-        }
-        for number in sorted(near):
-            name, other = self._known[number]
-            yield name, float((signature == other).mean())
-
-    def _signature(self, words: Sequence[str]) -> np.ndarray:
-        n_shingles = max(1, len(words) - _SHINGLE_WORDS + 1)
-        hashes = np.array(
-            [
-                zlib.crc32(" ".join(words[i : i + _SHINGLE_WORDS]).encode("utf-8", "replace"))
-                for i in range(n_shingles)
-            ],
-            np.uint64,
-        )
-        # Multiply-add-shift; the overflow is the modulus.
-        return ((hashes * self._factors + self._terms) >> np.uint64(32)).min(axis=1)
-
-
-def _parts(signature: np.ndarray) -> list[bytes]:
-    return [part.tobytes() for part in signature.reshape(_N_BANDS, _BAND_ROWS)]
+def _sketch(prompt: Sequence[str] | None) -> Any:
+    """Sketch the word shingles of the end of a prompt."""
+    words = _end_words(prompt)
+    n_shingles = max(1, len(words) - _SHINGLE_WORDS + 1)
+    sketch = RMinHash(num_perm=_N_PERMUTATIONS, seed=1)
+    sketch.update([" ".join(words[i : i + _SHINGLE_WORDS]) for i in range(n_shingles)])
+    return sketch
 
 
 def _end_words(prompt: Sequence[str] | None) -> list[str]:
