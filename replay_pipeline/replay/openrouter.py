@@ -11,6 +11,7 @@ import asyncio
 import functools
 import logging
 import ssl
+import urllib.request
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Client:
 
     def __init__(self, *, max_connections: int = 512) -> None:
         self._max_connections = max_connections
-        self._http = httpx.AsyncClient()
+        self._http = httpx.AsyncClient(verify=_trusted())
 
     async def __aenter__(self) -> "Client":
         self._calls = aiohttp.ClientSession(
@@ -62,7 +63,8 @@ class Client:
             ),
             # Cookies of an endpoint would tie calls to each other.
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=True,
+            # Looked up in a thread for each call, so only where there are any.
+            trust_env=bool(urllib.request.getproxies()),
         )
         return self
 
