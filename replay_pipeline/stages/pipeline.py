@@ -35,9 +35,9 @@ from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.pairs import (
     extract_pairs,
     outcomes_table,
-    pairs_from_table,
-    pairs_parts,
-    positives_parts,
+    pairs_of,
+    pairs_table,
+    positives_table,
 )
 from replay_pipeline.publish import (
     CardFacts,
@@ -62,7 +62,7 @@ from replay_pipeline.replay import (
     spent_since,
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
-from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
+from replay_pipeline.review import apply_marks, rank_pairs, read_marks, show_state, write_review
 from replay_pipeline.settings import Settings, api_key, redaction_salt
 from replay_pipeline.stages.audit import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
@@ -77,12 +77,13 @@ from replay_pipeline.stages.trainer_process import (
     training_curves,
 )
 from replay_pipeline.storage.folds import Pass
+from replay_pipeline.storage.pair_rows import PromptsOf
 from replay_pipeline.storage.schemas import SCHEMA_VERSION, WRITTEN_BY
 from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
 from replay_pipeline.storage.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
-from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
+from replay_pipeline.types import DPOPair, Progress, ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
 
@@ -347,8 +348,8 @@ class Pipeline:
                 count_own_family=self.settings.pairs.count_own_family,
             )
             pairs = apply_marks(report.pairs, marks)
-            self._write("dpo_pairs", batch, pairs_parts(pairs))
-            self._write("positives", batch, positives_parts(report.positives))
+            self._write("dpo_pairs", batch, pairs_table(pairs))
+            self._write("positives", batch, positives_table(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
             write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
             return {
@@ -374,12 +375,16 @@ class Pipeline:
         given = [
             normalizer.fingerprint,
             self._seen_pairs.before(batch),
+            self.settings.ingest.window,
+            *self._state_digests(batch),
             *self._digests(batch, ("dpo_pairs",)),
         ]
 
         def work() -> dict[str, Any]:
             table = self.root.read("dpo_pairs", batch)
-            result = normalizer.run(table, index=self._dedup_index.of(batch))
+            result = normalizer.run(
+                table, prompts=self._prompts(batch), index=self._dedup_index.of(batch)
+            )
             self._write("normalized_pairs", batch, result.kept)
             self._write("dropped_pairs", batch, result.dropped)
             return result.report.to_json()
@@ -399,6 +404,7 @@ class Pipeline:
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
             given += self._digests(batch, ("normalized_pairs", "positives"))
+            given += [self.settings.ingest.window, *self._state_digests(batch)]
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
 
@@ -410,6 +416,7 @@ class Pipeline:
                 report = publish(
                     ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
                     positives=((batch, self.root.read("positives", batch)) for batch in batches),
+                    prompts=self._prompts,
                     folder=folder,
                     repo_id=options.repo_id,
                     private=options.is_private,
@@ -586,7 +593,7 @@ class Pipeline:
                 for batch in answered
                 for row in teacher_actions_from_table(self.root.read("teacher_actions", batch))
             ],
-            pairs=[p for b in paired for p in pairs_from_table(self.root.read("dpo_pairs", b))],
+            pairs=[p for p in self._pairs(paired) if p["state_id"].startswith(state_id)],
             outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
         )
 
@@ -596,12 +603,25 @@ class Pipeline:
         Raises:
             ConfigError: no batch has come as far as pairs.
         """
-        self._batches_with("dpo_pairs")
         return write_review(
-            pairs_from_table(self.root.read_all("dpo_pairs")),
+            self._pairs(self._batches_with("dpo_pairs")),
             path=path or self.root.path / "review.html",
             outcomes=self.root.read_all("outcomes").to_pylist(),
         )
+
+    def sample_pairs(self, batch: str, n_pairs: int) -> list[DPOPair]:
+        """The first pairs of a batch, with their prompts."""
+        rows = self.root.read("dpo_pairs", batch).slice(0, n_pairs)
+        return list(pairs_of(rows, self._prompts(batch)))
+
+    def ranked_pairs(self) -> list[Mapping[str, Any]]:
+        """Rows of all pairs, those first that are most worth a person's look.
+
+        Raises:
+            ConfigError: no batch has come as far as pairs.
+        """
+        self._batches_with("dpo_pairs")
+        return rank_pairs(self.root.read_all("dpo_pairs").to_pylist())
 
     def review_path(self, batch: str) -> Path:
         """Where the review page of one batch is, written together with its pairs."""
@@ -706,16 +726,34 @@ class Pipeline:
 
     def _states(self, batches: Iterable[str]) -> Sequence[TraceState]:
         keys = list(batches)
-
-        def open_batch(number: int) -> Traces:
-            key = keys[number]
-            tables = {name: self.root.read(name, key) for name in ("sessions", "turns", "states")}
-            # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
-            pa.default_memory_pool().release_unused()
-            return Traces(**tables, tools=self._tools_until(key))
-
         sizes = [self.root.n_rows("states", key) for key in keys]
-        return LazyStates(sizes, open_batch, window=self.settings.ingest.window)
+        return LazyStates(
+            sizes,
+            lambda number: self._traces(keys[number]),
+            window=self.settings.ingest.window,
+        )
+
+    def _traces(self, batch: str) -> Traces:
+        tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
+        # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
+        pa.default_memory_pool().release_unused()
+        return Traces(**tables, tools=self._tools_until(batch))
+
+    def _prompts(self, batch: str) -> PromptsOf:
+        """Where pairs of a batch find what their states had shown; opened when first asked."""
+        traces: list[Traces] = []
+
+        def prompts(state_ids: Sequence[str]) -> Iterator[TraceState]:
+            if not traces:
+                traces.append(self._traces(batch))
+            return traces[0].materialize(state_ids, self.settings.ingest.window)
+
+        return prompts
+
+    def _pairs(self, batches: Iterable[str]) -> Iterator[DPOPair]:
+        """Pairs of batches with their prompts, one after the other."""
+        for batch in batches:
+            yield from pairs_of(self.root.read("dpo_pairs", batch), self._prompts(batch))
 
     @cached_property
     def _normalizer(self) -> DJNormalizer:

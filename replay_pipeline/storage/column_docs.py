@@ -30,10 +30,8 @@ _ANYWHERE = {
     "shares_vendor": "Whether an agreeing teacher comes from the student's own vendor.",
     "source": "`consensus` of teachers, a `rewind` in the session, or the user's `rejection`.",
     "state_id": "Id of the decision point; stable under copies of the log and re-ingestion.",
-    "state_messages_json": "Messages up to the decision, as a JSON list; the action is not in it.",
     "student_model": "Model that acted in the session.",
     "teachers_agreeing": "Names of the teachers in the consensus.",
-    "tools_json": "Tools on offer, as a JSON list in the OpenAI form.",
     "turn_idx": "Position of the turn in its session.",
     "weight": "How much the pair should count in training; 1 is a plain unanimous pair.",
 }

@@ -19,6 +19,7 @@ from replay_pipeline.storage.store import (
     read_files,
 )
 from replay_pipeline.storage.tables import DataRoot, table_of, written_whole
+from tests.full_tables import full_table
 from tests.trainer.diloco.bucket_servers import GoogleStorage
 
 
@@ -120,7 +121,7 @@ def rows(*numbers: int):
     return [
         (
             "b1",
-            table_of(
+            full_table(
                 [
                     {
                         "state_id": f"state-{number}",
