@@ -77,7 +77,7 @@ MANIFESTS = "manifests"
 CARD = "README.md"
 FACTS = f"{MANIFESTS}/_card.json"
 
-_ROW_GROUP_BYTES, _ROW_GROUP_ROWS = 16_000_000, 1_000
+_ROW_GROUP_BYTES, _ROW_GROUP_ROWS = 8_000_000, 1_000
 _encode = msgspec.json.Encoder().encode
 
 

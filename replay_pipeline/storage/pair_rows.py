@@ -22,7 +22,7 @@ _OF_THE_STATE = ("state_messages", "tools")
 _NOT_UTF8 = (UnicodeEncodeError, TypeError, OverflowError)
 """Raised for what UTF-8 JSON cannot hold: half of a surrogate pair, or a very large number."""
 
-ROWS_AT_ONCE = 64
+ROWS_AT_ONCE = 16
 """Pairs whose prompts are in memory together: real ones take 180 KB each, some a megabyte."""
 
 PromptsOf = Callable[[Sequence[str]], Iterable[Mapping[str, Any]]]
