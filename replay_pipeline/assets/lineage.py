@@ -29,10 +29,8 @@ _MADE_IN_NORMALIZATION = {
     "rejected_messages_json": "rejected_action_json",
 }
 _MADE_IN_PUBLICATION = {
-    "prompt": "state_messages_json",
     "chosen": "chosen_messages_json",
     "rejected": "rejected_messages_json",
-    "tools": "tools_json",
 }
 
 SOURCES: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]] = {
@@ -46,7 +44,9 @@ SOURCES: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         name: {"normalized_pairs": (_MADE_IN_PUBLICATION.get(name, name),)}
         for name in layout.PAIRS.names
         if _MADE_IN_PUBLICATION.get(name, name) in NORMALIZED_PAIRS.names
-    },
+    }
+    # A pair names its state; its prompt is put in when it is published.
+    | {name: {"normalized_pairs": ("state_id",)} for name in ("prompt", "tools")},
 }
 """Asset, column → upstream asset, columns."""
 

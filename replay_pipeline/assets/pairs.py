@@ -11,7 +11,6 @@ from replay_pipeline.assets.partitions import batch_asset
 from replay_pipeline.assets.pictures import bars
 from replay_pipeline.assets.reporting import each_batch
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.pairs import pairs_from_table
 from replay_pipeline.review import last_request, readable
 from replay_pipeline.stages.pipeline import Pipeline, Receipt
 from replay_pipeline.types import DPOPair
@@ -83,11 +82,8 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> dg.MarkdownMetada
 
 
 def _samples(pipeline: Pipeline, batch: str) -> dict[str, dg.MarkdownMetadataValue]:
-    rows = pipeline.root.read("dpo_pairs", batch).slice(0, _N_SAMPLES)
-    return {
-        f"sample {n}": dg.MetadataValue.md(_sample(pair))
-        for n, pair in enumerate(pairs_from_table(rows), start=1)
-    }
+    pairs = pipeline.sample_pairs(batch, _N_SAMPLES)
+    return {f"sample {n}": dg.MetadataValue.md(_sample(pair)) for n, pair in enumerate(pairs, 1)}
 
 
 def _sample(pair: DPOPair) -> str:
@@ -98,7 +94,7 @@ def _sample(pair: DPOPair) -> str:
     by = ", ".join(pair.get("teachers_agreeing") or ()) or pair.get("source", "")
     return (
         f"**{inert(pair['state_id'])}** · {inert(by)} · {inert(pair.get('agreement_level') or '—')}"
-        f"\n\n> {inert(last_request(pair['state_messages']))}"
+        f"\n\n> {inert(last_request(pair.get('state_messages', [])))}"
         f"\n\n{code_block(chr(10).join(diff), 'diff')}"
     )
 

@@ -245,6 +245,20 @@ def show_stale(report: Report) -> None:
     out.print(f"`replay-pipeline run` does it again: {price}. Paid answers are kept.")
 
 
+def show_ranked(report: Report) -> None:
+    """One row per pair: why it is worth a look, and what its sides are."""
+    table = Table(
+        "score", "pair", "margin", "doubts", "rejected → chosen",
+        title="Pairs to look at first", title_justify="left", title_style="bold",
+    )  # fmt: skip
+    for pair in report["pairs"]:
+        sides = f"{pair['rejected'][:60]} → {pair['chosen'][:60]}"
+        doubts = "; ".join(pair["doubts"]) or "none"
+        cells = (f"{pair['score']:.3f}", pair["pair_id"], str(pair["margin"]), doubts, sides)
+        table.add_row(*map(escape, cells))
+    out.print(table)
+
+
 def show_findings(report: Report) -> None:
     """One line per check."""
     for finding in report["findings"]:

@@ -6,7 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from replay_pipeline.cli.app import app, pairs_app
-from replay_pipeline.cli.console import escape, out, print_report, show_pairs
+from replay_pipeline.cli.console import (
+    escape,
+    out,
+    print_report,
+    show_pairs,
+    show_ranked,
+)
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import chosen, open_pipeline
 
@@ -47,6 +53,33 @@ def pairs_show(
     """One state: what came before, what the student did, and what each teacher would do."""
     text = open_pipeline(settings, data).show(state)
     out.print(escape(text), highlight=False, soft_wrap=True)
+
+
+@pairs_app.command("rank")
+def pairs_rank(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    top: Annotated[int, typer.Option(min=1, help="How many to show.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Order pairs for review: first those that count much and may well be wrong."""
+    from replay_pipeline.review import doubts, review_score
+
+    shown = [
+        {
+            "pair_id": pair["pair_id"],
+            "state_id": pair["state_id"],
+            "score": review_score(pair),
+            "weight": pair["weight"],
+            "margin": pair["margin"],
+            "doubts": doubts(pair),
+            "evidence": pair["evidence"] or [],
+            "chosen": pair["chosen"],
+            "rejected": pair["rejected"],
+        }
+        for pair in open_pipeline(settings, data).ranked_pairs()[:top]
+    ]
+    print_report({"pairs": shown}, as_json=as_json, show=show_ranked)
 
 
 @app.command()

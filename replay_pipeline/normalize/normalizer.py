@@ -22,8 +22,8 @@ from replay_pipeline.normalize.executors import Executor
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
 from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
 from replay_pipeline.normalize.views import SIDES
-from replay_pipeline.storage.pair_rows import row_of_pair
-from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
+from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, PromptsOf, row_of_pair, with_prompts
+from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS, PROMPT
 from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair, NormalizedDPOPair
 
@@ -163,7 +163,18 @@ class DJNormalizer:
         Raises:
             NormalizeError: an operator failed.
         """
-        result, kept_rows = self._run(table_of([row_of_pair(pair) for pair in pairs], "dpo_pairs"))
+        states = {
+            pair["state_id"]: {
+                "state_id": pair["state_id"],
+                "messages": pair["state_messages"],
+                "tools": pair.get("tools"),
+            }
+            for pair in pairs
+        }
+        result, kept_rows = self._run(
+            table_of([row_of_pair(pair) for pair in pairs], "dpo_pairs"),
+            lambda ids: [states[state_id] for state_id in ids],
+        )
         normalized: list[NormalizedDPOPair] = []
         for row, number in zip(result.kept.to_pylist(), kept_rows, strict=True):
             extra = {
@@ -176,27 +187,40 @@ class DJNormalizer:
             normalized.append(cast(NormalizedDPOPair, {**pairs[number], **extra}))
         return normalized
 
-    def run(self, table: pa.Table, *, index: DedupMemory | None = None) -> NormalizeResult:
-        """Judge every row of a `DPO_PAIRS` table.
+    def run(
+        self,
+        table: pa.Table,
+        *,
+        prompts: PromptsOf | None = None,
+        index: DedupMemory | None = None,
+    ) -> NormalizeResult:
+        """Judge every row of a `DPO_PAIRS` table, a few prompts at a time.
 
-        With an `index`, deduplication also knows the pairs of earlier batches, and this batch's
-        own are left there for later ones.
+        Args:
+            table: pairs; they name their states, or hold the columns of `PROMPT` themselves.
+            prompts: where the states of the pairs are.
+            index: lets deduplication know the pairs of earlier batches too, and keeps this
+                batch's own for later ones.
 
         Raises:
             NormalizeError: an operator failed, or rows were lost.
-            SchemaError: a column is missing.
+            SchemaError: a column is missing, or there is nowhere to take the prompts from.
         """
-        return self._run(table, index)[0]
+        return self._run(table, prompts, index)[0]
 
     def _run(
-        self, table: pa.Table, index: DedupMemory | None = None
+        self, table: pa.Table, prompts: PromptsOf | None, index: DedupMemory | None = None
     ) -> tuple[NormalizeResult, np.ndarray]:
         _check_columns(table)
         run = Run(self.recipe, self._operators, index)
-        if self._executor != "in_process":
-            run.execute(table, self._executor, self._ray_address)
-        size = max(len(table), 1) if run.is_whole else _BATCH_ROWS
-        chunks = [run.judge(table.slice(at, size)) for at in range(0, len(table), size)]
+        if run.is_whole or self._executor != "in_process":
+            full = pa.concat_tables(list(with_prompts(table, prompts)) or [_no_rows()])
+            if self._executor != "in_process":
+                run.execute(full, self._executor, self._ray_address)
+            parts = [full] if len(full) else []
+        else:
+            parts = with_prompts(table, prompts, n_rows=ROWS_AT_ONCE if prompts else _BATCH_ROWS)
+        chunks = [run.judge(part) for part in parts]
         result = NormalizeResult(
             kept=_concat([chunk.kept for chunk in chunks], NORMALIZED_PAIRS),
             dropped=_concat([chunk.dropped for chunk in chunks], DROPPED_PAIRS),
@@ -261,7 +285,7 @@ class Run:
         """Run every step over a chunk."""
         started = time.perf_counter()
         _check_columns(table)
-        chunk = steps.Chunk(table.select(DPO_PAIRS.names))
+        chunk = steps.Chunk(table.select([*DPO_PAIRS.names, *PROMPT.names]))
         reasons = [np.full(len(table), "", object) for _ in range(4)]
         measures: dict[str, Measure] = {}
         self._drop(chunk, COMPLETE, _incomplete(chunk.table), reasons)
@@ -405,6 +429,10 @@ def _stats_json(measures: Mapping[str, Measure], n_rows: int) -> pa.Array:
     if len(parts) == 1:
         return pa.array(["{}"] * n_rows, pa.string())
     return pc.binary_join_element_wise(*parts, "}", "")
+
+
+def _no_rows() -> pa.Table:
+    return pa.schema([*DPO_PAIRS, *PROMPT]).empty_table()
 
 
 def _concat(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:

@@ -394,8 +394,11 @@ class PairExactDeduplicator(PairDeduplicator):
 
 
 def prompt_digests(batch: PairBatch) -> list[bytes]:
-    """A digest per prompt, call ids left out."""
-    prompts = batch.column(PROMPT).cast(pa.large_binary())
+    """A digest per prompt, call ids left out; of rows that only name their state, of its id."""
+    prompts = batch.column(PROMPT)
+    if prompts.null_count == len(prompts):
+        prompts = batch.column("state_id")
+    prompts = prompts.cast(pa.large_binary())
     return [xxhash.xxh3_128_digest(_CALL_ID.sub(b"", prompt.as_py() or b"")) for prompt in prompts]
 
 

@@ -11,6 +11,7 @@ from replay_pipeline.errors import ConfigError, NormalizeError
 from replay_pipeline.normalize import data_juicer
 from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
 from replay_pipeline.normalize.views import SIDES, PairBatch, parse_action
+from replay_pipeline.storage.schemas import PROMPT
 
 
 class Chunk:
@@ -142,8 +143,8 @@ class StockMapperStep:
         """Every row passes, some of them changed.
 
         Raises:
-            NormalizeError: the operator changed the number of rows, or the text of an action with
-                tool calls, which is published from its message.
+            NormalizeError: the operator changed the number of rows, the prompt, or the text of an
+                action with tool calls, which is published from its message.
         """
         before = chunk.columns()
         n_rows = int(chunk.alive.sum())
@@ -160,6 +161,11 @@ class StockMapperStep:
             raise NormalizeError(
                 f"{self.name}: turned {n_rows} rows into another number; a recipe for pairs can "
                 "only use mappers that keep every row"
+            )
+        if any(after[name] != before[name] for name in PROMPT.names):
+            raise NormalizeError(
+                f"{self.name}: edits the prompt, which belongs to the state and not to the pair; a "
+                "recipe for pairs can only edit their sides"
             )
         for side in SIDES:
             message = f"{side}_action_json"

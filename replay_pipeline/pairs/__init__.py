@@ -9,13 +9,11 @@ from replay_pipeline.pairs.extract import extract_dpo_pairs, extract_pairs
 from replay_pipeline.pairs.report import PairReport
 from replay_pipeline.pairs.rows import (
     outcomes_table,
-    pairs_from_table,
-    pairs_parts,
     pairs_table,
-    positives_parts,
     positives_table,
 )
 from replay_pipeline.pairs.weights import PairWeights
+from replay_pipeline.storage.pair_rows import pairs_of
 
 __all__ = [
     "PairReport",
@@ -24,9 +22,7 @@ __all__ = [
     "extract_pairs",
     "family_of_model",
     "outcomes_table",
-    "pairs_from_table",
-    "pairs_parts",
+    "pairs_of",
     "pairs_table",
-    "positives_parts",
     "positives_table",
 ]

@@ -108,11 +108,42 @@ def merge_facts(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
     return {**merged, **both.facts()} if both != Retracted() else merged
 
 
+class Summed:
+    """What is counted of the pairs of a batch while they pass by."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
+        self.teachers: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()
+        self.n_bytes: Counter[str] = Counter()
+        self.sample: dict[str, Any] | None = None
+        """Last prompt message and sides of the row with the first state id, in any row order."""
+        self._first: str | None = None
+
+    def add(self, pairs: pa.Table) -> None:
+        """Count rows of the config `pairs`."""
+        for name, counts in self.counts.items():
+            counts.update("none" if v is None else str(v) for v in pairs[name].to_pylist())
+        self.teachers.update(pc.list_flatten(pairs["teachers_agreeing"]).to_pylist())
+        self.totals["n_pairs"] += len(pairs)
+        self.totals["n_distillable"] += pc.sum(pairs["is_distillable"]).as_py() or 0
+        self.totals["n_sharing_vendor"] += pc.sum(pairs["shares_vendor"]).as_py() or 0
+        self.totals["n_hints"] += len(pairs) - pairs["hint"].null_count
+        for side in ("chosen", "rejected"):
+            lengths = pc.binary_length(pc.list_flatten(pairs[side]))
+            self.n_bytes[side] += pc.sum(lengths).as_py() or 0
+        first = pc.min(pairs["state_id"]).as_py()
+        if first is not None and (self._first is None or first < self._first):
+            row = pairs.slice(pc.index(pairs["state_id"], first).as_py(), 1).to_pylist()[0]
+            self.sample = {n: row[n][-1] for n in ("prompt", "chosen", "rejected") if row[n]}
+            self._first = first
+
+
 def manifest_of(
     batch: str,
     *,
     files: Mapping[str, Mapping[str, Mapping[str, int]]],
-    pairs: pa.Table,
+    pairs: Summed,
     n_positives: int,
     sessions: Mapping[str, Sequence[str]],
     test_fraction: float,
@@ -120,38 +151,21 @@ def manifest_of(
     stages: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The facts of one batch: its files with their rows, and sums that add up over batches."""
-    texts = {side: pc.list_flatten(pairs[side]) for side in ("chosen", "rejected")}
+    totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
     return {
         "trace_batch": batch,
         "test_fraction": test_fraction,
         "pins": dict(sorted(pins.items())),
         "files": files,
         "sessions": sessions,
-        "counts": {name: _counts(pairs[name].to_pylist()) for name in _COUNTED},
-        "teachers_agreeing": _counts(pc.list_flatten(pairs["teachers_agreeing"]).to_pylist()),
-        "n_pairs": len(pairs),
+        "counts": {name: dict(sorted(counts.items())) for name, counts in pairs.counts.items()},
+        "teachers_agreeing": dict(sorted(pairs.teachers.items())),
+        **{name: pairs.totals[name] for name in totals},
         "n_positives": n_positives,
-        "n_distillable": pc.sum(pairs["is_distillable"]).as_py() or 0,
-        "n_sharing_vendor": pc.sum(pairs["shares_vendor"]).as_py() or 0,
-        "n_hints": len(pairs) - pairs["hint"].null_count,
-        "n_bytes": {
-            side: pc.sum(pc.binary_length(text)).as_py() or 0 for side, text in texts.items()
-        },
+        "n_bytes": {side: pairs.n_bytes[side] for side in ("chosen", "rejected")},
         "stages": stages,
-        "sample": _sample(pairs),
+        "sample": pairs.sample,
     }
-
-
-def _sample(pairs: pa.Table) -> dict[str, Any] | None:
-    if not len(pairs):
-        return None
-    first = pc.index(pairs["state_id"], pc.min(pairs["state_id"])).as_py()  # in any row order
-    row = pairs.slice(first, 1).to_pylist()[0]
-    return {name: row[name][-1] for name in ("prompt", "chosen", "rejected") if row[name]}
-
-
-def _counts(values: Sequence[Any]) -> dict[str, int]:
-    return dict(sorted(Counter("none" if v is None else str(v) for v in values).items()))
 
 
 def encode(facts: Any) -> bytes:

@@ -203,7 +203,7 @@ def _figures(batches: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _sample(batches: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    sample: Mapping[str, Any] = next((batch["sample"] for batch in batches if batch["sample"]), {})
+    sample: Mapping[str, str] = next((b["sample"] for b in batches if b["sample"]), {})
     titles = {"prompt": "prompt, last message", "chosen": "chosen", "rejected": "rejected"}
     return [(title, _indented(sample[key])) for key, title in titles.items() if sample.get(key)]
 

@@ -11,13 +11,14 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.storage.pair_rows import json_value
+from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
 
 _MESSAGES = pa.list_(pa.string())
 _JSON = {b"is_json": b"1"}
@@ -76,6 +77,7 @@ MANIFESTS = "manifests"
 CARD = "README.md"
 FACTS = f"{MANIFESTS}/_card.json"
 
+_ROW_GROUP_BYTES, _ROW_GROUP_ROWS = 8_000_000, 1_000
 _encode = msgspec.json.Encoder().encode
 
 
@@ -122,30 +124,69 @@ def is_batch_key(batch: str) -> bool:
     return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", batch))
 
 
-def shards(table: pa.Table, *, max_shard_bytes: int) -> Iterator[tuple[str, bytes, int]]:
-    """Name, bytes and rows of the files of a table, each named by its content. Equal rows give equal names and bytes."""
-    n_shards = -(-table.nbytes // max_shard_bytes)
-    n_rows = -(-len(table) // max(n_shards, 1))
-    for start in range(0, len(table), max(n_rows, 1)):
-        rows = table.slice(start, n_rows).combine_chunks()
-        sink = io.BytesIO()
-        pq.write_table(
-            rows,
-            sink,
-            compression="zstd",
-            compression_level=6,
-            row_group_size=1000,
-            write_page_index=True,
-            use_content_defined_chunking=True,
-        )
-        data = sink.getvalue()
-        yield f"{hashlib.sha256(data).hexdigest()[:16]}.parquet", data, len(rows)
+class Shards:
+    """The files of one config and split of a batch, written as rows come in.
+
+    A file is named by its content; equal rows, in equal parts, give equal names and bytes.
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema, *, max_shard_bytes: int) -> None:
+        self._folder, self._schema = folder, schema
+        self._max_shard_bytes = max_shard_bytes
+        self._waiting: list[pa.Table] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._n_bytes = self._n_rows = 0
+        self.files: dict[str, Path] = {}
+        self.n_rows: dict[str, int] = {}
+        """Rows by file."""
+
+    def add(self, rows: pa.Table) -> None:
+        """Take rows in; a row group is written when enough have come together."""
+        if not len(rows):
+            return
+        self._waiting.append(rows)
+        self._n_bytes += rows.nbytes
+        self._n_rows += len(rows)
+        if sum(part.nbytes for part in self._waiting) >= _ROW_GROUP_BYTES:
+            self._write()
+        if self._n_bytes >= self._max_shard_bytes:
+            self.close()
+
+    def _write(self) -> None:
+        if self._writer is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(
+                self._folder / "open",
+                self._schema,
+                compression="zstd",
+                compression_level=6,
+                write_page_index=True,
+                use_content_defined_chunking=True,
+            )
+        rows = pa.concat_tables(self._waiting).combine_chunks()
+        self._writer.write_table(rows, row_group_size=_ROW_GROUP_ROWS)
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Finish the file at hand."""
+        if self._waiting:
+            self._write()
+        if self._writer is None:
+            return
+        self._writer.close()
+        with (self._folder / "open").open("rb") as file:
+            name = f"{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}.parquet"
+        self.files[name] = (self._folder / "open").rename(self._folder / name)
+        self.n_rows[name] = self._n_rows
+        self._writer, self._n_bytes, self._n_rows = None, 0, 0
 
 
-def read_shard(data: bytes, config: str) -> pa.Table:
-    """The rows of a file that `shards` made."""
-    table = pq.read_table(io.BytesIO(data))
-    return pa.table([table[name] for name in CONFIGS[config].names], schema=CONFIGS[config])
+def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
+    """The rows of a file that `Shards` made, in parts."""
+    schema = CONFIGS[config]
+    with pq.ParquetFile(file if isinstance(file, Path) else io.BytesIO(file)) as shard:
+        for part in shard.iter_batches(batch_size=ROWS_AT_ONCE):
+            yield pa.table([part.column(name) for name in schema.names], schema=schema)
 
 
 def pair_rows(kept: pa.Table, batch: str) -> pa.Table:
@@ -179,17 +220,21 @@ def positive_rows(positives: pa.Table, batch: str) -> pa.Table:
     )
 
 
-def prompt_rows(pairs: pa.Table, positives: pa.Table) -> pa.Table:
-    """Rows of the config `prompts`: every state with a consensus of teachers, from both configs."""
-    by_consensus = [source in (None, "consensus") for source in pairs["source"].to_pylist()]
-    pairs = pairs.filter(pa.array(by_consensus, pa.bool_()))
-    parts = []
-    for rows, side, kind in ((pairs, "chosen", "pair"), (positives, "completion", "agreement")):
-        columns = {name: rows[name] for name in PROMPTS.names if name in rows.column_names}
-        columns["consensus"] = pa.array([side[-1] for side in rows[side].to_pylist()], pa.string())
-        columns["kind"] = pa.array([kind] * len(rows), pa.string())
-        parts.append(pa.table([columns[name] for name in PROMPTS.names], schema=PROMPTS))
-    return pa.concat_tables(parts)
+def prompt_rows(rows: pa.Table, side: str, kind: str) -> pa.Table:
+    """Rows of the config `prompts`: states with a consensus of teachers, which is on `side`.
+
+    Args:
+        rows: of the config `pairs` or `positives`.
+        side: the column that holds the consensus.
+        kind: what the column `kind` says.
+    """
+    if "source" in rows.column_names:
+        by_consensus = [source in (None, "consensus") for source in rows["source"].to_pylist()]
+        rows = rows.filter(pa.array(by_consensus, pa.bool_()))
+    columns = {name: rows[name] for name in PROMPTS.names if name in rows.column_names}
+    columns["consensus"] = pa.array([side[-1] for side in rows[side].to_pylist()], pa.string())
+    columns["kind"] = pa.array([kind] * len(rows), pa.string())
+    return pa.table([columns[name] for name in PROMPTS.names], schema=PROMPTS)
 
 
 def _table(source: pa.Table, batch: str, schema: pa.Schema, **made: list[Any]) -> pa.Table:

@@ -3,12 +3,15 @@
 import importlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
 import xxhash
 
 from replay_pipeline.errors import (
@@ -22,12 +25,14 @@ from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
+from replay_pipeline.storage.pair_rows import PromptsOf, with_prompts
 from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, POSITIVES
 from replay_pipeline.types import TEST_FRACTION
 
 logger = logging.getLogger(__name__)
 
-_SCANNED_AT_ONCE = 2_000
+pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
+_SCANNED_AT_ONCE, _MAX_CHARS_AT_ONCE = 2_000, 8_000_000
 
 MAX_SHARD_BYTES = 256_000_000
 """Arrow bytes of one shard, before compression."""
@@ -84,6 +89,7 @@ def publish(
     folder: Path,
     repo_id: str | None = None,
     positives: Iterable[tuple[str, pa.Table]] = (),
+    prompts: Callable[[str], PromptsOf] | None = None,
     private: bool = True,
     test_fraction: float = TEST_FRACTION,
     card_facts: Mapping[str, Any] | None = None,
@@ -102,6 +108,8 @@ def publish(
         folder: the dataset folder; made when it is missing.
         repo_id: Hub dataset `owner/name` to bring to the same content.
         positives: batch key and table `positives` of the same or other batches.
+        prompts: where the states of a batch are, by its key; not needed for tables that hold the
+            columns of `PROMPT` themselves.
         private: visibility of a repository that is created.
         test_fraction: share of sessions, by hash, in the test split.
         card_facts: what the card should say beyond what the rows say, as in `CardFacts`.
@@ -113,9 +121,11 @@ def publish(
     Raises:
         ConfigError: a batch key cannot be a folder name or comes twice, the repository name is
             none, or the test fraction differs from that of batches that stay.
+        SchemaError: there is nowhere to take the prompts from.
         SecretFoundError: a secret is in the rows or in the card; nothing was published.
         StorageError: the folder cannot be written; it is as before.
-        PublishError: the Hub refused; the folder has the new version, the Hub the old one.
+        PublishError: a state is gone from its batch, and nothing was published; or the Hub
+            refused, and the folder has the new version, the Hub the old one.
         MissingDependencyError: the Hub is asked for, but its client is not installed.
     """
     given, agreed = _by_key(batches), _by_key(positives)
@@ -123,7 +133,7 @@ def publish(
         repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
     )
     hub = options.open()
-    with alone(folder):
+    with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
         there, facts = _state_of(folder, hub, {*given, *agreed})
         facts = batch_facts.merge_facts(facts, batch_facts.general_facts(card_facts or {}))
         gone = batch_facts.Retracted.of(facts)
@@ -131,19 +141,20 @@ def publish(
         given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
         split = _session_split([*given.values(), *agreed.values()], there, test_fraction)
-        version = _Version(facts=facts, owned=keys)
+        version = _Version(Path(aside), facts=facts, owned=keys)
         for key in sorted(keys):
+            states = prompts(key) if prompts else None
             version.add(
                 key,
-                layout.pair_rows(given[key], key),
-                layout.positive_rows(agreed[key], key),
+                (layout.pair_rows(part, key) for part in _in_full(given[key], states, key)),
+                (layout.positive_rows(part, key) for part in _in_full(agreed[key], states, key)),
                 split,
                 max_shard_bytes=max_shard_bytes,
                 stages=batch_facts.stage_facts(card_facts or {}, key),
             )
-        version.measure()
+        version.measure(folder)
         report = version.write(folder, options)
-    return version.bring(folder, hub, options, report)
+        return version.bring(folder, hub, options, report)
 
 
 def retract(
@@ -176,7 +187,7 @@ def retract(
     """
     options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
     hub = options.open()
-    with alone(folder):
+    with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
         there, facts = _state_of(folder, hub, set())
         new = batch_facts.Retracted(frozenset(map(session_sha, session_ids)), frozenset(batches))
         touched = {
@@ -184,78 +195,105 @@ def retract(
             for key, manifest in there.items()
             if key in new.batches or new.sessions & set(batch_facts.sessions_of(manifest))
         }
-        version = _Version(facts=batch_facts.merge_facts(facts, new.facts()), owned=touched)
+        merged = batch_facts.merge_facts(facts, new.facts())
+        version = _Version(Path(aside), facts=merged, owned=touched)
         for key in sorted(touched - new.batches):
             pairs, agreed = (
-                new.without(_published_rows(folder, hub, there[key], config))
+                map(new.without, _published_rows(folder, hub, there[key], config))
                 for config in ("pairs", "positives")
             )
             split = SessionSplit(there[key]["test_fraction"], there[key]["pins"])
             version.add(key, pairs, agreed, split, stages=there[key]["stages"])
         report = version.write(folder, options)
-    report = version.bring(folder, hub, options, report)
+        report = version.bring(folder, hub, options, report)
     if erase and hub is not None:
         hub.erase(lambda path: layout.batch_of(path) is not None)
     return report
 
 
 class _Version:
-    """The next version of the dataset: new content of the batches that it owns."""
+    """The next version of the dataset: new content of the batches that it owns.
 
-    def __init__(self, *, facts: Mapping[str, Any], owned: set[str]) -> None:
+    Its files are written to a folder of their own first, so that prompts pass through in parts.
+    """
+
+    def __init__(self, aside: Path, *, facts: Mapping[str, Any], owned: set[str]) -> None:
+        self._aside = aside
         self._facts, self._owned = dict(facts), owned
         self._sides: list[tuple[str, str, str]] = []
         """Chosen, rejected and session of every pair, for the prompt-blind control."""
-        self._files: dict[str, bytes] = {}
+        self._files: dict[str, bytes | Path] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
 
     def add(
         self,
         key: str,
-        pairs: pa.Table,
-        positives: pa.Table,
+        pairs: Iterable[pa.Table],
+        positives: Iterable[pa.Table],
         split: SessionSplit,
         *,
         stages: Mapping[str, Any],
         max_shard_bytes: int = MAX_SHARD_BYTES,
     ) -> None:
         """Make the files and the manifest of a batch, from rows without secrets."""
-        _refuse_secret_rows(pairs, key, "pairs")
-        _refuse_secret_rows(positives, key, "positives")
-        tables = {
-            "pairs": pairs,
-            "positives": positives,
-            "prompts": layout.prompt_rows(pairs, positives),
-            "pairs_distillable": pairs.filter(pairs["is_distillable"]),
+        shards = {
+            (config, side): layout.Shards(
+                self._aside / key / config / side, schema, max_shard_bytes=max_shard_bytes
+            )
+            for config, schema in layout.CONFIGS.items()
+            for side in SPLITS
         }
-        counts: dict[str, dict[str, dict[str, int]]] = {}
-        for config, table in tables.items():
-            sides = [split.of(session) for session in _sessions(table)]
+        scan, summed = _SecretScan(key), batch_facts.Summed()
+        sessions: dict[str, set[str]] = {side: set() for side in SPLITS}
+
+        def put(config: str, rows: pa.Table) -> None:
+            sides = [split.of(session) for session in _sessions(rows)]
             for side in SPLITS:
-                rows = table.filter(pa.array([s == side for s in sides], pa.bool_()))
-                for name, data, n_rows in layout.shards(rows, max_shard_bytes=max_shard_bytes):
-                    self._files[f"{layout.batch_dir(config, side, key)}/{name}"] = data
-                    counts.setdefault(config, {}).setdefault(side, {})[name] = n_rows
-        sessions: dict[str, list[str]] = {side: [] for side in SPLITS}
-        for session in sorted({*_sessions(pairs), *_sessions(positives)}):
-            sessions[split.of(session)].append(session_sha(session))
-        shas = {sha for side in sessions.values() for sha in side}
+                part = rows.filter(pa.array([s == side for s in sides], pa.bool_()))
+                shards[config, side].add(part)
+                sessions[side].update(map(session_sha, _sessions(part)))
+
+        for part in pairs:
+            scan.take(part, "pairs")
+            summed.add(part)
+            put("pairs", part)
+            put("prompts", layout.prompt_rows(part, "chosen", "pair"))
+            put("pairs_distillable", part.filter(part["is_distillable"]))
+            self._sides += _sides(part)
+        n_positives = 0
+        for part in positives:
+            scan.take(part, "positives")
+            n_positives += len(part)
+            put("positives", part)
+            put("prompts", layout.prompt_rows(part, "completion", "agreement"))
+        scan.finish()
+        counts: dict[str, dict[str, dict[str, int]]] = {}
+        for (config, side), shard in shards.items():
+            shard.close()
+            for name, path in shard.files.items():
+                self._files[f"{layout.batch_dir(config, side, key)}/{name}"] = path
+                counts.setdefault(config, {}).setdefault(side, {})[name] = shard.n_rows[name]
+        shas = sessions["train"] | sessions["test"]
         self._manifests[key] = batch_facts.manifest_of(
             key,
             files=counts,
-            pairs=pairs,
-            n_positives=len(positives),
-            sessions=sessions,
+            pairs=summed,
+            n_positives=n_positives,
+            sessions={side: sorted(found) for side, found in sessions.items()},
             test_fraction=split.test_fraction,
             pins={sha: side for sha, side in split.pins.items() if sha in shas},
             stages=stages,
         )
         self._files[layout.manifest_path(key)] = batch_facts.encode(self._manifests[key])
-        sides = ([side[-1] for side in pairs[name].to_pylist()] for name in ("chosen", "rejected"))
-        self._sides += zip(*sides, _sessions(pairs), strict=True)
 
-    def measure(self) -> None:
-        """Measure how much of the preferences shows without the prompt; the facts keep it."""
+    def measure(self, folder: Path) -> None:
+        """Measure how much of the preferences shows without the prompt; the facts keep it.
+
+        Batches that stay count as far as their files are in the folder.
+        """
+        for path in sorted((folder / layout.DATA / "pairs").rglob("*.parquet")):
+            if layout.batch_of(path.relative_to(folder).as_posix()) not in self._owned:
+                self._sides += _sides(pq.read_table(path, columns=_SIDES, partitioning=None))
         chosen, rejected, sessions = zip(*self._sides, strict=True) if self._sides else ((), (), ())
         if (found := blind_control(chosen, rejected, sessions)) is None:
             self._facts.pop("blind_control", None)
@@ -342,16 +380,28 @@ def _state_of(
     return manifests, facts
 
 
-def _published_rows(folder: Path, hub: Any, manifest: Mapping[str, Any], config: str) -> pa.Table:
+def _published_rows(
+    folder: Path, hub: Any, manifest: Mapping[str, Any], config: str
+) -> Iterator[pa.Table]:
     """The rows of a batch in a config, from the folder, or from the Hub if it is not there."""
-    tables = [layout.CONFIGS[config].empty_table()]
     for side in SPLITS:
         for name in manifest["files"].get(config, {}).get(side, {}):
             path = f"{layout.batch_dir(config, side, manifest['trace_batch'])}/{name}"
             local = folder / path
-            data = local.read_bytes() if local.exists() else hub.read(path, revision="main")
-            tables.append(layout.read_shard(data, config))
-    return pa.concat_tables(tables)
+            file = local if local.exists() else hub.read(path, revision="main")
+            yield from layout.read_shard(file, config)
+
+
+def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[pa.Table]:
+    """The rows of a table with their prompts, in parts."""
+    for part in with_prompts(table, states):
+        missing = pc.filter(part["state_id"], pc.is_null(part["state_messages_json"])).to_pylist()
+        if missing:
+            raise PublishError(
+                f"batch {batch}: the state of {missing[0]} is gone, and with it its prompt; nothing "
+                "was published. Run `replay-pipeline pairs` again"
+            )
+        yield part
 
 
 def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
@@ -395,6 +445,15 @@ def _session_split(
     return SessionSplit.over(sessions, test_fraction=test_fraction, pins=pins, published=filled)
 
 
+_SIDES = ["chosen", "rejected", "session_id", "state_id"]
+
+
+def _sides(pairs: pa.Table) -> Iterator[tuple[str, str, str]]:
+    """Chosen, rejected and session of rows of the config `pairs`."""
+    sides = ([side[-1] for side in pairs[name].to_pylist()] for name in ("chosen", "rejected"))
+    return zip(*sides, _sessions(pairs), strict=True)
+
+
 def _sessions(table: pa.Table) -> list[str]:
     """The session of each row; a row without one is a session of its own."""
     return [
@@ -405,25 +464,48 @@ def _sessions(table: pa.Table) -> list[str]:
     ]
 
 
-def _refuse_secret_rows(table: pa.Table, batch: str, config: str) -> None:
-    """Scan every text once: states of one session share most of their messages."""
-    seen: set[int] = set()
-    texts: list[str] = []
-    places: list[str] = []
-    names = [
-        field.name
-        for field in table.schema
-        if pa.types.is_string(field.type) or pa.types.is_list(field.type)
-    ]
-    for row in table.select(names).to_pylist():
-        for name, value in row.items():
-            for text in value if isinstance(value, list) else [value]:
-                if text is None or (sha := xxhash.xxh3_64_intdigest(text.encode())) in seen:
-                    continue
-                seen.add(sha)
-                texts.append(text)
-                places.append(f"batch {batch}, {config}, state {row['state_id']}, {name}")
-    _refuse_secrets(texts, places)
+class _SecretScan:
+    """Scans every text of a batch once: states of one session share most of their messages."""
+
+    def __init__(self, batch: str) -> None:
+        self._batch = batch
+        self._seen: set[int] = set()
+        self._texts: list[str] = []
+        self._places: list[str] = []
+        self._n_chars = 0
+
+    def take(self, rows: pa.Table, config: str) -> None:
+        """Look at the texts of some rows; many are scanned at once.
+
+        Raises:
+            SecretFoundError: there is a secret.
+        """
+        names = [
+            field.name
+            for field in rows.schema
+            if pa.types.is_string(field.type) or pa.types.is_list(field.type)
+        ]
+        for row in rows.select(names).to_pylist():
+            for name, value in row.items():
+                for text in value if isinstance(value, list) else [value]:
+                    if text is None or (sha := _sha(text)) in self._seen:
+                        continue
+                    self._seen.add(sha)
+                    self._texts.append(text)
+                    self._n_chars += len(text)
+                    place = f"batch {self._batch}, {config}, state {row['state_id']}, {name}"
+                    self._places.append(place)
+        if len(self._texts) >= _SCANNED_AT_ONCE or self._n_chars >= _MAX_CHARS_AT_ONCE:
+            self.finish()
+
+    def finish(self) -> None:
+        """Scan what is left."""
+        _refuse_secrets(self._texts, self._places)
+        self._texts, self._places, self._n_chars = [], [], 0
+
+
+def _sha(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode())
 
 
 def _refuse_secrets(texts: Sequence[str], places: Sequence[str]) -> None:

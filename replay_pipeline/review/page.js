@@ -2,7 +2,8 @@
 // All session text goes into the page through textContent; nothing here builds HTML from data.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const items = data.items;
+  // Pairs in the order in which a look is worth most, then the states without one.
+  const items = data.items.sort((a, b) => (b.score ?? -1) - (a.score ?? -1));
   const pairs = items.filter((item) => item.diff);
   const storageKey = `replay-pipeline review ${data.key}`;
   const $ = (id) => document.getElementById(id);
@@ -168,6 +169,7 @@
       session: item.session,
       margin: item.margin,
       evidence: item.evidence?.join(", "),
+      doubts: item.doubts?.join(", "),
     };
     for (const [name, value] of Object.entries(facts)) {
       if (value !== null && value !== undefined && value !== "") chips.append(chip(name, value));

@@ -4,11 +4,12 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from replay_pipeline.review.marks import FORMAT
+from replay_pipeline.review.order import doubts, review_score
 from replay_pipeline.review.sides import (
     headline_of,
     last_request,
@@ -40,10 +41,11 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
+_DATA_MARK = "\0data\0"
 
 
 def write_review(
-    pairs: Sequence[DPOPair],
+    pairs: Iterable[DPOPair],
     *,
     path: Place,
     outcomes: Iterable[Mapping[str, Any]] = (),
@@ -52,7 +54,8 @@ def write_review(
 ) -> Place:
     """Write a page to look through pairs side by side and mark them; open it in any browser.
 
-    The marks are exported from the page as JSON, which `read_marks` reads.
+    Pairs are written as they come, and shown in the order of `review_score`. The marks are
+    exported from the page as JSON, which `read_marks` reads.
 
     Args:
         pairs: Pairs to show.
@@ -65,24 +68,33 @@ def write_review(
         StorageError: the file cannot be written.
     """
     outcomes = list(outcomes)
-    with_pair = {pair["state_id"] for pair in pairs}
-    items = [_pair_item(pair, max_prefix_chars) for pair in pairs]
-    items += [_state_item(row) for row in outcomes if row["state_id"] not in with_pair]
-    data = {
+    head, tail = _page().split(_DATA_MARK)
+    facts = {
         "title": title,
         "format": FORMAT,
-        "items": items,
         "outcomes": dict(Counter(str(row["outcome"]) for row in outcomes)),
-        "key": _digest("".join(item.get("pair") or item["id"] for item in items)),
     }
-    html = _page(data)
+    with_pair: set[str] = set()
+    key = hashlib.sha256()
+
+    def items() -> Iterator[dict[str, Any]]:
+        for pair in pairs:
+            with_pair.add(pair["state_id"])
+            yield _pair_item(pair, max_prefix_chars)
+        yield from (_state_item(row) for row in outcomes if row["state_id"] not in with_pair)
+
     with written_whole(path) as file:
-        file.write(html.encode())
+        file.write(f'{head}{_inert_json(facts)[:-1]},"items":['.encode())
+        for number, item in enumerate(items()):
+            key.update((item.get("pair") or item["id"]).encode("utf-8", "replace"))
+            file.write(f"{',' if number else ''}{_inert_json(item)}".encode())
+        file.write(f'],"key":"{key.hexdigest()[:16]}"}}{tail}'.encode())
     return path
 
 
 def _pair_item(pair: DPOPair, max_prefix_chars: int) -> dict[str, Any]:
     chosen, rejected = pair.get("chosen_action"), pair.get("rejected_action")
+    messages = pair.get("state_messages", [])
     rows = side_by_side(readable(rejected, pair["rejected"]), readable(chosen, pair["chosen"]))
     return {
         "id": pair["state_id"],
@@ -97,15 +109,17 @@ def _pair_item(pair: DPOPair, max_prefix_chars: int) -> dict[str, Any]:
         "weight": pair.get("weight"),
         "margin": pair.get("margin"),
         "evidence": pair.get("evidence", []),
+        "score": review_score(pair),
+        "doubts": doubts(pair),
         "recorded": pair.get("outcome"),
         "hint": pair.get("hint"),
         "student": pair.get("student_model"),
         "rejected_source": pair.get("rejected_source"),
         "tools": sorted({*tools_of(chosen), *tools_of(rejected)}),
         "headline": headline_of(chosen, pair["chosen"]),
-        "request": last_request(pair["state_messages"]),
+        "request": last_request(messages),
         "diff": rows,
-        "prefix": shown_prefix(pair["state_messages"], max_chars=max_prefix_chars),
+        "prefix": shown_prefix(messages, max_chars=max_prefix_chars),
     }
 
 
@@ -124,7 +138,8 @@ def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _page(data: Mapping[str, Any]) -> str:
+def _page() -> str:
+    """The page with a mark where the data go."""
     style = (_HERE / "page.css").read_text("utf-8")
     script = (_HERE / "page.js").read_text("utf-8")
     policy = "; ".join(
@@ -140,7 +155,7 @@ def _page(data: Mapping[str, Any]) -> str:
         policy=policy,
         style=style,
         body=(_HERE / "page.html").read_text("utf-8"),
-        data=_inert_json(data),
+        data=_DATA_MARK,
         script=script,
     )
 
@@ -155,7 +170,3 @@ def _inert_json(data: Mapping[str, Any]) -> str:
     """JSON that cannot end its script element or start another one."""
     text = json.dumps(data, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]

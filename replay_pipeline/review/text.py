@@ -46,7 +46,9 @@ def show_state(
     outcome = next((o for o in outcomes if o["state_id"] == state_id), None)
     if outcome is not None:
         lines.append(_outcome_line(outcome))
-    messages = state["messages"] if state else own_pairs[0]["state_messages"] if own_pairs else []
+    messages = state["messages"] if state else []
+    if not state and own_pairs:
+        messages = own_pairs[0].get("state_messages", [])
     for message in shown_prefix(messages, max_chars=max_prefix_chars):
         lines += ["", f"[{message['role']}]", message["text"]]
     if state is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ingest, read_manifest
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_parts, positives_parts
+from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
 from replay_pipeline.processes import python
 from replay_pipeline.publish import (
     CardFacts,
@@ -260,8 +260,8 @@ class Pipeline(Project):
                 count_own_family=self.settings.pairs.count_own_family,
             )
             pairs = apply_marks(report.pairs, marks)
-            self._write("dpo_pairs", batch, pairs_parts(pairs))
-            self._write("positives", batch, positives_parts(report.positives))
+            self._write("dpo_pairs", batch, pairs_table(pairs))
+            self._write("positives", batch, positives_table(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
             write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
             return {
@@ -285,11 +285,18 @@ class Pipeline(Project):
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
         normalizer = self._normalizer
-        given = [normalizer.fingerprint, self._seen_pairs.before(batch)]
+        given = [
+            normalizer.fingerprint,
+            self._seen_pairs.before(batch),
+            self.settings.ingest.window,
+            *self._tool_definitions(batch),
+        ]
 
         def work() -> dict[str, Any]:
             table = self.root.read("dpo_pairs", batch)
-            result = normalizer.run(table, index=self._dedup_index.of(batch))
+            result = normalizer.run(
+                table, prompts=self._prompts(batch), index=self._dedup_index.of(batch)
+            )
             self._write("normalized_pairs", batch, result.kept)
             self._write("dropped_pairs", batch, result.dropped)
             return result.report.to_json()
@@ -298,7 +305,7 @@ class Pipeline(Project):
             "normalize",
             batch,
             given,
-            self._digests(batch, ("dpo_pairs",)),
+            self._digests(batch, ("turns", "states", "dpo_pairs")),
             ("normalized_pairs", "dropped_pairs"),
             work,
         )
@@ -316,7 +323,10 @@ class Pipeline(Project):
         options = self.settings.publish
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
-            given += named(self._digests(batch, ("normalized_pairs", "positives")))
+            given += named(
+                self._digests(batch, ("turns", "states", "normalized_pairs", "positives"))
+            )
+            given += [self.settings.ingest.window, *self._tool_definitions(batch)]
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
 
@@ -329,6 +339,7 @@ class Pipeline(Project):
                 report = publish(
                     ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
                     positives=((batch, self.root.read("positives", batch)) for batch in batches),
+                    prompts=self._prompts,
                     folder=folder,
                     repo_id=options.repo_id,
                     private=options.is_private,

@@ -21,7 +21,7 @@ from replay_pipeline.ingesters import (
     list_manifests,
     write_manifest,
 )
-from replay_pipeline.pairs import pairs_from_table
+from replay_pipeline.pairs import pairs_of
 from replay_pipeline.replay import (
     Estimate,
     ReplayOptions,
@@ -32,7 +32,7 @@ from replay_pipeline.replay import (
     spent_since,
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table
-from replay_pipeline.review import show_state, write_review
+from replay_pipeline.review import rank_pairs, show_state, write_review
 from replay_pipeline.settings import Settings, key_for
 from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.receipts import Receipts
@@ -40,13 +40,14 @@ from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
 from replay_pipeline.storage.folds import Fold
+from replay_pipeline.storage.pair_rows import PromptsOf
 from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.schemas import WRITTEN_BY
 from replay_pipeline.storage.store import Place, check_reachable
 from replay_pipeline.storage.tables import DataRoot, table_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
-from replay_pipeline.types import Progress, TeacherSpec, TraceState
+from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
 
 T = TypeVar("T")
 
@@ -245,7 +246,7 @@ class Project:
                 for batch in answered
                 for row in teacher_actions_from_table(self.root.read("teacher_actions", batch))
             ],
-            pairs=[p for b in paired for p in pairs_from_table(self.root.read("dpo_pairs", b))],
+            pairs=[p for p in self._pairs(paired) if p["state_id"].startswith(state_id)],
             outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
         )
 
@@ -255,12 +256,25 @@ class Project:
         Raises:
             ConfigError: no batch has come as far as pairs.
         """
-        self._batches_with("dpo_pairs")
         return write_review(
-            pairs_from_table(self.root.read_all("dpo_pairs")),
+            self._pairs(self._batches_with("dpo_pairs")),
             path=path or self.root.path / "review.html",
             outcomes=self.root.read_all("outcomes").to_pylist(),
         )
+
+    def sample_pairs(self, batch: str, n_pairs: int) -> list[DPOPair]:
+        """Give the first pairs of a batch, with their prompts."""
+        rows = self.root.read("dpo_pairs", batch).slice(0, n_pairs)
+        return list(pairs_of(rows, self._prompts(batch)))
+
+    def ranked_pairs(self) -> list[Mapping[str, Any]]:
+        """Give the rows of all pairs, those first that are most worth a person's look.
+
+        Raises:
+            ConfigError: no batch has come as far as pairs.
+        """
+        self._batches_with("dpo_pairs")
+        return rank_pairs(self.root.read_all("dpo_pairs").to_pylist())
 
     def review_path(self, batch: str) -> Place:
         """Where the review page of one batch is, written together with its pairs."""
@@ -306,16 +320,34 @@ class Project:
     def _states(self, batches: Iterable[str]) -> Sequence[TraceState]:
         """Give the states of these batches, each put together when it is looked at."""
         keys = list(batches)
-
-        def open_batch(number: int) -> Traces:
-            key = keys[number]
-            tables = {name: self.root.read(name, key) for name in ("sessions", "turns", "states")}
-            # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
-            pa.default_memory_pool().release_unused()
-            return Traces(**tables, tools=self._tools_until(key))
-
         sizes = [self.root.n_rows("states", key) for key in keys]
-        return LazyStates(sizes, open_batch, window=self.settings.ingest.window)
+        return LazyStates(
+            sizes,
+            lambda number: self._traces(keys[number]),
+            window=self.settings.ingest.window,
+        )
+
+    def _traces(self, batch: str) -> Traces:
+        tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
+        # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
+        pa.default_memory_pool().release_unused()
+        return Traces(**tables, tools=self._tools_until(batch))
+
+    def _prompts(self, batch: str) -> PromptsOf:
+        """Find what the states of a batch had shown, for its pairs; opened when first asked."""
+        traces: list[Traces] = []
+
+        def prompts(state_ids: Sequence[str]) -> Iterator[TraceState]:
+            if not traces:
+                traces.append(self._traces(batch))
+            return traces[0].materialize(state_ids, self.settings.ingest.window)
+
+        return prompts
+
+    def _pairs(self, batches: Iterable[str]) -> Iterator[DPOPair]:
+        """Give the pairs of batches with their prompts, one after the other."""
+        for batch in batches:
+            yield from pairs_of(self.root.read("dpo_pairs", batch), self._prompts(batch))
 
     def _accounts(self) -> ReplayOptions:
         """Give what everything that pays is told alike: the day's ceiling, the price lists."""

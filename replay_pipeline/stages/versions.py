@@ -45,8 +45,8 @@ STAGE_PARTS: dict[str, tuple[str, ...]] = {
     "ingest": ("session readers", "secret rules"),
     "replay": ("prompts", "requests"),
     "pairs": ("prompts", "matcher", "pairs"),
-    "normalize": ("normalizer", "secret rules"),
-    "publish": ("publisher", "secret rules"),
+    "normalize": ("prompts", "normalizer", "secret rules"),
+    "publish": ("prompts", "publisher", "secret rules"),
 }
 """The parts on which the rows of a stage depend. The rows it reads count by their own digests, and
 the trainer is another program: nothing is trained again because its code has changed."""

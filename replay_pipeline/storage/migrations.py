@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import SchemaError
 from replay_pipeline.storage.pair_rows import pair_id_of
-from replay_pipeline.storage.schemas import SCHEMA_VERSION, TABLES
+from replay_pipeline.storage.schemas import PROMPT, SCHEMA_VERSION, TABLES
 from replay_pipeline.storage.tables import DataRoot, readable, version_of
 
 _LATER = frozenset({"evidence", "n_against", "pair_id", "why"})
@@ -30,13 +30,16 @@ def upgrade_tables(root: DataRoot) -> dict[str, int]:
             version = version_of(found)
             if version == SCHEMA_VERSION and not set(TABLES[name].names) - set(found.column_names):
                 continue
-            if version not in ("1", SCHEMA_VERSION):
+            if version not in ("1", "2", SCHEMA_VERSION):
                 raise SchemaError(
                     f"{root.part(name, batch)}: schema version {version or 'unknown'}, which this "
                     "program does not know: a newer one wrote it, or another program"
                 )
             if version == "1" and name == "turns":
                 found = _without_actions(found, _read(root, "states", batch))
+            # Until version 2 a pair held its whole prompt; now it names the state that has it.
+            held = [column for column in PROMPT.names if column in found.column_names]
+            found = found.drop_columns(held)
             root.write(name, batch, _with_later_columns(found, name))
             done[name] += 1
     return dict(done)

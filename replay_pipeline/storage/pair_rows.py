@@ -2,23 +2,31 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
+import pyarrow as pa
 
+from replay_pipeline.errors import SchemaError
+from replay_pipeline.storage.schemas import PROMPT
 from replay_pipeline.types import DPOPair
 
 _JSON_COLUMNS = {
-    "state_messages": "state_messages_json",
-    "tools": "tools_json",
     "chosen_action": "chosen_action_json",
     "rejected_action": "rejected_action_json",
     "action_message": "action_json",
 }
 _KEYS = {column: key for key, column in _JSON_COLUMNS.items()}
-NOT_UTF8 = (UnicodeEncodeError, TypeError, OverflowError)
+_OF_THE_STATE = ("state_messages", "tools")
+_NOT_UTF8 = (UnicodeEncodeError, TypeError, OverflowError)
 """Raised for what UTF-8 JSON cannot hold: half of a surrogate pair, or a very large number."""
+
+ROWS_AT_ONCE = 16
+"""Pairs whose prompts are in memory together: real ones take 180 KB each, some a megabyte."""
+
+PromptsOf = Callable[[Sequence[str]], Iterable[Mapping[str, Any]]]
+"""Gives the states of these ids, with `messages` and `tools`; ids that it does not know are left out."""
 
 
 def json_text(value: Any) -> str | None:
@@ -27,7 +35,7 @@ def json_text(value: Any) -> str | None:
         return None
     try:
         return msgspec.json.encode(value).decode()
-    except NOT_UTF8:
+    except _NOT_UTF8:
         # A lone surrogate cannot be stored as UTF-8, but its escape can.
         return json.dumps(value, separators=(",", ":"))
 
@@ -56,16 +64,15 @@ def id_of_pair(pair: Mapping[str, Any]) -> str:
     return pair.get("pair_id") or pair_id_of(pair["state_id"], pair["chosen"], pair["rejected"])
 
 
-def row_of_pair(
-    pair: Mapping[str, Any], *, as_json: Callable[[Any], str | bytes | None] = json_text
-) -> dict[str, Any]:
-    """Turn a pair (or positive) into a row: its messages and tools become JSON text.
+def row_of_pair(pair: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn a pair (or positive) into a row: its actions become JSON text, its prompt stays away.
 
     In a plain text, which has no escapes, half of a surrogate pair becomes a question mark.
     """
     return {
-        _JSON_COLUMNS.get(key, key): as_json(value) if key in _JSON_COLUMNS else _storable(value)
+        _JSON_COLUMNS.get(key, key): json_text(value) if key in _JSON_COLUMNS else _storable(value)
         for key, value in pair.items()
+        if key not in _OF_THE_STATE
     }
 
 
@@ -75,11 +82,50 @@ def _storable(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode()
 
 
-def pair_of_row(row: Mapping[str, Any]) -> DPOPair:
-    """Turn a row of `dpo_pairs` back into its pair; columns without a value are left out."""
-    pair = {
-        _KEYS.get(column, column): json.loads(value) if column in _KEYS else value
-        for column, value in row.items()
-        if value is not None
-    }
-    return cast("DPOPair", pair)
+def pairs_of(table: pa.Table, prompts: PromptsOf) -> Iterator[DPOPair]:
+    """Turn rows of `dpo_pairs` back into pairs, one after the other; null columns are left out."""
+    for start in range(0, len(table), ROWS_AT_ONCE):
+        rows = table.slice(start, ROWS_AT_ONCE).to_pylist()
+        states = _by_id(prompts, [row["state_id"] for row in rows])
+        for row in rows:
+            pair = {
+                _KEYS.get(column, column): json.loads(value) if column in _KEYS else value
+                for column, value in row.items()
+                if value is not None
+            }
+            if (state := states.get(row["state_id"])) is not None:
+                pair["state_messages"] = state["messages"]
+                pair |= {"tools": state["tools"]} if state.get("tools") is not None else {}
+            yield cast("DPOPair", pair)
+
+
+def with_prompts(
+    table: pa.Table, prompts: PromptsOf | None, *, n_rows: int = ROWS_AT_ONCE
+) -> Iterator[pa.Table]:
+    """Give a table in parts that hold what each state had shown, as the columns of `PROMPT`.
+
+    Args:
+        table: rows that name their state; with the columns already there it is cut up as it is.
+        prompts: where the states are.
+        n_rows: rows of a part.
+
+    Raises:
+        SchemaError: the rows hold no prompts, and there is nowhere to take them from.
+    """
+    is_full = set(PROMPT.names) <= set(table.column_names)
+    if len(table) and prompts is None and not is_full:
+        raise SchemaError("the pairs name their states only; say where the states are (`prompts`)")
+    for start in range(0, len(table), n_rows):
+        part = table.slice(start, n_rows)
+        if not is_full and prompts is not None:
+            ids = part["state_id"].to_pylist()
+            states = _by_id(prompts, ids)
+            for column, key in zip(PROMPT.names, ("messages", "tools"), strict=True):
+                texts = [json_text(states.get(state_id, {}).get(key)) for state_id in ids]
+                part = part.append_column(column, pa.array(texts, pa.string()))
+        yield part
+
+
+def _by_id(prompts: PromptsOf, ids: Sequence[str | None]) -> dict[str, Mapping[str, Any]]:
+    wanted = [state_id for state_id in dict.fromkeys(ids) if state_id is not None]
+    return {state["state_id"]: state for state in prompts(wanted)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 """Raised when a column changes its meaning or goes; a new nullable column does not raise it."""
 
 _KINDS: dict[str, pa.DataType] = {
@@ -60,6 +60,10 @@ WRITTEN_BY: dict[str, str] = {
 
 INGESTED = tuple(name for name, command in WRITTEN_BY.items() if command == "ingest")
 """The tables of an ingestion."""
+
+PROMPT = pa.schema([("state_messages_json", pa.string()), ("tools_json", pa.string())])
+"""What a state had shown. At rest a pair names its state; these are put in where they are needed,
+since a prefix in every row takes two hundred times the room of the turns it is made of."""
 
 DPO_PAIRS, POSITIVES, OUTCOMES = TABLES["dpo_pairs"], TABLES["positives"], TABLES["outcomes"]
 NORMALIZED_PAIRS, DROPPED_PAIRS = TABLES["normalized_pairs"], TABLES["dropped_pairs"]

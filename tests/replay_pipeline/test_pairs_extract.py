@@ -1,24 +1,19 @@
 """From votes to pairs: outcomes, thresholds, families, evidence, tables."""
 
 import json
-import tracemalloc
 
-import pyarrow as pa
 import pytest
 
-import replay_pipeline.pairs.rows as rows_module
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.pairs import (
     extract_dpo_pairs,
     extract_pairs,
     outcomes_table,
-    pairs_from_table,
-    pairs_parts,
+    pairs_of,
     pairs_table,
     positives_table,
 )
 from replay_pipeline.storage.schemas import DPO_PAIRS, OUTCOMES, POSITIVES
-from replay_pipeline.storage.tables import read_table, write_table
 from replay_pipeline.types import TeacherAction
 
 CWD = "/home/ada/shop"
@@ -339,10 +334,11 @@ def test_tables_have_their_schemas_and_pairs_come_back():
         *answers("s3", a=surrogate, b=surrogate),
     ]
     states = [state("s1", tools=[]), state("s2", hint="Not so."), state("s3")]
+    by_id = {one["state_id"]: one for one in states}
     report = extract_pairs(states, rows)
     table = pairs_table(report.pairs)
     assert table.schema.equals(DPO_PAIRS)
-    assert pairs_from_table(table) == report.pairs
+    assert list(pairs_of(table, lambda ids: [by_id[i] for i in ids])) == report.pairs
     positives = positives_table(report.positives)
     assert positives.schema.equals(POSITIVES)
     assert positives["action"].to_pylist() == ['Bash {"command":"pytest"}']
@@ -350,37 +346,23 @@ def test_tables_have_their_schemas_and_pairs_come_back():
     assert pairs_table([]).schema.equals(DPO_PAIRS)
 
 
-def test_a_table_of_long_prefixes_is_written_without_ever_being_whole_in_memory(
-    tmp_path, monkeypatch
-):
-    """200 pairs whose prefixes, 20 MB in all, have their messages in common."""
-    monkeypatch.setattr(rows_module, "_PART_BYTES", 500_000)
-    messages = [{"role": "user", "content": f"{n}é " * 500} for n in range(100)]
-    messages[3] = {"role": "user", "content": "\ud800"}
-    actions = [row for n in range(200) for row in answers(f"s{n}", a=bash("ls"), b=bash("ls"))]
-    states = [state(f"s{n}", messages=messages[n % 3 :]) for n in range(200)]
-    report = extract_pairs(states, actions)
-    held = []
+def test_a_pair_at_rest_names_its_state_and_gets_its_prompt_back(monkeypatch):
+    monkeypatch.setattr("replay_pipeline.storage.pair_rows.ROWS_AT_ONCE", 3)
+    states = [state(f"s{n}", tools=[]) for n in range(8)]
+    rows = [r for n in range(8) for r in answers(f"s{n}", a=bash("ls"), b=bash("ls"))]
+    report = extract_pairs(states, rows)
+    table = pairs_table(report.pairs)
+    assert table.nbytes < 8_000
+    asked = []
 
-    def parts():
-        for part in pairs_parts(report.pairs):
-            held.append(pa.total_allocated_bytes() + tracemalloc.get_traced_memory()[0])
-            yield part
+    def prompts(ids):
+        asked.append(list(ids))
+        return [one for one in states if one["state_id"] in ids and one["state_id"] != "s4"]
 
-    path = tmp_path / "pairs.parquet"
-    tracemalloc.start()
-    try:
-        before = pa.total_allocated_bytes()
-        write_table(parts(), path, "dpo_pairs")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    table = read_table(path, "dpo_pairs")
-    assert table.nbytes > 20_000_000
-    assert len(held) > 20
-    assert max(held) - before < 4_000_000
-    assert peak < 8_000_000
-    assert pairs_from_table(table) == report.pairs
+    pairs = list(pairs_of(table, prompts))
+    assert [len(ids) for ids in asked] == [3, 3, 2]
+    assert "state_messages" not in pairs.pop(4)
+    assert pairs == report.pairs[:4] + report.pairs[5:]
 
 
 def test_extraction_is_deterministic_whatever_the_order_of_answers():

@@ -46,7 +46,7 @@ def test_lineage_names_columns_that_exist():
     (lineage,) = column_lineage("published_dataset").values()
     deps = lineage.deps_by_column["prompt"]
     assert [(dep.asset_key.to_user_string(), dep.column_name) for dep in deps] == [
-        ("normalized_pairs", "state_messages_json")
+        ("normalized_pairs", "state_id")
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from replay_pipeline.storage.tables import table_of
+from tests.full_tables import full_table
 
 READ = {
     "type": "function",
@@ -64,6 +64,6 @@ def make_call() -> Callable[..., dict]:
 @pytest.fixture(scope="session")
 def pair_table() -> Callable[..., pa.Table]:
     def build(*rows: dict[str, Any]) -> pa.Table:
-        return table_of(list(rows), "dpo_pairs")
+        return full_table(list(rows), "dpo_pairs")
 
     return build

@@ -12,7 +12,6 @@ import pytest
 import replay_pipeline
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
 from replay_pipeline.normalize import DJNormalizer, load_recipe
-from replay_pipeline.storage.tables import write_table
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +44,7 @@ def test_the_executor_of_data_juicer_keeps_the_same_rows(tmp_path, make_row, mak
         for n in range(300)
     ]
     table = pair_table(*rows)
-    write_table(table, tmp_path / "pairs.parquet", "dpo_pairs")
+    pq.write_table(table, tmp_path / "pairs.parquet")
     recipes = {name: load_recipe(name).path for name in ("default", "strict")}
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, "pairs.parquet", *map(str, recipes.values())],

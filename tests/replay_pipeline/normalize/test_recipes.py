@@ -12,7 +12,7 @@ import replay_pipeline
 from replay_pipeline.normalize import DJNormalizer, bundled_recipes, load_recipe
 from replay_pipeline.normalize.recipe import recipes_dir
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.pipeline import run
+from replay_pipeline.stages.pipeline import Pipeline, run
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
@@ -62,11 +62,16 @@ def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
         "ingest": {"sources": [SESSIONS_DIR]},
         "replay": {"sample_teachers": True},
     }
-    run(Settings.model_validate(settings), with_training=False)
+    loaded = Settings.model_validate(settings)
+    run(loaded, with_training=False)
     pairs = DataRoot(tmp_path).read_all("dpo_pairs")
+    traces = Pipeline(loaded)._traces(DataRoot(tmp_path).batches("states")[0])
     page = (recipes_dir() / "README.md").read_text("utf-8")
     said = dict(re.findall(r"\| `(\w+)\.yaml` \| (\d+)", page))
-    kept = {name: str(DJNormalizer(name).run(pairs).report.n_kept) for name in bundled_recipes()}
+    kept = {
+        name: str(DJNormalizer(name).run(pairs, prompts=traces.materialize).report.n_kept)
+        for name in bundled_recipes()
+    }
     assert said == kept
     assert f"the {len(pairs)} pairs" in page
 

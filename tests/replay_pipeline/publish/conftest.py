@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from replay_pipeline.storage.tables import table_of
+from tests.full_tables import full_table
 
 
 def tool(name: str, **properties: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def make_call() -> Callable[..., dict[str, Any]]:
 @pytest.fixture(scope="session")
 def kept_table() -> Callable[..., pa.Table]:
     def build(*rows: dict[str, Any] | int) -> pa.Table:
-        return table_of(
+        return full_table(
             [kept_row(row) if isinstance(row, int) else row for row in rows], "normalized_pairs"
         )
 
@@ -104,7 +104,7 @@ def kept_table() -> Callable[..., pa.Table]:
 @pytest.fixture(scope="session")
 def positives_table() -> Callable[..., pa.Table]:
     def build(*rows: dict[str, Any] | int) -> pa.Table:
-        return table_of(
+        return full_table(
             [positive_row(row) if isinstance(row, int) else row for row in rows], "positives"
         )
 

@@ -46,12 +46,15 @@ def token_rule(kind: str, literal: str, body: str) -> str:
 CHANGES = {
     "system prompt": (
         [("ingesters/traces.py", "You are a coding agent.", "You are an agent that codes.")],
-        {"replay": ["prompts"], "pairs": ["prompts"]},
+        dict.fromkeys(("replay", "pairs", "normalize"), ["prompts"]),
         {"replay", "pairs", "normalize"},
     ),
     "tool catalogue": (
         [("ingesters/known_tools.toml", "Run a shell command in", "Run one shell command in")],
-        {"ingest": ["session readers"], "replay": ["prompts"], "pairs": ["prompts"]},
+        {
+            "ingest": ["session readers"],
+            **dict.fromkeys(("replay", "pairs", "normalize"), ["prompts"]),
+        },
         {"ingest", "replay", "pairs", "normalize"},
     ),
     "way of asking": (
@@ -83,7 +86,7 @@ CHANGES = {
             )
         ],
         {"ingest": ["session readers"]},
-        {"ingest", "replay", "pairs"},
+        {"ingest", "replay", "pairs", "normalize"},
     ),
     "normalize kernel": (
         [("normalize/kernels.py", "np.maximum(self.n_chars, 1)", "np.maximum(self.n_chars, 2)")],
@@ -173,7 +176,9 @@ def test_a_change_runs_the_stages_after_it_and_pays_for_new_questions_only(root,
     found = run_changed(root, tmp_path / "code", edits)
     of_dataset = found["stale"]["batches"].get("all", {})
     assert found["stale"]["batches"].get(batch, {}) == reasons
-    assert of_dataset == ({"publish": ["secret rules"]} if "secret" in what else {})
+    shown = {"secret": ["secret rules"], "system": ["prompts"], "tool": ["prompts"]}
+    part = shown.get(what.split()[0])
+    assert of_dataset == ({"publish": part} if part else {})
     assert set(found["ran"]) == stages
     assert bool(found["refusal"]) == ("ingest" in reasons and "secret" in what)
     assert bool(found["n_sent"]) == (what in ASKS_ANEW)

@@ -18,6 +18,7 @@ from replay_pipeline.storage.store import (
     written_whole,
 )
 from replay_pipeline.storage.tables import DataRoot, table_of
+from tests.full_tables import full_table
 from tests.trainer.diloco.bucket_servers import GoogleStorage
 
 
@@ -127,7 +128,7 @@ def rows(*numbers: int):
     return [
         (
             "b1",
-            table_of(
+            full_table(
                 [
                     {
                         "state_id": f"state-{number}",
