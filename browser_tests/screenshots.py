@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from browser_tests.serving import CHROMIUM, FLAGS, PATIENCE_MS, make_demo, serving
+from browser_tests.serving import ADDRESSES, CHROMIUM, FLAGS, PATIENCE_MS, make_demo, serving
 
 logger = logging.getLogger("screenshots")
 
@@ -86,6 +86,7 @@ def shoot(browser: Browser, data: Path, folder: Path) -> None:
         for name, (view, width, height) in VIEWS.items():
             page = browser.new_page(viewport={"width": width, "height": height})
             page.set_default_timeout(2 * PATIENCE_MS)
+            page.goto(ADDRESSES[url])
             view(page, url)
             take(page, folder / f"{name}.png")
             page.close()

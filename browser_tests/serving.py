@@ -55,7 +55,7 @@ def serving(data: Path) -> Iterator[str]:
     process = subprocess.Popen(
         command("ui", "--data", str(data), "--port", str(port)),
         cwd=data.parent,
-        env=environment(),
+        env=environment() | {"REPLAY_SETTINGS": str(data / "settings.toml")},
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,

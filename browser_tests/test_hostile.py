@@ -13,7 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 from playwright.sync_api import Browser, Page
 
-from browser_tests.serving import PATIENCE_MS, serving
+from browser_tests.serving import ADDRESSES, PATIENCE_MS, serving
 from replay_pipeline.assets.metadata import code_block, inert, markdown_table
 from replay_pipeline.assets.pictures import bars
 from replay_pipeline.orchestration.instance import open_instance
@@ -91,9 +91,15 @@ def hostile_ui(work):
         yield url
 
 
+def enter(page: Page, url: str) -> None:
+    """Open the printed address, which lets the browser in."""
+    page.goto(ADDRESSES[url])
+
+
 def test_dagster_by_itself_would_fetch_what_markdown_names(hostile_ui, trapped):
     page, alive = trapped
     page.route(f"**/*{REMOTE}/**", lambda route: route.abort())
+    enter(page, hostile_ui)
     page.goto(f"{hostile_ui}/assets/trained_model?view=events")
     page.get_by_text("[Show Markdown]").click()
     page.get_by_alt_text("pixel").first.wait_for(state="attached")
@@ -103,6 +109,7 @@ def test_dagster_by_itself_would_fetch_what_markdown_names(hostile_ui, trapped):
 def test_dagster_shows_hostile_text_and_does_nothing_that_it_says(work, hostile_ui, trapped):
     page, alive = trapped
     (batch,) = work.batches()
+    enter(page, hostile_ui)
     for asset in ("trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs"):
         show_all(page, f"{hostile_ui}/assets/{asset}?view=partitions&partition={batch}")
         assert alive() == []

@@ -587,7 +587,15 @@ class _Call:
         """
         if not await self._reserve():
             return
+        try:
+            await self._attempt()
+        except _FreeFailure as error:
+            await self._try_again(error)
+
+    async def _try_again(self, first: _FreeFailure) -> None:
+        """Retry after a first attempt that surely cost nothing, which most calls never need."""
         policy = self.engine.retry
+        failure: _FreeFailure | None = first
         try:
             async for attempt in AsyncRetrying(
                 stop=stop_after_attempt(policy.max_attempts),
@@ -597,6 +605,9 @@ class _Call:
                 reraise=True,
             ):
                 with attempt:
+                    if failure is not None:
+                        failure, again = None, failure
+                        raise again
                     await self._attempt()
         except _FreeFailure:
             return

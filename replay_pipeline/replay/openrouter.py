@@ -57,7 +57,8 @@ class Client:
         self._max_connections = max_connections
         self._proxies: dict[str, str | None] = {}
         # Plain http is for loopback, and what is sent there is no matter of a proxy.
-        self._http = httpx.AsyncClient(mounts={"http://": httpx.AsyncHTTPTransport()})
+        direct = httpx.AsyncHTTPTransport(verify=_trusted())
+        self._http = httpx.AsyncClient(verify=_trusted(), mounts={"http://": direct})
 
     async def __aenter__(self) -> "Client":
         self._calls = aiohttp.ClientSession(
