@@ -30,11 +30,13 @@ from replay_pipeline.publish import (
 )
 from replay_pipeline.replay import (
     control,
+    has_ledger,
     refuse_if_nobody_answers,
     replay_batch,
     replay_facts,
     replay_in_thread,
 )
+from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.review import apply_marks, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
@@ -96,7 +98,10 @@ class Pipeline(Project):
 
         Raises:
             SchemaError: a table cannot be read, or is of a version that is not known.
+            LedgerError: so is the ledger.
         """
+        if has_ledger(self.settings.ledger_url()):
+            Ledger(self.settings.ledger_url()).close()  # brings itself up to date as it opens
         tables = upgrade_tables(self.root)
         receipts: Counter[str] = Counter()
         self._is_upgrading = True

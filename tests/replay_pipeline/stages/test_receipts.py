@@ -25,9 +25,10 @@ def test_a_broken_receipt_counts_as_none(tmp_path):
 
 def test_the_summary_counts_calls_of_this_run_and_answers_of_all(tmp_path):
     receipts = Receipts(tmp_path)
-    receipts.write(receipt("replay", "old", n_sent=5, n_answers=5, spent_usd=1.0))
+    paid = {"is_complete": True, "newly_spent_usd": 0.0, "unknown_usd": 0.0}
+    receipts.write(receipt("replay", "old", n_sent=5, n_answers=5, spent_usd=1.0, **paid))
     before = receipts.stamps()
-    receipts.write(receipt("replay", "new", n_sent=2, n_answers=2, spent_usd=0.5))
+    receipts.write(receipt("replay", "new", n_sent=2, n_answers=2, spent_usd=0.5, **paid))
     receipts.write(receipt("normalize", "old", n_kept=1, dropped={"length": 2}))
     receipts.write(receipt("normalize", "new", n_kept=1, dropped={"length": 1, "words": 1}))
     figures = summarize(receipts.all(since=before))

@@ -24,7 +24,16 @@ from tests.support.settings_files import write_settings
 PACKAGE = Path(replay_pipeline.__file__).parent
 
 CARRIES = {
-    *("errors", "settings", "types", "garbage_collection", "storage", "ingesters.batches"),
+    *(
+        "errors",
+        "settings",
+        "types",
+        "garbage_collection",
+        "processes",
+        "trust",
+        "storage",
+        "ingesters.batches",
+    ),
     *(
         "ingesters.__init__",
         "ingesters.json_lines",

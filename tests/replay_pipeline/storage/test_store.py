@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
 from replay_pipeline.publish import fetch, newest, publish, to_be_published
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import Receipt, Receipts
@@ -114,11 +114,12 @@ def test_a_remote_root_needs_a_folder_here_for_the_ledger_and_says_so(bucket, tm
     assert Settings.load(data_dir=tmp_path, env={}).local_dir() == tmp_path
 
 
-def test_settings_are_found_in_a_remote_root(bucket):
-    (bucket / "settings.toml").write_bytes(b"[replay]\nmax_total_usd = 1.5\n")
+def test_settings_in_a_remote_root_are_refused_and_the_root_is_kept_as_it_is_written(bucket):
     settings = Settings.load(env={"REPLAY_DATA": str(bucket)})
-    assert settings.replay.max_total_usd == 1.5
     assert json.loads(settings.model_dump_json())["data_dir"] == str(bucket)
+    (bucket / "settings.toml").write_bytes(b"[replay]\nmax_total_usd = 1.5\n")
+    with pytest.raises(UntrustedError, match="REPLAY_SETTINGS"):
+        Settings.load(env={"REPLAY_DATA": str(bucket)})
 
 
 # The dataset
