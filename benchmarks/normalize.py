@@ -81,9 +81,9 @@ def rows(n_pairs: int) -> Iterator[dict[str, str]]:
 
 def write_input(n_pairs: int, path: Path) -> None:
     """The pair table, and one column more: what the stock deduplicator is to compare."""
-    from replay_pipeline.storage.schemas import DPO_PAIRS
+    from replay_pipeline.storage.schemas import DPO_PAIRS, PROMPT
 
-    schema = DPO_PAIRS.append(pa.field("both", pa.string()))
+    schema = pa.schema([*DPO_PAIRS, *PROMPT, pa.field("both", pa.string())])
     source = rows(n_pairs)
     n_bytes = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -98,9 +98,10 @@ def write_input(n_pairs: int, path: Path) -> None:
 
 def run_ours(folder: Path) -> list[str]:
     from replay_pipeline.normalize import DJNormalizer
-    from replay_pipeline.storage.schemas import DPO_PAIRS
+    from replay_pipeline.storage.schemas import DPO_PAIRS, PROMPT
 
-    table = pq.read_table(folder / "pairs.parquet", columns=DPO_PAIRS.names)
+    names = [*DPO_PAIRS.names, *PROMPT.names]
+    table = pq.read_table(folder / "pairs.parquet", columns=names)
     result = DJNormalizer("default").run(table)
     pq.write_table(result.kept, folder / "kept.parquet", compression="zstd")
     pq.write_table(result.dropped, folder / "dropped.parquet", compression="zstd")
