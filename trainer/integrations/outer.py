@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
 
 from trainer.data.dataset import PreferenceData
 from trainer.diloco.asynchronous import AsyncReplica
@@ -242,7 +243,11 @@ class ObjectStoreLoop(TrainerCallback):
             state = TrainerState.load_from_json(str(path))
         else:
             logger.warning("rank %d has kept no state: its optimizer begins anew", self.place.rank)
-            state = TrainerState(train_batch_size=trainer.args.train_batch_size)
+            parts: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
+            stateful: Any = [part for part in parts if isinstance(part, ExportableState)]
+            state = TrainerState(
+                train_batch_size=trainer.args.train_batch_size, stateful_callbacks=stateful
+            )
             state.compute_steps(trainer.args, n_steps)
         (folder / OWN_MARK).touch()
         self._n_missed_steps = step - state.global_step

@@ -108,13 +108,14 @@ def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(
 
 
 def test_an_asynchronous_replica_goes_on_after_a_kill_as_well(dataset_folder, tmp_path):
+    alone = {"rounds": "asynchronous", "codec": "fp32"}
     calm = MortalStore(tmp_path / "calm-store")
-    train(dataset_folder, tmp_path / "calm", calm, rounds="asynchronous")
+    train(dataset_folder, tmp_path / "calm", calm, **alone)
     store = MortalStore(tmp_path / "store", int(0.6 * next(calm.numbers)))
     with pytest.raises(Killed):
-        train(dataset_folder, tmp_path / "killed", store, rounds="asynchronous")
+        train(dataset_folder, tmp_path / "killed", store, **alone)
     again = MortalStore(tmp_path / "store")
-    train(dataset_folder, tmp_path / "killed", again, attempt=1, rounds="asynchronous")
+    train(dataset_folder, tmp_path / "killed", again, attempt=1, **alone)
     assert weights(tmp_path / "killed") == weights(tmp_path / "calm")
     assert [row["step"] for row in rows_of(tmp_path / "killed")] == list(range(1, N_STEPS + 1))
 
