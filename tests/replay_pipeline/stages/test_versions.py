@@ -55,14 +55,14 @@ def token_rule(kind: str, literal: str, body: str) -> str:
 CHANGES = {
     "system prompt": (
         [("ingesters/traces.py", "You are a coding agent.", "You are an agent that codes.")],
-        dict.fromkeys(("replay", "pairs", "normalize"), ["prompts"]),
+        {stage: ["prompts"] for stage in ("replay", "pairs", "normalize")},
         {"replay", "pairs", "normalize"},
     ),
     "tool catalogue": (
         [("ingesters/known_tools.toml", "Run a shell command in", "Run one shell command in")],
         {
             "ingest": ["session readers"],
-            **dict.fromkeys(("replay", "pairs", "normalize"), ["prompts"]),
+            **{stage: ["prompts"] for stage in ("replay", "pairs", "normalize")},
         },
         {"ingest", "replay", "pairs", "normalize"},
     ),
