@@ -45,7 +45,9 @@ _LEAST_BYTES_CHECKED = 8192
 _MOST_KEPT_BYTES = 1 << 20
 """Of a reply that could not be used, no more than this is kept in the ledger."""
 _MOST_OVERRUN = 8.0
-"""A teacher that charges more than this many times its bound is not asked again."""
+"""No more than this many times its bound is reserved for a call, whatever others have cost."""
+_MOST_CREDIBLE = 1000
+"""A reported cost of more than this many times the bound is a mistake of the reply, no bill."""
 _MAX_SENT_AGAIN = 2
 """How often one run sends a request again after it was lost."""
 
@@ -487,7 +489,7 @@ class Engine:
                 )
             return max(lost.reserved_nano for lost in task.lost) if paid is None else paid
         cost = usage.cost_nano
-        if cost is None:
+        if cost is None or cost > _MOST_CREDIBLE * max(10**6, call.bound_nano):
             cost = reserved.reserved_nano
             if usage.n_prompt_tokens is not None and usage.n_completion_tokens is not None:
                 cost = self.prices[teacher.name].cost_nano(
@@ -513,10 +515,10 @@ class Engine:
         self.n_overruns += 1
         name, factor = task.teacher.name, cost / max(1, call.bound_nano)
         self._ratios[name] = min(_MOST_OVERRUN, max(self._ratios.get(name, 1.0), factor * 1.05))
-        what = f"a call cost ${usd(cost):.6f}, more than its bound of ${usd(call.bound_nano):.6f}"
-        logger.warning("%s: %s; it is booked as it is", name, what)
-        if factor > _MOST_OVERRUN:
-            self.stop_teacher(task.teacher, Failure("overcharged", what))
+        logger.warning(
+            "%s: a call cost $%.6f, more than its bound of $%.6f; it is booked as it is",
+            name, usd(cost), usd(call.bound_nano),
+        )  # fmt: skip
 
     def new_call(self, call: "_Call") -> NewCall:
         """Make the reservation for a call."""

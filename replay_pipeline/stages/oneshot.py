@@ -22,6 +22,20 @@ async def replay_and_normalize_trace(
 ) -> tuple[list[TeacherAction], list[NormalizedDPOPair]]:
     """Ask the teachers at every state, and keep the pairs that pass the recipe.
 
+    >>> from replay_pipeline.testing import TeacherServer
+    >>> states = [
+    ...     {
+    ...         "state_id": "step-1",
+    ...         "messages": [{"role": "user", "content": "A test of the parser fails. What now?"}],
+    ...         "student_action": {"role": "assistant", "content": "I edit the parser at once."},
+    ...     }
+    ... ]
+    >>> with TeacherServer(script={"content": "I read the failing test first."}) as server:
+    ...     asked = replay_and_normalize_trace(states, server.teachers(), ledger="ledger.sqlite")
+    ...     actions, pairs = asyncio.run(asked)
+    >>> len(actions), [pair["chosen"] for pair in pairs]
+    (3, ['I read the failing test first.'])
+
     Args:
         states: decision points of recorded sessions.
         teachers: models to ask.
@@ -52,7 +66,11 @@ def replay_and_normalize_trace_sync(
     recipe: str | Path = "default",
     ledger: str | Path | None = None,
 ) -> tuple[list[TeacherAction], list[NormalizedDPOPair]]:
-    """`replay_and_normalize_trace` for callers without an event loop; raises the same."""
+    """Do what `replay_and_normalize_trace` does where there is no event loop; raises the same.
+
+    >>> replay_and_normalize_trace_sync([], max_total_usd=0.0, ledger="ledger.sqlite")
+    ([], [])
+    """
     return asyncio.run(
         replay_and_normalize_trace(
             states, teachers, agreement_threshold, max_total_usd, recipe=recipe, ledger=ledger

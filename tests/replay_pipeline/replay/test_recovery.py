@@ -9,6 +9,7 @@ import pytest
 
 from replay_pipeline.errors import LedgerError, TeacherTimeoutError
 from replay_pipeline.replay import (
+    RetryPolicy,
     ledger_status,
     reconcile,
     replay_batch,
@@ -123,7 +124,8 @@ def test_an_endpoint_that_keeps_no_answers_is_booked_in_full_and_then_asked_anew
         teacher = server.teacher(timeout_s=0.05)
         first = ask(make_states(1), [teacher], tmp_path / "l")
         assert first.unknown_usd > 0
-        report = ask(make_states(1), [teacher], tmp_path / "l")
+        patient = RetryPolicy(settle_s=5.0)
+        report = ask(make_states(1), [teacher], tmp_path / "l", retry=patient)
     [row] = report.actions
     assert (row.error_code, row.cost_usd) == (None, 0.0002)
     status = ledger_status(tmp_path / "l")
