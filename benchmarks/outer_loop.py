@@ -1,20 +1,24 @@
 """The outer loop against what it replaces: data-parallel training, and float32 on the wire.
 
     python benchmarks/outer_loop.py                 bytes, loss, gain and speed of each codec
-    python benchmarks/outer_loop.py --only speed    one part: scratch, gap, finetune, traffic, speed
+    python benchmarks/outer_loop.py --only speed    one part: goodput, unequal, scratch, gap, ...
     python benchmarks/outer_loop.py --schedules N   N fault schedules of the protocol
     python benchmarks/outer_loop.py --chaos N       four processes, N random kills, 30 rounds
     python benchmarks/outer_loop.py --restarts N    N times: kill all four, restart, compare
+    python benchmarks/outer_loop.py --launches N    N times: kill a replica, all, or the launcher
 
 The model is a byte-level transformer of 136,000 parameters, the text is Python's own library
 (from scratch) and its manual (fine-tuning), so that every machine has the data.
 """
 
 import argparse
+import contextlib
 import hashlib
+import heapq
 import json
 import os
 import random
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -34,10 +38,19 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.trainer.diloco.simulation import run_schedule
-from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep, open_store
+from tests.trainer.published import write_dataset
+from trainer.diloco import (
+    AsyncReplica,
+    MemoryStore,
+    OuterReplica,
+    OuterSettings,
+    OuterStep,
+    open_store,
+)
 from trainer.diloco.codecs import CODECS, decode_payload, encode_payload
 from trainer.diloco.exchange import RoundReport
 from trainer.diloco.inner import make_inner_optimizer
+from trainer.diloco.launch import read_handles
 from trainer.diloco.parameters import ParameterVector, state_of_tensors, tensors_of_state
 
 CONTEXT = 64
@@ -527,6 +540,88 @@ def bench_restarts(n_trials: int, regime: Regime | None = None, seed: int = 0) -
     return equal
 
 
+@dataclass(frozen=True)
+class LaunchedRun:
+    """Two TRL trainers on shards of a small dataset, by `python -m trainer launch`."""
+
+    dataset: Path
+    folder: Path
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the launcher, or go on with what an earlier one has left."""
+        settings = [
+            f"dataset={self.dataset}", f"output={self.folder}/model-{{rank}}",
+            "outer_options.sync_every=2", "outer_options.quorum=2", "trl.max_steps=8",
+            "trl.alpha_sdpo=0.5", "trl.beta_replay=0.3", "trl.teacher=ema",
+            "trl.sdpo_wrapper=taid", "trl.lr_scheduler_type=cosine", "trl.learning_rate=5e-3",
+            "tiny.hidden_size=32", "tiny.vocab_size=512", "evaluation.max_prompts=0",
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "trainer", "launch", "--work-dir", str(self.folder)]
+        command += [part for setting in settings for part in ("--set", setting)]
+        with (self.folder / "launcher.log").open("ab") as log:
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True,
+                cwd=Path(__file__).parents[1], env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            )  # fmt: skip
+
+    def kill_replicas(self, ranks: list[int]) -> None:
+        """Kill replicas that run."""
+        for handle in read_handles(self.folder / "handles.jsonl"):
+            if handle.rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(int(handle.job_id.partition(":")[0]), 9)
+
+    def result(self) -> str:
+        """Return the hash of both replicas' weights, and of the steps they have logged."""
+        digest = hashlib.sha256()
+        for rank in range(2):
+            model = self.folder / f"model-{rank}"
+            digest.update((model / "checkpoint" / "model.safetensors").read_bytes())
+            rows = map(json.loads, (model / "metrics.jsonl").read_text().splitlines())
+            steps = [(r["step"], r["train/loss"]) for r in rows if "train/loss" in r]
+            digest.update(repr(steps).encode())
+        return digest.hexdigest()[:16]
+
+
+def bench_launches(n_trials: int, seed: int = 0) -> int:
+    """Print and return how many launches that were killed ended as the undisturbed one."""
+    dice = random.Random(seed)
+    equal = 0
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = write_dataset(Path(folder) / "dataset")
+
+        def run(name: str, victim: str, share: float, calm_s: float) -> str:
+            here = LaunchedRun(dataset, Path(folder) / name)
+            here.folder.mkdir()
+            launcher = here.start()
+            if victim:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    launcher.wait(share * calm_s)
+                if victim != "replica":
+                    launcher.kill()
+                    launcher.wait()
+                if victim != "launcher":
+                    here.kill_replicas([0, 1] if victim == "all" else [dice.randrange(2)])
+                if victim != "replica":
+                    launcher = here.start()
+            code = launcher.wait()
+            if code:
+                print((here.folder / "launcher.log").read_text()[-2000:])
+            return here.result() if code == 0 else f"exit code {code}"
+
+        began = time.perf_counter()
+        wanted = run("calm", "", 0.0, 0.0)
+        calm_s = time.perf_counter() - began
+        print(f"Undisturbed: {wanted}, {calm_s:.0f} s", flush=True)
+        for trial in range(n_trials):
+            victim, share = dice.choice(("replica", "all", "launcher")), dice.uniform(0.2, 0.95)
+            found = run(str(trial), victim, share, calm_s)
+            equal += found == wanted
+            print(f"  {victim:8s} killed at {share:.0%}: {found}", flush=True)
+    print(f"{equal} of {n_trials} ended in the bits of the undisturbed run")
+    return equal
+
+
 def bench_schedules(n: int) -> None:
     began = time.perf_counter()
     faults: Counter[str] = Counter()
@@ -539,7 +634,96 @@ def bench_schedules(n: int) -> None:
     print("  " + ", ".join(f"{name} {count}" for name, count in faults.most_common()))
 
 
+def goodput(kind: type[OuterReplica], slowness: float, *, round_s: float, seconds: float) -> float:
+    """Return the share of all replicas' rounds that count, one of four being slower.
+
+    Inner steps are slept through: what is measured is waiting.
+    """
+    store, n_counted, until = MemoryStore(), Counter(), time.perf_counter() + seconds
+    settings = OuterSettings(codec="ternary", outer=AVERAGE, quorum=4)
+    start = ParameterVector(build()).read()
+
+    def one(rank: int) -> None:
+        replica = kind(store, start, rank=rank, world_size=4, settings=settings)
+        replica.join()
+        pace = round_s * (slowness if rank == 0 else 1.0)
+        while time.perf_counter() + pace < until:
+            time.sleep(pace)
+            local = replica.theta + np.float32(1e-4) * np.sin(start + rank)
+            n_counted[rank] += replica.exchange(local).was_included
+
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.perf_counter()))
+    return sum(n_counted.values()) / (seconds / round_s * (3 + 1 / slowness))
+
+
+def bench_goodput() -> None:
+    print("Four replicas, one slower; rounds that count, of all that could be made in 60 s")
+    for slowness in (1.0, 2.0, 3.0, 5.0):
+        shares = [
+            goodput(kind, slowness, round_s=1.0, seconds=60.0)
+            for kind in (OuterReplica, AsyncReplica)
+        ]
+        print(
+            f"  slower {slowness:g} times: synchronous {shares[0]:.2f}, asynchronous"
+            f" {shares[1]:.2f}",
+            flush=True,
+        )
+
+
+def train_unequal(regime: Regime, slowness: float) -> float:
+    """Train asynchronously, one replica slower, with a clock of its own; return the loss."""
+    store = MemoryStore()
+    train, held_out = corpus(regime.text)
+    settings = OuterSettings(codec=regime.codec, outer=regime.outer)
+    members, clock = [], []
+    for rank in range(regime.n_replicas):
+        model = build(regime)
+        load_start(model, regime)
+        replica = AsyncReplica(
+            store, ParameterVector(model).read(), rank=rank, world_size=regime.n_replicas,
+            settings=settings,
+        )  # fmt: skip
+        replica.join()
+        members.append((replica, model, inner_optimizer(model, regime)))
+        heapq.heappush(clock, (slowness if rank == 0 else 1.0, rank))
+    for _ in range(regime.n_rounds * regime.n_replicas):
+        now, rank = heapq.heappop(clock)
+        replica, model, optimizer = members[rank]
+        view = ParameterVector(model)
+        view.write(replica.theta)
+        inner_round(model, optimizer, train, regime, rank, replica._n_made)
+        replica.exchange(view.read())
+        heapq.heappush(clock, (now + (slowness if rank == 0 else 1.0), rank))
+    newest = max((replica for replica, _, _ in members), key=lambda replica: replica.round_id)
+    view.write(newest.theta)
+    return evaluate(model, held_out)
+
+
+def bench_unequal(seeds: tuple[int, ...] = (0, 1, 2, 3, 4)) -> None:
+    print("Fine-tuning as below at equal tokens, ternary, one of four replicas 5 times slower")
+    with tempfile.TemporaryDirectory() as folder:
+        start = pretrained(Path(folder))
+        regime = Regime(
+            text="prose", n_rounds=12, inner_steps=8, lr=1e-4, start=start, codec="ternary",
+            outer=AVERAGE, is_constant_lr=True,
+        )  # fmt: skip
+        for seed in seeds:
+            seeded = replace(regime, seed=seed)
+            equal, unequal = train_replicas(seeded)[0], train_unequal(seeded, 5.0)
+            print(
+                f"  seed {seed}: synchronous {equal:.4f}, asynchronous {unequal:.4f}"
+                f" ({unequal / equal - 1:+.2%})",
+                flush=True,
+            )
+
+
 PARTS = {
+    "goodput": bench_goodput,
+    "unequal": bench_unequal,
     "scratch": bench_scratch,
     "gap": bench_gap,
     "finetune": lambda: bench_finetune(list(CODECS)),
@@ -554,6 +738,7 @@ def main() -> None:
     parser.add_argument("--schedules", type=int)
     parser.add_argument("--chaos", type=int, metavar="KILLS")
     parser.add_argument("--restarts", type=int, metavar="TRIALS")
+    parser.add_argument("--launches", type=int, metavar="TRIALS")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.schedules:
@@ -562,6 +747,8 @@ def main() -> None:
         bench_chaos(options.chaos)
     elif options.restarts:
         bench_restarts(options.restarts)
+    elif options.launches:
+        bench_launches(options.launches)
     else:
         for name, part in PARTS.items():
             if options.only in (None, name):

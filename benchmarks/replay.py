@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import httpx
 import msgspec
 
-from replay_pipeline.replay import replay_states
+from replay_pipeline.replay import Asking, replay_states
+from replay_pipeline.replay.calls import encode_row
 from replay_pipeline.replay.database import connect
-from replay_pipeline.replay.ledger import encode_row
-from replay_pipeline.replay.run import Asking, lanes_of
+from replay_pipeline.replay.run import lanes_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 

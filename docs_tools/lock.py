@@ -30,7 +30,9 @@ def lock(reports: Sequence[Path]) -> str:
             version = about["version"].partition("+")[0]
             hashes[name, version].add(archive["hashes"]["sha256"])
     lines = [
-        " \\\n    ".join([f"{name}=={version}", *(f"--hash=sha256:{each}" for each in sorted(found))])
+        " \\\n    ".join(
+            [f"{name}=={version}", *(f"--hash=sha256:{each}" for each in sorted(found))]
+        )
         for (name, version), found in sorted(hashes.items())
     ]
     return _HEAD + "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from replay_pipeline.cli import app
 from replay_pipeline.settings import Settings
-from replay_pipeline.storage.column_docs import tables_page
+from replay_pipeline.storage.schemas import ABOUT, TABLES, describe
 from replay_pipeline.types import TeacherSpec
 
 _SETTINGS_HEAD = """\
@@ -101,6 +101,24 @@ def _default(value: Any) -> str:
     if repr(value) == "PydanticUndefined":
         return "needed"
     return "—" if value is None or value in ((), {}) else f"`{value}`"
+
+
+def tables_page() -> str:
+    """The page `docs/tables.md`."""
+    parts = [
+        "# Tables",
+        "Every table lies under the data root as "
+        "`<table>/trace_batch=<key>/part-0.parquet`: zstd, an explicit schema, and the key "
+        "`schema_version` in the file's metadata. Equal rows give equal bytes.",
+    ]
+    for name, schema in TABLES.items():
+        rows = [f"| `{f.name}` | {f.type} | {describe(name, f.name)} |" for f in schema]
+        parts += [
+            f"## {name}",
+            ABOUT[name],
+            "\n".join(["| column | type | meaning |", "|---|---|---|", *rows]),
+        ]
+    return "\n\n".join(parts) + "\n"
 
 
 _CLI_HEAD = """\

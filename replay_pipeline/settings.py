@@ -23,11 +23,11 @@ from pydantic import (
 )
 
 from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
-from replay_pipeline.storage.store import as_path, check_reachable, is_local
+from replay_pipeline.storage.store import Place, as_path, check_reachable
 from replay_pipeline.trust import check_binding, check_file
 from replay_pipeline.types import TEST_FRACTION, AgreementLevel, RetryPolicy, TeacherSpec
 
-Place = Annotated[Path, PlainValidator(as_path), PlainSerializer(str)]
+_PlaceField = Annotated[Place, PlainValidator(as_path), PlainSerializer(str)]
 """A folder of this machine, or a URL of an object store."""
 
 _SECRET_NAME = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|SALT)(?:_|$)", re.IGNORECASE)
@@ -148,7 +148,7 @@ class NormalizeSettings(_Section):
 class PublishSettings(_Section):
     """Where the dataset goes."""
 
-    folder: Place | None = None
+    folder: _PlaceField | None = None
     """Dataset folder, or its place on an object store; by default `dataset` under the data root."""
     repo_id: str | None = None
     """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
@@ -220,7 +220,7 @@ class NotifySettings(_Section):
 class Settings(_Section):
     """Everything a run of the pipeline can be told."""
 
-    data_dir: Place = _DEFAULT_ROOT
+    data_dir: _PlaceField = _DEFAULT_ROOT
     """The data root: a folder, or a URL such as `s3://bucket/root` or `gs://bucket/root`, that holds
     every table at rest. `REPLAY_DATA` sets it too."""
     home_dir: Path | None = None
@@ -239,9 +239,9 @@ class Settings(_Section):
     @classmethod
     def load(
         cls,
-        path: Path | None = None,
+        path: Place | None = None,
         *,
-        data_dir: Path | None = None,
+        data_dir: Place | None = None,
         changes: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> "Settings":
@@ -308,7 +308,7 @@ class Settings(_Section):
         """
         if self.home_dir is not None:
             return self.home_dir
-        if is_local(self.data_dir):
+        if isinstance(self.data_dir, Path):
             return self.data_dir
         raise ConfigError(
             f"{self.data_dir} is no folder of this machine: the SQLite ledger, Dagster's home and "
@@ -316,11 +316,11 @@ class Settings(_Section):
             "kept; only a ledger on PostgreSQL (`replay.ledger`) can do without"
         )
 
-    def dataset_dir(self) -> Path:
+    def dataset_dir(self) -> Place:
         """Where the published dataset lies: a folder, or its place on an object store."""
         return self.publish.folder or self.data_dir / "dataset"
 
-    def model_dir(self) -> Path:
+    def model_dir(self) -> Place:
         """Where the trained model is kept: a folder, or its place on an object store."""
         return self.train.output or self.data_dir / "model"
 
@@ -350,13 +350,13 @@ class Settings(_Section):
         return sorted((each for each in found if len(each) >= _MIN_SECRET), key=len, reverse=True)
 
 
-def _found_settings(root: Path | None, env: Mapping[str, str]) -> bytes:
+def _found_settings(root: Place | None, env: Mapping[str, str]) -> bytes:
     """Read the settings file that nobody named; nothing where there is none."""
     beside = (root or _DEFAULT_ROOT) / _BESIDE
     check_reachable(root or _DEFAULT_ROOT)
     if not beside.exists():
         return b""
-    if not is_local(beside):
+    if not isinstance(beside, Path):
         raise UntrustedError(
             f"{beside}: settings are read from files of this machine, since whoever may write to a "
             "store could name teachers and keys. Copy it here, and name it in REPLAY_SETTINGS"

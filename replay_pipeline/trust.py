@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replay_pipeline.errors import ConfigError, UntrustedError
-from replay_pipeline.storage.tables import written_whole
+from replay_pipeline.storage.store import written_whole
 from replay_pipeline.types import LOOPBACK
 
 KNOWN_HOSTS: Mapping[str, tuple[str, ...]] = MappingProxyType(

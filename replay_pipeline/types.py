@@ -202,9 +202,9 @@ class RetryPolicy(BaseModel):
     """Longest wait, in seconds, unless the endpoint asks for a longer one."""
     longest_pause_s: Annotated[float, Field(ge=0)] = 600.0
     """An endpoint that asks for a longer pause is left alone for the rest of the run."""
-    settle_s: Annotated[float, Field(ge=0)] = 30.0
-    """How long after it was sent a lost call may still be running. Asked again only then, the
-    router's response cache has its answer; asked again earlier, it would be paid twice."""
+    settle_s: Annotated[float, Field(ge=0)] = 60.0
+    """How long a run waits at its end for lost calls that may still be running, in seconds. What
+    is left then is asked again by the next run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,11 +52,11 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 on success, 2 when a setting or the dataset is wrong, 143 when stopped.
 
-    `launch` as first word starts replicas of the rest: see `trainer.diloco.launch`.
+    `launch` and its kin as first word are about replicas of the rest: see `trainer.diloco.launch`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["launch"]:
-        return _launch(given[1:])
+    if given and given[0] in REPLICA_COMMANDS:
+        return _command_replicas(given[0], given[1:])
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Train on a published preference dataset."
     )
@@ -99,10 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _launch(arguments: Sequence[str]) -> int:
-    from trainer.diloco.launch import launch_command  # noqa: PLC0415 - loads torch
+REPLICA_COMMANDS = ("launch", "attach", "logs", "stop", "export")
+"""First words that are about replicas, not about a run in this process."""
 
-    return launch_command(arguments)
+
+def _command_replicas(name: str, arguments: Sequence[str]) -> int:
+    if name == "export":
+        from trainer.integrations.export import export_command  # noqa: PLC0415 - loads torch
+
+        return export_command(arguments)
+    from trainer.diloco.launch import COMMANDS  # noqa: PLC0415 - loads torch
+
+    return COMMANDS[name](arguments)
 
 
 def _run_on_mesh(values: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +128,9 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
     # Loading TRL takes seconds: a wrong flag should not have to wait for it.
     import torch  # noqa: PLC0415
 
+    from trainer.integrations.early import refuse_early  # noqa: PLC0415
+
+    refuse_early(values)
     from trainer.integrations.pipes import reporting  # noqa: PLC0415
     from trainer.integrations.settings import read_settings  # noqa: PLC0415
     from trainer.integrations.trl.run import run  # noqa: PLC0415

@@ -13,8 +13,8 @@ from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import consensus_reward
 from trainer.hints import hint_for_row
+from trainer.integrations.loading import load_model, load_tokenizer
 from trainer.integrations.settings import RunConfig, read_settings
-from trainer.integrations.trl.run import load_model
 from trainer.losses.channels import (
     ReplayOptions,
     SDPOOptions,
@@ -153,7 +153,8 @@ LEARNING_RATE = 1e6
 def core_gradient(config: RunConfig) -> dict[str, torch.Tensor]:
     """Three channels of one batch with every pair, written out on the loss core in float64."""
     data = load_preference_data(config.dataset)
-    model, tokenizer = load_model(config, data, seed=config.trl["seed"])
+    tokenizer = load_tokenizer(config, data)
+    model = load_model(config, tokenizer, seed=config.trl["seed"])
     model = model.double().eval()
     renderer = Renderer(
         tokenizer=tokenizer, max_prompt_tokens=256, max_response_tokens=64, with_tools=False
@@ -214,7 +215,8 @@ def test_the_three_channel_gradient_is_that_of_the_core(command, tmp_path, small
 
     values = read_config(tmp_path / "settings.yaml", overrides)
     config = read_settings(values)
-    start, _ = load_model(config, load_preference_data(str(small_dataset)), seed=0)
+    tokenizer = load_tokenizer(config, load_preference_data(str(small_dataset)))
+    start = load_model(config, tokenizer, seed=0)
     after, core = weights(tmp_path / "out"), core_gradient(config)
     difference = total = 0.0
     for name, parameter in start.named_parameters():

@@ -153,7 +153,7 @@ def _long(
     """Read `--name`, `--name=value` or `--name value`, as `_short` does."""
     name, has_value, value = word.partition("=")
     option = program.spellings.get(name)
-    if option is None or (has_value and not option.value):
+    if option is None or (has_value and option.value in ("", "[operand]")):
         return None
     if has_value:
         flags.append((option.id, value))

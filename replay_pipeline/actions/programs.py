@@ -93,7 +93,8 @@ def _completed(program: Program) -> Program:
         for i in group:
             if i not in groups:
                 raise ValueError(f"{i} overrides others and is no option")
-            groups[i].add(f"{number}")
+            for one in {i, f"no-{i}", i.removeprefix("no-")} & groups.keys():
+                groups[one].add(f"{number}")
     if missing := set(program.objects.split()) - ids:
         raise ValueError(f"{', '.join(missing)} names objects and is no option")
     if (program.number is None) == ("-NUM" in spellings):

@@ -34,7 +34,7 @@ Form = tuple[Any, ...]
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 _BARE_COMMAND = re.compile(r"[A-Za-z][\w./-]*(?: +(?:-[\w./:,@%+=-]*|[\w./:,@%+][\w./:,@%+-]*))*")
 """A program and words in which the shell sees nothing special."""
-_QUOTED_TIME = re.compile(r"""['"\\]+time|time\s+['"\\]""")
+_QUOTED_TIME = re.compile(r"""['"\\]+time|time\s+(?:-p\s+|--\s+)*['"\\]""")
 """`time` and its option are words of the shell only where they are bare."""
 _KEYWORDS = frozenset(
     [
@@ -435,7 +435,7 @@ class _Reader:
     def note(self, arguments: Arguments, redirects: tuple[Form, ...]) -> None:
         """Keep what the command acts on, for the level `target`."""
         objects = list(arguments.operands)
-        program = PROGRAMS.get(objects[0])
+        program = PROGRAMS.get(str(objects[0]))
         reads_program = program is not None and program.is_interpreter
         for descriptor, mode, target, *_ in redirects:
             if mode in ("<<", "<<<"):

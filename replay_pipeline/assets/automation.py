@@ -13,35 +13,26 @@ from replay_pipeline.stages.webhook import notify
 
 _MAX_BATCHES_PER_RUN = 200
 
-_BY_BATCH = dg.AssetSelection.assets(
-    "trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs"
-)
-_WHOLE = dg.AssetSelection.assets("published_dataset", "trained_model")
+_BATCH_ASSETS = ("trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs")
 
-batch_job = dg.define_asset_job(
-    "replay_batches",
-    selection=_BY_BATCH,
-    description="Trace states to normalized pairs, for the chosen batches.",
-)
-dataset_job = dg.define_asset_job(
-    "publish_and_train",
-    selection=_WHOLE,
-    description="Publish all normalized pairs and train on them.",
-)
-summary_job = dg.define_asset_job(
-    "summarize_night",
-    selection=dg.AssetSelection.assets("night_summary"),
-    description="Say what was found, paid, made and dropped since the last summary.",
-)
-publish_job = dg.define_asset_job(
-    "publish",
-    selection=dg.AssetSelection.assets("published_dataset"),
-    description="Publish all normalized pairs.",
-)
+JOBS = {
+    name: dg.define_asset_job(name, selection=dg.AssetSelection.assets(*assets), description=text)
+    for name, assets, text in (
+        ("replay_batches", _BATCH_ASSETS, "Trace states to normalized pairs, by batch."),
+        ("publish", ("published_dataset",), "Publish all normalized pairs."),
+        (
+            "publish_and_train",
+            ("published_dataset", "trained_model"),
+            "Publish all normalized pairs and train on them.",
+        ),
+        ("summarize_night", ("night_summary",), "Say what was done since the last summary."),
+    )
+}
+"""The jobs by name: each takes some assets from where they are."""
 
 
 @dg.sensor(
-    job=batch_job,
+    job=JOBS["replay_batches"],
     minimum_interval_seconds=60,
     description="Finds new and grown session files and adds a partition for each batch of them.",
 )
@@ -95,26 +86,26 @@ def nightly_replay(
 
 def nightly_schedules(night: NightSettings) -> list[dg.ScheduleDefinition]:
     """Schedule the replay of a night, what it brings to the dataset, and its summary."""
+    replay = dg.schedule(
+        job=JOBS["replay_batches"],
+        cron_schedule=_daily(night.replays_at),
+        execution_timezone=night.time_zone,
+        description="Replays the batches that are not yet normalized, within the nightly budget.",
+    )
     return [
-        dg.schedule(
-            job=batch_job,
-            cron_schedule=_daily(night.replays_at),
-            execution_timezone=night.time_zone,
-            description="Replays the batches that are not yet normalized, within the nightly budget.",
-        )(nightly_replay),
-        dg.ScheduleDefinition(
-            name="nightly_publish",
-            job=publish_job,
-            cron_schedule=_daily(night.publishes_at),
-            execution_timezone=night.time_zone,
-            description="Brings what the night has made into the one growing dataset.",
-        ),
-        dg.ScheduleDefinition(
-            name="nightly_summary",
-            job=summary_job,
-            cron_schedule=_daily(night.summarizes_at),
-            execution_timezone=night.time_zone,
-            description="Says what the night has done.",
+        replay(nightly_replay),
+        *(
+            dg.ScheduleDefinition(
+                name=name,
+                job=JOBS[job],
+                cron_schedule=_daily(time_of_day),
+                execution_timezone=night.time_zone,
+                description=text,
+            )
+            for name, job, time_of_day, text in (
+                ("nightly_publish", "publish", night.publishes_at, "Publishes the night's pairs."),
+                ("nightly_summary", "summarize_night", night.summarizes_at, "Sums the night up."),
+            )
         ),
     ]
 

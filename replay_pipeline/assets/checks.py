@@ -7,7 +7,6 @@ more at every batch by itself, so that no other way leads around a check.
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import dagster as dg
 
@@ -16,14 +15,16 @@ from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import newest
-from replay_pipeline.stages import audit
-from replay_pipeline.stages.audit import Verdict
+from replay_pipeline.stages.audit import dataset, drift, tables
+from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.store import Place
+from replay_pipeline.storage.tables import DataRoot
 
 _ONE = "dagster/partition"
 
-OfBatches = Callable[[Pipeline, Sequence[str]], Verdict]
-OfDataset = Callable[[Path], Verdict]
+OfBatches = Callable[[DataRoot, Sequence[str]], Verdict]
+OfDataset = Callable[[Place], Verdict]
 
 
 def batch_check(
@@ -39,7 +40,7 @@ def batch_check(
         context: dg.AssetCheckExecutionContext, pipeline: PipelineResource
     ) -> dg.AssetCheckResult:
         work = pipeline.open()
-        return as_result(look(work, batches_of(context, work)))
+        return as_result(look(work.root, batches_of(context, work)))
 
     return dg.asset_check(
         asset=asset,
@@ -114,53 +115,39 @@ def _question(look: Callable[..., Verdict]) -> str:
     return (look.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
 
-def schema_check(asset: str, *tables: str) -> dg.AssetChecksDefinition:
+def schema_check(asset: str, *names: str) -> dg.AssetChecksDefinition:
     """The tables of an asset have the columns and types that the next stage reads."""
 
-    def look(work: Pipeline, batches: Sequence[str]) -> Verdict:
-        return audit.matching_schemas(work.root, batches, tables)
+    def look(root: DataRoot, batches: Sequence[str]) -> Verdict:
+        return tables.matching_schemas(root, batches, names)
 
-    look.__doc__ = audit.matching_schemas.__doc__
+    look.__doc__ = tables.matching_schemas.__doc__
     return batch_check(asset, f"{asset}_schema", look, blocking=True)
-
-
-def _of_root(look: Callable[..., Verdict]) -> OfBatches:
-    return _with_question(look, lambda work, batches: look(work.root, batches))
-
-
-def _of_receipts(look: Callable[..., Verdict]) -> OfBatches:
-    return _with_question(look, lambda work, batches: look(work.receipts, batches))
-
-
-def _with_question(look: Callable[..., Verdict], bound: OfBatches) -> OfBatches:
-    bound.__doc__ = look.__doc__
-    return bound
 
 
 CHECKS = [
     schema_check("trace_states", "sessions", "turns", "states", "tools"),
-    batch_check("trace_states", "every_row_is_accounted_for", _of_receipts(audit.rows_accounted)),
-    batch_check("trace_states", "states_are_whole", _of_root(audit.whole_states), blocking=True),
-    batch_check("trace_states", "prefixes_are_faithful", _of_root(audit.faithful_prefixes)),
+    batch_check("trace_states", "every_row_is_accounted_for", tables.rows_accounted),
+    batch_check("trace_states", "states_are_whole", tables.whole_states, blocking=True),
+    batch_check("trace_states", "prefixes_are_faithful", tables.faithful_prefixes),
     schema_check("teacher_actions", "teacher_actions"),
-    batch_check(
-        "teacher_actions", "answers_match_states", _of_root(audit.answers_of_states), blocking=True
-    ),
-    batch_check("teacher_actions", "budget_is_kept", _of_receipts(audit.budget_kept)),
+    batch_check("teacher_actions", "answers_match_states", tables.answers_of_states, blocking=True),
+    batch_check("teacher_actions", "budget_is_kept", tables.budget_kept),
     schema_check("dpo_pairs", "dpo_pairs", "positives", "outcomes"),
-    batch_check("dpo_pairs", "sides_differ", _of_root(audit.sides_differ), blocking=True),
-    batch_check("dpo_pairs", "agreement_is_steady", _of_receipts(audit.agreement_drift)),
+    batch_check("dpo_pairs", "sides_differ", tables.sides_differ, blocking=True),
+    batch_check("dpo_pairs", "agreement_is_steady", drift.agreement_drift),
     schema_check("normalized_pairs", "normalized_pairs", "dropped_pairs"),
     batch_check(
         "normalized_pairs",
         "every_pair_is_kept_or_dropped",
-        _of_root(audit.kept_or_dropped),
+        tables.kept_or_dropped,
         blocking=True,
     ),
-    batch_check("normalized_pairs", "drops_are_steady", _of_receipts(audit.drop_drift)),
-    dataset_check("shards_match_manifests", audit.shards_against_manifests, blocking=True),
-    dataset_check("splits_share_no_session", audit.shared_sessions, blocking=True),
-    dataset_check("splits_share_no_prompt", audit.shared_prompts),
-    dataset_check("no_secret_is_published", audit.published_secrets, blocking=True),
+    batch_check("normalized_pairs", "drops_are_steady", drift.drop_drift),
+    dataset_check("shards_match_manifests", dataset.shards_against_manifests, blocking=True),
+    dataset_check("splits_share_no_session", dataset.shared_sessions, blocking=True),
+    dataset_check("splits_share_no_prompt", dataset.shared_prompts),
+    dataset_check("prompts_decide", dataset.prompts_decide),
+    dataset_check("no_secret_is_published", dataset.published_secrets, blocking=True),
 ]
 """Every check, asset by asset."""

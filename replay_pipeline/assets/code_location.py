@@ -21,12 +21,7 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
             [traces, replay, pairs, publish, train, night], include_specs=True
         ),
         asset_checks=checks.CHECKS,
-        jobs=[
-            automation.batch_job,
-            automation.dataset_job,
-            automation.publish_job,
-            automation.summary_job,
-        ],
+        jobs=[*automation.JOBS.values()],
         schedules=automation.nightly_schedules(pipeline.settings().night),
         sensors=[automation.new_sessions, automation.notify_failures],
         resources={"pipeline": pipeline},

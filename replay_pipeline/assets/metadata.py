@@ -12,8 +12,7 @@ from typing import Any
 import dagster as dg
 
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.storage.column_docs import describe
-from replay_pipeline.storage.schemas import TABLES
+from replay_pipeline.storage.schemas import TABLES, describe
 
 _SHOWN_CHARS = 400
 _BLOCK_CHARS = 4_000

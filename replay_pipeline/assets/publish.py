@@ -9,7 +9,7 @@ from replay_pipeline.assets.partitions import GROUP, OWNERS
 from replay_pipeline.assets.pictures import bars
 from replay_pipeline.assets.reporting import as_metadata
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.publish import layout
+from replay_pipeline.publish import in_words, layout
 from replay_pipeline.stages.pipeline import Pipeline, Receipt
 from replay_pipeline.stages.versions import code_version
 
@@ -49,6 +49,7 @@ def dataset_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
             for config, splits in sorted(by_config.items())
             for split, n in sorted(splits.items())
         },
+        "prompt-blind control": in_words(receipt.report.get("blind")),
         "rows": bars(by_config.get("pairs", {})),
         "load": dg.MetadataValue.md(f"```python\n{code}\n```"),
         "card": dg.MetadataValue.path(f"{folder}/{layout.CARD}"),

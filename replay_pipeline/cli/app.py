@@ -6,10 +6,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from replay_pipeline.cli.console import (
-    PrintableFormatter,
-    err,
-)
+from replay_pipeline.cli.console import PrintableFormatter, err
 
 app = typer.Typer(
     name="replay-pipeline",

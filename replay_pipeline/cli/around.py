@@ -14,9 +14,10 @@ from replay_pipeline.cli.console import (
     show_findings,
     show_stale,
     show_status,
+    show_upgrade,
 )
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import load, prepare_demo
+from replay_pipeline.cli.shared import open_pipeline, prepare_demo
 
 
 @app.command()
@@ -33,9 +34,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """What is done, what it cost, and what is still open."""
-    from replay_pipeline.stages import pipeline
-
-    work = pipeline.Pipeline(load(settings, data))
+    work = open_pipeline(settings, data)
     if stale:
         print_report(work.stale(), as_json=as_json, show=show_stale)
     else:
@@ -43,13 +42,20 @@ def status(
 
 
 @app.command()
+def upgrade(
+    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
+) -> None:
+    """Bring the data root of an older version to this one: no log is read and nothing is paid."""
+    report = open_pipeline(settings, data).upgrade()
+    print_report(report, as_json=as_json, show=show_upgrade)
+
+
+@app.command()
 def doctor(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
     """Check this machine and these settings: packages, keys, teachers, disk, folders."""
-    from replay_pipeline.stages import pipeline
-
-    findings = pipeline.Pipeline(load(settings, data)).examine()
+    findings = open_pipeline(settings, data).examine()
     print_report({"findings": findings}, as_json=as_json, show=show_findings)
     if any(not finding["ok"] for finding in findings):
         raise typer.Exit(1)
@@ -85,13 +91,12 @@ def ui(
     """
     from replay_pipeline.assets.records import sync
     from replay_pipeline.orchestration.instance import ui_command
-    from replay_pipeline.stages import pipeline
 
     if sample:
         data = data or Path("demo")
         if not (data / "settings.toml").exists():
             prepare_demo(data)
-    work = pipeline.Pipeline(load(None, data))
+    work = open_pipeline(None, data)
     sync(work)
     command, environment = ui_command(work.settings, port=port)
     out.print(f"Starting Dagster on [bold]{work.root.path}[/]")
@@ -113,8 +118,7 @@ def sync(
 ) -> None:
     """Bring Dagster's view up to date with the files, or back after its home was lost."""
     from replay_pipeline.assets import records
-    from replay_pipeline.stages import pipeline
 
-    work = pipeline.Pipeline(load(settings, data))
+    work = open_pipeline(settings, data)
     n_added = records.sync(work, runs_are_here=runs_are_here)
     out.print(f"{n_added} materializations added")

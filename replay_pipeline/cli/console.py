@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich import markup
@@ -152,7 +153,7 @@ def show_estimate(report: Report) -> None:
 
 
 def _draw_batches(
-    title: str, reports: Report, names: tuple[str, ...], *, first: str = "batch"
+    title: str, names: tuple[str, ...], reports: Report, *, first: str = "batch"
 ) -> None:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column(first, no_wrap=True)
@@ -167,9 +168,8 @@ def _draw_batches(
 
 def show_replay(reports: Report) -> None:
     """Calls and dollars by batch."""
-    _draw_batches(
-        "Replayed", reports, ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
-    )
+    figures = ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
+    _draw_batches("Replayed", figures, reports)
     if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
         out.print(
             f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "
@@ -178,33 +178,22 @@ def show_replay(reports: Report) -> None:
         )
 
 
-def show_control(report: Report) -> None:
-    """How often the students left their own actions."""
-    _table("Control", list(report.items()))
+def _draw_facts(title: str, report: Report) -> None:
+    _table(title, [(key, value) for key, value in report.items() if not isinstance(value, list)])
 
 
-def show_pairs(reports: Report) -> None:
-    """Outcomes by batch."""
-    _draw_batches(
-        "Pairs", reports, ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
-    )
-
-
-def show_normalize(reports: Report) -> None:
-    """Kept and dropped by batch."""
-    _draw_batches("Normalized", reports, ("n_kept", "n_dropped", "dropped"))
-
-
-def show_publish(report: Report) -> None:
-    """What was written."""
-    _table(
-        "Published", [(key, value) for key, value in report.items() if not isinstance(value, list)]
-    )
+show_pairs = partial(
+    _draw_batches, "Pairs", ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+)
+show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
+show_control = partial(_draw_facts, "Control")
+show_upgrade = partial(_draw_facts, "Brought over")
+show_publish = partial(_draw_facts, "Published")
 
 
 def show_train(report: Report) -> None:
-    """What the training came to."""
-    _table("Trained", [(k, v) for k, v in report.items() if not isinstance(v, list | dict)])
+    """Show what the training came to, without its curves."""
+    _draw_facts("Trained", {k: v for k, v in report.items() if not isinstance(v, dict)})
 
 
 def show_status(report: Report) -> None:
@@ -212,7 +201,7 @@ def show_status(report: Report) -> None:
     if not report["batches"]:
         out.print("No sessions yet: run `replay-pipeline ingest` first.")
         return
-    _draw_batches("Batches", report["batches"], ("ingest", "replay", "pairs", "normalize"))
+    _draw_batches("Batches", ("ingest", "replay", "pairs", "normalize"), report["batches"])
     ledger = report["ledger"]
     plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
     kind = "of the sample's recorded teachers" if report["is_sample"] else "of real teachers"
@@ -225,6 +214,10 @@ def show_status(report: Report) -> None:
             f"REPLAY_TEACHERS={how}.",
             soft_wrap=True,
         )
+    if report["dataset"] is not None:
+        from replay_pipeline.publish import in_words
+
+        out.print(in_words(report["dataset"].get("blind")), soft_wrap=True)
     if scopes := ledger.get("scopes"):
         rows = {
             scope.pop("scope").replace("partition:", "batch:"): {
@@ -233,7 +226,7 @@ def show_status(report: Report) -> None:
             for scope in map(dict, scopes)
         }
         names = tuple(next(iter(rows.values())))
-        _draw_batches("Limits, in US dollars", rows, names, first="counts for")
+        _draw_batches("Limits, in US dollars", names, rows, first="counts for")
 
 
 def show_stale(report: Report) -> None:
@@ -243,7 +236,7 @@ def show_stale(report: Report) -> None:
         return
     stages = ("ingest", "replay", "pairs", "normalize", "publish")
     rows = {key: {s: row.get(s, "") for s in stages} for key, row in report["batches"].items()}
-    _draw_batches("Stale, and why", rows, stages)
+    _draw_batches("Stale, and why", stages, rows)
     if cost := report["cost"]:
         n_calls = sum(row["n_calls"] for row in cost["teachers"])
         price = f"{n_calls:,} new questions for about ${cost['expected_usd']:.4f}"
@@ -275,3 +268,16 @@ def show_teachers(report: Report) -> None:
             escape(row["problem"] or "ok"),
         )
     out.print(table)
+
+
+def show_lost_calls(report: Report) -> None:
+    """One line per call whose outcome is not known."""
+    for row in report["lost_calls"]:
+        cost = "" if row["cost_usd"] is None else f", cost ${row['cost_usd']:.6f}"
+        out.print(
+            f"{row['sent_at']}  {row['teacher']}  {row['state_id']}: {row['why']}; "
+            f"${row['reserved_usd']:.6f} reserved{cost}; {row['what']}",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+    if not report["lost_calls"]:
+        out.print("No call is lost.")

@@ -7,14 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import (
-    print_report,
-    progress_bars,
-    show_normalize,
-    show_publish,
-)
+from replay_pipeline.cli.console import print_report, progress_bars, show_normalize, show_publish
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import chosen, load
+from replay_pipeline.cli.shared import chosen, open_pipeline
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.store import as_path
 
@@ -37,14 +32,12 @@ def normalize(
     as_json: JsonOption = False,
 ) -> None:
     """Keep the pairs that are fit to publish; keep the others apart, each with its reason."""
-    from replay_pipeline.stages import pipeline
-
     changes: dict[str, Any] = {"normalize": {}}
     if recipe is not None:
         changes["normalize"]["recipe"] = recipe
     if allow_operator:
         changes["normalize"]["allow_operators"] = allow_operator
-    work = pipeline.Pipeline(load(settings, data, changes=changes))
+    work = open_pipeline(settings, data, changes=changes)
     reports = {key: work.normalize(key).report for key in chosen(work, batch)}
     print_report(reports, as_json=as_json, show=show_normalize)
 
@@ -63,15 +56,13 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Write the dataset folder, and push it to the Hub if a repository is named."""
-    from replay_pipeline.stages import pipeline
-
     changes: dict[str, Any] = {"publish": {}}
     if to is not None:
         changes["publish"]["folder"] = to
     if repo is not None:
         changes["publish"]["repo_id"] = repo
     with progress_bars() as on_progress:
-        work = pipeline.Pipeline(load(settings, data, changes=changes), on_progress=on_progress)
+        work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)
         report = work.publish().report
     print_report(report, as_json=as_json, show=show_publish)
 
@@ -101,10 +92,8 @@ def retract(
 
     What is on this machine stays: the pipeline's own tables, and the sessions themselves.
     """
-    from replay_pipeline.stages import pipeline
-
     changes = {} if repo is None else {"publish": {"repo_id": repo}}
-    work = pipeline.Pipeline(load(settings, data, changes=changes))
+    work = open_pipeline(settings, data, changes=changes)
     named = f"{len(session or ())} sessions and {len(batch or ())} batches"
     if not yes:
         if not sys.stdin.isatty():

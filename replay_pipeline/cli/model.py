@@ -6,13 +6,9 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import (
-    print_report,
-    progress_bars,
-    show_train,
-)
+from replay_pipeline.cli.console import print_report, progress_bars, show_train
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import load
+from replay_pipeline.cli.shared import open_pipeline
 
 
 @app.command()
@@ -23,10 +19,8 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train on the published dataset with all three channels."""
-    from replay_pipeline.stages import pipeline
-
     changes = {} if config is None else {"train": {"config": config}}
     with progress_bars() as on_progress:
-        work = pipeline.Pipeline(load(settings, data, changes=changes), on_progress=on_progress)
+        work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)
         report = work.train().report
     print_report(report, as_json=as_json, show=show_train)

@@ -6,14 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from replay_pipeline.cli.app import app, pairs_app
-from replay_pipeline.cli.console import (
-    escape,
-    out,
-    print_report,
-    show_pairs,
-)
+from replay_pipeline.cli.console import escape, out, print_report, show_pairs
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import chosen, load
+from replay_pipeline.cli.shared import chosen, open_pipeline
 
 
 @pairs_app.callback()
@@ -33,14 +28,12 @@ def pairs(
     """Where the teachers agree on something that the student did not do."""
     if context.invoked_subcommand is not None:
         return
-    from replay_pipeline.stages import pipeline
-
     changes: dict[str, Any] = {"pairs": {}}
     if threshold is not None:
         changes["pairs"]["agreement_threshold"] = threshold
     if marks is not None:
         changes["pairs"]["marks"] = marks
-    work = pipeline.Pipeline(load(settings, data, changes=changes))
+    work = open_pipeline(settings, data, changes=changes)
     reports = {key: work.pairs(key).report for key in chosen(work, batch)}
     print_report(reports, as_json=as_json, show=show_pairs)
 
@@ -52,9 +45,7 @@ def pairs_show(
     settings: SettingsOption = None,
 ) -> None:
     """One state: what came before, what the student did, and what each teacher would do."""
-    from replay_pipeline.stages import pipeline
-
-    text = pipeline.Pipeline(load(settings, data)).show(state)
+    text = open_pipeline(settings, data).show(state)
     out.print(escape(text), highlight=False, soft_wrap=True)
 
 
@@ -65,8 +56,6 @@ def review(
     to: Annotated[Path | None, typer.Option("--to", help="The HTML file to write.")] = None,
 ) -> None:
     """Write a page that shows all pairs side by side; it needs no server."""
-    from replay_pipeline.stages import pipeline
-
-    work = pipeline.Pipeline(load(settings, data))
+    work = open_pipeline(settings, data)
     path = work.review(to)
     out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")

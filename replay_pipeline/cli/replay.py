@@ -14,6 +14,7 @@ from replay_pipeline.cli.console import (
     progress_bars,
     show_control,
     show_estimate,
+    show_lost_calls,
     show_replay,
     show_teachers,
 )
@@ -25,7 +26,7 @@ from replay_pipeline.cli.options import (
     SettingsOption,
     YesOption,
 )
-from replay_pipeline.cli.shared import chosen, confirm, load
+from replay_pipeline.cli.shared import chosen, confirm, load, open_pipeline
 
 
 @app.command()
@@ -36,9 +37,7 @@ def estimate(
     as_json: JsonOption = False,
 ) -> None:
     """What the replay would cost at today's prices, before anything is paid."""
-    from replay_pipeline.stages import pipeline
-
-    work = pipeline.Pipeline(load(settings, data))
+    work = open_pipeline(settings, data)
     print_report(work.estimate(chosen(work, batch)).to_json(), as_json=as_json, show=show_estimate)
 
 
@@ -94,13 +93,34 @@ def control(
 
     The higher the share, the less a teacher's disagreement says. The figure goes into the card.
     """
-    from replay_pipeline.stages import pipeline
-
     with progress_bars() as on_progress:
-        work = pipeline.Pipeline(load(settings, data), on_progress=on_progress)
+        work = open_pipeline(settings, data, on_progress=on_progress)
         chosen(work, None)
         report = work.control(max_total_usd=max_total_usd, n_states=states).report
     print_report(report, as_json=as_json, show=show_control)
+
+
+@app.command()
+def reconcile(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    settle: Annotated[
+        bool,
+        typer.Option(
+            "--settle",
+            help="Book each call that is over, at its endpoint's record or else at the most it can "
+            "have cost.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show calls that were sent and never answered, one by one; settle those that are over."""
+    from replay_pipeline.replay import reconcile
+
+    loaded = load(settings, data)
+    found = reconcile(loaded.ledger_url(), loaded.replay.teachers, settle=settle)
+    report = {"lost_calls": [each.to_json() for each in found]}
+    print_report(report, as_json=as_json, show=show_lost_calls)
 
 
 @teachers_app.command("list")
@@ -108,9 +128,7 @@ def teachers_list(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
     """The teachers of these settings: model, key, price, terms."""
-    from replay_pipeline.stages import pipeline
-
-    checks = pipeline.Pipeline(load(settings, data)).check_teachers()
+    checks = open_pipeline(settings, data).check_teachers()
     print_report({"teachers": checks}, as_json=as_json, show=show_teachers)
 
 

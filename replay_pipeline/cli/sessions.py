@@ -6,11 +6,7 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import (
-    print_report,
-    progress_bars,
-    show_ingest,
-)
+from replay_pipeline.cli.console import print_report, progress_bars, show_ingest
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import load
 from replay_pipeline.errors import ConfigError

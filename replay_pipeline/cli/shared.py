@@ -4,16 +4,17 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from replay_pipeline.cli.console import (
-    show_estimate,
-)
+from replay_pipeline.cli.console import show_estimate
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.settings import Settings, config_dir
 from replay_pipeline.trust import trust_file
+
+if TYPE_CHECKING:
+    from replay_pipeline.stages.pipeline import OnProgress, Pipeline
 
 
 def load(
@@ -33,13 +34,26 @@ def load(
     return Settings.load(settings, data_dir=data, changes=changes)
 
 
+def open_pipeline(
+    settings: Path | None,
+    data: Path | None,
+    *,
+    changes: dict[str, Any] | None = None,
+    on_progress: "OnProgress | None" = None,
+) -> "Pipeline":
+    """Open the pipeline of these settings; what it stands on is imported only now."""
+    from replay_pipeline.stages.pipeline import Pipeline
+
+    return Pipeline(load(settings, data, changes=changes), on_progress=on_progress)
+
+
 _DEMO_HEADER = "# Written by `replay-pipeline demo`."
 
 
 def prepare_demo(data: Path) -> None:
     """Write the settings of the demo, which the UI reads as well."""
     from replay_pipeline.settings import environment
-    from replay_pipeline.storage.tables import written_whole
+    from replay_pipeline.storage.store import written_whole
     from replay_pipeline.testing.sample import SESSIONS_DIR
 
     path = data / "settings.toml"
@@ -63,7 +77,7 @@ def prepare_demo(data: Path) -> None:
         trust_file(path, folder=config_dir())
 
 
-def chosen(work: Any, batches: list[str] | None) -> list[str]:
+def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
     """Give the batches that were named, or all of them, in their order."""
     known = work.batches()
     if unknown := sorted(set(batches or ()) - set(known)):
@@ -75,7 +89,7 @@ def chosen(work: Any, batches: list[str] | None) -> list[str]:
     return [key for key in known if not batches or key in batches]
 
 
-def confirm(work: Any, *, yes: bool, batches: list[str] | None = None) -> None:
+def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) -> None:
     """Show the estimate of a run that costs more than the threshold, and ask."""
     work.check_keys()
     if yes or work.settings.replay.sample_teachers:

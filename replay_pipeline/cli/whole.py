@@ -7,12 +7,7 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import (
-    out,
-    print_report,
-    progress_bars,
-    show_summary,
-)
+from replay_pipeline.cli.console import out, print_report, progress_bars, show_summary
 from replay_pipeline.cli.options import (
     BudgetOption,
     DataOption,
@@ -66,7 +61,7 @@ def demo(
     """
     from replay_pipeline.assets.in_process import run_jobs
     from replay_pipeline.stages import pipeline
-    from replay_pipeline.storage.tables import written_whole
+    from replay_pipeline.storage.store import written_whole
 
     prepare_demo(data)
     loaded = load(data / "settings.toml", data)

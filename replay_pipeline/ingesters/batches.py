@@ -20,8 +20,7 @@ from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.json_lines import Spans
 from replay_pipeline.ingesters.rows import Block, read_rows
 from replay_pipeline.settings import environment
-from replay_pipeline.storage.store import read_files
-from replay_pipeline.storage.tables import written_whole
+from replay_pipeline.storage.store import Place, read_files, written_whole
 
 logger = logging.getLogger(__name__)
 
@@ -293,11 +292,11 @@ def _content_hash(members: list[tuple[SourceSlice, Cursor]]) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=3).hexdigest()
 
 
-def _manifest_path(root: Path, key: str) -> Path:
+def _manifest_path(root: Place, key: str) -> Place:
     return root / "batches" / f"{key}.json"
 
 
-def write_manifest(batch: TraceBatch, root: Path) -> Path:
+def write_manifest(batch: TraceBatch, root: Place) -> Place:
     """Write `<root>/batches/<key>.json`; a manifest that is there already is left as it is.
 
     Raises:
@@ -314,7 +313,7 @@ def write_manifest(batch: TraceBatch, root: Path) -> Path:
     return path
 
 
-def read_manifest(key: str, root: Path) -> TraceBatch:
+def read_manifest(key: str, root: Place) -> TraceBatch:
     """The batch that was written under `key`.
 
     Raises:
@@ -331,12 +330,12 @@ def read_manifest(key: str, root: Path) -> TraceBatch:
         raise IngestError(f"{path}: not a readable manifest ({error})") from error
 
 
-def list_batches(root: Path) -> list[str]:
+def list_batches(root: Place) -> list[str]:
     """Keys of every batch under `root`, sorted."""
     return sorted(path.stem for path in (root / "batches").glob("*.json"))
 
 
-def list_manifests(root: Path) -> list[TraceBatch]:
+def list_manifests(root: Place) -> list[TraceBatch]:
     """Every batch under `root`, sorted by key: what `discover` calls `known`.
 
     Raises:
@@ -370,7 +369,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     version: int
 
 
-def _from_text(text: bytes, path: Path) -> TraceBatch:
+def _from_text(text: bytes, path: Place) -> TraceBatch:
     try:
         manifest = msgspec.json.decode(text, type=_Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -25,7 +25,8 @@ from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redaction.redactor import Redactor, user_of
-from replay_pipeline.storage.tables import write_table, written_whole
+from replay_pipeline.storage.store import written_whole
+from replay_pipeline.storage.tables import write_table
 from replay_pipeline.types import Progress, Tool
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,7 @@ from replay_pipeline.settings import (
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.outages import translated
 from replay_pipeline.storage.permissions import make_private_folder
-from replay_pipeline.storage.store import is_local
-from replay_pipeline.storage.tables import written_whole
+from replay_pipeline.storage.store import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
 
@@ -177,5 +176,5 @@ def _variables(settings: Settings) -> list[str]:
         "CLAUDE_CONFIG_DIR",
         *(f"{key}{end}" for key in sorted(keys) for end in ("", "_FILE")),
         *settings.train.environment,
-        *(() if all(map(is_local, places)) else _STORES),
+        *(() if all(isinstance(place, Path) for place in places) else _STORES),
     ]

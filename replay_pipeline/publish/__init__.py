@@ -1,14 +1,18 @@
 """Publish pairs as a dataset that `datasets.load_dataset` and TRL take as it is."""
 
 from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
+from replay_pipeline.publish.blind import BlindControl, blind_control, in_words
 from replay_pipeline.publish.publisher import PublishReport, publish, retract
 from replay_pipeline.publish.versions import fetch, newest, to_be_published
 
 __all__ = [
+    "BlindControl",
     "CardFacts",
     "PublishReport",
     "TeacherFacts",
+    "blind_control",
     "fetch",
+    "in_words",
     "newest",
     "publish",
     "retract",

@@ -10,15 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import DatasetCard, DatasetCardData
+from huggingface_hub import DatasetCardData
+from jinja2 import Template
 
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.batch_facts import digest_of, rows_by_split, sessions_of
+from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.storage.column_docs import describe
+from replay_pipeline.storage.schemas import describe
 
-_TEMPLATE = Path(__file__).with_name("card.md.jinja")
+# Filled in directly: `DatasetCard.from_template` would compile it and read the result back each
+# time, and publishers that meet on the Hub make the card anew at every try.
+_TEMPLATE = Template(Path(__file__).with_name("card.md.jinja").read_text("utf-8"))
 _TITLE = "Agent preference pairs"
 _LICENSE_NAME = "mixed-model-outputs"
 _SIZES = [(1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (10**6, "100K<n<1M")]
@@ -73,9 +77,8 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
     n_bytes = _added(batch["n_bytes"] for batch in batches)
     dropped = _added(_stage(batch, "normalize").get("dropped", {}) for batch in batches)
     recipes = sorted({_stage(batch, "normalize").get("recipe", "") for batch in batches} - {""})
-    card = DatasetCard.from_template(
-        DatasetCardData(**_metadata(rows, facts, content=digest)),
-        template_path=str(_TEMPLATE),
+    card = _TEMPLATE.render(
+        card_data=DatasetCardData(**_metadata(rows, facts, content=digest)).to_yaml(),
         table=_table,
         percent=_percent,
         amount=_amount,
@@ -109,6 +112,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         figures=_figures(batches),
         recipes=", ".join(map(_code, recipes)),
         dropped=[(_code(name), n) for name, n in _by_size(dropped)],
+        blind=in_words(facts.get("blind_control")) if n_pairs else "",
         control_run=[(_code(name), value) for name, value in facts.get("control_run", {}).items()],
         accepted_terms=", ".join(map(_code, facts.get("accepted_terms", ()))),
         sample=_sample(batches),

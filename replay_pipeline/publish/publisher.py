@@ -18,6 +18,7 @@ from replay_pipeline.errors import (
     SecretFoundError,
 )
 from replay_pipeline.publish import batch_facts, layout
+from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
@@ -48,6 +49,8 @@ class PublishReport:
     files_removed: list[str] = field(default_factory=list)
     commits: list[str] = field(default_factory=list)
     """Ids of the commits that were made on the Hub, oldest first; empty: it had all of it."""
+    blind: dict[str, Any] | None = None
+    """How often the chosen side is told without the prompt, as `BlindControl` has it."""
     tag: str | None = None
     """Name of this content: equal content has an equal tag."""
 
@@ -138,6 +141,7 @@ def publish(
                 max_shard_bytes=max_shard_bytes,
                 stages=batch_facts.stage_facts(card_facts or {}, key),
             )
+        version.measure()
         report = version.write(folder, options)
     return version.bring(folder, hub, options, report)
 
@@ -199,7 +203,9 @@ class _Version:
     """The next version of the dataset: new content of the batches that it owns."""
 
     def __init__(self, *, facts: Mapping[str, Any], owned: set[str]) -> None:
-        self._facts, self._owned = facts, owned
+        self._facts, self._owned = dict(facts), owned
+        self._sides: list[tuple[str, str, str]] = []
+        """Chosen, rejected and session of every pair, for the prompt-blind control."""
         self._files: dict[str, bytes] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
 
@@ -245,6 +251,18 @@ class _Version:
             stages=stages,
         )
         self._files[layout.manifest_path(key)] = batch_facts.encode(self._manifests[key])
+        sides = ([side[-1] for side in pairs[name].to_pylist()] for name in ("chosen", "rejected"))
+        self._sides += zip(*sides, _sessions(pairs), strict=True)
+
+    def measure(self) -> None:
+        """Measure how much of the preferences shows without the prompt; the facts keep it."""
+        chosen, rejected, sessions = zip(*self._sides, strict=True) if self._sides else ((), (), ())
+        if (found := blind_control(chosen, rejected, sessions)) is None:
+            self._facts.pop("blind_control", None)
+            return
+        self._facts["blind_control"] = found.to_json()
+        if found.ngrams > WARN_ABOVE:
+            logger.warning("%s", in_words(found.to_json()))
 
     def write(self, folder: Path, options: HubOptions) -> PublishReport:
         """Bring the folder to this version."""
@@ -266,6 +284,7 @@ class _Version:
             files_written=change.written,
             files_unchanged=change.unchanged,
             files_removed=change.removed,
+            blind=self._facts.get("blind_control"),
             tag=f"data-{batch_facts.digest_of(here)}",
         )
 

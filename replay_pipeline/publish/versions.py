@@ -16,13 +16,13 @@ from uuid import uuid4
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.publish import layout
+from replay_pipeline.storage.outages import translated
 from replay_pipeline.storage.store import (
+    Place,
     copy_files,
     files_below,
-    is_local,
-    put_whole,
     remove_tree,
-    translated,
+    written_whole,
 )
 
 logger = logging.getLogger(__name__)
@@ -31,18 +31,18 @@ _N_KEPT = 2
 """Versions that stay: who reads the one before the newest may finish."""
 
 
-def newest(place: Path) -> Path | None:
+def newest(place: Place) -> Place | None:
     """The folder that holds the dataset now; `None` where nothing is published.
 
     On this machine that is `place` itself.
     """
-    if is_local(place):
+    if isinstance(place, Path):
         return place if place.is_dir() else None
     numbers = _published(place)
     return place / _folder_of(place, numbers[-1]) if numbers else None
 
 
-def fetch(place: Path, folder: Path) -> Path:
+def fetch(place: Place, folder: Path) -> Path:
     """The dataset as a folder of this machine: `place` itself, or a copy of the newest version.
 
     Args:
@@ -52,7 +52,7 @@ def fetch(place: Path, folder: Path) -> Path:
     Raises:
         StorageError: the store cannot be read.
     """
-    if is_local(place):
+    if isinstance(place, Path):
         return place
     source = newest(place)
     wanted = set(files_below(source)) if source else set()
@@ -66,7 +66,7 @@ def fetch(place: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def to_be_published(place: Path, folder: Path) -> Iterator[Path]:
+def to_be_published(place: Place, folder: Path) -> Iterator[Path]:
     """Open the dataset to change it as a folder of this machine; what was changed is published.
 
     Args:
@@ -77,7 +77,7 @@ def to_be_published(place: Path, folder: Path) -> Iterator[Path]:
         StorageError: the store cannot be written, or somebody else published meanwhile; the
             dataset there is as before, or theirs.
     """
-    if is_local(place):
+    if isinstance(place, Path):
         yield place
         return
     base = newest(place)
@@ -90,7 +90,7 @@ def to_be_published(place: Path, folder: Path) -> Iterator[Path]:
 
 
 def _publish(
-    place: Path, base: Path | None, folder: Path, *, same: list[str], new: list[str]
+    place: Place, base: Place | None, folder: Path, *, same: list[str], new: list[str]
 ) -> None:
     number = _number_of(base.name) + 1 if base else 1
     target = place / f"{number:06}-{uuid4().hex[:4]}"
@@ -98,7 +98,7 @@ def _publish(
         copy_files(base, target, same)
     copy_files(folder, target, new)
     try:
-        with put_whole(place / f"{number:06}.json", is_new=True) as file:
+        with written_whole(place / f"{number:06}.json", is_new=True) as file:
             file.write(json.dumps({"folder": target.name}).encode())
     except FileExistsError as error:
         remove_tree(target)
@@ -109,7 +109,7 @@ def _publish(
     _forget(place, before=number - _N_KEPT + 1)
 
 
-def _forget(place: Path, *, before: int) -> None:
+def _forget(place: Place, *, before: int) -> None:
     """Delete old versions, each mark first, and what publishers that died have left of them."""
     with translated(place, "listed"):
         there = sorted(place.iterdir(), key=lambda path: (path.suffix != ".json", path.name))
@@ -118,13 +118,13 @@ def _forget(place: Path, *, before: int) -> None:
             remove_tree(path)
 
 
-def _published(place: Path) -> list[int]:
+def _published(place: Place) -> list[int]:
     """Numbers of the published versions, oldest first."""
     with translated(place, "listed"):
         return sorted(_number_of(path.name) for path in place.glob("*.json"))
 
 
-def _folder_of(place: Path, number: int) -> str:
+def _folder_of(place: Place, number: int) -> str:
     mark = place / f"{number:06}.json"
     with translated(mark, "read"):
         return json.loads(mark.read_text("utf-8"))["folder"]

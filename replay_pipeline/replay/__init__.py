@@ -7,6 +7,7 @@ from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.facts import refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
+from replay_pipeline.replay.reconcile import LostCallReport, reconcile
 from replay_pipeline.replay.run import (
     estimate,
     replay_in_thread,
@@ -25,6 +26,7 @@ __all__ = [
     "Estimate",
     "Gates",
     "LedgerStatus",
+    "LostCallReport",
     "ReplayOptions",
     "RetryPolicy",
     "TeacherCheck",
@@ -36,6 +38,7 @@ __all__ = [
     "ledger_status",
     "measure_gates",
     "parse_gates",
+    "reconcile",
     "refuse_if_nobody_answers",
     "replay_batch",
     "replay_facts",

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 from typing import TypedDict, Unpack
 
 from pydantic import SecretStr
@@ -22,6 +21,7 @@ from replay_pipeline.replay.requests import (
     dialect_of,
 )
 from replay_pipeline.settings import key_for
+from replay_pipeline.storage.store import Place
 from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
 from replay_pipeline.windows import window_messages
 
@@ -37,7 +37,7 @@ class ReplayOptions(TypedDict, total=False):
     accepted_terms: Sequence[str]
     partition: str | None
     tags: Sequence[str]
-    limits_usd: Mapping[str, float]
+    limits_usd: Mapping[str, float | None]
     gates: Sequence[str]
     agreement_threshold: int
     level: AgreementLevel
@@ -45,7 +45,7 @@ class ReplayOptions(TypedDict, total=False):
     counts_recorded: bool
     run_id: str | None
     retry: RetryPolicy
-    price_folder: Path | None
+    price_folder: Place | None
     max_price_age_days: float
     is_durable: bool
 
@@ -63,9 +63,9 @@ class Asking:
     """Teachers whose vendors forbid training on their answers, and which are asked all the same."""
     partition: str | None = None
     tags: Sequence[str] = ()
-    limits_usd: Mapping[str, float] = field(default_factory=dict)
-    """Further ceilings by scope: `day`, `partition`, `teacher:NAME`, `tag:NAME`. They hold over
-    all runs on the ledger."""
+    limits_usd: Mapping[str, float | None] = field(default_factory=dict)
+    """Further ceilings by scope: `day`, `partition`, `teacher:NAME`, `tag:NAME`. They belong to
+    the ledger and hold over all runs until another value is given here; `None` lifts one."""
     gates: Sequence[str] = ()
     """Gating policies by name, in order; see `replay_pipeline.replay.gates`."""
     agreement_threshold: int = 2
@@ -79,7 +79,7 @@ class Asking:
     run_id: str | None = None
     """Processes that share a run share its ceiling. By default a new run."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    price_folder: Path | None = None
+    price_folder: Place | None = None
     """Where price lists are kept; `None` fetches them anew for each run."""
     max_price_age_days: float = 7.0
     """An older price list is refused when it can't be fetched again."""
@@ -112,23 +112,23 @@ class Asking:
         named = [f"partition:{self.partition}"] if self.partition else []
         return (*(f"tag:{tag}" for tag in self.tags), *named)
 
-    def limits_nano(self, teachers: Iterable[str]) -> dict[str, int | None]:
-        """Give the ceiling of each scope but the day, by its name in the ledger.
+    def limits_nano(self, day: str, teachers: Iterable[str]) -> dict[str, int | None]:
+        """Give the limits that are set or lifted, by the name of their scope in the ledger.
 
         Raises:
             ConfigError: a limit is for something that no call of this run counts under.
         """
-        limits = dict.fromkeys([*(f"teacher:{name}" for name in teachers), *self.scopes()])
+        known = {day, *(f"teacher:{name}" for name in teachers), *self.scopes()}
+        limits: dict[str, int | None] = {}
         for scope, limit_usd in self.limits_usd.items():
-            name = f"partition:{self.partition}" if scope == "partition" else scope
-            if name in limits:
-                limits[name] = floor_nano(limit_usd)
-            elif scope != "day":
-                known = ", ".join(["day", "partition", *limits])
+            name = {"day": day, "partition": f"partition:{self.partition}"}.get(scope, scope)
+            if name not in known:
+                there = ", ".join(["day", "partition", *sorted(known - {day})])
                 raise ConfigError(
                     f"limit {scope}={limit_usd}: no call of this run counts under {scope!r}, so it "
-                    f"would hold nothing back; known are {known}"
+                    f"would hold nothing back; known are {there}"
                 )
+            limits[name] = None if limit_usd is None else floor_nano(limit_usd)
         return limits
 
     def request_options(self) -> RequestOptions:
@@ -138,6 +138,11 @@ class Asking:
             max_completion_tokens=self.max_completion_tokens,
             accepted_terms=frozenset(self.accepted_terms),
         )
+
+
+def today() -> str:
+    """Name the scope of this UTC day."""
+    return f"day:{datetime.now(UTC):%Y-%m-%d}"
 
 
 def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking) -> int:
@@ -154,9 +159,9 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
     if isinstance(max_total_usd, bool) or not 0 <= max_total_usd < math.inf:
         raise ConfigError(f"max_total_usd={max_total_usd}: a number of dollars >= 0 is needed")
     for scope, limit in asking.limits_usd.items():
-        if not 0 <= limit < math.inf:
+        if limit is not None and not 0 <= limit < math.inf:
             raise ConfigError(f"limit {scope}={limit}: a number of dollars >= 0 is needed")
-    asking.limits_nano(names)
+    asking.limits_nano(today(), names)
     for name in ("max_concurrency", "max_completion_tokens"):
         if getattr(asking, name) < 1:
             raise ConfigError(f"{name}={getattr(asking, name)}: at least 1 is needed")

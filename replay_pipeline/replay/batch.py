@@ -3,8 +3,8 @@
 For what needs no order: short states, states of many sessions, a second pass. Long sessions are
 cheaper in lanes, since a batch reads nothing from the prompt cache.
 
-A batch is known to the ledger before its answers are, so a run that is stopped or killed finds it
-again and takes its answers over.
+A batch is noted in the ledger before it is handed in, under a key that goes along with it: whoever
+is killed in between finds it again at the provider by that key, so nothing is handed in twice.
 """
 
 import asyncio
@@ -14,49 +14,75 @@ import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
 
-from replay_pipeline.errors import ConfigError
-from replay_pipeline.replay.asking import Asking, ReplayOptions, check, fetch_prices, keys_of
-from replay_pipeline.replay.database import Database
-from replay_pipeline.replay.engine import Task, row_of
-from replay_pipeline.replay.ledger import (
-    BATCH_KEY,
+from replay_pipeline.errors import ConfigError, TeacherResponseError
+from replay_pipeline.replay.asking import (
+    Asking,
+    ReplayOptions,
+    check,
+    fetch_prices,
+    keys_of,
+    today,
+)
+from replay_pipeline.replay.calls import (
+    Found,
     Known,
-    Ledger,
     NewCall,
-    Refused,
     Reserved,
     Settlement,
+    decode_row,
     encode_row,
 )
+from replay_pipeline.replay.database import Database
+from replay_pipeline.replay.engine import Task, answered_row, failed_row
+from replay_pipeline.replay.ledger import BATCH_KEY, Ledger
 from replay_pipeline.replay.openrouter import Client
-from replay_pipeline.replay.prices import floor_nano, nano, usd
-from replay_pipeline.replay.replies import Answer, read_reply
-from replay_pipeline.replay.requests import RequestBuilder, dialect_of
+from replay_pipeline.replay.prices import Price, nano, usd
+from replay_pipeline.replay.replies import Answer, Failure, read_reply
+from replay_pipeline.replay.requests import Question, RequestBuilder, dialect_of
 from replay_pipeline.replay.run import drained, indexed, lanes_of
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
-from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec, TraceState
+from replay_pipeline.types import ReplayReport, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_CALLS = 1000
+_WINDOW_S = 24 * 3600.0
+"""A batch is answered within so long, or never."""
 _FINAL = ("completed", "failed", "expired", "cancelled")
-_ROW = msgspec.json.Decoder(TeacherAction)
 
 
 class _Pending(msgspec.Struct):
-    """A batch that was handed in: which call each of its answers settles."""
+    """A batch that was handed in, or is about to be: which call each of its answers settles."""
 
-    batch_id: str
     base_url: str
     teacher: str
     calls: dict[str, int]
     """Request hash to call."""
+    batch_id: str | None = None
+    """How the provider calls it; `None` until it has said so."""
+    key: str = ""
+    """How the note calls it; batches of version 0.1.0 go by the provider's name."""
+    family: str | None = None
+    is_distillable: bool | None = None
+
+    @property
+    def name(self) -> str:
+        return BATCH_KEY + (self.key or self.batch_id or "")
+
+
+class _Call(msgspec.Struct):
+    """What the ledger keeps of a call in a batch."""
+
+    id: int
+    state_id: str
+    model: str
+    state: str
+    reserved: int
 
 
 def replay_batch(
@@ -118,7 +144,7 @@ class _BatchRun:
         self.ledger = ledger
         self.poll_s = poll_s
         self.run_id = asking.run_id or uuid.uuid4().hex[:12]
-        self.day = f"day:{datetime.now(UTC):%Y-%m-%d}"
+        self.day = today()
         self.n_sent = 0
         self.n_skipped = 0
         self.newly_spent = 0
@@ -129,33 +155,36 @@ class _BatchRun:
     async def run(self, stop: threading.Event) -> ReplayReport:
         self.keys = keys_of(list(self.teachers.values()))
         async with Client(max_connections=8) as client:
-            await self._collect(client, await self._pending(), stop)
-            known, _ = await asyncio.to_thread(self.ledger.lookup, self.by_sha)
-            n_cached = len(known)
-            missing = [task for sha, task in self.by_sha.items() if sha not in known]
+            await self._collect(client, await self._found_again(client), stop)
+            found = await asyncio.to_thread(self.ledger.lookup, self.by_sha)
+            n_cached = len(found.decided)
             running = {sha for each in await self._pending() for sha in each.calls}
-            missing = [task for task in missing if task.question.sha not in running]
+            missing = [
+                task
+                for sha, task in self.by_sha.items()
+                if not (sha in found.decided or sha in found.lost or sha in running)
+            ]
             if missing and self.limit_nano and not stop.is_set():
-                prices = await fetch_prices(
-                    list(self.teachers.values()), self.asking, keys=self.keys
-                )
-                await asyncio.to_thread(self._open_scopes, known)
-                for teacher in self.teachers.values():
+                teachers = list(self.teachers.values())
+                prices = await fetch_prices(teachers, self.asking, keys=self.keys)
+                await asyncio.to_thread(self._open_scopes, found)
+                for teacher in teachers:
                     mine = [task for task in missing if task.teacher.name == teacher.name]
                     await self._submit(client, teacher, mine, prices[teacher.name])
                 await self._collect(client, await self._pending(), stop)
             else:
                 self.n_skipped = len(missing)
-        known, _ = await asyncio.to_thread(self.ledger.lookup, self.by_sha)
-        return self._report(known, n_cached, stop)
+        known = await asyncio.to_thread(self.ledger.lookup, self.by_sha)
+        return self._report(known.decided, n_cached, stop)
 
-    def _open_scopes(self, known: Mapping[str, Known]) -> None:
-        limits = self.asking.limits_nano(self.teachers)
-        day = self.asking.limits_usd.get("day")
-        limits[self.day] = None if day is None else floor_nano(day)
-        self.ledger.open_scopes(limits)
-        carried = sum(each.cost_nano for each in known.values())
-        self.ledger.open_run(self.run_id, self.limit_nano, carried_nano=carried)
+    def _open_scopes(self, found: Found) -> None:
+        scopes = [self.day, *(f"teacher:{name}" for name in self.teachers), *self.asking.scopes()]
+        limits = self.asking.limits_nano(self.day, self.teachers)
+        self.ledger.open_scopes(scopes, limits, by=f"run:{self.run_id}")
+        self.ledger.open_run(
+            self.run_id, self.limit_nano, carried_nano=found.paid_nano.total(),
+            lost=[each for calls in found.lost.values() for each in calls],
+        )  # fmt: skip
 
     async def _pending(self) -> list[_Pending]:
         def read(database: Database) -> list[_Pending]:
@@ -165,8 +194,41 @@ class _BatchRun:
         found = await asyncio.wrap_future(self.ledger.do(read))
         return [each for each in found if each.teacher in self.teachers]
 
+    async def _note(self, pending: _Pending, *, is_done: bool = False) -> None:
+        def write(database: Database) -> None:
+            database.query("delete from ledger where key = ?", (pending.name,))
+            if not is_done:
+                value = msgspec.json.encode(pending).decode()
+                database.query("insert into ledger(key, value) values(?, ?)", (pending.name, value))
+
+        await asyncio.wrap_future(self.ledger.do(write))
+
+    async def _found_again(self, client: Client) -> list[_Pending]:
+        """Give the batches that wait, and find those whose process died before it had their name."""
+        found = []
+        for pending in await self._pending():
+            if pending.batch_id is None:
+                calls = await self._calls_of(pending)
+                if any(call.state == "open" for call in calls.values()):
+                    continue  # another process is handing it in
+                key = self.keys[pending.teacher]
+                pending.batch_id = await client.find_batch(pending.base_url, pending.key, key)
+                if pending.batch_id is None:
+                    # It never arrived: its money is free, and its questions are asked anew.
+                    await self._withdraw(pending)
+                    continue
+                await self._note(pending)
+            found.append(pending)
+        return found
+
+    async def _withdraw(self, pending: _Pending) -> None:
+        for call_id in pending.calls.values():
+            settlement = Settlement(call_id=call_id, state="withdrawn")
+            await asyncio.wrap_future(self.ledger.settle(settlement))
+        await self._note(pending, is_done=True)
+
     async def _submit(
-        self, client: Client, teacher: TeacherSpec, tasks: list[Task], price: Any
+        self, client: Client, teacher: TeacherSpec, tasks: list[Task], price: Price
     ) -> None:
         builder = RequestBuilder(self.asking.request_options())
         for start in range(0, len(tasks), MAX_BATCH_CALLS):
@@ -181,31 +243,33 @@ class _BatchRun:
                 body = builder.body(task.state, teacher, price)
                 requests.append({"custom_id": task.question.sha, "body": msgspec.Raw(body)})
             if requests:
-                # The endpoint wants these fields in this order.
+                pending = _Pending(
+                    teacher.base_url, teacher.name, calls, key=uuid.uuid4().hex,
+                    family=teacher.vendor, is_distillable=teacher.is_distillable,
+                )  # fmt: skip
+                # The endpoint wants endpoint and model before the requests.
                 batch = {
                     "endpoint": "/v1/chat/completions",
                     "model": teacher.model,
+                    "metadata": {"key": pending.key},
                     "requests": requests,
                 }
-                await self._hand_in(client, teacher, msgspec.json.encode(batch), calls)
+                await self._hand_in(client, pending, msgspec.json.encode(batch))
 
-    async def _hand_in(
-        self, client: Client, teacher: TeacherSpec, body: bytes, calls: dict[str, int]
-    ) -> None:
-        batch_id = await client.submit_batch(teacher.base_url, body, self.keys[teacher.name])
-        pending = _Pending(batch_id, teacher.base_url, teacher.name, calls)
+    async def _hand_in(self, client: Client, pending: _Pending, body: bytes) -> None:
+        await self._note(pending)
+        key = self.keys[pending.teacher]
+        try:
+            pending.batch_id = await client.submit_batch(pending.base_url, body, key)
+        except TeacherResponseError:
+            await self._withdraw(pending)
+            raise
+        await self._note(pending)
+        n_calls = len(pending.calls)
+        self.n_sent += n_calls
+        logger.info("%s: %d calls handed in as %s", pending.teacher, n_calls, pending.batch_id)
 
-        def note(database: Database) -> None:
-            database.query(
-                "insert into ledger(key, value) values(?, ?)",
-                (BATCH_KEY + batch_id, msgspec.json.encode(pending).decode()),
-            )
-
-        await asyncio.wrap_future(self.ledger.do(note))
-        self.n_sent += len(calls)
-        logger.info("%s: %d calls handed in as %s", teacher.name, len(calls), batch_id)
-
-    async def _reserve(self, task: Task, price: Any) -> Reserved | None:
+    async def _reserve(self, task: Task, price: Price) -> Reserved | None:
         question = task.question
         bound = price.bound_nano(question.prompt_bound_tokens, question.max_completion_tokens)
         future = self.ledger.reserve(
@@ -222,11 +286,12 @@ class _BatchRun:
                     *self.asking.scopes(),
                 ),
                 reserved_nano=-(-bound // 2),
+                timeout_s=_WINDOW_S,
                 is_patient=False,
             )
         )
         result = await asyncio.wrap_future(future)
-        return None if isinstance(result, Known | Refused) else result
+        return result if isinstance(result, Reserved) else None
 
     async def _collect(
         self, client: Client, pending: list[_Pending], stop: threading.Event
@@ -235,9 +300,13 @@ class _BatchRun:
         while pending:
             still = []
             for each in pending:
-                batch = await client.read_batch(
-                    each.base_url, each.batch_id, self.keys[each.teacher]
-                )
+                try:
+                    batch = await client.read_batch(
+                        each.base_url, each.batch_id or "", self.keys[each.teacher]
+                    )
+                except TeacherResponseError as error:
+                    logger.warning("batch %s is left for the next run: %s", each.batch_id, error)
+                    continue
                 if batch.get("status") in _FINAL:
                     await self._settle(each, batch)
                 else:
@@ -250,26 +319,42 @@ class _BatchRun:
                 await asyncio.sleep(min(0.2, self.poll_s))
                 waited += 0.2
 
+    async def _calls_of(self, pending: _Pending) -> dict[str, _Call]:
+        def read(database: Database) -> dict[str, _Call]:
+            return {
+                sha: _Call(call_id, *row)
+                for sha, call_id in pending.calls.items()
+                for row in database.query(
+                    "select state_id, model, state, reserved from calls where id = ?", (call_id,)
+                )
+            }
+
+        return await asyncio.wrap_future(self.ledger.do(read))
+
     async def _settle(self, pending: _Pending, batch: Mapping[str, Any]) -> None:
+        """Book every answer of a batch, whichever states this run was given."""
+        items = batch.get("results")
         results = {
             str(item.get("custom_id")): item
-            for item in batch.get("results") or []
+            for item in (items if isinstance(items, list) else [])
             if isinstance(item, dict)
         }
-        if not pending.calls.keys() <= self.by_sha.keys():
-            logger.info("%s holds answers to other states; it is left to a run over those",
-                        pending.batch_id)  # fmt: skip
-            return
-        read = {sha: _outcome(results.get(sha), batch) for sha in pending.calls}
-        costs = _shared_out(batch, read)
+        calls = await self._calls_of(pending)
+        calls = {sha: call for sha, call in calls.items() if call.state in ("open", "unknown")}
+        read = {sha: _outcome(results.get(sha), batch) for sha in calls}
+        costs = _shared_out(batch, read, calls)
         futures = []
-        for sha, call_id in pending.calls.items():
+        for sha, call in calls.items():
             outcome, body = read[sha]
-            row = row_of(self.by_sha[sha], outcome, costs[sha])
+            task = _task(pending, sha, call)
+            if isinstance(outcome, Answer):
+                row = answered_row(task, outcome, costs[sha])
+            else:
+                row = failed_row(task, outcome)
             futures.append(
                 self.ledger.settle(
                     Settlement(
-                        call_id=call_id,
+                        call_id=call.id,
                         state="answered" if isinstance(outcome, Answer) else "failed",
                         cost_nano=costs[sha],
                         error_code=row.error_code,
@@ -281,18 +366,13 @@ class _BatchRun:
             self.newly_spent += costs[sha]
         for future in futures:
             await asyncio.wrap_future(future)
-        done = (BATCH_KEY + pending.batch_id,)
-        await asyncio.wrap_future(
-            self.ledger.do(
-                lambda database: database.query("delete from ledger where key = ?", done)
-            )
-        )
+        await self._note(pending, is_done=True)
 
     def _report(
         self, known: Mapping[str, Known], n_cached: int, stop: threading.Event
     ) -> ReplayReport:
         actions = [
-            replace(_ROW.decode(known[task.question.sha].row), state_id=task.state_id)
+            replace(decode_row(known[task.question.sha].row), state_id=task.state_id)
             for task in self.tasks
             if task.question.sha in known
         ]
@@ -311,14 +391,39 @@ class _BatchRun:
         )
 
 
-def _outcome(item: Mapping[str, Any] | None, batch: Mapping[str, Any]) -> tuple[Any, bytes]:
-    """One result, read like the reply to a single call."""
+def _task(pending: _Pending, sha: str, call: _Call) -> Task:
+    """Name the question that a call of a batch asked."""
+    teacher = TeacherSpec(
+        name=pending.teacher,
+        model=call.model,
+        base_url=pending.base_url,
+        family=pending.family,
+        is_distillable=pending.is_distillable,
+    )
+    question = Question(
+        state_id=call.state_id,
+        teacher=teacher.name,
+        sha=sha,
+        n_prompt_bytes=0,
+        n_messages=0,
+        n_recorded_tokens=None,
+        max_completion_tokens=0,
+    )
+    return Task(0, (), 0, teacher, question)
+
+
+def _outcome(
+    item: Mapping[str, Any] | None, batch: Mapping[str, Any]
+) -> tuple[Answer | Failure, bytes]:
+    """Read one result like the reply to a single call."""
     item = item or {"error": {"message": f"the batch {batch.get('status')} without an answer"}}
     response = item.get("response")
     if isinstance(response, dict) and isinstance(response.get("body"), dict):
         body = msgspec.json.encode(response["body"])
-        return read_reply(int(response.get("status_code") or 200), {}, body), body
-    error = item.get("error") or {}
+        status = response.get("status_code")
+        return read_reply(status if isinstance(status, int) else 200, {}, body), body
+    error = item.get("error")
+    error = error if isinstance(error, dict) else {"message": str(error)}
     body = msgspec.json.encode(
         {"error": {"code": 500, "message": error.get("message"),
                    "metadata": {"error_type": error.get("error_type") or "server"}}}
@@ -326,18 +431,31 @@ def _outcome(item: Mapping[str, Any] | None, batch: Mapping[str, Any]) -> tuple[
     return read_reply(500, {}, body), body
 
 
-def _shared_out(batch: Mapping[str, Any], read: Mapping[str, tuple[Any, bytes]]) -> dict[str, int]:
-    """The cost of a batch, shared out to its answers by their tokens, to the nano-dollar."""
-    usage = batch.get("usage") or {}
-    total = nano(round(float(usage.get("cost") or 0.0), 12))
+def _shared_out(
+    batch: Mapping[str, Any],
+    read: Mapping[str, tuple[Answer | Failure, bytes]],
+    calls: Mapping[str, _Call],
+) -> dict[str, int]:
+    """Share the cost of a batch out to its answers by their tokens, to the nano-dollar.
+
+    A batch that does not say what it cost is booked answer by answer, at the bound of each that
+    does not say either.
+    """
+    usage = batch.get("usage")
+    cost = usage.get("cost") if isinstance(usage, dict) else None
+    answers = {sha: answer.usage for sha, (answer, _) in read.items() if isinstance(answer, Answer)}
+    costs = dict.fromkeys(read, 0)
+    if not isinstance(cost, int | float) or not math.isfinite(cost) or cost < 0:
+        for sha, each in answers.items():
+            costs[sha] = calls[sha].reserved if each.cost_nano is None else each.cost_nano
+        return costs
+    total = nano(round(cost, 12))
     weights = {
-        sha: (answer.n_prompt_tokens or 1) + 4 * (answer.n_completion_tokens or 1)
-        if isinstance(answer, Answer)
-        else 0
-        for sha, (answer, _) in read.items()
+        sha: (each.n_prompt_tokens or 1) + 4 * (each.n_completion_tokens or 1)
+        for sha, each in answers.items()
     }
     whole = math.fsum(weights.values()) or 1.0
-    costs = {sha: int(total * weight / whole) for sha, weight in weights.items()}
-    if paying := [sha for sha, weight in weights.items() if weight]:
-        costs[paying[0]] += total - sum(costs.values())
+    costs |= {sha: int(total * weight / whole) for sha, weight in weights.items()}
+    if weights:
+        costs[next(iter(weights))] += total - sum(costs.values())
     return costs

@@ -7,6 +7,7 @@ figure belongs with the dataset.
 
 import hashlib
 import heapq
+import logging
 import math
 import re
 from collections import Counter
@@ -26,6 +27,8 @@ from replay_pipeline.types import (
     TeacherSpec,
     TraceState,
 )
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "control:"
 _CLAUDE = re.compile(r"claude-(?P<name>[a-z]+)-(?P<major>\d+)(?:-(?P<minor>\d{1,2}))?(?:-\d{8})?$")
@@ -156,8 +159,13 @@ def _compare(
             continue
         state = by_id[answer.state_id]
         cwd = state.get("cwd")
-        recorded = canonical_action(state["student_action"], cwd=cwd)
-        found = agreement_level(canonical_action(answer.action, cwd=cwd), recorded)
+        try:
+            recorded = canonical_action(state["student_action"], cwd=cwd)
+            found = agreement_level(canonical_action(answer.action, cwd=cwd), recorded)
+        except Exception:
+            logger.exception("the answer at %s", answer.state_id)
+            errors["unreadable"] += 1
+            continue
         n_valid += 1
         same.update(each for each in LEVELS if agrees_at(each, found))
     shares: dict[str, float] = (

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
+from replay_pipeline.replay.migration import from_version_1
 from replay_pipeline.storage.permissions import make_private_file
 from replay_pipeline.storage.wal import use_wal
 
@@ -55,10 +56,15 @@ create table if not exists calls(
   is_lasting integer not null default 0,
   is_overrun integer not null default 0,
   intent_at text not null,
+  due_at text,
   settled_at text,
   error_code text,
+  generation_id text,
   row {bytes},
   response {bytes}
+);
+create table if not exists limits(
+  set_at text not null, scope text not null, limit_nano bigint, set_by text not null
 );
 create index if not exists calls_by_request on calls(request_sha);
 create index if not exists calls_by_owner on calls(owner) where state = 'open';
@@ -66,9 +72,11 @@ create index if not exists calls_by_state on calls(state_id, teacher);
 """
 """`spent`, `held` (open calls), `unknown` (lost calls at their reservation) and `overrun` (cost
 above a reservation, booked in `spent`) in nano-dollars. The check makes the database itself refuse
-a reservation above a limit, whichever process asks."""
+a reservation above a limit, whichever process asks. `limit_nano` is the limit that was set,
+`ceiling_nano` what the check holds: it is higher where a limit was lowered below what was in use.
+`limits` has every change of a limit, and who made it."""
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 
 Row = tuple[Any, ...]
 
@@ -91,8 +99,8 @@ class Database(Protocol):
         """Hold the right to write; commit at the end, roll back on an error."""
         yield
 
-    def claim(self, owner: int) -> None:
-        """Hold the lock that shows that `owner` lives."""
+    def claim(self, owner: int) -> bool:
+        """Take the lock that shows that `owner` lives; false if another holds it."""
         ...
 
     def is_alive(self, owner: int) -> bool:
@@ -160,10 +168,11 @@ class _Sqlite:
         self.name = str(path)
         self._path = path
         self._lock: tuple[int, Path] | None = None
+        self._file: tuple[int, int] | None = None
         try:
             if is_read_only:
                 self._connection = _connect_to_look(path)
-                _check_version(self)
+                _check_version(self, is_read_only=True)
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
             make_private_file(path)
@@ -172,7 +181,10 @@ class _Sqlite:
             )
             use_wal(self._connection, timeout_s=_BUSY_S)
             self._connection.execute(f"pragma synchronous={'full' if is_durable else 'normal'}")
-            _create(self, serial="integer primary key autoincrement", bytes_type="blob")
+            with self.transaction():
+                _create(self, serial="integer primary key autoincrement", bytes_type="blob")
+            file = path.stat()
+            self._file = (file.st_dev, file.st_ino)
         except (sqlite3.Error, OSError) as error:
             raise LedgerError(
                 f"{path}: not a ledger that can be opened ({error}); check the path, its "
@@ -189,6 +201,7 @@ class _Sqlite:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
+        self._check_file()
         with self._translated():
             self._connection.execute("begin immediate")
         try:
@@ -199,6 +212,15 @@ class _Sqlite:
             with suppress(sqlite3.Error):
                 self._connection.execute("rollback")
             raise
+
+    def _check_file(self) -> None:
+        """Refuse to book into a file that nobody will find again: SQLite itself does not notice."""
+        try:
+            file = self._path.stat()
+        except OSError:
+            file = None
+        if self._file and (file is None or (file.st_dev, file.st_ino) != self._file):
+            raise LedgerError(f"{self.name}: the ledger was deleted or replaced while it was open")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -211,13 +233,18 @@ class _Sqlite:
                 f"{self.name}: cannot be read or written ({error}); check free space and permissions"
             ) from error
 
-    def claim(self, owner: int) -> None:
+    def claim(self, owner: int) -> bool:
         path = self._lock_path(owner)
         if fcntl is None:
-            return
+            return True
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            return False
         self._lock = (handle, path)
+        return True
 
     def is_alive(self, owner: int) -> bool:
         path = self._lock_path(owner)
@@ -294,8 +321,9 @@ class _Postgres:
         except self._errors as error:
             raise LedgerError(f"{self.name}: cannot be read or written ({error})") from error
 
-    def claim(self, owner: int) -> None:
-        self.query("select pg_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))
+    def claim(self, owner: int) -> bool:
+        [(is_mine,)] = self.query("select pg_try_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))
+        return is_mine
 
     def is_alive(self, owner: int) -> bool:
         [(is_free,)] = self.query("select pg_try_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))
@@ -318,11 +346,15 @@ def _create(database: Database, *, serial: str, bytes_type: str) -> None:
     _check_version(database)
 
 
-def _check_version(database: Database) -> None:
+def _check_version(database: Database, *, is_read_only: bool = False) -> None:
     [(version,)] = database.query("select value from ledger where key = 'schema_version'")
-    if version != SCHEMA_VERSION:
+    if version == "1" and not is_read_only:
+        from_version_1(database)
+    elif version != SCHEMA_VERSION:
+        advice = "; the next replay brings it up to date" if version == "1" else ""
         raise LedgerError(
-            f"{database.name}: a ledger of version {version}, this program keeps {SCHEMA_VERSION}"
+            f"{database.name}: a ledger of version {version}, this program keeps "
+            f"{SCHEMA_VERSION}{advice}"
         )
 
 

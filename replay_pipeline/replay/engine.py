@@ -4,46 +4,50 @@ import asyncio
 import logging
 import random
 import threading
+import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-import msgspec
 from pydantic import SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from replay_pipeline.errors import LedgerError
+from replay_pipeline.replay.asking import Asking, today
 from replay_pipeline.replay.board import Board
-from replay_pipeline.replay.lanes import Slots
-from replay_pipeline.replay.ledger import (
+from replay_pipeline.replay.calls import (
+    InDoubt,
     Known,
-    Ledger,
-    Lost,
+    LostCall,
     NewCall,
     Refused,
     Reserved,
     Settlement,
+    decode_row,
     encode_row,
 )
+from replay_pipeline.replay.lanes import Slots
+from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client, Reply
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.replies import Answer, Failure
-from replay_pipeline.replay.requests import (
-    Question,
-    RequestBuilder,
-    RequestOptions,
-    dialect_of,
-)
-from replay_pipeline.types import Progress, RetryPolicy, TeacherAction, TeacherSpec, TraceState
+from replay_pipeline.replay.requests import Question, RequestBuilder, dialect_of
+from replay_pipeline.types import Progress, TeacherAction, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
 
-_ROW = msgspec.json.Decoder(TeacherAction)
+Lanes = Sequence[tuple[TeacherSpec, deque["Task"]]]
+
 _MOST_BYTES_PER_TOKEN = 6.0
 _LEAST_BYTES_CHECKED = 8192
+_MOST_KEPT_BYTES = 1 << 20
+"""Of a reply that could not be used, no more than this is kept in the ledger."""
+_MOST_OVERRUN = 8.0
+"""A teacher that charges more than this many times its bound is not asked again."""
 _MAX_SENT_AGAIN = 2
-"""How often a call with an unknown outcome is sent again; each counts at its full reservation."""
+"""How often one run sends a request again after it was lost."""
 
 
 @dataclass(slots=True)
@@ -57,19 +61,39 @@ class Task:
     state_index: int
     teacher: TeacherSpec
     question: Question
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostCall, ...] = ()
     gate: str | None = None
     propensity: float = 1.0
+    previous: "Task | None" = None
+    """The step before in its lane, if this prompt begins with the whole of that one's."""
+    n_read_tokens: int | None = None
+    """Prompt tokens that the teacher read, once it has answered."""
+    is_judged: bool = False
+    """The gates have had their say."""
+    n_lost: int = 0
+    """How often a call of this run was lost."""
 
     @property
     def state(self) -> TraceState:
-        """The state with its messages, which can be large: not to be kept."""
+        """Put the state together with its messages, which can be large: not to be kept."""
         return self.states[self.state_index]
 
     @property
     def state_id(self) -> str:
-        """Id of the state."""
+        """Give the id of the state."""
         return self.question.state_id
+
+    def bound_tokens(self) -> int:
+        """Count prompt tokens that can't be passed.
+
+        A teacher that has read the beginning of this prompt has counted it: only what was added
+        is taken at one token a byte.
+        """
+        bound = self.question.prompt_bound_tokens
+        if self.previous is None or self.previous.n_read_tokens is None:
+            return bound
+        added = self.question.added_bound_tokens(self.previous.question)
+        return min(bound, self.previous.n_read_tokens + added)
 
 
 class _FreeFailure(Exception):  # noqa: N818 (a signal to tenacity, never seen outside)
@@ -82,58 +106,89 @@ class _FreeFailure(Exception):  # noqa: N818 (a signal to tenacity, never seen o
 class Engine:
     """Asks the questions of one run. Stops sending when told to, never abandons a paid call."""
 
-    run_id: str
     ledger: Ledger
     client: Client
+    asking: Asking
     prices: Mapping[str, Price]
     keys: Mapping[str, SecretStr | None]
-    options: RequestOptions
-    max_concurrency: int
-    extra_scopes: tuple[str, ...] = ()
-    daily_limit_nano: int | None = None
-    partition: str | None = None
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
     n_total: int = 0
     on_progress: Callable[[Progress], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    board: Board | None = None
     decided: dict[int, TeacherAction] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     n_sent: int = 0
     n_cached: int = 0
     n_overruns: int = 0
     newly_spent_nano: int = 0
-    unknown_nano: int = 0
     stopped_teachers: dict[str, Failure] = field(default_factory=dict)
 
-    board: Board | None = None
-
     def __post_init__(self) -> None:
-        self._total = Slots(self.max_concurrency)
+        self.run_id = self.asking.run_id or uuid.uuid4().hex[:12]
+        self.retry = self.asking.retry
+        self.options = self.asking.request_options()
+        self._total = Slots(self.asking.max_concurrency)
         self._slots: dict[str, Slots] = {}
         self._ratios: dict[str, float] = {}
+        self._without_cache: set[str] = set()
+        self._later: list[Task] = []
+        self._short: list[Task] = []
+        self._n_found_out = 0
         self._fatal: Exception | None = None
-        self._day = ""
+        self._day = today()
 
     def know(self, task: Task, known: Known) -> None:
         """Take over a call that was decided before."""
-        row = _ROW.decode(known.row)
+        row = decode_row(known.row)
         if row.state_id != task.state_id:
             row = replace(row, state_id=task.state_id)
+        task.n_read_tokens = row.n_prompt_tokens
         self.decided[task.index] = row
         self.n_cached += 1
         self.tell(task, row)
 
+    def lose(self, task: Task, lost: Iterable[LostCall]) -> None:
+        """Give lost calls a row of their own, until it is known what became of them."""
+        task.lost = tuple(lost)
+        if task.lost:
+            code = task.lost[-1].error_code
+            self.decided[task.index] = _row(
+                task,
+                n_attempts=len(task.lost),
+                error_code="outcome_unknown",
+                error_message=f"a call was sent and no reply came back{f' ({code})' if code else ''}"
+                "; it counts at its full reservation until it is asked again or settled "
+                "(replay-pipeline reconcile)",
+            )
+
+    def skip(self, task: Task, reason: str) -> None:
+        """Count a question that is not asked; one with a lost call has its row already."""
+        if task.index not in self.decided:
+            self.skipped[reason] += 1
+
     def tell(self, task: Task, answer: TeacherAction | None) -> None:
         """Let the other teachers at this state go on."""
         if self.board and self.board.gates.is_sequential:
-            self.board.decide(task.state_index, task.state, task.teacher, answer)
+            try:
+                self.board.decide(task.state_index, task.state, task.teacher, answer)
+            except Exception:
+                logger.exception("the vote of %s at %s", task.teacher.name, task.state_id)
 
-    async def run(self, lanes: Sequence[tuple[TeacherSpec, deque[Task]]]) -> None:
-        """Ask every question, lane by lane.
+    async def run(self, lanes: Lanes) -> None:
+        """Ask every question, lane by lane, and those again that a lost call stood in the way of.
 
         Raises:
             LedgerError: the ledger can't be written; what is paid for was drained first.
         """
+        while lanes:
+            n_before = self._n_found_out
+            await self._ask_all(lanes)
+            lanes = await self._left_over(is_richer=self._n_found_out > n_before)
+        self._report_progress()
+        if self._fatal:
+            raise self._fatal
+
+    async def _ask_all(self, lanes: Lanes) -> None:
         by_teacher: dict[str, deque[deque[Task]]] = {}
         for teacher, lane in lanes:
             self._slots.setdefault(teacher.name, Slots(teacher.max_concurrency))
@@ -144,13 +199,41 @@ class Engine:
                 group.create_task(self._work(teacher_lanes))
                 for name, teacher_lanes in by_teacher.items()
                 for _ in range(min(len(teacher_lanes), self._slots[name].size,
-                                   self.max_concurrency))
+                                   self.asking.max_concurrency))
             ]  # fmt: skip
             await asyncio.wait(workers) if workers else None
             watcher.cancel()
-        self._report_progress()
-        if self._fatal:
-            raise self._fatal
+
+    async def _left_over(self, *, is_richer: bool) -> Lanes:
+        """Give what is worth asking once more: lost calls that are over, and what was too dear.
+
+        Money that a lost call held is free once its outcome is known, so questions that did not
+        fit before may fit now.
+        """
+        later, self._later = self._later, []
+        wait_until = datetime.now(UTC) + timedelta(seconds=self.retry.settle_s)
+        ready = [task for task in later if _due(task.lost) <= wait_until]
+        if ready:
+            logger.info("%d lost calls are asked again once they are surely over", len(ready))
+            left = max(_due(task.lost) for task in ready) - datetime.now(UTC)
+            await self.wait(left.total_seconds())
+        again = [] if self.stop.is_set() else ready
+        if is_richer and not self.stop.is_set():
+            again, self._short = [*again, *self._short], []
+        if not again:
+            for task in self._short:
+                self.skip(task, "stopped" if self.stop.is_set() else "budget")
+            self._short = []
+        return [(task.teacher, deque([task])) for task in again]
+
+    async def wait(self, seconds: float) -> None:
+        """Wait, but no longer than until the run is told to stop."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0:
+            if self.stop.is_set():
+                return
+            await asyncio.sleep(min(left, 0.1))
 
     async def _watch(self) -> None:
         """Pass on a stop that another thread asked for, and report progress."""
@@ -174,9 +257,13 @@ class Engine:
             try:
                 self.on_progress(progress)
             except Exception as error:  # noqa: BLE001 (raised when all that is paid is in)
-                self._fatal = self._fatal or error
+                self._end(error)
                 self.on_progress = None
-                self.stop.set()
+
+    def _end(self, error: Exception) -> None:
+        """Stop sending, and raise `error` once what is paid for is in."""
+        self._fatal = self._fatal or error
+        self.stop.set()
 
     async def _work(self, lanes: deque[deque[Task]]) -> None:
         while lanes:
@@ -185,20 +272,27 @@ class Engine:
                 await self._decide(lane.popleft())
 
     async def _decide(self, task: Task) -> None:
+        """Decide one question. Nothing that happens to it may end the others, which are paid for."""
         try:
             if reason := await self._reason_not_to_ask(task):
-                self.skipped[reason] += 1
-                return
-            await self._ask(task)
+                self.skip(task, reason)
+            else:
+                await self._ask(task)
         except LedgerError as error:
-            self._fatal = self._fatal or error
-            self.stop.set()
-            self.skipped["ledger_failed"] += 1
-        finally:
-            self.tell(task, self.decided.get(task.index))
+            self._end(error)
+            self.skip(task, "ledger_failed")
+        except Exception as error:
+            logger.exception("%s at %s", task.teacher.name, task.state_id)
+            self.decided[task.index] = _row(
+                task,
+                error_code="unexpected",
+                error_message=f"{type(error).__name__}: {error}"[:500],
+            )
+        self.tell(task, self.decided.get(task.index))
 
     async def _reason_not_to_ask(self, task: Task) -> str | None:
-        if self.board and not self.stop.is_set():
+        if self.board and not self.stop.is_set() and not task.is_judged:
+            task.is_judged = True
             verdict = await self.board.verdict(task.state_index, task.state, task.teacher)
             if verdict.reason:
                 return verdict.reason
@@ -210,51 +304,84 @@ class Engine:
         return None
 
     async def _ask(self, task: Task) -> None:
-        price = self.prices[task.teacher.name]
-        body = RequestBuilder(self.options).body(task.state, task.teacher, price)
-        lost = list(task.lost)
-        for _ in range(1 + _MAX_SENT_AGAIN):
-            if not await self._let_finish(lost):
-                self.skipped["stopped"] += 1
-                return
-            call = _Call(self, task, body)
-            await call.make()
-            if call.known:
-                self.know(task, call.known)
-                return
-            if call.reserved is None or call.reply is None:
-                if lost and lost != list(task.lost):
-                    self.decided[task.index] = _unknown_row(task, len(lost))
-                else:
-                    self.skipped[call.refused or "budget"] += 1
-                return
+        if task.lost and not await self._may_ask_again(task):
+            return
+        body = RequestBuilder(self.options).body(
+            task.state, task.teacher, self.prices[task.teacher.name]
+        )
+        call = _Call(self, task, body)
+        await call.make()
+        if call.known:
+            self.know(task, call.known)
+        elif call.doubted:
+            # Its process died after this run had looked: come back when it is surely over.
+            self.lose(task, call.doubted)
+            self._later.append(task)
+        elif call.reserved is None and call.refused == "budget":
+            self._short.append(task)
+        elif call.reserved is None or call.reply is None:
+            self.skip(task, call.refused or "stopped")
+        else:
             self.n_sent += 1
             outcome = call.reply.outcome
-            if isinstance(outcome, Failure) and outcome.may_be_paid:
-                lost.append(await self._lose(call, outcome))
-                if self.stop.is_set():
-                    break
+            try:
+                if isinstance(outcome, Failure) and outcome.may_be_paid:
+                    await self._lost(task, call, call.reserved, outcome)
+                else:
+                    await self._settle(task, call, call.reserved, outcome)
+            except LedgerError:
+                raise
+            except Exception as error:
+                logger.exception("the answer of %s at %s", task.teacher.name, task.state_id)
+                await self._keep_unread(task, call.reply, call.reserved, error)
+
+    async def _may_ask_again(self, task: Task) -> bool:
+        """Settle what can be known of lost calls; then whether the question may be asked again.
+
+        A call that may still be running is never asked again: both would be paid.
+        """
+        if datetime.now(UTC) < _due(task.lost):
+            self._later.append(task)
+            return False
+        left, keeps = [], self._keeps_answers(task)
+        for lost in task.lost:
+            cost = None
+            if lost.generation_id:
+                cost = await self.client.generation_cost(
+                    task.teacher.base_url, lost.generation_id, self.keys[task.teacher.name]
+                )
+            elif not keeps:
+                # Nobody can tell whether it was charged: it is booked as if it were, in full.
+                cost = lost.reserved_nano
+            if cost is None:
+                left.append(lost)
                 continue
-            await self._settle(task, call, lost)
-            return
-        self.decided[task.index] = _unknown_row(task, len(lost))
+            self.newly_spent_nano += cost
+            self._n_found_out += 1
+            settlement = settled_lost(lost, cost)
+            await asyncio.wrap_future(self.ledger.settle(settlement))
+            self.decided[task.index] = decode_row(settlement.row or b"")
+        is_too_slow = has_too_short_a_limit(task.lost, task.teacher)
+        task.lost = tuple(left)
+        return not is_too_slow
 
-    async def _let_finish(self, lost: list[Lost]) -> bool:
-        """Wait until lost calls can't be running any more; false when told to stop meanwhile."""
-        for each in lost:
-            while not self.stop.is_set():
-                age_s = (datetime.now(UTC) - each.sent_at).total_seconds()
-                if age_s >= self.retry.settle_s:
-                    break
-                await asyncio.sleep(min(0.1, self.retry.settle_s - age_s))
-        return not (lost and self.stop.is_set())
+    def _keeps_answers(self, task: Task) -> bool:
+        """Whether the endpoint is sure to charge the lost calls and their repetition once only.
 
-    async def _lose(self, call: "_Call", failure: Failure) -> Lost:
+        OpenRouter keeps the answer to an equal request (`X-OpenRouter-Cache`) for as long as it
+        was told to, so it is charged by the first call or, where that failed, by the second.
+        """
+        kept_s = self.options.response_cache_ttl_s
+        oldest = min((lost.sent_at for lost in task.lost), default=datetime.now(UTC))
+        return (
+            dialect_of(task.teacher) == "openrouter"
+            and task.teacher.base_url not in self._without_cache
+            and datetime.now(UTC) - oldest < timedelta(seconds=kept_s)
+        )
+
+    async def _lost(self, task: Task, call: "_Call", reserved: Reserved, failure: Failure) -> None:
         """Book a call whose outcome is unknown at its full reservation."""
-        reserved = call.reserved
-        assert reserved is not None
-        logger.warning("%s: %s", call.task.teacher.name, failure.message)
-        self.unknown_nano += reserved.reserved_nano
+        logger.warning("%s: %s", task.teacher.name, failure.message)
         await asyncio.wrap_future(
             self.ledger.settle(
                 Settlement(
@@ -262,132 +389,194 @@ class Engine:
                     state="unknown",
                     n_attempts=call.n_attempts,
                     error_code=failure.code,
+                    generation_id=failure.generation_id,
+                    response=call.reply.body[:_MOST_KEPT_BYTES] if call.reply else None,
                 )
             )
         )
-        return Lost(
-            call_id=reserved.call_id,
-            reserved_nano=reserved.reserved_nano,
-            run_id=self.run_id,
-            sent_at=datetime.now(UTC),
-        )
+        found = await asyncio.to_thread(self.ledger.lookup, [task.question.sha])
+        self.lose(task, found.lost.get(task.question.sha, ()))
+        task.n_lost += 1
+        # A call that outlasted its time limit outlasts it again.
+        if failure.code != "no_reply" and task.n_lost <= _MAX_SENT_AGAIN:
+            self._later.append(task)
 
-    async def _settle(self, task: Task, call: "_Call", lost: list[Lost]) -> None:
-        reserved, reply = call.reserved, call.reply
-        assert reserved is not None
-        assert reply is not None
-        row, cost, recovered = _failed_row(task, call), 0, None
-        if isinstance(reply.outcome, Answer):
-            cost, recovered = await self._cost(task, reply.outcome, reserved, lost)
-            answer = _checked(task, reply.outcome)
-            row = _answered_row(task, call, answer, cost)
+    async def _keep_unread(
+        self, task: Task, reply: Reply, reserved: Reserved, error: Exception
+    ) -> None:
+        """Book a reply that this program can't digest, once and for all, with its bytes."""
+        usage = reply.outcome.usage if isinstance(reply.outcome, Answer) else None
+        cost = usage.cost_nano if usage and usage.cost_nano is not None else reserved.reserved_nano
+        row = _row(
+            task,
+            cost_usd=usd(cost),
+            finish_reason="error",
+            error_code="unexpected",
+            error_message=f"{type(error).__name__}: {error}"[:500],
+        )
         await asyncio.wrap_future(
             self.ledger.settle(
                 Settlement(
                     call_id=reserved.call_id,
-                    state="answered" if isinstance(reply.outcome, Answer) else "failed",
+                    state="answered",
                     cost_nano=cost,
-                    n_attempts=call.n_attempts,
-                    is_lasting=isinstance(reply.outcome, Failure) and reply.outcome.is_lasting,
                     error_code=row.error_code,
                     row=encode_row(row),
-                    response=reply.body,
-                    recovers=recovered.call_id if recovered else None,
+                    response=reply.body[:_MOST_KEPT_BYTES],
                 )
             )
         )
-        if recovered and recovered.run_id == self.run_id:
-            self.unknown_nano -= recovered.reserved_nano
         self.newly_spent_nano += cost
         self.decided[task.index] = row
-        if cost > reserved.reserved_nano:
-            self._overrun(task, cost, reserved)
-        if isinstance(reply.outcome, Failure) and reply.outcome.stops_teacher:
-            self.stopped_teachers.setdefault(task.teacher.name, reply.outcome)
-            logger.error("%s is not asked again: %s", task.teacher.name, reply.outcome.message)
 
-    async def _cost(
-        self, task: Task, answer: Answer, reserved: Reserved, lost: list[Lost]
-    ) -> tuple[int, Lost | None]:
-        """The cost of an answer, and the lost call that had paid for it."""
-        if answer.is_replayed and lost:
+    async def _settle(
+        self, task: Task, call: "_Call", reserved: Reserved, outcome: Answer | Failure
+    ) -> None:
+        assert call.reply is not None
+        made: dict[str, Any] = {"n_attempts": call.n_attempts, "latency_s": call.latency_s}
+        if isinstance(outcome, Failure):
+            cost, row = 0, failed_row(task, outcome, **made)
+        else:
+            cost = await self._cost(task, call, outcome, reserved)
+            row = answered_row(task, _checked(task, outcome), cost, **made)
+            if not outcome.is_replayed:
+                task.n_read_tokens = _plausible(task, outcome.usage.n_prompt_tokens)
+        # A free failure says nothing of the lost calls whose reservation this one took over.
+        is_doubted = isinstance(outcome, Failure) and call.takes_over
+        recovers = task.lost if not call.takes_over and isinstance(outcome, Answer) else ()
+        await asyncio.wrap_future(
+            self.ledger.settle(
+                Settlement(
+                    call_id=reserved.call_id,
+                    state="unknown" if is_doubted else
+                    "answered" if isinstance(outcome, Answer) else "failed",
+                    cost_nano=cost,
+                    n_attempts=call.n_attempts,
+                    is_lasting=isinstance(outcome, Failure) and outcome.is_lasting,
+                    error_code=None if is_doubted else row.error_code,
+                    row=encode_row(row),
+                    response=call.reply.body if row.error_code is None
+                    else call.reply.body[:_MOST_KEPT_BYTES],
+                    generation_id=row.generation_id,
+                    recovers=tuple(lost.call_id for lost in recovers)
+                    if isinstance(outcome, Answer) and outcome.is_replayed else (),
+                )
+            )
+        )  # fmt: skip
+        self.newly_spent_nano += cost
+        self._n_found_out += bool(task.lost)
+        self.decided[task.index] = row
+        self._learn(task, call, cost, reserved)
+        if isinstance(outcome, Failure) and outcome.stops_teacher:
+            self.stop_teacher(task.teacher, outcome)
+
+    def stop_teacher(self, teacher: TeacherSpec, failure: Failure) -> None:
+        """Ask a teacher no more in this run."""
+        if teacher.name not in self.stopped_teachers:
+            self.stopped_teachers[teacher.name] = failure
+            logger.error("%s is not asked again in this run: %s", teacher.name, failure.message)
+
+    async def _cost(self, task: Task, call: "_Call", answer: Answer, reserved: Reserved) -> int:
+        """Find what an answer cost, together with the lost calls it stands for."""
+        teacher, usage = task.teacher, answer.usage
+        if answer.is_replayed and task.lost:
             paid = None
             if answer.paid_generation_id:
                 paid = await self.client.generation_cost(
-                    task.teacher.base_url, answer.paid_generation_id, self.keys[task.teacher.name]
+                    teacher.base_url, answer.paid_generation_id, self.keys[teacher.name]
                 )
-            return (lost[0].reserved_nano if paid is None else paid), lost[0]
-        if answer.cost_nano is not None:
-            return answer.cost_nano, None
-        if answer.n_prompt_tokens is None or answer.n_completion_tokens is None:
-            return reserved.reserved_nano, None
-        return self.prices[task.teacher.name].cost_nano(
-            answer.n_prompt_tokens,
-            answer.n_completion_tokens,
-            n_cached_tokens=answer.n_cached_tokens or 0,
-            n_written_tokens=answer.n_written_tokens or 0,
-        ), None
+            return max(lost.reserved_nano for lost in task.lost) if paid is None else paid
+        cost = usage.cost_nano
+        if cost is None:
+            cost = reserved.reserved_nano
+            if usage.n_prompt_tokens is not None and usage.n_completion_tokens is not None:
+                cost = self.prices[teacher.name].cost_nano(
+                    usage.n_prompt_tokens,
+                    usage.n_completion_tokens,
+                    n_cached_tokens=usage.n_cached_tokens or 0,
+                    n_written_tokens=usage.n_written_tokens or 0,
+                )
+        if call.takes_over and call.reply and not call.reply.has_cache:
+            # The endpoint keeps no answers after all: the lost calls may have been charged too.
+            self._without_cache.add(teacher.base_url)
+            cost += sum(lost.reserved_nano for lost in task.lost)
+        return cost
 
-    def _overrun(self, task: Task, cost: int, reserved: Reserved) -> None:
-        """A provider charged more than could be: reserve more for its next calls."""
-        name = task.teacher.name
-        ratio = self._ratios.get(name, 1.0) * cost / max(1, reserved.reserved_nano)
-        self._ratios[name] = ratio * 1.1
+    def _learn(self, task: Task, call: "_Call", cost: int, reserved: Reserved) -> None:
+        """Where a provider charged more than can be, reserve more for its next calls.
+
+        The factor is what the dearest call cost over its plain bound, never over a reservation
+        that held the factor already: that would compound over the calls in flight.
+        """
+        if cost <= reserved.reserved_nano:
+            return
         self.n_overruns += 1
-        logger.warning(
-            "%s: a call cost $%.6f, more than its bound of $%.6f; it is booked as it is",
-            name, usd(cost), usd(reserved.reserved_nano),
-        )  # fmt: skip
+        name, factor = task.teacher.name, cost / max(1, call.bound_nano)
+        self._ratios[name] = min(_MOST_OVERRUN, max(self._ratios.get(name, 1.0), factor * 1.05))
+        what = f"a call cost ${usd(cost):.6f}, more than its bound of ${usd(call.bound_nano):.6f}"
+        logger.warning("%s: %s; it is booked as it is", name, what)
+        if factor > _MOST_OVERRUN:
+            self.stop_teacher(task.teacher, Failure("overcharged", what))
 
-    def new_call(self, task: Task) -> NewCall:
-        """The reservation for `task`."""
+    def new_call(self, call: "_Call") -> NewCall:
+        """Make the reservation for a call."""
+        task = call.task
         question, teacher = task.question, task.teacher
-        bound = self.prices[teacher.name].bound_nano(
-            question.prompt_bound_tokens, question.max_completion_tokens
-        )
         return NewCall(
             request_sha=question.sha,
             state_id=question.state_id,
             teacher=teacher.name,
             model=teacher.model,
             run_id=self.run_id,
-            partition=self.partition,
+            partition=self.asking.partition,
             scopes=(f"run:{self.run_id}", self._day_scope(), f"teacher:{teacher.name}",
-                    *self.extra_scopes),
-            reserved_nano=round(bound * self._ratios.get(teacher.name, 1.0)),
+                    *self.asking.scopes()),
+            reserved_nano=round(call.bound_nano * self._ratios.get(teacher.name, 1.0)),
+            timeout_s=teacher.timeout_s,
+            lost=tuple(lost.call_id for lost in task.lost),
+            takes_over=call.takes_over,
         )  # fmt: skip
 
+    def takes_over(self, task: Task) -> bool:
+        """Whether asking again may use the money that the lost calls of a question hold.
+
+        A router that broke a call itself may have charged it without keeping its answer; one
+        whose caller died has not.
+        """
+        died = all(lost.error_code is None for lost in task.lost)
+        return bool(task.lost) and died and self._keeps_answers(task)
+
     def _day_scope(self) -> str:
-        scope = f"day:{datetime.now(UTC):%Y-%m-%d}"
+        scope = today()
         if scope != self._day:
-            self.ledger.open_scopes({scope: self.daily_limit_nano})
+            limits = self.asking.limits_nano(scope, self.prices)
+            limits = {name: limit for name, limit in limits.items() if name == scope}
+            self.ledger.open_scopes([scope], limits, by=f"run:{self.run_id}")
             self._day = scope
         return scope
 
     def slots(self, teacher: TeacherSpec) -> tuple[Slots, Slots]:
-        """Room for this teacher's calls, and for all calls."""
+        """Find room for this teacher's calls, and for all calls."""
         return self._slots[teacher.name], self._total
 
 
-@dataclass(slots=True)
-class Sent:
-    """What a row says about how its call was made."""
-
-    reply: Reply | None = None
-    n_attempts: int = 1
-    latency_s: float = 0.0
-
-
-class _Call(Sent):
+class _Call:
     """One reservation and the attempts made under it."""
 
     def __init__(self, engine: Engine, task: Task, body: bytes) -> None:
-        super().__init__(n_attempts=0)
         self.engine = engine
         self.task = task
         self.body = body
+        self.takes_over = engine.takes_over(task)
+        self.bound_nano = engine.prices[task.teacher.name].bound_nano(
+            task.bound_tokens(), task.question.max_completion_tokens
+        )
+        self.reply: Reply | None = None
+        self.n_attempts = 0
+        self.latency_s = 0.0
         self.reserved: Reserved | None = None
         self.known: Known | None = None
+        self.doubted: tuple[LostCall, ...] = ()
         self.refused: str | None = None
 
     async def make(self) -> None:
@@ -398,28 +587,30 @@ class _Call(Sent):
         """
         if not await self._reserve():
             return
+        try:
+            await self._attempt()
+        except _FreeFailure as error:
+            await self._try_again(error)
+
+    async def _try_again(self, first: _FreeFailure) -> None:
+        """Retry after a first attempt that surely cost nothing, which most calls never need."""
         policy = self.engine.retry
+        failure: _FreeFailure | None = first
         try:
             async for attempt in AsyncRetrying(
                 stop=stop_after_attempt(policy.max_attempts),
                 retry=retry_if_exception_type(_FreeFailure),
                 wait=self._wait_s,
-                sleep=self._sleep,
+                sleep=self.engine.wait,
                 reraise=True,
             ):
                 with attempt:
+                    if failure is not None:
+                        failure, again = None, failure
+                        raise again
                     await self._attempt()
         except _FreeFailure:
             return
-
-    async def _sleep(self, seconds: float) -> None:
-        """Wait, but no longer than until the run is told to stop."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while (left := until - loop.time()) > 0:
-            if self.engine.stop.is_set():
-                return
-            await asyncio.sleep(min(left, 0.1))
 
     def _wait_s(self, retry_state: RetryCallState) -> float:
         policy = self.engine.retry
@@ -456,8 +647,7 @@ class _Call(Sent):
             own.succeeded()
             return
         if (outcome.retry_after_s or 0.0) > engine.retry.longest_pause_s:
-            engine.stopped_teachers.setdefault(teacher.name, outcome)
-            logger.error("%s is not asked again in this run: %s", teacher.name, outcome.message)
+            engine.stop_teacher(teacher, outcome)
             return
         if outcome.slows_down:
             own.slow_down(outcome.retry_after_s)
@@ -465,13 +655,13 @@ class _Call(Sent):
             raise _FreeFailure(outcome)
 
     async def _reserve(self) -> bool:
-        result = await asyncio.wrap_future(
-            self.engine.ledger.reserve(self.engine.new_call(self.task))
-        )
+        result = await asyncio.wrap_future(self.engine.ledger.reserve(self.engine.new_call(self)))
         if isinstance(result, Reserved):
             self.reserved = result
         elif isinstance(result, Known):
             self.known = result
+        elif isinstance(result, InDoubt):
+            self.doubted = result.lost
         elif isinstance(result, Refused):
             self.refused = "stopped" if result.scope == "stopped" else "budget"
         return self.reserved is not None
@@ -479,23 +669,62 @@ class _Call(Sent):
     async def _withdraw(self, reason: str) -> None:
         """Give a reservation back that no request was sent for."""
         assert self.reserved is not None
-        settlement = Settlement(call_id=self.reserved.call_id, state="withdrawn")
+        # What was taken over from lost calls is still theirs.
+        state = "unknown" if self.takes_over else "withdrawn"
+        settlement = Settlement(call_id=self.reserved.call_id, state=state)
         await asyncio.wrap_future(self.engine.ledger.settle(settlement))
         self.reserved = None
         self.refused = reason
 
 
-def row_of(task: Task, outcome: Answer | Failure, cost: int) -> TeacherAction:
-    """The row of a call that was not made by this engine, e.g. by batch."""
-    call = Sent(reply=Reply(outcome))
-    if isinstance(outcome, Answer):
-        return _answered_row(task, call, outcome, cost)
-    return _failed_row(task, call)
+def _due(lost: Iterable[LostCall]) -> datetime:
+    """Say when the last of these calls is surely over."""
+    return max((each.due_at for each in lost), default=datetime.now(UTC))
+
+
+def has_too_short_a_limit(lost: Sequence[LostCall], teacher: TeacherSpec) -> bool:
+    """Say whether calls outlasted the time limit of a teacher, which has not been raised since.
+
+    Every further call would be lost too, and paid for. An endpoint that keeps its answers is
+    asked once more, since the answer may be there by now.
+    """
+    timed_out = [each for each in lost if each.error_code == "no_reply"]
+    most = 2 if dialect_of(teacher) == "openrouter" else 1
+    longest = max((each.due_at - each.sent_at for each in timed_out), default=timedelta())
+    return len(timed_out) >= most and timedelta(seconds=teacher.timeout_s) <= longest
+
+
+def settled_lost(lost: LostCall, cost: int) -> Settlement:
+    """Book a lost call at what is known of its cost, or at its bound; its answer stays lost."""
+    is_too_slow = lost.error_code == "no_reply"
+    waited_s = (lost.due_at - lost.sent_at).total_seconds()
+    row = TeacherAction(
+        state_id=lost.state_id,
+        teacher=lost.teacher,
+        model=lost.model,
+        cost_usd=usd(cost),
+        latency_s=waited_s if is_too_slow else 0.0,
+        request_sha=lost.request_sha,
+        generation_id=lost.generation_id,
+        error_code=lost.error_code or "outcome_unknown",
+        error_message=f"no reply within {waited_s:g} s: raise the teacher's timeout_s"
+        if is_too_slow
+        else "no reply came back; it is booked at the most it can have cost",
+    )
+    return Settlement(
+        call_id=lost.call_id,
+        state="failed",
+        cost_nano=cost,
+        is_lasting=is_too_slow,
+        error_code=row.error_code,
+        row=encode_row(row),
+        generation_id=lost.generation_id,
+    )
 
 
 def _checked(task: Task, answer: Answer) -> Answer:
     """Flag an answer to a prompt that the server cut short without saying so, as Ollama does."""
-    n_tokens, n_bytes = answer.n_prompt_tokens, task.question.n_prompt_bytes
+    n_tokens, n_bytes = answer.usage.n_prompt_tokens, task.question.n_prompt_bytes
     if (
         n_tokens is None
         or answer.is_replayed
@@ -512,25 +741,27 @@ def _checked(task: Task, answer: Answer) -> Answer:
     )
 
 
-def _answered_row(task: Task, call: Sent, answer: Answer, cost: int) -> TeacherAction:
-    return TeacherAction(
-        state_id=task.state_id,
-        teacher=task.teacher.name,
+def _plausible(task: Task, n_tokens: int | None) -> int | None:
+    """Trust a count of prompt tokens only where it can be the count of the whole prompt."""
+    least = task.question.n_prompt_bytes / _MOST_BYTES_PER_TOKEN
+    return n_tokens if n_tokens is not None and n_tokens >= least else None
+
+
+def answered_row(task: Task, answer: Answer, cost: int, **made: Any) -> TeacherAction:
+    """Make the row of a paid answer. `made` says how the call was made."""
+    usage = answer.usage
+    return replace(
+        _row(task, **made),
         action=answer.action,
         model=answer.model or task.teacher.model,
-        family=task.teacher.vendor,
         provider=answer.provider,
         finish_reason=answer.finish_reason,
-        latency_s=round(call.latency_s, 6),
         cost_usd=usd(cost),
-        n_prompt_tokens=answer.n_prompt_tokens,
-        n_completion_tokens=answer.n_completion_tokens,
-        n_cached_tokens=answer.n_cached_tokens,
-        n_reasoning_tokens=answer.n_reasoning_tokens,
-        n_attempts=call.n_attempts,
-        request_sha=task.question.sha,
+        n_prompt_tokens=usage.n_prompt_tokens,
+        n_completion_tokens=usage.n_completion_tokens,
+        n_cached_tokens=usage.n_cached_tokens,
+        n_reasoning_tokens=usage.n_reasoning_tokens,
         generation_id=answer.generation_id,
-        is_distillable=task.teacher.is_distillable,
         error_code=answer.error_code,
         error_message=answer.error_message,
         gate=task.gate,
@@ -538,33 +769,18 @@ def _answered_row(task: Task, call: Sent, answer: Answer, cost: int) -> TeacherA
     )
 
 
-def _failed_row(task: Task, call: Sent) -> TeacherAction:
-    outcome = call.reply.outcome if call.reply else None
-    failure = outcome if isinstance(outcome, Failure) else None
+def failed_row(task: Task, failure: Failure, **made: Any) -> TeacherAction:
+    """Make the row of a call that brought no answer and cost nothing."""
+    return _row(task, error_code=failure.code, error_message=failure.message, **made)
+
+
+def _row(task: Task, **more: Any) -> TeacherAction:
     return TeacherAction(
         state_id=task.state_id,
         teacher=task.teacher.name,
         model=task.teacher.model,
         family=task.teacher.vendor,
-        latency_s=round(call.latency_s, 6),
-        n_attempts=max(1, call.n_attempts),
         request_sha=task.question.sha,
         is_distillable=task.teacher.is_distillable,
-        error_code=failure.code if failure else None,
-        error_message=failure.message if failure else None,
-    )
-
-
-def _unknown_row(task: Task, n_lost: int) -> TeacherAction:
-    return TeacherAction(
-        state_id=task.state_id,
-        teacher=task.teacher.name,
-        model=task.teacher.model,
-        family=task.teacher.vendor,
-        n_attempts=n_lost,
-        request_sha=task.question.sha,
-        is_distillable=task.teacher.is_distillable,
-        error_code="outcome_unknown",
-        error_message="the call was sent and no reply came back; it counts at its full "
-        "reservation and is asked again on the next run",
+        **more,
     )

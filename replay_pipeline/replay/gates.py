@@ -16,6 +16,7 @@ was made by chance carries its propensity, so that later estimates can weigh it.
 """
 
 import hashlib
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ from replay_pipeline.types import (
     TeacherSpec,
     TraceState,
 )
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_GATES = ("near_duplicates", "error_sites_first", "cheap_screen:0.1", "cheap_first")
 """What most runs want: little lost, most of the money saved."""
@@ -78,15 +81,18 @@ class Poll:
     def __post_init__(self) -> None:
         tools = self.state.get("tools")
         self.toolbox = ToolList(tools) if tools else None
-        self.student = canonical_action(
-            _message(self.state["student_action"]), cwd=self.state.get("cwd"), tools=self.toolbox
-        )
+        self.student = _read_student(self.state, self.toolbox)
 
     def add(self, answer: TeacherAction) -> None:
         """Count an answer; one without a usable action is asked but no vote."""
         self.n_asked += 1
-        action = read_answer(answer, cwd=self.state.get("cwd"), tools=self.toolbox)
         family = family_of_answer(answer)
+        try:
+            action = read_answer(answer, cwd=self.state.get("cwd"), tools=self.toolbox)
+        except Exception:
+            # What a model wrote may be anything: unreadable, it is no vote, and no run ends of it.
+            logger.exception("the answer of %s at %s", answer.teacher, answer.state_id)
+            return
         if action is not None and action.is_valid and self.has_vote(family):
             self.votes.append(Vote(family, answer, action))
 
@@ -293,9 +299,19 @@ def likeness(state: TraceState) -> bytes:
         {"role": m.get("role"), "content": m.get("content"), "calls": _functions(m)}
         for m in state["messages"][-_LAST_MESSAGES:]
     ]
-    action = canonical_action(_message(state["student_action"]), cwd=state.get("cwd"))
-    data = msgspec.json.encode([tail, action.render()], order="deterministic")
+    rendered = _read_student(state, None).render()
+    data = msgspec.json.encode([tail, rendered], order="deterministic")
     return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _read_student(state: TraceState, tools: ToolList | None) -> Action:
+    """Read the recorded action; one that can't be read is an empty one, which is no valid vote."""
+    try:
+        action = _message(state["student_action"])
+        return canonical_action(action, cwd=state.get("cwd"), tools=tools)
+    except Exception:
+        logger.exception("the recorded action of %s", state["state_id"])
+        return canonical_action({"role": "assistant", "content": ""})
 
 
 def _exact_stop(name: str) -> TeacherRule:

@@ -6,9 +6,13 @@ scope (`run:…`, `day:…`, `teacher:…`, `partition:…`, `tag:…`), and for
 
     spent + held + unknown <= limit
 
-holds at every instant, across processes: `held` is reserved by calls in flight, `unknown` by calls
-whose process died before it knew their outcome. A cost above its reservation is booked as it is
-and flagged (`overrun`); no further reservation is made above the limit.
+holds at every instant, across processes: `held` is reserved by calls in flight, `unknown` by lost
+calls, which were sent and whose outcome nobody knows. A cost above its reservation is booked as it
+is and flagged (`overrun`); no further reservation is made above the limit.
+
+A lost call keeps its reservation until something is known. Where the endpoint is sure to charge an
+equal request once only (a router that keeps answers), asking again takes the reservation over
+instead of adding one: without that, a few crashes would hold all the money for ever.
 
 One thread writes. It takes whatever has been asked since its last transaction and commits it as
 one, so that a hundred calls share one wait for the disk.
@@ -19,92 +23,34 @@ import logging
 import queue
 import socket
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from replay_pipeline.errors import LedgerError
+from replay_pipeline.replay.calls import (
+    Found,
+    InDoubt,
+    Known,
+    LostCall,
+    NewCall,
+    Refused,
+    Reserved,
+    Settlement,
+)
 from replay_pipeline.replay.database import Database, connect
+from replay_pipeline.replay.unbooked import Unbooked
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewCall:
-    """A call about to be made, and the most it can cost."""
-
-    request_sha: str
-    state_id: str
-    teacher: str
-    model: str
-    run_id: str
-    scopes: tuple[str, ...]
-    reserved_nano: int
-    partition: str | None = None
-    is_patient: bool = True
-    """Wait while money that is held may come back; otherwise be refused at once."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reserved:
-    """The money is held and the intent is on disk: the request may leave."""
-
-    call_id: int
-    reserved_nano: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
-    """The call can never fit under `scope`, or waiting for it was given up."""
-
-    scope: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
-    """A call that was decided before."""
-
-    request_sha: str
-    run_id: str
-    cost_nano: int
-    row: bytes
-    """JSON of the `TeacherAction`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lost:
-    """A call that was sent and whose outcome is not known."""
-
-    call_id: int
-    reserved_nano: int
-    run_id: str
-    sent_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settlement:
-    """What became of a reserved call."""
-
-    call_id: int
-    state: Literal["answered", "failed", "unknown", "withdrawn"]
-    """`withdrawn`: nothing was sent; the call is forgotten."""
-    cost_nano: int = 0
-    n_attempts: int = 1
-    is_lasting: bool = False
-    error_code: str | None = None
-    row: bytes | None = None
-    response: bytes | None = None
-    recovers: int | None = None
-    """A lost call that turned out to be the one that was paid: its reservation is released."""
 
 
 @dataclass(slots=True)
@@ -119,13 +65,14 @@ class _Scope:
         return self.limit is None or self.spent + self.held + self.unknown + amount <= self.limit
 
     def can_ever_fit(self, amount: int) -> bool:
+        # Held money may come back, all but what calls cost; lost calls may keep theirs.
         return self.limit is None or self.spent + self.unknown + amount <= self.limit
 
 
 @dataclass(slots=True)
 class _Waiting:
     call: NewCall
-    future: "Future[Reserved | Refused | Known]"
+    future: "Future[Reserved | Refused | Known | InDoubt]"
 
 
 @dataclass(slots=True)
@@ -155,11 +102,15 @@ class Ledger:
         self._give_up: set[str] = set()
         self._n_issued = 0
         self._n_polls = 0
+        self._in_flight: dict[int, NewCall] = {}
         self._database = connect(url, is_durable=is_durable)
         self.url = self._database.name
         try:
             self.owner = self._register()
-            self._adopt_orphans(self._database)
+            with self._database.transaction():
+                self._adopt_orphans(self._database)
+            self._unbooked = Unbooked(self.url, self.owner)
+            self._book_unbooked()
         except BaseException:
             self._database.close()
             raise
@@ -178,14 +129,14 @@ class Ledger:
             self._queue.put(_STOP)
             self._thread.join()
 
-    def reserve(self, call: NewCall) -> "Future[Reserved | Refused | Known]":
+    def reserve(self, call: NewCall) -> "Future[Reserved | Refused | Known | InDoubt]":
         """Hold `call.reserved_nano` in every scope of `call`, first come first served.
 
         Waits while money that is held may come back. Gives back `Refused` once the call can
         never fit, and `Known` when the same request was answered meanwhile; a request that
         another living process has in flight is waited for.
         """
-        future: Future[Reserved | Refused | Known] = Future()
+        future: Future[Reserved | Refused | Known | InDoubt] = Future()
         self._queue.put(_Waiting(call, future))
         return future
 
@@ -209,12 +160,22 @@ class Ledger:
 
         self.do(forget)
 
-    def open_scopes(self, limits: Mapping[str, int | None]) -> None:
-        """Create scopes or change their limits, in nano-dollars; `None` counts without a limit."""
-        self.do(lambda database: _open_scopes(database, limits)).result()
+    def open_scopes(
+        self, names: Iterable[str], limits: Mapping[str, int | None], *, by: str
+    ) -> None:
+        """Create scopes, and set or lift the limits that are named.
+
+        A limit belongs to the ledger: a scope that `limits` does not name keeps the one it has.
+
+        Args:
+            names: scopes to count under, created without a limit where they are new.
+            limits: nano-dollars by scope; `None` lifts the limit.
+            by: who sets them: a run, or a command. Every change is kept in the table `limits`.
+        """
+        self.do(lambda database: _open_scopes(database, names, limits, by=by)).result()
 
     def open_run(
-        self, run_id: str, limit: int, *, carried_nano: int = 0, lost: Sequence[Lost] = ()
+        self, run_id: str, limit: int, *, carried_nano: int = 0, lost: Iterable[LostCall] = ()
     ) -> None:
         """Create the scope of a run.
 
@@ -222,45 +183,54 @@ class Ledger:
             run_id: names the run; processes that share it share its limit.
             limit: nano-dollars.
             carried_nano: what earlier runs paid for answers that this run takes over.
-            lost: calls of earlier runs that this run asks again; until it is known what became
-                of them they count here too.
+            lost: calls of earlier runs for the requests of this one; until it is known what
+                became of them they count here too.
         """
         name = f"run:{run_id}"
 
         def open_it(database: Database) -> None:
-            _open_scopes(database, {name: max(0, limit - carried_nano)}, carried_nano)
-            for each in lost:
-                if each.run_id == run_id:
-                    continue
-                changed = database.query(
-                    "update calls set scopes = scopes || ? where id = ? and state = 'unknown' "
-                    "and scopes not like ? returning reserved",
-                    (_SEPARATOR + name, each.call_id, f"%{name}%"),
+            limits = {name: max(0, limit - carried_nano)}
+            _open_scopes(database, (), limits, carried_nano=carried_nano)
+            adopted = [each.call_id for each in lost if each.run_id != run_id]
+            for (reserved,) in [
+                row
+                for chunk in _chunks(adopted)
+                for row in database.query(
+                    "update calls set scopes = scopes || ? where state = 'unknown' "
+                    f"and scopes not like ? and id in ({_marks(chunk)}) returning reserved",
+                    (_SEPARATOR + name, f"%{name}%", *chunk),
                 )
-                for (reserved,) in changed:
-                    database.query(
-                        "update scopes set unknown = unknown + ?, ceiling_nano = "
-                        "ceiling_nano + ? where name = ?",
-                        (reserved, reserved, name),
-                    )
+            ]:
+                # They were allowed when they were sent: they must not break the check here.
+                database.query(
+                    "update scopes set unknown = unknown + ?, ceiling_nano = ceiling_nano + ? "
+                    "where name = ?",
+                    (reserved, reserved, name),
+                )
 
         self.do(open_it).result()
 
-    def lookup(self, request_shas: Iterable[str]) -> tuple[dict[str, Known], dict[str, list[Lost]]]:
-        """What is known of these requests: decided calls, and lost ones by request."""
+    def unknown_nano(self, scope: str) -> int:
+        """Read what lost calls hold under `scope`."""
+        return self.do(lambda database: _load_scopes(database, [scope])[scope].unknown).result()
+
+    def lookup(self, request_shas: Iterable[str]) -> Found:
+        """Find what is known of these requests."""
         shas = list(dict.fromkeys(request_shas))
         return self.do(lambda database: find_calls(database, shas)).result()
 
     # --- the writer thread -------------------------------------------------------------------
 
     def _register(self) -> int:
-        with self._database.transaction():
-            [(owner,)] = self._database.query(
-                "insert into owners(opened_at, host) values(?, ?) returning id",
-                (_now(), socket.gethostname()),
-            )
-        self._database.claim(owner)
-        return owner
+        while True:
+            with self._database.transaction():
+                [(owner,)] = self._database.query(
+                    "insert into owners(opened_at, host) values(?, ?) returning id",
+                    (_iso(_now()), socket.gethostname()),
+                )
+            # The lock may be held by a process whose ledger was deleted and is made anew here.
+            if self._database.claim(owner):
+                return owner
 
     def _write(self) -> None:
         is_open = True
@@ -305,89 +275,156 @@ class Ledger:
         """Settle and reserve in one transaction; tell nobody before it is committed."""
         if not settling and not self._waiting:
             return
+        try:
+            self._transact(settling)
+        except Exception as error:  # noqa: BLE001 (raised again where the result is awaited)
+            for waiting in self._waiting:
+                waiting.future.set_exception(error)
+            was_alone, self._waiting = not self._waiting, deque()
+            if settling and was_alone:
+                self._keep(settling, error)
+            else:
+                # What is paid for must not fail because a reservation did.
+                self._book(settling)
+
+    def _transact(self, settling: list[_Settling]) -> None:
         told: list[tuple[Future[Any], Any]] = []
         still_waiting = deque(self._waiting)
-        try:
-            with self._database.transaction():
-                calls = self._calls_of(settling)
-                scopes = _Scopes(self._database)
-                # All scopes are locked at once and in order: no two processes wait in a circle.
-                scopes.load(
-                    name
-                    for each in [*calls.values(), *(waiting.call for waiting in self._waiting)]
-                    for name in each.scopes
-                )
-                self._settle_all(scopes, calls, settling)
-                self._reserve_all(scopes, still_waiting, told)
-                scopes.save()
-        except Exception as error:  # noqa: BLE001 (raised again where the result is awaited)
-            for each in [*settling, *self._waiting]:
-                each.future.set_exception(error)
-            self._waiting.clear()
-            return
+        with self._database.transaction():
+            calls = self._calls_of(settling)
+            lost = find_lost(self._database, [w.call.request_sha for w in still_waiting])
+            scopes = _Scopes(self._database)
+            # All scopes are locked at once and in order: no two processes wait in a circle.
+            scopes.load(
+                name
+                for scopes_of_one in [
+                    *(call.scopes for call in calls.values()),
+                    *(waiting.call.scopes for waiting in still_waiting),
+                    *(each.scopes for several in lost.values() for each in several),
+                ]
+                for name in scopes_of_one
+            )
+            self._settle_all(scopes, calls, settling)
+            self._reserve_all(scopes, still_waiting, told, lost, calls.keys())
+            scopes.save()
         self._waiting = still_waiting
         for each in settling:
+            self._in_flight.pop(each.settlement.call_id, None)
             each.future.set_result(None)
         for future, result in told:
             future.set_result(result)
 
+    def _keep(self, settling: list[_Settling], error: Exception) -> None:
+        """Write answers that can't be booked to a side file, for the next start to book."""
+        pairs = [
+            (self._in_flight[each.settlement.call_id], each.settlement)
+            for each in settling
+            if each.settlement.call_id in self._in_flight
+        ]
+        place = self._unbooked.keep(pairs)
+        told = LedgerError(f"{error}; {len(pairs)} answers wait in {place} and are booked by the "
+                           "next run")  # fmt: skip
+        for each in settling:
+            each.future.set_exception(told)
+
+    def _book_unbooked(self) -> None:
+        """Book what an earlier process could not; twice does no harm."""
+        for path, pairs in self._unbooked.left_behind(self._database.is_alive):
+            with self._database.transaction():
+                known = _load_calls(self._database, [s.call_id for _, s in pairs])
+                here = [
+                    _Settling(settlement, Future())
+                    for call, settlement in pairs
+                    if (found := known.get(settlement.call_id))
+                    and found.request_sha == call.request_sha
+                    and found.state in ("open", "unknown")
+                ]
+                scopes = _Scopes(self._database)
+                calls = self._calls_of(here)
+                scopes.load(name for call in calls.values() for name in call.scopes)
+                self._settle_all(scopes, calls, here)
+                scopes.save()
+                for call, settlement in pairs:
+                    found = known.get(settlement.call_id)
+                    if found is None or found.request_sha != call.request_sha:
+                        self._book_of_another_ledger(call, settlement)
+            path.unlink()
+            logger.warning("%s: %d answers of %s are booked", self.url, len(pairs), path)
+
+    def _book_of_another_ledger(self, call: NewCall, settlement: Settlement) -> None:
+        """Book an answer whose ledger was lost: its money is spent, whatever the limits say."""
+        if settlement.state not in ("answered", "failed"):
+            return
+        cost = settlement.cost_nano
+        _open_scopes(self._database, call.scopes, {})
+        for name in sorted(call.scopes):
+            self._database.query(
+                "update scopes set spent = spent + ?, overrun = overrun + ? where name = ?",
+                (cost, cost, name),
+            )
+        row = (*self._new_row(call, self._issue(), _now()), "answered")
+        self._database.run_many(_INSERT, [row])
+        self._database.run_many(_SETTLE, [(*_settled(settlement, call.reserved_nano), row[0])])
+
     def _calls_of(self, settling: list[_Settling]) -> "dict[int, _Call]":
         settlements = [each.settlement for each in settling]
-        ids = [s.call_id for s in settlements] + [s.recovers for s in settlements if s.recovers]
+        ids = [s.call_id for s in settlements] + [i for s in settlements for i in s.recovers]
         return _load_calls(self._database, ids)
 
     def _settle_all(
         self, scopes: "_Scopes", calls: "dict[int, _Call]", settling: list[_Settling]
     ) -> None:
-        now = _now()
         rows: list[tuple[Any, ...]] = []
+        withdrawn: list[tuple[Any, ...]] = []
         for each in (each.settlement for each in settling):
             call = calls.get(each.call_id)
             if call is None or call.state not in ("open", "unknown"):
+                if each.call_id not in self._in_flight:
+                    continue  # a lost call: another process has found out what became of it
                 raise LedgerError(f"{self.url}: call {each.call_id} is not open")
             scopes.settle(call, each)
-            rows.append(
-                (each.state, each.cost_nano, each.n_attempts, int(each.is_lasting),
-                 int(each.cost_nano > call.reserved), now, each.error_code, each.row,
-                 each.response, each.call_id)
-            )  # fmt: skip
-            lost = calls.get(each.recovers) if each.recovers else None
-            if lost is not None and lost.state == "unknown":
-                scopes.release(lost)
-                rows.append(("recovered", 0, 1, 0, 0, now, None, None, None, lost.id))
-        withdrawn = [(row[-1],) for row in rows if row[0] == "withdrawn"]
-        rows = [row for row in rows if row[0] != "withdrawn"]
+            if each.state == "withdrawn":
+                withdrawn.append((each.call_id,))
+            else:
+                rows.append((*_settled(each, call.reserved), each.call_id))
+            for lost in (calls[i] for i in each.recovers if i in calls):
+                if lost.state == "unknown":
+                    scopes.release(lost.scopes, lost.reserved)
+                    rows.append(_recovered(lost.id))
         if withdrawn:
             self._database.run_many("delete from calls where id = ?", withdrawn)
         if rows:
-            self._database.run_many(
-                "update calls set state = ?, cost = ?, n_attempts = ?, is_lasting = ?, "
-                "is_overrun = ?, settled_at = ?, error_code = ?, row = ?, response = ? "
-                "where id = ?",
-                rows,
-            )
+            self._database.run_many(_SETTLE, rows)
 
     def _reserve_all(
-        self, scopes: "_Scopes", waiting: deque[_Waiting], told: list[tuple[Future[Any], Any]]
+        self,
+        scopes: "_Scopes",
+        waiting: deque[_Waiting],
+        told: list[tuple[Future[Any], Any]],
+        lost: Mapping[str, tuple[LostCall, ...]],
+        just_settled: Iterable[int],
     ) -> None:
         if not waiting:
             return
         decided, busy = _elsewhere(self._database, [each.call.request_sha for each in waiting])
         blocked: set[str] = set()
-        rows = []
+        rows: list[tuple[Any, ...]] = []
+        recovered: list[tuple[Any, ...]] = []
         now = _now()
         for _ in range(len(waiting)):
             each = waiting.popleft()
             call = each.call
-            if known := decided.get(call.request_sha):
-                told.append((each.future, known))
-            elif call.run_id in self._give_up:
-                told.append((each.future, Refused(scope="stopped")))
+            mine = [
+                one for one in lost.get(call.request_sha, ()) if one.call_id not in just_settled
+            ]
+            taken = mine if call.takes_over else []
+            if (clear := self._clear(call, decided, mine)) is not None:
+                told.append((each.future, clear))
             elif call.request_sha in busy:
                 waiting.append(each)
-            elif scope := scopes.never(call):
+            elif scope := scopes.never(call, taken):
                 told.append((each.future, Refused(scope=scope)))
-            elif (full := scopes.full(call)) or not blocked.isdisjoint(call.scopes):
+            elif (full := scopes.full(call, taken)) or not blocked.isdisjoint(call.scopes):
                 if not call.is_patient:
                     told.append((each.future, Refused(scope=full[0] if full else call.scopes[0])))
                     continue
@@ -395,23 +432,39 @@ class Ledger:
                 blocked.update(full if blocked.isdisjoint(call.scopes) else ())
                 waiting.append(each)
             else:
+                for one in taken:
+                    scopes.release(one.scopes, one.reserved_nano)
+                    recovered.append(_recovered(one.call_id))
                 call_id = self._issue()
                 scopes.hold(call)
                 busy.add(call.request_sha)
-                rows.append(
-                    (call_id, call.request_sha, call.state_id, call.teacher, call.model,
-                     call.run_id, call.partition, _SEPARATOR.join(call.scopes), self.owner,
-                     call.reserved_nano, now)
-                )  # fmt: skip
+                self._in_flight[call_id] = call
+                rows.append((*self._new_row(call, call_id, now), "open"))
                 reserved = Reserved(call_id=call_id, reserved_nano=call.reserved_nano)
                 told.append((each.future, reserved))
         if rows:
-            self._database.run_many(
-                "insert into calls(id, request_sha, state_id, teacher, model, run_id, "
-                "trace_batch, scopes, owner, reserved, intent_at, state) "
-                "values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'open')",
-                rows,
-            )
+            self._database.run_many(_INSERT, rows)
+        if recovered:
+            self._database.run_many(_SETTLE, recovered)
+
+    def _clear(
+        self, call: NewCall, decided: Mapping[str, Known], lost: Sequence[LostCall]
+    ) -> Known | Refused | InDoubt | None:
+        """Say what is clear without looking at the money."""
+        if known := decided.get(call.request_sha):
+            return known
+        if call.run_id in self._give_up:
+            return Refused(scope="stopped")
+        if not {one.call_id for one in lost} <= {*call.lost}:
+            return InDoubt(lost=tuple(lost))
+        return None
+
+    def _new_row(self, call: NewCall, call_id: int, now: datetime) -> tuple[Any, ...]:
+        return (
+            call_id, call.request_sha, call.state_id, call.teacher, call.model, call.run_id,
+            call.partition, _SEPARATOR.join(call.scopes), self.owner, call.reserved_nano,
+            _iso(now), _iso(now + timedelta(seconds=call.timeout_s)),
+        )  # fmt: skip
 
     def _issue(self) -> int:
         self._n_issued += 1
@@ -450,9 +503,33 @@ class Ledger:
         return len(rows)
 
 
+_INSERT = (
+    "insert into calls(id, request_sha, state_id, teacher, model, run_id, trace_batch, scopes, "
+    "owner, reserved, intent_at, due_at, state) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_SETTLE = (
+    "update calls set state = ?, cost = ?, n_attempts = ?, is_lasting = ?, is_overrun = ?, "
+    "settled_at = ?, error_code = ?, row = ?, response = ?, generation_id = ? where id = ?"
+)
+
+
+def _settled(settlement: Settlement, reserved: int) -> tuple[Any, ...]:
+    cost = settlement.cost_nano
+    return (
+        settlement.state, cost, settlement.n_attempts, int(settlement.is_lasting),
+        int(cost > reserved), _iso(_now()), settlement.error_code, settlement.row,
+        settlement.response, settlement.generation_id,
+    )  # fmt: skip
+
+
+def _recovered(call_id: int) -> tuple[Any, ...]:
+    return ("recovered", 0, 1, 0, 0, _iso(_now()), None, None, None, None, call_id)
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     id: int
+    request_sha: str
     state: str
     reserved: int
     scopes: tuple[str, ...]
@@ -485,19 +562,21 @@ class _Scopes:
                 scope.overrun += max(0, settlement.cost_nano - call.reserved)
         self.changed.update(call.scopes)
 
-    def release(self, call: _Call) -> None:
-        for name in call.scopes:
-            self.known[name].unknown -= call.reserved
-        self.changed.update(call.scopes)
+    def release(self, names: Iterable[str], amount: int) -> None:
+        for name in names:
+            self.known[name].unknown -= amount
+            self.changed.add(name)
 
-    def never(self, call: NewCall) -> str | None:
+    def never(self, call: NewCall, taken: Sequence[LostCall]) -> str | None:
         for name in call.scopes:
-            if not self.known[name].can_ever_fit(call.reserved_nano):
+            if not self.known[name].can_ever_fit(_asked(call, taken, name)):
                 return name
         return None
 
-    def full(self, call: NewCall) -> list[str]:
-        return [name for name in call.scopes if not self.known[name].fits(call.reserved_nano)]
+    def full(self, call: NewCall, taken: Sequence[LostCall]) -> list[str]:
+        return [
+            name for name in call.scopes if not self.known[name].fits(_asked(call, taken, name))
+        ]
 
     def hold(self, call: NewCall) -> None:
         for name in call.scopes:
@@ -516,53 +595,92 @@ class _Scopes:
             )
 
 
+def _asked(call: NewCall, taken: Sequence[LostCall], scope: str) -> int:
+    """Count what a call needs under a scope beyond what it takes over there."""
+    return call.reserved_nano - sum(one.reserved_nano for one in taken if scope in one.scopes)
+
+
 def _open_scopes(
-    database: Database, limits: Mapping[str, int | None], carried_nano: int = 0
+    database: Database,
+    names: Iterable[str],
+    limits: Mapping[str, int | None],
+    *,
+    by: str | None = None,
+    carried_nano: int = 0,
 ) -> None:
-    for name, limit in sorted(limits.items()):
-        database.query(
-            "insert into scopes(name, limit_nano, ceiling_nano) values(?, ?, ?) "
-            "on conflict(name) do nothing",
-            (name, limit, limit),
-        )
+    for name in sorted({*names, *limits}):
+        database.query("insert into scopes(name) values(?) on conflict(name) do nothing", (name,))
+        if name not in limits:
+            continue
+        limit = limits[name]
         [scope] = _load_scopes(database, [name]).values()
-        if limit is None and name.startswith("day:"):
-            limit = scope.limit  # a run without a limit of its own does not lift that of the day
         in_use = scope.spent + scope.held + scope.unknown - scope.overrun
+        # The check must hold for what is in use already when a limit is lowered below it.
         database.query(
             "update scopes set limit_nano = ?, ceiling_nano = ?, carried_nano = ? where name = ?",
             (limit, None if limit is None else max(limit, in_use), carried_nano, name),
         )
+        if by is not None and limit != scope.limit:
+            database.query(
+                "insert into limits(set_at, scope, limit_nano, set_by) values(?, ?, ?, ?)",
+                (_iso(_now()), name, limit, by),
+            )
 
 
-def find_calls(
-    database: Database, request_shas: Sequence[str]
-) -> tuple[dict[str, Known], dict[str, list[Lost]]]:
-    """Decided calls, and lost ones, by request."""
+def find_calls(database: Database, request_shas: Sequence[str]) -> Found:
+    """Find what is known of these requests: answers, lost calls, and what all has cost."""
     decided: dict[str, Known] = {}
-    lost: dict[str, list[Lost]] = defaultdict(list)
+    booked: dict[str, bytes] = {}
+    paid: Counter[str] = Counter()
     for chunk in _chunks(request_shas):
         rows = database.query(
-            "select id, request_sha, run_id, state, reserved, cost, row, intent_at from calls "
-            "where (state in ('answered', 'unknown') or (state = 'failed' and is_lasting = 1)) "
-            f"and request_sha in ({_marks(chunk)}) order by id",
+            "select request_sha, run_id, state, is_lasting, cost, row from calls "
+            f"where state in ('answered', 'failed') and request_sha in ({_marks(chunk)}) "
+            "order by id",
             chunk,
         )
-        for call_id, sha, run_id, state, reserved, cost, row, intent_at in rows:
-            if state == "unknown":
-                lost[sha].append(
-                    Lost(
-                        call_id=call_id,
-                        reserved_nano=reserved,
-                        run_id=run_id,
-                        sent_at=datetime.fromisoformat(intent_at),
-                    )
-                )
-            else:
+        for sha, run_id, state, is_lasting, cost, row in rows:
+            paid[run_id] += cost
+            if state == "answered" or is_lasting:
                 decided[sha] = Known(
                     request_sha=sha, run_id=run_id, cost_nano=cost, row=bytes(row or b"null")
                 )
-    return decided, dict(lost)
+            elif cost and row:
+                booked[sha] = bytes(row)
+    return Found(decided, find_lost(database, request_shas), booked, paid)
+
+
+def find_lost(
+    database: Database, request_shas: Sequence[str] | None = None
+) -> dict[str, tuple[LostCall, ...]]:
+    """Find the lost calls of these requests, or of all, by request."""
+    found: dict[str, tuple[LostCall, ...]] = {}
+    for chunk in [None] if request_shas is None else _chunks(request_shas):
+        rows = database.query(
+            "select request_sha, id, state_id, teacher, model, run_id, scopes, reserved, "
+            "intent_at, due_at, error_code, generation_id from calls where state = 'unknown'"
+            + ("" if chunk is None else f" and request_sha in ({_marks(chunk)})")
+            + " order by id",
+            chunk or (),
+        )
+        for sha, call_id, state_id, teacher, model, run_id, scopes, reserved, *times, error, gen in rows:  # fmt: skip
+            sent_at, due_at = times
+            call = LostCall(
+                call_id=call_id,
+                request_sha=sha,
+                state_id=state_id,
+                teacher=teacher,
+                model=model,
+                run_id=run_id,
+                scopes=tuple(scopes.split(_SEPARATOR)),
+                reserved_nano=reserved,
+                sent_at=datetime.fromisoformat(sent_at),
+                due_at=datetime.fromisoformat(due_at),
+                error_code=error,
+                generation_id=gen,
+            )
+            found[sha] = (*found.get(sha, ()), call)
+    return found
 
 
 BATCH_KEY = "batch:"
@@ -612,10 +730,11 @@ def _load_calls(database: Database, ids: Sequence[int]) -> dict[int, _Call]:
     calls = {}
     for chunk in _chunks(ids):
         rows = database.query(
-            f"select id, state, reserved, scopes from calls where id in ({_marks(chunk)})", chunk
+            f"select id, request_sha, state, reserved, scopes from calls where id in ({_marks(chunk)})",
+            chunk,
         )
-        for call_id, state, reserved, scopes in rows:
-            calls[call_id] = _Call(call_id, state, reserved, tuple(scopes.split(_SEPARATOR)))
+        for call_id, sha, state, reserved, scopes in rows:
+            calls[call_id] = _Call(call_id, sha, state, reserved, tuple(scopes.split(_SEPARATOR)))
     return calls
 
 
@@ -629,10 +748,9 @@ def _marks(chunk: Sequence[Any]) -> str:
     return ",".join("?" * len(chunk))
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
-def encode_row(row: Any) -> bytes:
-    """A `TeacherAction` as the ledger keeps it."""
-    return msgspec.json.encode(row)
+def _iso(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds")

@@ -2,26 +2,29 @@
 
 It never retries and never gives up early: an aborted call is paid for. Foreign errors end here; a
 `Failure` tells apart a request that never left from one whose outcome is unknown.
+
+Calls go through aiohttp, whose pool costs a third of the CPU time of httpx's and does not grow
+with the connections it holds; the few requests around them (prices, batches) through httpx.
 """
 
 import asyncio
 import functools
 import logging
 import ssl
-import urllib.request
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
 from pydantic import SecretStr
 
 from replay_pipeline.errors import TeacherAuthError, TeacherResponseError, TeacherTimeoutError
 from replay_pipeline.replay.prices import nano
-from replay_pipeline.replay.replies import Answer, Failure, read_reply
+from replay_pipeline.replay.replies import Answer, Failure, generation_of, read_reply
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 _KEEPALIVE_S = 20.0
 _CONNECT_S = 15.0
 _PIECE_BYTES = 1 << 18
+_MOST_BYTES = 64 << 20
+"""A longer reply is not read to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +46,32 @@ class Reply:
 
     outcome: Answer | Failure
     body: bytes = b""
+    has_cache: bool = False
+    """The router said whether its response cache had the answer, so it keeps one."""
 
 
 class Client:
     """Connections to endpoints, shared by all teachers of a run."""
 
     def __init__(self, *, max_connections: int = 512) -> None:
-        limits = httpx.Limits(
-            max_connections=max_connections,
-            max_keepalive_connections=max_connections,
-            keepalive_expiry=_KEEPALIVE_S,
-        )
-        direct = AiohttpTransport(verify=_trusted(), limits=limits)
-        if urllib.request.getproxies():
-            # The faster transport knows no proxies from the environment. Plain http is for loopback,
-            # and what is sent there unencrypted is no matter of a proxy.
-            self._http = httpx.AsyncClient(limits=limits, mounts={"http://": direct})
-        else:
-            self._http = httpx.AsyncClient(transport=direct, trust_env=False)
+        self._max_connections = max_connections
+        self._proxies: dict[str, str | None] = {}
+        # Plain http is for loopback, and what is sent there is no matter of a proxy.
+        direct = httpx.AsyncHTTPTransport(verify=_trusted())
+        self._http = httpx.AsyncClient(verify=_trusted(), mounts={"http://": direct})
 
     async def __aenter__(self) -> "Client":
-        await self._http.__aenter__()
+        self._calls = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=self._max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=_trusted()
+            ),
+            # Cookies of an endpoint would tie calls to each other.
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        await self._calls.close()
         await self._http.aclose()
 
     async def complete(
@@ -77,23 +84,32 @@ class Client:
         timeout_s: float,
     ) -> Reply:
         """Send one chat completion, exactly once."""
-        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S, pool=None)
+        sent = {**_with_key(headers, key), "content-length": str(len(body))}
+        received: Mapping[str, str] = {}
         try:
-            response = await self._http.post(
-                _completions_url(base_url),
-                content=body,
-                headers=_with_key(headers, key),
-                timeout=timeout,
-            )
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, EOFError, ValueError) as error:
-            return Reply(_lost(error, base_url, timeout_s))
-        # Plain dict: the headers of a response are looked up many times per call.
-        received = {
-            name.decode("latin-1").lower(): _without(key, value).decode("latin-1")
-            for name, value in response.headers.raw
-        }
-        content = _without(key, response.content)
-        return Reply(read_reply(response.status_code, received, content), content)
+            async with self._calls.post(
+                f"{base_url.rstrip('/')}/chat/completions",
+                data=_pieces(body) if len(body) > _PIECE_BYTES else body,
+                headers=sent,
+                timeout=_timeout(timeout_s),
+                allow_redirects=False,
+                proxy=self._proxy_of(base_url),
+            ) as response:
+                received = response.headers
+                content = _without(key, await _read_all(response))
+        except (aiohttp.ClientError, OSError, EOFError, ValueError) as error:
+            return Reply(_lost(error, base_url, timeout_s, generation_of(received)))
+        has_cache = "x-openrouter-cache-status" in received
+        return Reply(read_reply(response.status, received, content), content, has_cache)
+
+    def _proxy_of(self, base_url: str) -> str | None:
+        """Name the proxy of the environment for an endpoint; none for plain http on loopback."""
+        if base_url not in self._proxies:
+            place = urlsplit(base_url)
+            is_direct = place.scheme != "https" or proxy_bypass(place.hostname or "")
+            known = getproxies()
+            self._proxies[base_url] = None if is_direct else known.get("https", known.get("all"))
+        return self._proxies[base_url]
 
     async def models(self, base_url: str, key: SecretStr | None = None) -> list[dict[str, Any]]:
         """The models that an endpoint serves, with prices where it lists them.
@@ -120,7 +136,7 @@ class Client:
             logger.warning("the cost of %s is not known: %s", generation_id, error)
             return None
         cost = data.get("total_cost") if isinstance(data, dict) else None
-        return nano(round(cost, 12)) if isinstance(cost, int | float) else None
+        return nano(round(cost, 12)) if isinstance(cost, int | float) and cost >= 0 else None
 
     async def submit_batch(self, base_url: str, body: bytes, key: SecretStr | None) -> str:
         """Hand in a batch of requests; gives back its name. Raises as `models` does."""
@@ -128,6 +144,20 @@ class Client:
         if not isinstance(reply.get("id"), str):
             raise TeacherResponseError(f"{base_url}/batches: the batch was given no name")
         return reply["id"]
+
+    async def find_batch(self, base_url: str, name: str, key: SecretStr | None) -> str | None:
+        """Find the batch that was handed in with `name` as its key. Raises as `models` does."""
+        after = ""
+        while True:
+            url = f"{base_url.rstrip('/')}/batches?limit=100{after}"
+            batches = (await self._get(url, key)).get("data")
+            batches = [each for each in batches or () if isinstance(each, dict)]
+            for each in batches:
+                if (each.get("metadata") or {}).get("key") == name:
+                    return str(each.get("id"))
+            if len(batches) < 100:
+                return None
+            after = f"&after={batches[-1].get('id')}"
 
     async def read_batch(
         self, base_url: str, batch_id: str, key: SecretStr | None
@@ -168,8 +198,23 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 @functools.lru_cache(maxsize=64)
-def _completions_url(base_url: str) -> httpx.URL:
-    return httpx.URL(f"{base_url.rstrip('/')}/chat/completions")
+def _timeout(timeout_s: float) -> aiohttp.ClientTimeout:
+    """Limit the silence, not the whole call: a long reply that goes on is paid for."""
+    return aiohttp.ClientTimeout(
+        total=None, connect=None, sock_connect=_CONNECT_S, sock_read=timeout_s
+    )
+
+
+async def _read_all(response: aiohttp.ClientResponse) -> bytes:
+    is_packed = "content-encoding" in response.headers
+    if not is_packed and (response.content_length or _MOST_BYTES) < _MOST_BYTES:
+        return await response.read()
+    pieces = bytearray()
+    async for piece in response.content.iter_any():
+        pieces += piece
+        if len(pieces) > _MOST_BYTES:
+            raise ValueError(f"the reply has more than {_MOST_BYTES >> 20} MiB")
+    return bytes(pieces)
 
 
 @functools.cache
@@ -195,34 +240,27 @@ def _without(key: SecretStr | None, sent: bytes) -> bytes:
     return sent if key is None else sent.replace(key.get_secret_value().encode(), b"<API KEY>")
 
 
-def _lost(error: Exception, base_url: str, timeout_s: float) -> Failure:
-    """A call that ended without a reply: harmless only if the request surely never left."""
-    # The transport calls every lost connection a connect timeout; its own error knows better.
-    is_unsent = isinstance(
-        error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
-    )
-    if is_unsent or isinstance(
-        error, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.InvalidURL
+def _lost(error: Exception, base_url: str, timeout_s: float, generation_id: str | None) -> Failure:
+    """Judge a call that ended without a reply: harmless only if the request surely never left."""
+    if isinstance(
+        error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL
     ):
         return Failure(
-            code="unreachable",
-            message=f"{base_url} cannot be reached: check its address and the network "
-            f"({_words(error)})",
-            is_retryable=not isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL),
+            "unreachable",
+            f"{base_url} cannot be reached: check its address and the network ({_words(error)})",
+            is_retryable=not isinstance(error, ValueError),
         )
-    if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
-        return Failure(
-            code="no_reply",
-            message=f"no reply within {timeout_s:g} s; the call may have been paid for",
-            is_retryable=True,
-            may_be_paid=True,
-        )
+    if isinstance(error, TimeoutError):
+        code, what = "no_reply", f"no reply within {timeout_s:g} s"
+    else:
+        code = "connection_lost"
+        what = f"the connection broke before the reply was complete ({_words(error)})"
     return Failure(
-        code="connection_lost",
-        message=f"the connection broke before the reply was complete ({_words(error)}); the call "
-        "may have been paid for",
+        code,
+        f"{what}; the call may have been paid for",
         is_retryable=True,
         may_be_paid=True,
+        generation_id=generation_id,
     )
 
 

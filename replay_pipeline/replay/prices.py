@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from replay_pipeline.errors import PriceError, StorageError
-from replay_pipeline.storage.tables import written_whole
+from replay_pipeline.storage.store import Place, written_whole
 from replay_pipeline.types import TeacherSpec
 
 logger = logging.getLogger(__name__)
@@ -149,7 +148,7 @@ class _PriceList(msgspec.Struct):
 class PriceBook:
     """Price lists of endpoints, kept on disk with the date they were fetched."""
 
-    folder: Path | None = None
+    folder: Place | None = None
     """Where lists are kept; `None` keeps them in memory only."""
     max_age: timedelta = timedelta(hours=24)
     """A list older than this is fetched again."""
@@ -221,7 +220,7 @@ class PriceBook:
             supported_parameters=tuple(listed.supported_parameters),
         )
 
-    def _path(self, base_url: str) -> Path | None:
+    def _path(self, base_url: str) -> Place | None:
         name = re.sub(r"[^A-Za-z0-9]+", "-", base_url).strip("-")
         return self.folder / f"{name}.json" if self.folder else None
 

@@ -1,12 +1,18 @@
 """What came back from a teacher: an answer that is paid for, or a failure with a code.
 
-Pure functions over status, headers and bytes. A failure says whether to try again, whether the
-call may have been paid, and whether its teacher must stop.
+This is the one place where a provider's words become values of ours. Nothing here raises, whatever
+the bytes: a field of the wrong type is read where its meaning is plain (`"10"` tokens) and left out
+where it is not; a reply whose action can't be read is an answer without one, so that its cost is
+booked. What leaves this module can be written to the ledger and read back.
 """
 
+import email.utils
+import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -16,21 +22,27 @@ from replay_pipeline.types import Message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """A completed, paid call. `error_code` marks an answer that holds no usable action."""
+class Usage:
+    """What an endpoint says that a call took; `None` where it says nothing."""
 
-    action: Message | None
-    model: str | None
-    provider: str | None
-    finish_reason: str | None
-    generation_id: str | None
-    cost_nano: int | None
-    """Cost that the endpoint reported; `None` when it reports none."""
+    cost_nano: int | None = None
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
     n_cached_tokens: int | None = None
     n_written_tokens: int | None = None
     n_reasoning_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A completed, paid call. `error_code` marks an answer that holds no usable action."""
+
+    action: Message | None = None
+    model: str | None = None
+    provider: str | None = None
+    finish_reason: str | None = None
+    generation_id: str | None = None
+    usage: Usage = field(default_factory=Usage)
     error_code: str | None = None
     error_message: str | None = None
     is_replayed: bool = False
@@ -39,12 +51,13 @@ class Answer:
     """The earlier call that paid for a replayed answer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A call without an answer."""
 
     code: str
     message: str
+    _: KW_ONLY
     is_retryable: bool = False
     may_be_paid: bool = False
     """The request left, and no word came back: it counts at its full reservation."""
@@ -55,67 +68,59 @@ class Failure:
     is_lasting: bool = False
     """The same request would fail again: no need to ask on the next run."""
     retry_after_s: float | None = None
+    generation_id: str | None = None
+    """Under this name the endpoint may know what the call cost."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    code: str
-    what: str
-    is_retryable: bool = False
-    stops_teacher: bool = False
-    slows_down: bool = False
-    is_lasting: bool = False
-
-
-_RATE = _Kind("rate_limited", "too many requests", is_retryable=True, slows_down=True)
-_OVERLOADED = _Kind("overloaded", "the provider is overloaded", is_retryable=True, slows_down=True)
-_UNAVAILABLE = _Kind("unavailable", "the provider is not available", is_retryable=True)
-_TIMEOUT = _Kind("timeout", "the provider took too long", is_retryable=True)
-_SERVER = _Kind("server_error", "the provider failed", is_retryable=True)
-_KEY = _Kind(
+_RATE = Failure("rate_limited", "too many requests", is_retryable=True, slows_down=True)
+_OVERLOADED = Failure(
+    "overloaded", "the provider is overloaded", is_retryable=True, slows_down=True
+)
+_UNAVAILABLE = Failure("unavailable", "the provider is not available", is_retryable=True)
+_TIMEOUT = Failure("timeout", "the provider took too long", is_retryable=True)
+_SERVER = Failure("server_error", "the provider failed", is_retryable=True)
+_KEY = Failure(
     "key_rejected", "the API key was rejected: check the teacher's key", stops_teacher=True
 )
-_FORBIDDEN = _Kind(
+_FORBIDDEN = Failure(
     "forbidden", "the key may not use this model: check its permissions", stops_teacher=True
 )
-_CREDIT = _Kind(
+_CREDIT = Failure(
     "credit_exhausted",
     "the key or account has no money left: add credits or raise the key's limit",
     stops_teacher=True,
 )
-_IN_FLIGHT = _Kind(
+_IN_FLIGHT = Failure(
     "in_flight_budget",
     "the provider holds too much money for calls in flight",
     is_retryable=True,
     slows_down=True,
 )
-_TOO_DEAR = _Kind(
-    "exceeds_account_budget", "this one call is dearer than the account allows", is_lasting=False
-)
-_CONTEXT = _Kind(
+_TOO_DEAR = Failure("exceeds_account_budget", "this one call is dearer than the account allows")
+_CONTEXT = Failure(
     "context_length_exceeded",
     "the state is longer than the model's context: choose a window or another model",
     is_lasting=True,
 )
-_MAX_TOKENS = _Kind(
+_MAX_TOKENS = Failure(
     "max_tokens_exceeded",
     "more completion tokens are asked for than the model gives: lower max_completion_tokens",
     is_lasting=True,
 )
-_TOO_LARGE = _Kind(
+_TOO_LARGE = Failure(
     "request_too_large", "the request is too large: choose a window", is_lasting=True
 )
-_INVALID = _Kind("invalid_request", "the endpoint does not accept the request", is_lasting=True)
-_NOT_FOUND = _Kind(
+_INVALID = Failure("invalid_request", "the endpoint does not accept the request", is_lasting=True)
+_NOT_FOUND = Failure(
     "not_found",
-    "no endpoint serves this model under the run's conditions (price, data policy, distillation, "
-    "parameters)",
+    "no endpoint serves this model under the run's conditions (price, data policy, "
+    "distillation, parameters)",
 )
-_MODERATED = _Kind("moderated", "the provider's moderation refused the state", is_lasting=True)
-_REFUSED = _Kind("refused", "the model refused to answer", is_lasting=True)
-_IMAGE = _Kind("invalid_image", "an image of the state is not accepted", is_lasting=True)
+_MODERATED = Failure("moderated", "the provider's moderation refused the state", is_lasting=True)
+_REFUSED = Failure("refused", "the model refused to answer", is_lasting=True)
+_IMAGE = Failure("invalid_image", "an image of the state is not accepted", is_lasting=True)
 
-_BY_TYPE: dict[str, _Kind] = {
+_BY_TYPE: dict[str, Failure] = {
     "context_length_exceeded": _CONTEXT,
     "max_tokens_exceeded": _MAX_TOKENS,
     "token_limit_exceeded": _CONTEXT,
@@ -145,7 +150,15 @@ _BY_TYPE: dict[str, _Kind] = {
 }
 """OpenRouter's stable vocabulary; its last word, `unmapped`, is read by its status."""
 
-_BY_STATUS: dict[int, _Kind] = {
+_BY_OPENAI_CODE = {
+    # Sent with 429, yet no waiting brings the money back.
+    "insufficient_quota": _CREDIT,
+    "invalid_api_key": _KEY,
+    "model_not_found": _NOT_FOUND,
+    "content_filter": _MODERATED,
+}
+
+_BY_STATUS: dict[int, Failure] = {
     400: _INVALID,
     401: _KEY,
     402: _CREDIT,
@@ -175,254 +188,358 @@ _CONTEXT_WORDS = re.compile(
     re.IGNORECASE,
 )
 
+_WRITTEN_COST = re.compile(rb'(?<!\\)"cost"\s*:\s*"?([0-9][0-9.eE+-]*)')
+_MOST_USD = 10_000.0
+"""No single call costs more: a larger figure is a mistake, and would not fit the ledger."""
+_MOST_TOKENS = 10**9
+
 
 def read_reply(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
-    """Read the reply to one call, whatever its shape."""
+    """Read the reply to one call, whatever its shape. Never raises."""
     try:
-        reply = msgspec.json.decode(body) if body.strip() else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _unreadable(status, headers, body)
-    if isinstance(reply, dict) and reply.get("error"):
-        return _failure(status, headers, reply["error"])
-    if not 200 <= status < 300:
-        return _failure(status, headers, reply)
-    if not isinstance(reply, dict) or not reply.get("choices"):
-        return Failure(
-            code="empty_reply",
-            message="the endpoint sent no choices",
-            is_retryable=True,
-            may_be_paid=_is_billed(reply),
-        )
-    return _answer(reply, headers)
+        return _read(status, headers, body)
+    except Exception as error:  # noqa: BLE001 (one odd reply must not end a run that others pay for)
+        return _unreadable(status, headers, body, f"the reply can't be read ({error!r:.200})")
 
 
-def read_stream(body: bytes) -> bytes:
-    """Join a server-sent event stream into the body of one ordinary reply.
+def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
+    if "text/event-stream" in headers.get("content-type", "") or body.startswith((b"data:", b":")):
+        reply = _joined(body)
+    else:
+        reply = _decoded(body)
+    fields = _mapping(reply)
+    is_success = 200 <= status < 300
+    if reply is _BROKEN:
+        return _unreadable(status, headers, body, "the reply broke off or is not JSON")
+    if fields.get("error") or not is_success:
+        failure = _failure(status, headers, fields.get("error") or reply)
+        return _paid(failure, fields, headers) if is_success else failure
+    choices = fields.get("choices")
+    if not isinstance(choices, list) or not choices:
+        failure = Failure("empty_reply", "the endpoint sent no choices", is_retryable=True)
+        return _paid(failure, fields, headers)
+    choice = _mapping(choices[0])
+    if choice.get("error") or choice.get("finish_reason") == "error":
+        failure = _failure(502, headers, choice.get("error") or "the choice holds an error")
+        return _paid(replace(failure, is_retryable=True, slows_down=False), fields, headers)
+    return _answer(fields, choice, headers)
 
-    Some endpoints stream although they were not asked to. A stream that stops before its end is
-    given back as it is, which reads as a truncated reply.
+
+_BROKEN = object()
+
+
+def _decoded(body: bytes) -> Any:
+    """Decode JSON, also where it has lone surrogates, `NaN` or numbers that are too large."""
+    try:
+        return msgspec.json.decode(body) if body.strip() else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return _clean(json.loads(body.decode("utf-8", "replace")))
+    except (ValueError, RecursionError):
+        return _BROKEN
+
+
+def _clean(value: Any) -> Any:
+    """Take out what no table and no ledger can hold: lone surrogates, `NaN` and infinities."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_clean(each) for each in value]
+    if isinstance(value, dict):
+        return {_clean(key): _clean(each) for key, each in value.items()}
+    return value
+
+
+def _joined(body: bytes) -> Any:
+    """Join a server-sent event stream into one ordinary reply.
+
+    Some endpoints stream although they were not asked to. A stream that stops before its end
+    reads as a broken reply.
     """
     head: dict[str, Any] = {}
-    message: dict[str, Any] = {"role": "assistant", "content": None}
+    message: dict[str, Any] = {"role": "assistant"}
     calls: dict[int, dict[str, Any]] = {}
-    finish_reason: Any = None
+    finish_reason = None
     for line in body.splitlines():
-        if not line.startswith(b"data:"):
-            continue
         data = line[5:].strip()
-        if data == b"[DONE]":
-            break
-        try:
-            chunk = msgspec.json.decode(data)
-        except msgspec.DecodeError:
-            return body
-        if chunk.get("error"):
-            return msgspec.json.encode({"error": chunk["error"]})
-        head |= {key: value for key, value in chunk.items() if value is not None}
-        for choice in chunk.get("choices") or []:
+        if not line.startswith(b"data:") or data == b"[DONE]":
+            continue
+        chunk = _decoded(data)
+        if chunk is _BROKEN:
+            return _BROKEN
+        head |= {key: value for key, value in _mapping(chunk).items() if value is not None}
+        for choice in map(_mapping, _items(_mapping(chunk).get("choices"))):
             finish_reason = choice.get("finish_reason") or finish_reason
-            _join_delta(message, calls, choice.get("delta") or {})
-    if finish_reason is None:
-        return body
+            _join_delta(message, calls, _mapping(choice.get("delta")))
+    if finish_reason is None and not head.get("error"):
+        return _BROKEN
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return msgspec.json.encode(
-        {**head, "choices": [{"index": 0, "finish_reason": finish_reason, "message": message}]}
-    )
+    return {**head, "choices": [{"finish_reason": finish_reason, "message": message}]}
 
 
 def _join_delta(
     message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]
 ) -> None:
     for name in ("content", "refusal"):
-        if delta.get(name):
-            message[name] = (message.get(name) or "") + delta[name]
-    for call in delta.get("tool_calls") or []:
+        if text := _content(delta.get(name)):
+            message[name] = (message.get(name) or "") + text
+    for call in map(_mapping, _items(delta.get("tool_calls"))):
         known = calls.setdefault(
-            call.get("index", 0),
+            _count(call.get("index")) or 0,
             {"id": call.get("id"), "type": "function", "function": {"name": "", "arguments": ""}},
         )
-        function = call.get("function") or {}
-        known["function"]["name"] += function.get("name") or ""
-        known["function"]["arguments"] += function.get("arguments") or ""
+        function = _mapping(call.get("function"))
+        for name in ("name", "arguments"):
+            known["function"][name] += _text(function.get(name)) or ""
 
 
-def _unreadable(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
-    if "text/event-stream" in headers.get("content-type", "") or body.startswith(b"data:"):
-        joined = read_stream(body)
-        if joined is not body:
-            return read_reply(status, headers, joined)
-    if 200 <= status < 300:
-        return Failure(
-            code="truncated_reply",
-            message="the reply broke off or is not JSON",
-            is_retryable=True,
-            may_be_paid=True,
-        )
-    return _failure(status, headers, body[:300].decode("utf-8", "replace"))
+def _unreadable(
+    status: int, headers: Mapping[str, str], body: bytes, message: str
+) -> Answer | Failure:
+    if not 200 <= status < 300:
+        return _failure(status, headers, body[:300].decode("utf-8", "replace"))
+    failure = Failure(
+        "truncated_reply",
+        message,
+        is_retryable=True,
+        may_be_paid=True,
+        generation_id=generation_of(headers),
+    )
+    # The last one: a provider puts its usage at the end.
+    written = _WRITTEN_COST.findall(body)
+    return _paid(failure, {"usage": {"cost": written[-1].decode()}} if written else {}, headers)
+
+
+def _paid(
+    failure: Failure, reply: Mapping[str, Any], headers: Mapping[str, str]
+) -> Answer | Failure:
+    """Turn a failure that was charged into a paid answer without an action.
+
+    It is not asked again: the provider would charge again.
+    """
+    usage = _usage(reply)
+    is_paid = usage.n_completion_tokens if usage.cost_nano is None else usage.cost_nano
+    if not is_paid:
+        return failure
+    return Answer(
+        finish_reason="error",
+        generation_id=_text(reply.get("id")) or generation_of(headers),
+        error_code=failure.code,
+        error_message=failure.message,
+        usage=usage,
+    )
 
 
 def _failure(status: int, headers: Mapping[str, str], error: Any) -> Failure:
-    fields = error if isinstance(error, dict) else {}
+    fields = _mapping(error)
     metadata = _mapping(fields.get("metadata"))
     availability = _mapping(fields.get("availability") or metadata.get("availability"))
-    code = fields.get("code")
-    if isinstance(code, int) and 400 <= code < 600:
-        status = code
+    if 400 <= (_count(fields.get("code")) or 0) < 600:
+        status = _count(fields.get("code")) or status
     text = _error_text(error, fields, metadata)
-    kind = _kind(status, metadata, text)
-    return Failure(
-        code=kind.code,
-        message=_sentence(kind.what, status, text, metadata.get("provider_name")),
+    kind = _kind(status, fields, metadata, text)
+    provider = _text(metadata.get("provider_name"))
+    source = f"{provider}, {status}" if provider else str(status)
+    return replace(
+        kind,
+        message=f"{kind.message} ({source}{': ' + text if text else ''})",
         is_retryable=kind.is_retryable and availability.get("retryable") is not False,
-        stops_teacher=kind.stops_teacher,
-        slows_down=kind.slows_down,
-        is_lasting=kind.is_lasting,
         retry_after_s=_retry_after(headers, metadata, availability),
     )
 
 
-def _kind(status: int, metadata: Mapping[str, Any], text: str) -> _Kind:
+def _kind(
+    status: int, fields: Mapping[str, Any], metadata: Mapping[str, Any], text: str
+) -> Failure:
     if status == 402:
         return {"in_flight_budget_exhausted": _IN_FLIGHT, "weight_exceeds_budget": _TOO_DEAR}.get(
             str(metadata.get("reason")), _CREDIT
         )
     if status == 403 and (metadata.get("reasons") or metadata.get("flagged_input")):
         return _MODERATED
-    if kind := _BY_TYPE.get(str(metadata.get("error_type"))):
-        return kind
+    for word in (metadata.get("error_type"), fields.get("code"), fields.get("type")):
+        if kind := _BY_TYPE.get(str(word)) or _BY_OPENAI_CODE.get(str(word)):
+            return kind
     if status in (400, 413, 422, 500) and _CONTEXT_WORDS.search(text):
         return _CONTEXT
-    return _BY_STATUS.get(status) or (_SERVER if status >= 500 else _INVALID)
+    if kind := _BY_STATUS.get(status):
+        return kind
+    # An error in a 200 that does not say which may pass: remembered as lasting, it never heals.
+    return _INVALID if 400 <= status < 500 else _SERVER
 
 
 def _error_text(error: Any, fields: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
-    """The provider's own words: OpenRouter keeps them in `metadata.raw`."""
+    """Give the provider's own words: OpenRouter keeps them in `metadata.raw`."""
     raw = metadata.get("raw")
     if isinstance(raw, dict):
         raw = _mapping(raw.get("error")).get("message") or raw.get("message")
     texts = [str(fields.get("message") or ""), str(raw or "")]
     if not fields and error:
         texts = [str(error)]
-    return ": ".join(text for text in texts if text)[:500]
-
-
-def _sentence(what: str, status: int, text: str, provider: Any) -> str:
-    source = f"{provider}, " if provider else ""
-    return f"{what} ({source}{status}{': ' + text if text else ''})"
+    return _clean(": ".join(text for text in texts if text)[:500])
 
 
 def _retry_after(
     headers: Mapping[str, str], metadata: Mapping[str, Any], availability: Mapping[str, Any]
 ) -> float | None:
-    waits = []
-    values: tuple[Any, ...] = (
-        headers.get("retry-after"),
-        metadata.get("retry_after_seconds"),
-        availability.get("retry_after"),
-    )
-    for value in values:
-        try:
-            waits.append(float(value))
-        except (TypeError, ValueError):
-            continue
-    waits = [wait for wait in waits if 0 <= wait < 86_400]
-    return max(waits, default=None)
+    waits = [
+        _seconds(headers.get("retry-after")),
+        _seconds(metadata.get("retry_after_seconds")),
+        _seconds(availability.get("retry_after")),
+    ]
+    return max((wait for wait in waits if wait is not None and 0 <= wait < 86_400), default=None)
 
 
-def _answer(reply: dict[str, Any], headers: Mapping[str, str]) -> Answer | Failure:
-    choice = _mapping(reply["choices"][0])
-    usage = _mapping(reply.get("usage"))
+def _seconds(value: Any) -> float | None:
+    """Read a pause, given in seconds or (in a header) as the date of its end."""
+    if (seconds := _number(value)) is not None:
+        return seconds
+    try:
+        until = email.utils.parsedate_to_datetime(value)
+        return max(0.0, (until - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _answer(
+    reply: Mapping[str, Any], choice: Mapping[str, Any], headers: Mapping[str, str]
+) -> Answer | Failure:
     message = _mapping(choice.get("message"))
-    finish_reason = choice.get("finish_reason")
-    if choice.get("error") or finish_reason == "error":
-        failure = _failure(502, headers, choice.get("error") or "the choice holds an error")
-        return replace(failure, is_retryable=True, slows_down=False, may_be_paid=_is_billed(reply))
-    prompt_details = _mapping(usage.get("prompt_tokens_details"))
-    completion_details = _mapping(usage.get("completion_tokens_details"))
-    is_replayed = headers.get("x-openrouter-cache-status", "").upper() == "HIT"
     answer = Answer(
         action=_action(message),
-        model=reply.get("model"),
-        provider=reply.get("provider"),
-        finish_reason=finish_reason,
-        generation_id=reply.get("id") or headers.get("x-generation-id"),
-        cost_nano=_cost_nano(usage),
-        n_prompt_tokens=usage.get("prompt_tokens"),
-        n_completion_tokens=usage.get("completion_tokens"),
-        n_cached_tokens=prompt_details.get("cached_tokens"),
-        n_written_tokens=prompt_details.get("cache_write_tokens"),
-        n_reasoning_tokens=completion_details.get("reasoning_tokens"),
-        is_replayed=is_replayed,
-        paid_generation_id=headers.get("x-openrouter-cache-source-id") if is_replayed else None,
+        model=_text(reply.get("model")),
+        provider=_text(reply.get("provider")),
+        finish_reason=_text(choice.get("finish_reason")),
+        generation_id=_text(reply.get("id")) or generation_of(headers),
+        is_replayed=headers.get("x-openrouter-cache-status", "").upper() == "HIT",
+        paid_generation_id=_clean(headers.get("x-openrouter-cache-source-id")),
+        usage=_usage(reply),
     )
     problem = _problem(answer, message)
     if problem is None:
         return answer
     code, text = problem
-    if code == "empty_answer" and not is_replayed and not _is_billed(reply):
-        return Failure(code=code, message=text, is_retryable=True)
+    if code == "empty_answer" and not answer.is_replayed:
+        return _paid(Failure(code, text, is_retryable=True), reply, headers)
     return replace(answer, error_code=code, error_message=text)
 
 
+def _usage(reply: Mapping[str, Any]) -> Usage:
+    """Read tokens and cost; what is no number is not known."""
+    usage = _mapping(reply.get("usage"))
+    prompt = _mapping(usage.get("prompt_tokens_details"))
+    completion = _mapping(usage.get("completion_tokens_details"))
+    return Usage(
+        cost_nano=_cost_nano(usage),
+        n_prompt_tokens=_count(usage.get("prompt_tokens")),
+        n_completion_tokens=_count(usage.get("completion_tokens")),
+        n_cached_tokens=_count(prompt.get("cached_tokens")),
+        n_written_tokens=_count(prompt.get("cache_write_tokens")),
+        n_reasoning_tokens=_count(completion.get("reasoning_tokens")),
+    )
+
+
+def _cost_nano(usage: Mapping[str, Any]) -> int | None:
+    cost = _number(usage.get("cost"))
+    if cost is None:
+        return None
+    if usage.get("is_byok"):
+        details = _mapping(usage.get("cost_details"))
+        cost += _number(details.get("upstream_inference_cost")) or 0.0
+    return nano(round(cost, 12)) if 0 <= cost <= _MOST_USD else None
+
+
 def _action(message: Mapping[str, Any]) -> Message | None:
-    content, tool_calls = message.get("content"), message.get("tool_calls")
-    if not content and not tool_calls:
+    content, calls = _content(message.get("content")), list(_calls(message.get("tool_calls")))
+    if not content and not calls:
         return None
     action: Message = {"role": "assistant", "content": content or None}
-    if isinstance(tool_calls, list) and tool_calls:
-        action["tool_calls"] = tool_calls
+    if calls:
+        action["tool_calls"] = calls
     return action
 
 
+def _calls(value: Any) -> Iterator[dict[str, Any]]:
+    """Read tool calls into the form that every later stage relies on."""
+    for call in map(_mapping, _items(value)):
+        function = _mapping(call.get("function"))
+        arguments = function.get("arguments")
+        if isinstance(arguments, dict | list):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        name = _text(function.get("name")) or ""
+        yield {
+            "id": _text(call.get("id")) or "",
+            "type": "function",
+            "function": {"name": name, "arguments": _text(arguments) or ""},
+        }
+
+
 def _problem(answer: Answer, message: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Why a paid answer holds no usable action."""
+    """Say why a paid answer holds no usable action."""
     if answer.finish_reason == "length":
         return "cut_off", "the answer was cut off: raise max_completion_tokens"
     if answer.finish_reason == "content_filter":
         return "content_filtered", "the provider filtered the answer"
     if message.get("refusal") and answer.action is None:
-        return "refused", f"the model refused: {str(message['refusal'])[:300]}"
+        return "refused", f"the model refused: {_clean(str(message['refusal'])[:300])}"
     if answer.action is None:
         return "empty_answer", "the answer holds neither text nor a tool call"
     for call in answer.action.get("tool_calls", ()):
-        if text := _malformed(call):
+        if text := _malformed(call["function"]):
             return "malformed_arguments", text
     return None
 
 
-def _malformed(call: Any) -> str | None:
-    function = _mapping(_mapping(call).get("function"))
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
+def _malformed(function: Mapping[str, str]) -> str | None:
+    name, arguments = function["name"], function["arguments"]
+    if not name:
         return "a tool call names no function"
-    arguments = function.get("arguments")
-    if isinstance(arguments, dict):
-        return None
     try:
         decoded = msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, TypeError):
-        return f"the arguments of {name} are not JSON: {str(arguments)[:200]}"
+    except (msgspec.DecodeError, RecursionError):
+        return f"the arguments of {name} are not JSON: {arguments[:200]}"
     return None if isinstance(decoded, dict) else f"the arguments of {name} are no JSON object"
 
 
-def _cost_nano(usage: Mapping[str, Any]) -> int | None:
-    cost = usage.get("cost")
-    if isinstance(cost, bool) or not isinstance(cost, int | float):
+def _content(value: Any) -> str | None:
+    """Read text, given as it is or as a list of parts."""
+    if isinstance(value, list):
+        parts = (part if isinstance(part, str) else _mapping(part).get("text") for part in value)
+        return "".join(part for part in parts if isinstance(part, str))
+    return _text(value)
+
+
+def generation_of(headers: Mapping[str, str]) -> str | None:
+    """Read the name under which the endpoint keeps a call, in a form that can be stored."""
+    return _clean(headers.get("x-generation-id"))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float | None:
+    """Read a finite number; as text too, since some endpoints quote theirs."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    upstream = _mapping(usage.get("cost_details")).get("upstream_inference_cost")
-    if usage.get("is_byok") and isinstance(upstream, int | float):
-        cost += upstream
-    return nano(round(cost, 12)) if cost >= 0 else None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
-def _is_billed(reply: Any) -> bool:
-    """Whether a reply without a usable choice may cost money all the same."""
-    usage = _mapping(_mapping(reply).get("usage"))
-    cost = usage.get("cost")
-    if isinstance(cost, int | float):
-        return cost > 0
-    return bool(usage.get("completion_tokens"))
+def _count(value: Any) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and 0 <= number <= _MOST_TOKENS else None
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -71,6 +71,12 @@ class Question:
             bound = min(bound, max(2 * self.n_recorded_tokens, -(-bound // 2)))
         return bound + self.n_messages * _MESSAGE_OVERHEAD_TOKENS + _PROMPT_OVERHEAD_TOKENS
 
+    def added_bound_tokens(self, before: "Question") -> int:
+        """Count the tokens that this prompt can have at most beyond one that it begins with."""
+        n_messages = self.n_messages - before.n_messages
+        n_bytes = self.n_prompt_bytes - before.n_prompt_bytes
+        return n_bytes + (n_messages + 1) * _MESSAGE_OVERHEAD_TOKENS
+
     @property
     def expected_prompt_tokens(self) -> int:
         """Prompt tokens as they are likely to be counted."""
@@ -78,6 +84,18 @@ class Question:
         if self.n_recorded_tokens:
             return min(self.n_recorded_tokens, self.n_prompt_bytes)
         return by_size
+
+
+Prefix = tuple[int, bytes]
+"""Length in bytes of a prompt's messages, and the hash of its tools and messages."""
+
+
+def _hash(*parts: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
 
 
 def dialect_of(teacher: TeacherSpec) -> Dialect:
@@ -128,6 +146,15 @@ class RequestBuilder:
             else None,
             max_completion_tokens=params["max_completion_tokens"],
         )
+
+    def begins_with(self, state: TraceState, before: "Prefix | None") -> "tuple[bool, Prefix]":
+        """Say whether the prompt of `state` begins with another's, and give its own prefix."""
+        self._serialize(state)
+        # Without the bracket that closes the list of messages.
+        mine = (len(self._messages) - 1, _hash(self._tools, self._messages[:-1]))
+        if before is None or before[0] > mine[0]:
+            return False, mine
+        return _hash(self._tools, self._messages[: before[0]]) == before[1], mine
 
     def body(self, state: TraceState, teacher: TeacherSpec, price: Price | None) -> bytes:
         """The request body for `state` in the dialect of `teacher`."""

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,17 +12,25 @@ from typing import Any, Literal, Unpack
 
 from pydantic import SecretStr
 
-from replay_pipeline.replay.asking import Asking, ReplayOptions, check, fetch_prices, keys_of
+from replay_pipeline.replay.asking import (
+    Asking,
+    ReplayOptions,
+    check,
+    fetch_prices,
+    keys_of,
+    today,
+)
 from replay_pipeline.replay.board import Board
+from replay_pipeline.replay.calls import Found, Known, decode_row
 from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import Engine, Task
 from replay_pipeline.replay.estimates import Estimate, forecast
 from replay_pipeline.replay.gates import is_error_site
-from replay_pipeline.replay.ledger import Known, Ledger, Lost, batched_requests
+from replay_pipeline.replay.ledger import Ledger, batched_requests
 from replay_pipeline.replay.openrouter import Client, run_apart
-from replay_pipeline.replay.prices import Price, floor_nano, usd
+from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.replies import LASTING_CODES
-from replay_pipeline.replay.requests import RequestBuilder
+from replay_pipeline.replay.requests import Prefix, RequestBuilder
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import Progress, ReplayReport, TeacherAction, TeacherSpec, TraceState
 
@@ -226,7 +233,8 @@ def estimate(
     known: set[str] = set()
     if ledger is not None and exists(ledger):
         with Ledger(ledger) as opened:
-            known = set(opened.lookup([t.question.sha for _, lane in lanes for t in lane])[0])
+            shas = [task.question.sha for _, lane in lanes for task in lane]
+            known = set(opened.lookup(shas).decided)
     left = [
         (teacher, [task for task in lane if task.question.sha not in known])
         for teacher, lane in lanes
@@ -242,15 +250,19 @@ def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
 def lanes_of(
     states: Sequence[TraceState], teachers: Sequence[TeacherSpec], asking: Asking
 ) -> list[tuple[TeacherSpec, deque[Task]]]:
-    """One lane per session and teacher; states of no session are lanes of their own."""
+    """Put questions in lanes, one per session and teacher; states of no session each in its own."""
     builder = RequestBuilder(asking.request_options())
     lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[Task]]] = {}
+    prefixes: dict[str, Prefix] = {}
     for i, state in enumerate(states):
         session = state.get("session_id") or f"\0{i}"
+        goes_on, prefixes[session] = builder.begins_with(state, prefixes.get(session))
         for j, teacher in enumerate(teachers):
             _, lane = lanes.setdefault((session, teacher.name), (teacher, deque()))
             question = builder.question(state, teacher)
-            lane.append(Task(i * len(teachers) + j, states, i, teacher, question))
+            task = Task(i * len(teachers) + j, states, i, teacher, question)
+            task.previous = lane[-1] if goes_on else None
+            lane.append(task)
     return list(lanes.values())
 
 
@@ -303,56 +315,45 @@ class _Replay:
         self, lanes: list[tuple[TeacherSpec, deque[Task]]], ledger: Ledger
     ) -> ReplayReport:
         shas = [task.question.sha for _, lane in lanes for task in lane]
-        known, lost = await asyncio.to_thread(ledger.lookup, shas)
+        found = await asyncio.to_thread(ledger.lookup, shas)
+        for teacher, lane in lanes:
+            for task in lane:
+                if _may_answer_now(found.decided.get(task.question.sha), teacher):
+                    del found.decided[task.question.sha]
         self.batched = await asyncio.wrap_future(ledger.do(batched_requests))
         keys: dict[str, SecretStr | None] = {}
         prices: dict[str, Price] = {}
-        if self.limit_nano and any(sha not in known for sha in shas):
+        if self.limit_nano and any(sha not in found.decided for sha in shas):
             keys = keys_of(self.teachers)
             prices = await fetch_prices(self.teachers, self.asking, keys=keys)
         async with Client(max_connections=self.asking.max_concurrency) as client:
-            engine = self._engine(ledger, client, prices, keys)
-            self._open_scopes(engine, known, lost)
+            engine = Engine(
+                ledger=ledger,
+                client=client,
+                asking=self.asking,
+                prices=prices,
+                keys=keys,
+                n_total=len(self.states) * len(self.teachers),
+                on_progress=self.on_progress,
+                stop=self.stop,
+            )
+            await asyncio.to_thread(self._open_scopes, engine, found)
             engine.board = self._board(lanes, prices)
-            open_lanes = self._take_known(engine, lanes, known, lost)
+            open_lanes = self._take_known(engine, lanes, found)
             expected = None
             if prices:
                 expected = forecast(open_lanes, prices, self.asking.window, gates=self.asking.gates)
-                spent = usd(sum(each.cost_nano for each in known.values()))
+                spent = usd(sum(each.cost_nano for each in found.decided.values()))
                 is_short = spent + expected.expected_usd > usd(self.limit_nano)
                 if self.gates.is_ordered_by_errors and is_short:
                     open_lanes = _errors_first(open_lanes)
             if self.limit_nano:
                 await engine.run(open_lanes)
             else:
-                engine.skipped["budget"] += sum(len(lane) for _, lane in open_lanes)
-        return self._report(engine, expected)
-
-    def _engine(
-        self,
-        ledger: Ledger,
-        client: Client,
-        prices: dict[str, Price],
-        keys: dict[str, SecretStr | None],
-    ) -> Engine:
-        asking = self.asking
-        day = asking.limits_usd.get("day")
-        return Engine(
-            ledger=ledger,
-            client=client,
-            prices=prices,
-            keys=keys,
-            options=asking.request_options(),
-            max_concurrency=asking.max_concurrency,
-            extra_scopes=asking.scopes(),
-            daily_limit_nano=None if day is None else floor_nano(day),
-            partition=asking.partition,
-            retry=asking.retry,
-            n_total=len(self.states) * len(self.teachers),
-            on_progress=self.on_progress,
-            stop=self.stop,
-            run_id=asking.run_id or uuid.uuid4().hex[:12],
-        )
+                for task in (task for _, lane in open_lanes for task in lane):
+                    engine.skip(task, "budget")
+        unknown_nano = await asyncio.to_thread(ledger.unknown_nano, f"run:{engine.run_id}")
+        return self._report(engine, expected, unknown_nano)
 
     def _board(
         self, lanes: list[tuple[TeacherSpec, deque[Task]]], prices: Mapping[str, Price]
@@ -373,29 +374,23 @@ class _Replay:
         teachers = sorted(self.teachers, key=lambda teacher: by_teacher[teacher.name])
         return Board(self.gates, teachers, lambda state_id, name: costs[state_id, name])
 
-    def _open_scopes(
-        self, engine: Engine, known: Mapping[str, Known], lost: Mapping[str, list[Lost]]
-    ) -> None:
-        engine.ledger.open_scopes(
-            self.asking.limits_nano(teacher.name for teacher in self.teachers)
-        )
+    def _open_scopes(self, engine: Engine, found: Found) -> None:
+        names = [teacher.name for teacher in self.teachers]
+        scopes = [today(), *(f"teacher:{name}" for name in names), *self.asking.scopes()]
+        limits = self.asking.limits_nano(today(), names)
+        engine.ledger.open_scopes(scopes, limits, by=f"run:{engine.run_id}")
+        carried = 0
+        if self.asking.counts_recorded:
+            carried = found.paid_nano.total() - found.paid_nano[engine.run_id]
         engine.ledger.open_run(
             engine.run_id,
             self.limit_nano,
-            carried_nano=sum(
-                k.cost_nano
-                for k in known.values()
-                if self.asking.counts_recorded and k.run_id != engine.run_id
-            ),
-            lost=[each for calls in lost.values() for each in calls],
+            carried_nano=carried,
+            lost=[each for calls in found.lost.values() for each in calls],
         )
 
     def _take_known(
-        self,
-        engine: Engine,
-        lanes: list[tuple[TeacherSpec, deque[Task]]],
-        known: Mapping[str, Known],
-        lost: Mapping[str, list[Lost]],
+        self, engine: Engine, lanes: list[tuple[TeacherSpec, deque[Task]]], found: Found
     ) -> list[tuple[TeacherSpec, deque[Task]]]:
         open_lanes = []
         screened = self.gates.screen_states(self.states)
@@ -403,25 +398,31 @@ class _Replay:
             left: deque[Task] = deque()
             for task in lane:
                 sha = task.question.sha
-                if sha in known:
-                    engine.know(task, known[sha])
-                elif sha in self.batched:
+                if sha in found.decided:
+                    engine.know(task, found.decided[sha])
+                    continue
+                if sha in self.batched:
                     engine.skipped["in_batch"] += 1
                     engine.tell(task, None)
-                elif gate := screened.get(task.state_index):
-                    engine.skipped[gate] += 1
+                    continue
+                if sha in found.booked:
+                    engine.decided[task.index] = replace(
+                        decode_row(found.booked[sha]), state_id=task.state_id
+                    )
+                engine.lose(task, found.lost.get(sha, ()))
+                if gate := screened.get(task.state_index):
+                    engine.skip(task, gate)
                     if engine.board:
                         engine.board.saved(gate, task.state_id, teacher)
                     engine.tell(task, None)
                 else:
-                    task.lost = tuple(lost.get(sha, ()))
                     left.append(task)
             if left:
                 open_lanes.append((teacher, left))
         # Calls with an unknown outcome first: learning it frees the money they hold.
         return sorted(open_lanes, key=lambda lane: not any(task.lost for task in lane[1]))
 
-    def _report(self, engine: Engine, expected: Estimate | None) -> ReplayReport:
+    def _report(self, engine: Engine, expected: Estimate | None, unknown_nano: int) -> ReplayReport:
         actions = _each_paid_once(engine)
         by_teacher = dict.fromkeys((teacher.name for teacher in self.teachers), 0.0)
         for action in actions:
@@ -439,10 +440,18 @@ class _Replay:
             cost_by_teacher_usd={name: round(cost, 9) for name, cost in by_teacher.items()},
             forecast_usd=expected.expected_usd if expected else None,
             n_open=sum(_may_pass(action) for action in actions),
-            unknown_usd=usd(engine.unknown_nano),
+            unknown_usd=usd(unknown_nano),
             gates=self.gates.reports(),
             n_overruns=engine.n_overruns,
         )
+
+
+def _may_answer_now(known: Known | None, teacher: TeacherSpec) -> bool:
+    """Whether a call that outlasted its time limit would have more time now."""
+    if known is None or b'"no_reply"' not in known.row:
+        return False
+    row = decode_row(known.row)
+    return row.error_code == "no_reply" and teacher.timeout_s > row.latency_s
 
 
 def _each_paid_once(engine: Engine) -> list[TeacherAction]:

@@ -27,6 +27,16 @@ class ScopeStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LimitChange:
+    """A limit that was set, changed or (`None`) lifted, and by which run."""
+
+    set_at: str
+    scope: str
+    limit_usd: float | None
+    set_by: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerStatus:
     """A ledger at one moment."""
 
@@ -41,6 +51,8 @@ class LedgerStatus:
     teachers: dict[str, dict[str, int]]
     """Calls by teacher and state."""
     scopes: tuple[ScopeStatus, ...]
+    limits: tuple[LimitChange, ...] = ()
+    """Every change of a limit, oldest first."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a report."""
@@ -86,21 +98,23 @@ def ledger_status(url: str | Path) -> LedgerStatus:
         scopes = database.query(
             "select name, spent, held, unknown, overrun, limit_nano from scopes order by name"
         )
+        limits = database.query("select set_at, scope, limit_nano, set_by from limits order by 1")
     finally:
         database.close()
     calls: dict[str, int] = {}
     teachers: dict[str, dict[str, int]] = {}
-    money = {"answered": 0, "open": 0, "unknown": 0}
+    spent = held = unknown = 0
     for teacher, state, count, cost, reserved in states:
         calls[state] = calls.get(state, 0) + count
         teachers.setdefault(teacher, {})[state] = count
-        if state in money:
-            money[state] += int(cost if state == "answered" else reserved)
+        spent += int(cost)
+        held += int(reserved) if state == "open" else 0
+        unknown += int(reserved) if state == "unknown" else 0
     return LedgerStatus(
         ledger=database.name,
-        spent_usd=usd(money["answered"]),
-        held_usd=usd(money["open"]),
-        unknown_usd=usd(money["unknown"]),
+        spent_usd=usd(spent),
+        held_usd=usd(held),
+        unknown_usd=usd(unknown),
         calls=calls,
         errors={row[0]: row[1] for row in errors},
         teachers=teachers,
@@ -110,5 +124,10 @@ def ledger_status(url: str | Path) -> LedgerStatus:
                 overrun_usd=usd(overrun), limit_usd=None if limit is None else usd(limit),
             )
             for name, spent, held, unknown, overrun, limit in scopes
+        ),
+        limits=tuple(
+            LimitChange(set_at=at, scope=name, limit_usd=None if limit is None else usd(limit),
+                        set_by=by)
+            for at, name, limit, by in limits
         ),
     )  # fmt: skip

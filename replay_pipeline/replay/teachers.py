@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import (
@@ -16,6 +15,7 @@ from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, PriceBook
 from replay_pipeline.replay.requests import dialect_of
 from replay_pipeline.settings import DEFAULT_TEACHERS, key_for
+from replay_pipeline.storage.store import Place
 from replay_pipeline.types import TeacherSpec
 
 
@@ -47,7 +47,7 @@ class TeacherCheck:
 
 
 def check_teachers(
-    teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS, *, price_folder: Path | None = None
+    teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS, *, price_folder: Place | None = None
 ) -> list[TeacherCheck]:
     """Look at every teacher without asking it anything that costs."""
 

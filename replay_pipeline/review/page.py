@@ -18,7 +18,7 @@ from replay_pipeline.review.sides import (
     tools_of,
 )
 from replay_pipeline.storage.pair_rows import id_of_pair
-from replay_pipeline.storage.tables import written_whole
+from replay_pipeline.storage.store import Place, written_whole
 from replay_pipeline.types import DPOPair
 
 _HERE = Path(__file__).parent
@@ -45,11 +45,11 @@ _PAGE = """<!doctype html>
 def write_review(
     pairs: Sequence[DPOPair],
     *,
-    path: Path,
+    path: Place,
     outcomes: Iterable[Mapping[str, Any]] = (),
     title: str = "Preference pairs",
     max_prefix_chars: int = 12_000,
-) -> Path:
+) -> Place:
     """Write a page to look through pairs side by side and mark them; open it in any browser.
 
     The marks are exported from the page as JSON, which `read_marks` reads.

@@ -6,15 +6,15 @@ others, so running any batch again gives the same rows, in whatever order batche
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.normalize.verdict import Memory
-from replay_pipeline.storage.folds import Pass
-from replay_pipeline.storage.tables import readable, written_whole
+from replay_pipeline.storage.folds import Fold
+from replay_pipeline.storage.store import Place, written_whole
+from replay_pipeline.storage.tables import readable
 
 _SCHEMA = pa.schema([("step", pa.string()), ("key", pa.binary())])
 _Memories = dict[str, Memory]
@@ -30,10 +30,10 @@ class DedupIndex:
     """
 
     def __init__(
-        self, folder: Path, *, batches: Callable[[], list[str]], start: Callable[[], _Memories]
+        self, folder: Place, *, batches: Callable[[], list[str]], start: Callable[[], _Memories]
     ) -> None:
         self._folder = folder
-        self._pass = Pass(batches, start=start, add=self._with_batch)
+        self._fold = Fold(batches, start=start, add=self._with_batch)
 
     def of(self, batch: str) -> "BatchIndex":
         """What a batch has to know. It holds until another batch is asked for.
@@ -41,7 +41,7 @@ class DedupIndex:
         Raises:
             StorageError: a file of the index cannot be read.
         """
-        return BatchIndex(self, batch, self._pass.before(batch))
+        return BatchIndex(self, batch, self._fold.before(batch))
 
     def _with_batch(self, memories: _Memories, batch: str) -> _Memories:
         path = self._folder / f"{batch}.parquet"
@@ -69,7 +69,7 @@ class DedupIndex:
         columns = [pa.array([row[place] for row in rows], _SCHEMA.types[place]) for place in (0, 1)]
         with written_whole(self._folder / f"{batch}.parquet") as file:
             pq.write_table(pa.table(columns, schema=_SCHEMA), file, compression="zstd")
-        self._pass.forget(batch)
+        self._fold.forget(batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,39 +5,19 @@ was given (a fingerprint), what it did (its report) and how long it took. A stag
 has not changed hands back its receipt and does nothing, so any run may be repeated at no cost.
 """
 
-import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
-
-import pyarrow as pa
+from typing import Any
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.ingesters import (
-    LazyStates,
-    TraceBatch,
-    Traces,
-    discover,
-    ingest,
-    list_batches,
-    list_manifests,
-    read_manifest,
-    write_manifest,
-)
+from replay_pipeline.ingesters import ingest, read_manifest
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.pairs import (
-    extract_pairs,
-    outcomes_table,
-    pairs_from_table,
-    pairs_parts,
-    positives_parts,
-)
+from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_parts, positives_parts
 from replay_pipeline.processes import python
 from replay_pipeline.publish import (
     CardFacts,
@@ -49,34 +29,22 @@ from replay_pipeline.publish import (
     to_be_published,
 )
 from replay_pipeline.replay import (
-    Estimate,
-    ReplayOptions,
-    check_teachers,
     control,
-    estimate,
-    has_ledger,
-    ledger_status,
     refuse_if_nobody_answers,
     replay_batch,
     replay_facts,
     replay_in_thread,
-    spent_since,
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
-from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
-from replay_pipeline.settings import Settings, key_for, redaction_salt
-from replay_pipeline.stages.audit import refuse_unfit
+from replay_pipeline.review import apply_marks, read_marks, write_review
+from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
-from replay_pipeline.stages.doctor import examine
-from replay_pipeline.stages.receipts import Receipt, Receipts
+from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_of, named
+from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
-from replay_pipeline.stages.staleness import (
-    UNKNOWN,
-    changed_parts,
-    find_outdated,
-    refuse_outdated,
-)
-from replay_pipeline.stages.summary import BATCH_STAGES, added, summarize, summarize_night
+from replay_pipeline.stages.staleness import changed_parts, find_outdated, refuse_outdated
+from replay_pipeline.stages.summary import BATCH_STAGES, added
 from replay_pipeline.stages.trainer_process import (
     TRAINER_LOCK,
     Launch,
@@ -84,110 +52,22 @@ from replay_pipeline.stages.trainer_process import (
     run_trainer,
     training_curves,
 )
-from replay_pipeline.stages.versions import versions_of
-from replay_pipeline.storage.folds import Pass
-from replay_pipeline.storage.permissions import tighten_root
-from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION, WRITTEN_BY
-from replay_pipeline.storage.store import check_reachable, copy_files, files_below, is_local
-from replay_pipeline.storage.tables import DataRoot, table_of
-from replay_pipeline.testing import TeacherServer
-from replay_pipeline.testing.sample import ANSWERS_FILE
-from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
+from replay_pipeline.storage.migrations import upgrade_tables
+from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
+from replay_pipeline.storage.store import copy_files, files_below
+from replay_pipeline.types import ReplayReport
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
 """Seconds between two looks at a batch that was handed in."""
 
-_PLANNED_ABOVE_BUDGET = 1.25
-"""Estimates are rough: plan for a little more than there is, so that no money is left over."""
 
-OnProgress = Callable[[Progress], None]
+class Pipeline(Project):
+    """The stages over one data root. They may be called in any order that has its inputs."""
 
-_ToolRow = tuple[str, str | None, str]
-"""Name, release series and definition of a tool."""
-
-
-class Pipeline:
-    """The stages over one data root. Methods may be called in any order that has its inputs.
-
-    Args:
-        settings: everything the stages are told.
-        on_progress: called as long work moves on.
-
-    Raises:
-        StorageError: the data root is on an object store that cannot be reached.
-    """
-
-    def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
-        self.settings = settings
-        check_reachable(settings.data_dir)
-        tighten_root(settings.data_dir)
-        self.root = DataRoot(settings.data_dir)
-        self.receipts = Receipts(settings.data_dir)
-        self._on_progress = on_progress or _ignore
-        self._keys: list[str] | None = None
-        self._seen_states = self._pass("states", set[str], _with_ids)
-        self._seen_tools = self._pass("tools", dict[_ToolRow, int], _with_tools)
-        self._seen_pairs = Pass(
-            self.batches,
-            start=str,
-            add=lambda value, key: _hash([value, key, *_named(self._digests(key, ("dpo_pairs",)))]),
-        )
-
-    # Batches
-
-    def find_batches(self, *, settle_s: float = 0.0) -> list[TraceBatch]:
-        """Group new session bytes into batches and write their manifests. Returns the new ones.
-
-        Files written to less than `settle_s` seconds ago are left for the next time.
-        """
-        options = self.settings.ingest
-        new = discover(
-            options.sources,
-            known=list_manifests(self.root.path),
-            max_batch_bytes=options.max_batch_bytes,
-            max_batch_sessions=options.max_batch_sessions,
-            settle_s=settle_s,
-        )
-        for batch in new:
-            write_manifest(batch, self.root.path)
-        self._keys = None
-        return new
-
-    def batches(self) -> list[str]:
-        """Keys of all batches that have a manifest, in order.
-
-        They are listed once; `find_batches` looks again, and so does a new `Pipeline`.
-        """
-        if self._keys is None:
-            self._keys = list_batches(self.root.path)
-        return self._keys
-
-    def fitting(self, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
-        """The first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
-
-        Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
-        as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
-        """
-        sizes = {b.key: b.n_bytes for b in list_manifests(self.root.path)}
-        reports = self._reports("replay")
-        done = [key for key, report in reports.items() if report["is_complete"] and key in sizes]
-        spent_usd = sum(reports[key]["spent_usd"] for key in done)
-        n_bytes = sum(sizes[key] for key in done)
-        if not (spent_usd and n_bytes):
-            return list(batches)
-        chosen: list[str] = []
-        left_usd = max_total_usd * _PLANNED_ABOVE_BUDGET
-        for key in batches:
-            if chosen and left_usd <= 0:
-                break
-            paid_usd = reports.get(key, {}).get("spent_usd", 0.0)
-            left_usd -= max(0.0, spent_usd / n_bytes * sizes.get(key, 0) - paid_usd)
-            chosen.append(key)
-        return chosen
+    _is_upgrading = False
+    """Whether receipts of older versions are taken over, and nothing is made anew."""
 
     def ingest_new(self) -> list[str]:
         """Find new sessions and ingest every batch that is not. Returns all batches.
@@ -207,7 +87,27 @@ class Pipeline:
             self.ingest(batch)
         return batches
 
-    # Stages
+    def upgrade(self) -> dict[str, Any]:
+        """Bring what an older version wrote to this one, without the logs and without paying.
+
+        Tables get the columns of today, and their texts the secret rules of today. Receipts are
+        taken over as they are: the settings of the root are taken for those it was made with.
+        Returns what was done: tables by name, and receipts by stage.
+
+        Raises:
+            SchemaError: a table cannot be read, or is of a version that is not known.
+        """
+        tables = upgrade_tables(self.root)
+        receipts: Counter[str] = Counter()
+        self._is_upgrading = True
+        try:
+            for stage in BATCH_STAGES:
+                for key in self.batches():
+                    if self.receipts.read(stage, key) and not getattr(self, stage)(key).is_reused:
+                        receipts[stage] += 1
+        finally:
+            self._is_upgrading = False
+        return {"tables": tables, "receipts": dict(receipts)}
 
     def ingest(self, batch: str) -> Receipt:
         """Sessions of a batch to `sessions`, `turns`, `states` and `tools`.
@@ -222,8 +122,8 @@ class Pipeline:
         def work() -> dict[str, Any]:
             result = ingest(
                 manifest.slices,
-                redact=self.settings.ingest.is_redacted,
-                hash_project=self.settings.ingest.is_project_hashed,
+                redact=options.is_redacted,
+                hash_project=options.is_project_hashed,
                 known_state_ids=self._seen_states.before(batch),
                 salt=redaction_salt(),
                 on_progress=self._on_progress,
@@ -233,7 +133,7 @@ class Pipeline:
             return result.report.to_json()
 
         def keep(last: Receipt) -> dict[str, Any]:
-            logger.warning("%s: its session files are gone; its tables are kept", batch)
+            logger.info("%s: not read again; its tables are redacted as they are", batch)
             tables = {name: self.root.read(name, batch) for name in INGESTED}
             counts: Mapping[str, int] = {}
             if options.is_redacted:
@@ -246,22 +146,14 @@ class Pipeline:
         # Agents delete their logs after some weeks; new rules must reach what was read from them.
         n_gone = sum(not each.path.is_file() for each in manifest.slices)
         return self._stage(
-            "ingest", batch, given, {}, INGESTED, work, instead=keep if n_gone else None
+            "ingest",
+            batch,
+            given,
+            {},
+            INGESTED,
+            work,
+            instead=keep if n_gone or self._is_upgrading else None,
         )
-
-    def estimate(self, batches: Sequence[str] | None = None) -> Estimate:
-        """What replaying `batches` (by default all) would cost, without what is already paid."""
-        with self._teachers() as teachers:
-            return estimate(
-                self._states(batches or self.batches()),
-                teachers,
-                ledger=self.settings.ledger_url(),
-                gates=self.settings.replay.gates,
-                agreement_threshold=self.settings.pairs.agreement_threshold,
-                level=self.settings.pairs.level,
-                accepted_terms=self.settings.replay.accepted_terms,
-                price_folder=self._price_folder(),
-            )
 
     def replay(self, batch: str, *, max_total_usd: float | None = None) -> Receipt:
         """States of a batch to `teacher_actions`, paying at most `max_total_usd` for new answers.
@@ -288,17 +180,10 @@ class Pipeline:
                     teachers,
                     max_total_usd=replay.max_total_usd if max_total_usd is None else max_total_usd,
                     counts_recorded=False,
-                    max_concurrency=replay.max_concurrency,
                     partition=batch,
-                    gates=replay.gates,
-                    agreement_threshold=self.settings.pairs.agreement_threshold,
-                    level=self.settings.pairs.level,
-                    count_own_family=self.settings.pairs.count_own_family,
-                    accepted_terms=replay.accepted_terms,
-                    retry=replay.retry,
                     tick=self._on_progress,
                     ledger=self.settings.ledger_url(),
-                    **self._accounts(),
+                    **self._options(),
                 )
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
             refuse_if_nobody_answers(report)
@@ -431,7 +316,7 @@ class Pipeline:
         options = self.settings.publish
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
         for batch in batches:
-            given += _named(self._digests(batch, ("normalized_pairs", "positives")))
+            given += named(self._digests(batch, ("normalized_pairs", "positives")))
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
 
@@ -500,7 +385,7 @@ class Pipeline:
         output, kept = self.settings.training_dir(), self.settings.model_dir()
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
         given = [config.read_text("utf-8") if config else "tiny"]
-        given += [f"{p.name}:{_digest(p)}" for p in sorted(dataset.rglob("*.parquet"))]
+        given += [f"{p.name}:{digest_of(p)}" for p in sorted(dataset.rglob("*.parquet"))]
         command = python("trainer", "--resume")
         command += ["--config", str(config)] if config else []
         command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
@@ -525,160 +410,6 @@ class Pipeline:
 
         return self._stage(
             "train", "all", given, {}, (), work, has_outputs=(kept / "report.json").exists
-        )
-
-    # Looking
-
-    def completed_batches(self) -> set[str]:
-        """Batches at which every question has its answer; the others go on in the next run."""
-        return {batch for batch, report in self._reports("replay").items() if report["is_complete"]}
-
-    def check_settings(self) -> None:
-        """Find what later stages would refuse, before the replay is paid for.
-
-        Raises:
-            ConfigError: a recipe, marks file or trainer config is wrong, or there is no folder for
-                what must be on this machine.
-        """
-        self.settings.ledger_url()
-        _ = self._normalizer
-        if self.settings.pairs.marks is not None:
-            read_marks(self.settings.pairs.marks)
-        self._trainer_config()
-
-    def check_keys(self) -> None:
-        """See that every teacher's key is there, before anything is asked or even priced.
-
-        Raises:
-            ConfigError: a key is missing.
-        """
-        if not self.settings.replay.sample_teachers:
-            for teacher in self.settings.replay.teachers:
-                key_for(teacher.api_key_env, teacher.base_url)
-
-    def check_teachers(self) -> list[dict[str, Any]]:
-        """Each teacher: key, endpoint, price, terms, and what is wrong with it."""
-        with self._teachers() as teachers:
-            checks = check_teachers(teachers, price_folder=self._price_folder())
-        return [check.to_json() for check in checks]
-
-    def status(self) -> dict[str, Any]:
-        """What is done for each batch, what it cost, and what the ledger holds."""
-        done = {(r.stage, r.batch): r.report for r in self.receipts.all()}
-        figure = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs"}
-        batches = {
-            key: {
-                stage: done[stage, key].get(figure.get(stage, "n_kept"))
-                for stage in BATCH_STAGES
-                if (stage, key) in done
-            }
-            for key in self.batches()
-        }
-        url = self.settings.ledger_url()
-        ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
-                  "calls": {}}  # fmt: skip
-        if has_ledger(url):
-            ledger = ledger_status(url).to_json()
-        return {
-            "batches": batches,
-            "teachers": [t.name for t in self.settings.teachers()],
-            "is_sample": self.settings.replay.sample_teachers,
-            "ledger": ledger,
-            "other_ledger_usd": self._other_ledger_usd(),
-            "dataset": done.get(("publish", "all")),
-        }
-
-    def stale(self) -> dict[str, Any]:
-        """Say what the installed code would make otherwise: by batch and stage, the reasons.
-
-        Stages that follow are done again where the rows before them come out different. `cost` is
-        the estimate of the questions that have not been asked in this form; `None` where no
-        question changes.
-
-        Raises:
-            PriceError: a teacher has no price, so the cost is not known.
-        """
-        batches = find_outdated(self.receipts.all(), self._versions)
-        asked_otherwise = [
-            key for key, stages in batches.items() if set(stages.get("replay", ())) - {UNKNOWN}
-        ]
-        cost = self.estimate(asked_otherwise).to_json() if asked_otherwise else None
-        return {"batches": batches, "cost": cost}
-
-    def _other_ledger_usd(self) -> float | None:
-        """What the sample's ledger holds when real teachers are set, or the other way round."""
-        if self.settings.replay.ledger is not None:
-            return None
-        is_sample = self.settings.replay.sample_teachers
-        changed = self.settings.replay.model_copy(update={"sample_teachers": not is_sample})
-        other = self.settings.model_copy(update={"replay": changed}).ledger_url()
-        return ledger_status(other).spent_usd if has_ledger(other) else None
-
-    def show(self, state_id: str) -> str:
-        """One state as text: what came before, the student's action, each teacher's answer.
-
-        Raises:
-            ConfigError: no state, or more than one, begins with `state_id`.
-        """
-        batches = [
-            batch
-            for batch in self.root.batches("states")
-            if any(
-                known.startswith(state_id)
-                for known in self.root.read("states", batch)["state_id"].to_pylist()
-            )
-        ]
-        answered = [batch for batch in batches if self.root.has("teacher_actions", batch)]
-        paired = [batch for batch in batches if self.root.has("dpo_pairs", batch)]
-        return show_state(
-            state_id,
-            states=self._states(batches),
-            teacher_actions=[
-                row
-                for batch in answered
-                for row in teacher_actions_from_table(self.root.read("teacher_actions", batch))
-            ],
-            pairs=[p for b in paired for p in pairs_from_table(self.root.read("dpo_pairs", b))],
-            outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
-        )
-
-    def review(self, path: Path | None = None) -> Path:
-        """Write the page that shows all pairs side by side. Returns where it is.
-
-        Raises:
-            ConfigError: no batch has come as far as pairs.
-        """
-        self._batches_with("dpo_pairs")
-        return write_review(
-            pairs_from_table(self.root.read_all("dpo_pairs")),
-            path=path or self.root.path / "review.html",
-            outcomes=self.root.read_all("outcomes").to_pylist(),
-        )
-
-    def review_path(self, batch: str) -> Path:
-        """Where the review page of one batch is, written together with its pairs."""
-        return self.root.path / "review" / f"{batch}.html"
-
-    def examine(self) -> list[dict[str, Any]]:
-        """Check this machine and these settings. One finding each: what, whether ok, detail."""
-        return examine(self.settings, self.check_teachers())
-
-    def summary(self, *, since: Mapping[tuple[str, str], object]) -> dict[str, Any]:
-        """The figures of all stages; what was done after `since` counts as done now."""
-        figures = summarize(self.receipts.all(since=since))
-        figures["max_total_usd"] = self.settings.replay.max_total_usd
-        figures["dataset"] = str(self.settings.dataset_dir())
-        return figures
-
-    def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What was done since then, and what is still open; `failures` are runs that failed."""
-        return summarize_night(
-            self.receipts.all(),
-            since=since,
-            spent_usd=spent_since(self.settings.ledger_url(), since),
-            max_nightly_usd=self.settings.replay.max_nightly_usd,
-            n_open=len(set(self.batches()) - self.completed_batches()),
-            failures=failures,
         )
 
     def control(self, *, max_total_usd: float, n_states: int = 50) -> Receipt:
@@ -715,7 +446,18 @@ class Pipeline:
             )
         )
 
-    # What the stages share
+    def check_settings(self) -> None:
+        """Find what later stages would refuse, before the replay is paid for.
+
+        Raises:
+            ConfigError: a recipe, marks file or trainer config is wrong, or there is no folder for
+                what must be on this machine.
+        """
+        self.settings.ledger_url()
+        _ = self._normalizer
+        if self.settings.pairs.marks is not None:
+            read_marks(self.settings.pairs.marks)
+        self._trainer_config()
 
     def _stage(
         self,
@@ -743,20 +485,29 @@ class Pipeline:
             has_outputs: whether what is no table is still there.
             instead: done in place of `work` where nothing but the code has changed.
         """
-        fingerprint = _hash([stage, SCHEMA_VERSION, *given, *_named(inputs)])
+        fingerprint = hash_of([stage, SCHEMA_VERSION, *given, *named(inputs)])
         versions = self._versions(stage)
         last = self.receipts.read(stage, batch)
-        is_same = (
-            last is not None
-            and last.fingerprint == fingerprint
-            and has_outputs()
-            and all(self.root.has(name, batch) for name in outputs)
-        )
-        if last and is_same and is_final(last.report) and not changed_parts(last, versions):
+        has_tables = has_outputs() and all(self.root.has(name, batch) for name in outputs)
+        is_same = last is not None and last.fingerprint == fingerprint and has_tables
+        if (
+            last
+            and is_same
+            and not self._is_upgrading
+            and is_final(last.report)
+            and not changed_parts(last, versions)
+        ):
             logger.info("%s %s: nothing has changed", stage, batch)
             return last
         started = time.perf_counter()
-        report = instead(last) if last and is_same and instead else work()
+        if last and self._is_upgrading:
+            if last.outputs or not has_tables:  # taken over before, or of today
+                return last
+            report = instead(last) if instead else last.report
+            # What was redacted is known to be so by the rules of today, and nothing else is known.
+            versions = {part: versions[part] for part in ("secret rules",) if instead}
+        else:
+            report = instead(last) if last and is_same and instead else work()
         seconds = round(time.perf_counter() - started, 3)
         logger.info("%s %s: done in %.1f s", stage, batch, seconds)
         return self.receipts.write(
@@ -771,31 +522,6 @@ class Pipeline:
                 outputs=self._digests(batch, outputs),
             )
         )
-
-    def _versions(self, stage: str) -> dict[str, str]:
-        is_gated = stage == "replay" and bool(self.settings.replay.gates)
-        return versions_of(stage, is_gated=is_gated)
-
-    @contextmanager
-    def _teachers(self) -> Iterator[tuple[TeacherSpec, ...]]:
-        if not self.settings.replay.sample_teachers:
-            yield self.settings.replay.teachers
-            return
-        with TeacherServer(ANSWERS_FILE) as server:
-            yield server.teachers()
-
-    def _states(self, batches: Iterable[str]) -> Sequence[TraceState]:
-        keys = list(batches)
-
-        def open_batch(number: int) -> Traces:
-            key = keys[number]
-            tables = {name: self.root.read(name, key) for name in ("sessions", "turns", "states")}
-            # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
-            pa.default_memory_pool().release_unused()
-            return Traces(**tables, tools=self._tools_until(key))
-
-        sizes = [self.root.n_rows("states", key) for key in keys]
-        return LazyStates(sizes, open_batch, window=self.settings.ingest.window)
 
     @cached_property
     def _normalizer(self) -> DJNormalizer:
@@ -817,14 +543,6 @@ class Pipeline:
             start=self._normalizer.memories,
         )
 
-    def _accounts(self) -> ReplayOptions:
-        """Give what everything that pays is told alike: the day's ceiling, the price lists."""
-        day_usd = self.settings.replay.max_daily_usd
-        return {
-            "limits_usd": {} if day_usd is None else {"day": day_usd},
-            "price_folder": self._price_folder(),
-        }
-
     def _trainer_config(self) -> Path | None:
         config = self.settings.train.config
         if config is not None and not config.is_file():
@@ -834,59 +552,7 @@ class Pipeline:
     def _dataset_copy(self) -> Path:
         """Where a dataset on an object store is worked on; not used for one that is a folder."""
         place = self.settings.dataset_dir()
-        return place if is_local(place) else self.settings.local_dir() / "dataset"
-
-    def _price_folder(self) -> Path | None:
-        """Where price lists are kept; the sample's server has prices of its own each time."""
-        return None if self.settings.replay.sample_teachers else self.root.path / "prices"
-
-    def _pass(self, table: str, start: Callable[[], T], add: Callable[[T, pa.Table], T]) -> Pass[T]:
-        """A pass over the batches that `table` holds."""
-
-        def add_batch(value: T, key: str) -> T:
-            return add(value, self.root.read(table, key)) if self.root.has(table, key) else value
-
-        return Pass(self.batches, start=start, add=add_batch)
-
-    def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
-        self.root.write(name, batch, table)
-        passes = {
-            "states": self._seen_states,
-            "tools": self._seen_tools,
-            "dpo_pairs": self._seen_pairs,
-        }
-        if name in passes:
-            passes[name].forget(batch)
-
-    def _batches_with(self, name: str) -> list[str]:
-        batches = self.root.batches(name)
-        if not batches:
-            raise ConfigError(
-                f"{self.root.path}: no {name} yet; run `replay-pipeline {WRITTEN_BY[name]}` first"
-            )
-        return batches
-
-    def _tools_until(self, batch: str) -> pa.Table:
-        """Tools seen in this batch or an earlier one: a small batch does not show them all."""
-        rows = dict(self._seen_tools.before(batch))
-        if self.root.has("tools", batch):
-            rows = _with_tools(rows, self.root.read("tools", batch))
-        return table_of(
-            [
-                {"name": name, "agent_version": version, "tool_json": definition}
-                for (name, version, definition), times in rows.items()
-                for _ in range(times)
-            ],
-            "tools",
-        )
-
-    def _tool_definitions(self, batch: str) -> list[str]:
-        if not self.root.has("tools", batch):
-            return []
-        return self._tools_until(batch)["tool_json"].to_pylist()
-
-    def _digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
-        return {name: _digest(self.root.part(name, batch)) for name in names}
+        return place if isinstance(place, Path) else self.settings.local_dir() / "dataset"
 
     def _card_facts(self) -> CardFacts:
         """What the dataset card tells beyond the rows: teachers, and what each stage reported."""
@@ -911,16 +577,12 @@ class Pipeline:
             )
         return facts
 
-    def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
-        """Reports of a stage by batch."""
-        return {r.batch: r.report for r in self.receipts.all(stage=stage)}
-
 
 def run(
     settings: Settings,
     *,
     with_training: bool = True,
-    since: Mapping[tuple[str, str], object] | None = None,
+    since: Mapping[tuple[str, str], str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Find new sessions and take every batch through all stages. Returns the summary.
@@ -949,39 +611,3 @@ def run(
     if with_training:
         pipeline.train()
     return pipeline.summary(since=since)
-
-
-def _with_ids(ids: set[str], states: pa.Table) -> set[str]:
-    ids.update(states["state_id"].to_pylist())
-    return ids
-
-
-def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:
-    """The definitions of a batch added to those that are known.
-
-    A definition counts at most twice: merging it a second time may leave out what a schema says
-    beyond its shape, a third time changes nothing.
-    """
-    for row in tools.select(["name", "agent_version", "tool_json"]).to_pylist():
-        key = (row["name"], row["agent_version"], row["tool_json"])
-        known[key] = min(2, known.get(key, 0) + 1)
-    return known
-
-
-def _hash(parts: Iterable[str]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()
-
-
-def _named(digests: Mapping[str, str]) -> list[str]:
-    return [f"{name}:{digest}" for name, digest in digests.items()]
-
-
-def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.exists() else "-"
-
-
-def _ignore(progress: Progress) -> None:
-    del progress

@@ -5,14 +5,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, TypedDict
 
 import msgspec
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.storage.store import read_files, stamps_below
-from replay_pipeline.storage.tables import written_whole
+from replay_pipeline.storage.store import Place, read_files, stamps_below, written_whole
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class Receipt:
 class Receipts:
     """The receipts under one data root."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Place) -> None:
         self._root = root / "receipts"
 
     def read(self, stage: str, batch: str) -> Receipt | None:
@@ -94,7 +93,7 @@ class Receipts:
             file.write(json.dumps(asdict(receipt), indent=1, sort_keys=True).encode())
         return receipt
 
-    def stamps(self, stage: str | None = None) -> dict[tuple[str, str], object]:
+    def stamps(self, stage: str | None = None) -> dict[tuple[str, str], str]:
         """What tells a receipt (of `stage`) from the one before it, to see later which are new."""
         root = self._root if stage is None else self._root / stage
         found = {PurePosixPath(name): stamp for name, stamp in stamps_below(root).items()}
@@ -105,7 +104,7 @@ class Receipts:
         }
 
     def all(
-        self, *, since: Mapping[tuple[str, str], object] | None = None, stage: str | None = None
+        self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
     ) -> list[Receipt]:
         """Every receipt; those not written after the stamps `since` are marked as reused."""
         stamps = self.stamps(stage)
@@ -117,7 +116,7 @@ class Receipts:
                 found.append(replace(receipt, is_reused=is_reused))
         return found
 
-    def _path(self, stage: str, batch: str) -> Path:
+    def _path(self, stage: str, batch: str) -> Place:
         return self._root / stage / f"{batch}.json"
 
 
@@ -125,6 +124,8 @@ def _read(text: bytes) -> Receipt | None:
     """Read a receipt; `None` for what is none, so that its stage is done again."""
     try:
         receipt = msgspec.json.decode(text, type=Receipt)
+        if "budget_usd" in receipt.report:  # as 0.1.0 called it
+            receipt.report["max_total_usd"] = receipt.report.pop("budget_usd")
         msgspec.convert(receipt.report, _Replayed if receipt.stage == "replay" else _Figures)
         return replace(receipt, is_reused=True)
     except msgspec.DecodeError as error:

@@ -34,7 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "requests": ("replay/requests.py",),
     "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
-    "pairs": ("pairs/**/*", "review/marks.py", "types.py:FAILURES"),
+    "pairs": ("pairs/**/*", "review/marks.py", "storage/pair_rows.py", "types.py:FAILURES"),
     "normalizer": ("normalize/**/*", "!normalize/recipes/**/*"),
     "publisher": ("publish/**/*", "stages/audit/**/*"),
 }

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Pass(Generic[T]):
+class Fold(Generic[T]):
     """What all batches before a given one come to, kept from one batch to the next.
 
     Asked in the order of the batches, each batch is read once. Asked for a batch that lies behind,

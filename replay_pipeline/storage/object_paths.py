@@ -1,11 +1,28 @@
 """A path on an object store whose every request ends in an answer or in a `StorageError`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 from upath.extensions import ProxyUPath
 
 from replay_pipeline.storage.outages import translated
+
+
+@contextmanager
+def _asked(path: "ObjectPath", what: str) -> Iterator[None]:
+    """Translate errors; the answer that there is no such object is an answer, but for a write."""
+    missing: FileNotFoundError | None = None
+    with translated(path, what):
+        try:
+            yield
+        except FileNotFoundError as error:
+            if what == "written":  # there is no such bucket
+                raise
+            missing = error
+    if missing:
+        raise missing
 
 
 class ObjectPath(ProxyUPath):
@@ -18,68 +35,51 @@ class ObjectPath(ProxyUPath):
     __slots__ = ()
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether there is an object, or a prefix of objects."""
+        """Say whether there is an object, or a prefix of objects."""
         del follow_symlinks
         return self._kind() is not None
 
     def is_dir(self) -> bool:
-        """Whether this is a prefix of objects."""
+        """Say whether this is a prefix of objects."""
         return self._kind() == "directory"
 
     def is_file(self) -> bool:
-        """Whether there is an object."""
+        """Say whether there is an object."""
         return self._kind() == "file"
 
     def _kind(self) -> str | None:
         try:
-            return self._told("looked for", lambda: self.fs.info(self.path)["type"])
+            with _asked(self, "looked for"):
+                return str(self.fs.info(self.path)["type"])
         except FileNotFoundError:
             return None
 
-    def stat(self, *, follow_symlinks: bool = True) -> Any:
-        """Size and times of the object."""
-        return self._told("looked at", super().stat, follow_symlinks=follow_symlinks)
-
-    def iterdir(self) -> Iterator[Any]:
-        """What is directly below this prefix."""
-        return iter(self._told("listed", lambda: list(super(ObjectPath, self).iterdir())))
-
-    def glob(self, pattern: str, **options: Any) -> Iterator[Any]:
-        """What is below this prefix and matches."""
-        found = self._told("listed", lambda: list(super(ObjectPath, self).glob(pattern, **options)))
-        return iter(found)
-
-    def rglob(self, pattern: str, **options: Any) -> Iterator[Any]:
-        """What is anywhere below this prefix and matches."""
-        found = self._told(
-            "listed", lambda: list(super(ObjectPath, self).rglob(pattern, **options))
-        )
-        return iter(found)
-
     def read_bytes(self) -> bytes:
-        """The object, with one request."""
-        return self._told("read", self.fs.cat_file, self.path)
+        """Fetch the object, with one request."""
+        with _asked(self, "read"):
+            content: Any = self.fs.cat_file(self.path)
+            return content
 
-    def read_text(self, *arguments: Any, **options: Any) -> str:
-        """The object as text."""
-        return self._told("read", super().read_text, *arguments, **options)
 
-    def write_bytes(self, data: bytes) -> int:
-        """Put the object."""
-        return self._told("written", super().write_bytes, data)
+def _telling(inherited: Callable[..., Any], what: str) -> Callable[..., Any]:
+    @wraps(inherited)
+    def told(*arguments: Any, **options: Any) -> Any:
+        with _asked(arguments[0], what):
+            found = inherited(*arguments, **options)
+            # Listings come page by page: all are fetched while an error can still be told.
+            return iter(list(found)) if isinstance(found, Iterator) else found
 
-    def write_text(self, data: str, *arguments: Any, **options: Any) -> int:
-        """Put the object, from text."""
-        return self._told("written", super().write_text, data, *arguments, **options)
+    return told
 
-    def unlink(self, missing_ok: bool = False) -> None:  # noqa: FBT001, FBT002 - as `Path` has it
-        """Delete the object."""
-        self._told("deleted", super().unlink, missing_ok=missing_ok)
 
-    def _told(self, what: str, ask: Any, *arguments: Any, **options: Any) -> Any:
-        with translated(self, what):  # type: ignore[arg-type]
-            try:
-                return ask(*arguments, **options)
-            except FileNotFoundError as error:
-                missing = error
-        raise missing
+for _name, _what in {
+    "stat": "looked at",
+    "iterdir": "listed",
+    "glob": "listed",
+    "rglob": "listed",
+    "read_text": "read",
+    "write_bytes": "written",
+    "write_text": "written",
+    "unlink": "deleted",
+}.items():
+    setattr(ObjectPath, _name, _telling(getattr(ProxyUPath, _name), _what))

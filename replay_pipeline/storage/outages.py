@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from replay_pipeline.errors import StorageError
 
@@ -10,7 +9,7 @@ CHECK = "Check the address, and credentials, endpoint and region in the environm
 
 
 @contextmanager
-def translated(path: Path, what: str) -> Iterator[None]:
+def translated(path: object, what: str) -> Iterator[None]:
     """Turn whatever the client of an object store raises into one plain error.
 
     Raises:

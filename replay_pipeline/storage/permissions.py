@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from replay_pipeline.storage.store import is_local
+from replay_pipeline.storage.store import Place
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +31,13 @@ def make_private_folder(path: Path) -> None:
     _tighten(path, _PRIVATE_FOLDER)
 
 
-def tighten_root(root: Path) -> None:
+def tighten_root(root: Place) -> None:
     """Take from the tables of a data root what this user's umask does not grant, once.
 
     Tables of earlier versions were readable by all, whatever the umask said. A folder is put right
     after everything in it, so that one that is right need not be walked again.
     """
-    if not is_local(root) or not (root / _MARK).is_dir() or not os.access(root, os.W_OK):
+    if not isinstance(root, Path) or not (root / _MARK).is_dir() or not os.access(root, os.W_OK):
         return
     granted = 0o777 & ~_umask()
     n_changed = 0

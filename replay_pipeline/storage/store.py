@@ -5,15 +5,26 @@ store's own client finds in the environment; none is ever taken from a setting.
 """
 
 import io
-import shutil
+import os
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
 from replay_pipeline.storage.outages import CHECK, translated
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+    from replay_pipeline.storage.object_paths import ObjectPath
+
+    Place: TypeAlias = Path | ObjectPath
+else:
+    # The clients of object stores take a while to import, and most runs need none.
+    Place = Any
 
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
@@ -23,11 +34,8 @@ _EXTRAS = {
 _N_COPIES_AT_ONCE = 16
 
 
-def as_path(place: object) -> Path:
-    """The path that `place` names: a local path, a `file://` path, or a URL that fsspec opens.
-
-    A path on an object store is typed as `Path`, since it has the same interface, though it is no
-    `os.PathLike`; `is_local` tells them apart.
+def as_path(place: object) -> Place:
+    """Open the path that `place` names: a local path, a `file://` path, or a URL for fsspec.
 
     Raises:
         ConfigError: no store is known for the scheme of the URL.
@@ -39,15 +47,14 @@ def as_path(place: object) -> Path:
         return Path(text)
     if scheme in ("file", "local"):
         return Path(rest)
-    extra = _EXTRAS.get(scheme, "s3")
     try:
-        # Needed for object stores only.
         from replay_pipeline.storage.object_paths import ObjectPath  # noqa: PLC0415
 
         # With a cached listing, what another machine wrote would stay unseen.
-        path: Any = ObjectPath(text.rstrip("/"), use_listings_cache=False)
+        path = ObjectPath(text.rstrip("/"), use_listings_cache=False)
         path.fs  # noqa: B018 (imports the client of the store)
     except ImportError as error:
+        extra = _EXTRAS.get(scheme, "s3")
         raise MissingDependencyError(
             f"{text}: {error}; pip install 'replay-pipeline[{extra}]'"
         ) from error
@@ -56,82 +63,111 @@ def as_path(place: object) -> Path:
     return path
 
 
-def is_local(path: Path) -> bool:
-    """Whether `path` is on a file system of this machine."""
-    return isinstance(path, Path)
-
-
-def check_reachable(root: Path) -> None:
+def check_reachable(root: Place) -> None:
     """See that an object store answers and has the bucket; a local folder is made when needed.
 
     Raises:
         StorageError: it does not answer, refuses the credentials, or has no such bucket.
     """
-    if is_local(root):
+    if isinstance(root, Path) or not root.drive:
         return
-    store: Any = root
     with translated(root, "reached"):
-        is_there = not store.drive or store.fs.exists(store.drive)
+        is_there = root.fs.exists(root.drive)
     if not is_there:
         raise StorageError(
-            f"{root}: there is no bucket {store.drive!r}, or it may not be seen from here. {CHECK}"
+            f"{root}: there is no bucket {root.drive!r}, or it may not be seen from here. {CHECK}"
         )
 
 
 @contextmanager
-def put_whole(path: Path, *, is_new: bool = False) -> Iterator[BinaryIO]:
-    """Open an object that appears under `path` with one request at the end, or not at all.
+def written_whole(
+    path: Place, *, is_new: bool = False, is_private: bool = False
+) -> Iterator[BinaryIO]:
+    """Open a file that appears under `path` complete, or not at all.
+
+    On this machine it is written beside its place and gets its name at the end; on an object store
+    it is one request.
 
     Args:
-        path: where, on an object store.
-        is_new: refuse to replace an object, by the store's own conditional request.
+        path: where.
+        is_new: refuse to replace a file, by the store's own conditional request.
+        is_private: whether nobody but its owner may read it; else that is up to the umask.
 
     Raises:
-        FileExistsError: `is_new`, and there is such an object.
-        StorageError: the store refused; `path` is as before.
+        FileExistsError: `is_new`, and there is such a file.
+        StorageError: the folder cannot be written, the disk is full, or the store refused; `path`
+            is as before.
     """
-    target: Any = path
+    if isinstance(path, Path):
+        with _renamed(path, is_new=is_new, mode=0o600 if is_private else 0o666) as file:
+            yield file
+        return
     buffer = io.BytesIO()
     yield buffer
     with translated(path, "written"):
         mode = "create" if is_new else "overwrite"
-        target.fs.pipe_file(target.path, buffer.getvalue(), mode=mode)
+        path.fs.pipe_file(path.path, buffer.getvalue(), mode=mode)
 
 
-def stamps_below(folder: Path) -> dict[str, object]:
+@contextmanager
+def _renamed(path: Path, *, is_new: bool, mode: int) -> Iterator[BinaryIO]:
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not `mkstemp`, whose files ignore the umask.
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+        handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        temporary = unfinished
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            path.hardlink_to(temporary)
+        else:
+            temporary.replace(path)
+    except OSError as error:
+        if is_new and isinstance(error, FileExistsError):
+            raise
+        raise StorageError(
+            f"{path}: cannot be written ({error.strerror or error}); nothing was changed. "
+            "Check the folder's permissions and free space."
+        ) from error
+    finally:
+        if temporary:
+            temporary.unlink(missing_ok=True)
+
+
+def stamps_below(folder: Place) -> dict[str, str]:
     """For each file below a folder, by its path inside it: what differs once it is written again.
 
     One listing on an object store; nothing is read.
     """
-    if is_local(folder):
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in paths}
-    there: Any = folder
+    files, start = _opened(folder)
     with translated(folder, "listed"):
-        found = there.fs.find(there.path, detail=True)
-    start = len(there.path.rstrip("/")) + 1
-    return {key[start:]: repr(sorted(info.items())) for key, info in sorted(found.items())}
+        found: Any = files.find(start, detail=True)
+    return {
+        key[len(start) + 1 :]: repr(sorted(info.items())) for key, info in sorted(found.items())
+    }
 
 
-def files_below(folder: Path) -> list[str]:
-    """Every file below a folder, by its path inside it, sorted."""
+def files_below(folder: Place) -> list[str]:
+    """Name every file below a folder, by its path inside it, sorted."""
     return list(stamps_below(folder))
 
 
-def read_files(folder: Path, names: Sequence[str]) -> list[bytes | None]:
-    """The bytes of files below a folder, in the order of `names`; `None` for one that is not there.
+def read_files(folder: Place, names: Sequence[str]) -> list[bytes | None]:
+    """Read files below a folder, in the order of `names`; `None` for one that is not there.
 
     On an object store many requests are under way at once.
 
     Raises:
         StorageError: the store does not answer, or refuses.
     """
-    if is_local(folder):
-        return [_bytes_of(folder / name) for name in names]
-    there: Any = folder
-    paths = [f"{there.path.rstrip('/')}/{name}" for name in names]
+    files, start = _opened(folder)
+    paths = [f"{start}/{name}" for name in names]
     with translated(folder, "read"):
-        found = there.fs.cat(paths, on_error="return") if paths else {}
+        found = files.cat(paths, on_error="return") if paths else {}
         for result in found.values():
             if isinstance(result, Exception) and not isinstance(result, FileNotFoundError):
                 raise result
@@ -139,14 +175,7 @@ def read_files(folder: Path, names: Sequence[str]) -> list[bytes | None]:
     return [result if isinstance(result, bytes) else None for result in results]
 
 
-def _bytes_of(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
-
-
-def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
+def copy_files(source: Place, target: Place, names: Iterable[str]) -> None:
     """Copy files from one folder to another, many at once.
 
     The folders are on this machine, on an object store, or one on each.
@@ -156,37 +185,35 @@ def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
     """
 
     def one(name: str) -> None:
-        _copy(source / name, target / name)
+        here, there = source / name, target / name
+        with translated(there, f"copied from {here}"):
+            if isinstance(here, Path) or isinstance(there, Path):
+                with written_whole(there) as file:
+                    file.write(here.read_bytes())
+            else:
+                there.fs.cp_file(here.path, there.path)
 
     with ThreadPoolExecutor(_N_COPIES_AT_ONCE) as pool:
         for _ in pool.map(one, names):
             pass
 
 
-def _copy(source: Path, target: Path) -> None:
-    with translated(target, f"copied from {source}"):
-        if is_local(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            aside = target.with_name(f".{target.name}.aside")
-            aside.write_bytes(source.read_bytes())
-            aside.replace(target)
-        elif is_local(source):
-            target.write_bytes(source.read_bytes())
-        else:
-            here, there = cast("Any", source), cast("Any", target)
-            there.fs.cp_file(here.path, there.path)
-
-
-def remove_tree(folder: Path) -> None:
+def remove_tree(folder: Place) -> None:
     """Delete a folder and everything below it, if it is there.
 
     Raises:
         StorageError: it cannot be deleted.
     """
-    if is_local(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    there: Any = folder
+    files, start = _opened(folder)
     with translated(folder, "deleted"):
-        if there.exists():
-            there.fs.rm(there.path, recursive=True)
+        if files.exists(start):
+            files.rm(start, recursive=True)
+
+
+def _opened(place: Place) -> "tuple[AbstractFileSystem, str]":
+    """The file system that holds `place`, and its path there."""
+    if not isinstance(place, Path):
+        return place.fs, place.path.rstrip("/")
+    from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415
+
+    return LocalFileSystem(), str(place.absolute())

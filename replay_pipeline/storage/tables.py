@@ -4,8 +4,6 @@ Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
 """
 
 import io
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,60 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import SchemaError, StorageError
-from replay_pipeline.storage.schemas import SCHEMA_VERSION, TABLES, WRITTEN_BY, repeating_columns
-from replay_pipeline.storage.store import is_local, put_whole
+from replay_pipeline.storage.schemas import REPEATING, SCHEMA_VERSION, TABLES, WRITTEN_BY
+from replay_pipeline.storage.store import Place, written_whole
 
 _VERSION_KEY = b"schema_version"
 
 
-@contextmanager
-def written_whole(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
-    """Open a file that appears under `path` complete, or not at all.
-
-    On this machine it is written beside its place and renamed; on an object store it is one
-    request.
-
-    Args:
-        path: where.
-        is_private: whether nobody but its owner may read it; else that is up to the umask.
-
-    Raises:
-        StorageError: the folder cannot be written or the disk is full; `path` is as before.
-    """
-    with (
-        _renamed(path, 0o600 if is_private else 0o666)
-        if is_local(path)
-        else put_whole(path) as file
-    ):
-        yield file
-
-
-@contextmanager
-def _renamed(path: Path, mode: int) -> Iterator[BinaryIO]:
-    temporary: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Not `mkstemp`, whose files ignore the umask.
-        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-        handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
-        temporary = unfinished
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
-        if temporary:
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise StorageError(
-                f"{path}: cannot be written ({error.strerror or error}); nothing was changed. "
-                "Check the folder's permissions and free space."
-            ) from error
-        raise
-
-
-def write_table(table: pa.Table | Iterable[pa.Table], path: Path, name: str) -> Path:
+def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) -> Place:
     """Write `table` as parquet with the schema of `TABLES[name]`; equal rows give equal bytes.
 
     Of a table in parts, at least one, only the part at hand is in memory.
@@ -89,7 +40,7 @@ def write_table(table: pa.Table | Iterable[pa.Table], path: Path, name: str) -> 
             compression="zstd",
             compression_level=3,
             data_page_size=4 << 20,
-            use_dictionary=repeating_columns(schema),
+            use_dictionary=REPEATING[name],
             write_statistics=[field.name for field in schema if not pa.types.is_string(field.type)],
         ) as writer,
     ):
@@ -107,12 +58,12 @@ def _as_declared(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
         raise SchemaError(f"{name}: {error}") from error
 
 
-def readable(path: Path) -> Path | BinaryIO:
-    """What a parquet reader takes for `path`: an object is fetched with one request, not piece by piece."""
-    return path if is_local(path) else io.BytesIO(path.read_bytes())
+def readable(path: Place) -> Path | BinaryIO:
+    """Give a parquet reader what it takes: an object is fetched by one request, not in pieces."""
+    return path if isinstance(path, Path) else io.BytesIO(path.read_bytes())
 
 
-def read_table(path: Path, name: str, *, columns: Sequence[str] | None = None) -> pa.Table:
+def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a table written by `write_table`, or some of its columns.
 
     Raises:
@@ -122,20 +73,27 @@ def read_table(path: Path, name: str, *, columns: Sequence[str] | None = None) -
     # A third of the time that `pq.read_table` takes for the small tables that most batches have.
     with _reading(path, name), pq.ParquetFile(readable(path)) as file:
         table = file.read(columns=None if columns is None else list(columns))
-    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
-    if version != SCHEMA_VERSION:
+    if (version := version_of(table)) != SCHEMA_VERSION:
         raise SchemaError(
             f"{path}: schema version {version or 'unknown'}, this program reads {SCHEMA_VERSION}; "
-            "run the stage again"
+            "`replay-pipeline upgrade` brings older tables over"
         )
     wanted = TABLES[name].names if columns is None else list(columns)
     if missing := set(wanted) - set(table.column_names):
-        raise SchemaError(f"{path}: columns {sorted(missing)} are missing")
+        raise SchemaError(
+            f"{path}: columns {sorted(missing)} are missing; `replay-pipeline upgrade` adds those "
+            "that an older version did not have"
+        )
     return table.select(wanted)
 
 
+def version_of(table: pa.Table) -> str:
+    """Tell the schema version that a table was written with; empty for a file of another program."""
+    return (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
+
+
 @contextmanager
-def _reading(path: Path, name: str) -> Iterator[None]:
+def _reading(path: Place, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
@@ -173,14 +131,14 @@ class DataRoot:
     A folder, or a prefix of an object store: what `as_path` gives.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
 
-    def part(self, name: str, batch: str) -> Path:
+    def part(self, name: str, batch: str) -> Place:
         """Where the rows of `batch` in table `name` lie."""
         return self.path / name / f"trace_batch={batch}" / "part-0.parquet"
 
-    def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> Path:
+    def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> Place:
         """Replace the rows of `batch`. Raises what `write_table` raises."""
         return write_table(table, self.part(name, batch), name)
 

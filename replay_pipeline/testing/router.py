@@ -159,8 +159,13 @@ class Router:
             except (msgspec.DecodeError, KeyError, TypeError) as error:
                 return _error(400, f"invalid batch: {error}", error_type="invalid_request")
             name = f"batch-{len(self._batches) + 1:04d}"
-            self._batches[name] = {"model": batch["model"], "questions": questions, "looks": 0}
+            self._batches[name] = {"model": batch["model"], "questions": questions, "looks": 0,
+                                   "metadata": batch.get("metadata")}  # fmt: skip
             return _json({"id": name, "object": "batch", "status": "validating"})
+        if path == "/batches":
+            return _json({"object": "list", "data": [
+                {"id": name, "object": "batch", "metadata": batch["metadata"]}
+                for name, batch in self._batches.items()]})  # fmt: skip
         batch = self._batches.get(path.removeprefix("/batches/"))
         if batch is None:
             return _error(404, "Batch not found", error_type="not_found")
@@ -251,7 +256,10 @@ class Router:
         payload = msgspec.json.encode(reply)
         if use_cache and fault is None:
             self._replies[name] = (payload, reply["id"])
-        return _deliver(payload, reply, fault, is_stream=bool(body.get("stream")))
+        response = _deliver(payload, reply, fault, is_stream=bool(body.get("stream")))
+        if use_cache:
+            response.headers["x-openrouter-cache-status"] = "MISS"
+        return response
 
     def _replay(self, name: bytes) -> Response:
         payload, source = self._replies[name]

@@ -307,6 +307,11 @@ class Hub:
             _may_write(token)
             return self._create(json.loads(body))
         parts = [unquote(part) for part in path.strip("/").split("/")]
+        # Models live beside datasets; their paths have no word for it outside the API.
+        if parts[:2] == ["api", "models"]:
+            parts[1] = "datasets"
+        elif parts[0] not in ("api", "datasets"):
+            parts.insert(0, "datasets")
         if parts[:2] == ["api", "datasets"] and len(parts) >= 4:
             repository = self._find("/".join(parts[2:4]), token)
             return self._api(request, repository, parts[4:], body, token)
@@ -328,8 +333,8 @@ class Hub:
     def _create(self, wanted: Mapping[str, Any]) -> Response:
         repo_id = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
         url = f"{self._url}/datasets/{repo_id}"
-        if wanted.get("type") != "dataset":
-            raise RefusalError(400, "", "only dataset repositories live here")
+        if wanted.get("type") not in (None, "model", "dataset"):
+            raise RefusalError(400, "", "only models and datasets live here")
         if repo_id in self._repositories:
             return JSONResponse({"error": "You already created this dataset repo", "url": url}, 409)
         is_private = bool(wanted.get("private")) or wanted.get("visibility") == "private"

@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -17,15 +15,15 @@ from tests.twins.sandbox import (
     Observation,
     Sandbox,
     is_isolated,
-    isolated_command,
     opened,
+    run_isolated,
     without_spelling,
 )
 
 N_BASES = 6
 """Commands that are spelled in several ways before twins are sought among them all."""
 N_PER_ROUND = 16
-"""Twins of one program before the next one has its turn."""
+"""Most twins of one program before the next one has its turn."""
 
 
 def run_twins(count: int, seed: int, only: list[str] | None = None) -> dict[str, Any]:
@@ -47,6 +45,7 @@ def run_twins(count: int, seed: int, only: list[str] | None = None) -> dict[str,
     succeeded: Counter[str] = Counter()
     unstable: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
+    per_round = min(N_PER_ROUND, 1 + count // len(there))
     started = time.monotonic()
     with opened() as sandbox:
         round_began_at = -1
@@ -55,7 +54,7 @@ def run_twins(count: int, seed: int, only: list[str] | None = None) -> dict[str,
             for title in there:
                 groups = list(groups_of_twins(draw, title, str(sandbox.work), N_BASES))
                 draw.shuffle(groups)
-                left = N_PER_ROUND
+                left = per_round
                 for group in groups:
                     if left > 0:
                         left -= len(group) - 1
@@ -160,9 +159,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="titles of tables")
     parser.add_argument("--json", action="store_true", help="print the whole report")
     options = parser.parse_args()
-    command = isolated_command([sys.executable, "-m", "tests.twins", *sys.argv[1:]])
-    if command is not None:
-        return subprocess.run(command, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}).returncode
+    status = run_isolated([sys.executable, "-m", "tests.twins", *sys.argv[1:]])
+    if status is not None:
+        return status
     report = run_twins(options.count, options.seed, options.only)
     if options.json:
         print(json.dumps(report, indent=1))

@@ -18,6 +18,7 @@ TIME_LIMIT_S = 10
 _LONG_AGO = 1_577_836_800  # 2020-01-01; each prepared file has a time of its own after it
 _FAR_AHEAD = 2_145_916_800  # 2038: an access time that reading does not change
 _ISOLATED = "TWINS_ARE_ISOLATED"
+_FOLDER = "TWINS_FOLDER"
 
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -79,14 +80,18 @@ class Observation(NamedTuple):
     tree: str
 
 
-def isolated_command(command: list[str]) -> list[str] | None:
-    """`command` in namespaces of its own; `None` where the system does not allow that."""
+def run_isolated(command: list[str]) -> int | None:
+    """Run `command` in namespaces of its own; `None` where the system does not allow that."""
     kinds = ("user", "map-root-user", "mount", "net", "pid", "fork", "mount-proc")
     wrapped = ["unshare", *(f"--{kind}" for kind in kinds)]
     if os.environ.get(_ISOLATED) or shutil.which("unshare") is None:
         return None
     tried = subprocess.run([*wrapped, "mount", "-t", "tmpfs", "tmpfs", "/tmp"], capture_output=True)
-    return ["env", f"{_ISOLATED}=1", *wrapped, *command] if tried.returncode == 0 else None
+    if tried.returncode != 0:
+        return None
+    with tempfile.TemporaryDirectory(prefix="twins-") as folder:
+        environment = os.environ | {_ISOLATED: "1", _FOLDER: folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run([*wrapped, *command], env=environment).returncode
 
 
 def is_isolated() -> bool:
@@ -97,8 +102,9 @@ def is_isolated() -> bool:
 @contextlib.contextmanager
 def opened() -> Iterator["Sandbox"]:
     """A sandbox in a new folder, which is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="twins-")).resolve()
-    try:
+    with tempfile.TemporaryDirectory(prefix="twins-", ignore_cleanup_errors=True) as name:
+        # In namespaces of its own the process finds a folder that who started it clears away.
+        folder = Path(os.environ.get(_FOLDER) or name).resolve()
         if is_isolated():
             subprocess.run(
                 ["mount", "-t", "tmpfs", "-o", "noatime", "tmpfs", str(folder)], check=True
@@ -108,9 +114,6 @@ def opened() -> Iterator["Sandbox"]:
                 if place != str(folder):
                     subprocess.run(["mount", "-o", "remount,bind,ro", place], capture_output=True)
         yield Sandbox(folder)
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(folder)
 
 
 class Sandbox:
@@ -305,6 +308,7 @@ def _set_times(folder: Path) -> None:
 
 
 _ODDITIES = (
+    (re.compile(r"\x1b(?:\[[0-9;]*m|\(.)"), ""),
     (re.compile(r"<w>/"), ""),
     (re.compile(r"(?<![\w.])(?:\./+)+"), ""),
     (re.compile(r"aside/\.\./"), ""),

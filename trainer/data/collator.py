@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from trainer.data.rendering import Renderer, Tokenizer
+from trainer.data.rendering import Renderer
+from trainer.data.template import Tokenizer
 from trainer.hints import Hint, hint_for_row
 from trainer.losses.compose import Batch, pair_logps
 from trainer.types import PairRow

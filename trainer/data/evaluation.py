@@ -125,7 +125,7 @@ def consensus_rate(
             do_sample=False,
             max_new_tokens=max_new_tokens,
             pad_token_id=renderer.tokenizer.pad_token_id,
-            eos_token_id=renderer.tokenizer.eos_token_id,
+            eos_token_id=end_tokens(model, renderer.tokenizer),
         )
         text = renderer.tokenizer.decode(generated[0, prompt.size(1) :], skip_special_tokens=True)
         if found := level(as_message(text), row["consensus"]):
@@ -134,6 +134,13 @@ def consensus_rate(
     n = max(len(rows), 1)
     rates = {name: count / n for name, count in sorted(levels.items())}
     return rates | {"any": sum(levels.values()) / n, "n": float(len(rows))}
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """List the ids that end a generation: the model's own, and what ends a turn of the template."""
+    own = model.generation_config.eos_token_id
+    ids = set(own if isinstance(own, list) else [own]) | {tokenizer.eos_token_id}
+    return sorted(i for i in ids if i is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

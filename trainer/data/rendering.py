@@ -1,40 +1,34 @@
 """Messages to token ids: the same response tokens behind every context.
 
 A response is rendered on its own, behind the template's generation prompt, so its ids do not depend
-on what stands before it. A prompt longer than the budget loses its oldest messages: whole messages,
-a call together with its results, at coarse cut points, so that the states of one session keep
-common prefixes.
+on what stands before it. What the model's chat template has no place for is rendered as text, see
+`trainer.data.template`. A prompt longer than the budget keeps its system message and loses its
+oldest messages: whole messages, a call together with its results, at coarse cut points, so that the
+states of one session keep common prefixes.
 """
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from trainer.data.template import (
+    QUESTION,
+    TemplateFeatures,
+    Tokenizer,
+    in_order,
+    plain_messages,
+    prepare_tokenizer,
+    rendered,
+    special_token_pattern,
+    without_special_tokens,
+)
 from trainer.errors import DatasetError
 from trainer.types import Message, Tool
 
 logger = logging.getLogger(__name__)
-
-_PROBE: list[Message] = [{"role": "user", "content": "?"}]
-
-
-class Tokenizer(Protocol):
-    """What this room needs of a Hugging Face tokenizer."""
-
-    pad_token_id: Any
-    eos_token: Any
-    eos_token_id: Any
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Render messages as text."""
-
-    def __call__(self, text: Any, **options: Any) -> Any:
-        """Tokenize text."""
-
-    def decode(self, token_ids: Any, **options: Any) -> Any:
-        """Turn ids into text."""
 
 
 @dataclass(kw_only=True)
@@ -48,7 +42,20 @@ class Renderer:
     """Whether tool schemas are rendered; real schemas alone can pass a small budget."""
     n_cut_prompts: int = field(default=0, init=False)
     n_cut_responses: int = field(default=0, init=False)
+    features: TemplateFeatures = field(init=False)
+    """What the tokenizer's chat template has a place for."""
+    special_tokens: re.Pattern[str] | None = field(init=False, repr=False)
+    """Special tokens as text: in a session's own words they are broken up."""
     _response_text: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Ask the template.
+
+        Raises:
+            TrainerConfigError: the tokenizer has no end token.
+        """
+        self.features = prepare_tokenizer(self.tokenizer)
+        self.special_tokens = special_token_pattern(self.tokenizer)
 
     def prompt_ids(
         self,
@@ -61,13 +68,22 @@ class Renderer:
 
         `hint` becomes one more user message at the very end, so that the hinted context starts
         with the same tokens as the plain one. It comes on top of the budget.
+
+        Raises:
+            DatasetError: the chat template refuses the messages.
         """
         kept = self.within_budget(messages, tools)
         if hint:
             kept = [*kept, {"role": "user", "content": hint}]
         ids = self._ids(self._text(kept, tools, with_generation_prompt=True))
-        budget = self.max_prompt_tokens if not hint else len(ids)
-        return ids[-budget:]
+        excess = len(ids) - self.max_prompt_tokens
+        if hint or excess <= 0:
+            return ids
+        # One message alone is too long: the system message stays, as far as half the budget goes.
+        n_kept = 0
+        if kept[0]["role"] == "system":
+            n_kept = min(self._size(kept[:1]), self.max_prompt_tokens // 2)
+        return ids[:n_kept] + ids[n_kept + excess :]
 
     def response_ids(self, action: Message | Sequence[Message]) -> list[int]:
         """Render an assistant action as ids, ending with the template's end of turn.
@@ -77,24 +93,27 @@ class Renderer:
                 prompt.
         """
         messages = [action] if isinstance(action, Mapping) else list(action)
-        rendered = [template_message(message) for message in messages]
-        key = json.dumps(rendered, sort_keys=True, default=str)
+        messages = [self._template_message(message) for message in messages]
+        key = json.dumps(messages, sort_keys=True, default=str)
         if key not in self._response_text:
-            self._response_text[key] = self._render_response(rendered)
+            self._response_text[key] = self._render_response(messages)
         ids = self._ids(self._response_text[key])
         if len(ids) > self.max_response_tokens:
             self.n_cut_responses += 1
         return ids[: self.max_response_tokens]
 
     def _render_response(self, messages: list[Message]) -> str:
-        before = self._text(_PROBE, None, with_generation_prompt=True)
-        text = self._text([*_PROBE, *messages], None, with_generation_prompt=False)
+        before = self._text([QUESTION], None, with_generation_prompt=True)
+        plain = plain_messages(messages, None, self.features)
+        text = self._text([QUESTION, *plain], None, with_generation_prompt=False)
         if not text.startswith(before):
             raise DatasetError(
                 "the chat template does not put a response right behind its generation prompt: "
                 "use a training template (trl.chat_template_utils.get_training_chat_template)"
             )
-        response = text[len(before) :]
+        response, features = text[len(before) :], self.features
+        if features.tail and response.endswith(features.tail):
+            return response[: len(response) - len(features.tail)] + features.ending
         eos = self.tokenizer.eos_token
         return response[: response.rindex(eos) + len(eos)] if eos in response else response + eos
 
@@ -103,27 +122,42 @@ class Renderer:
     ) -> list[Message]:
         """Return the messages that a prompt keeps, in the template's form."""
         shortened = [
-            _shortened(template_message(message), 2 * self.max_prompt_tokens)
+            _shortened(self._template_message(message), 2 * self.max_prompt_tokens)
             for message in messages
         ]
-        blocks = _blocks(shortened)
-        sizes = [
-            len(self._ids(self._text(block, None, with_generation_prompt=False)))
-            for block in blocks
-        ]
-        fixed = len(self._ids(self._text(_PROBE, tools, with_generation_prompt=True)))
+        tools = tools if self.with_tools else None
+        blocks = [plain_messages(block, None, self.features) for block in _blocks(shortened)]
+        if tools and not self.features.has_tools:
+            n_system = int(bool(shortened) and shortened[0]["role"] == "system")
+            system = [message for block in blocks[:n_system] for message in block]
+            blocks[:n_system] = [plain_messages(system, tools, self.features)]
+        sizes = [self._size(block) for block in blocks]
+        fixed = len(self._ids(self._text([QUESTION], tools, with_generation_prompt=True)))
         excess = sum(sizes) + fixed - self.max_prompt_tokens
-        if excess <= 0:
-            return shortened
-        self.n_cut_prompts += 1
-        # Rounding the cut up to half a budget makes it move rarely as a session grows.
-        step = max(self.max_prompt_tokens // 2, 1)
-        to_drop = -(-excess // step) * step
-        dropped = 0
-        while len(blocks) > 1 and dropped < to_drop:
-            dropped += sizes.pop(0)
-            blocks.pop(0)
+        # What the agent was told to be stays; the rest of a long session is cut from its start.
+        n_system = int(bool(blocks) and blocks[0][0]["role"] == "system")
+        if excess > 0:
+            self.n_cut_prompts += 1
+            # Rounding the cut up to half a budget makes it move rarely as a session grows.
+            step = max(self.max_prompt_tokens // 2, 1)
+            to_drop = -(-excess // step) * step
+            dropped = 0
+            while len(blocks) > n_system + 1 and dropped < to_drop:
+                dropped += sizes.pop(n_system)
+                blocks.pop(n_system)
         return [message for block in blocks for message in block]
+
+    def _size(self, block: Sequence[Message]) -> int:
+        """Count the tokens of messages; roughly, where the template refuses them on their own."""
+        text = None
+        if self.features.has_free_order and self.features.has_system:
+            text = rendered(self.tokenizer, block)
+        if text is None:
+            text = "\n".join(f"{message['role']}: {message['content']}\n\n" for message in block)
+        return len(self._ids(text))
+
+    def _template_message(self, message: Message) -> Message:
+        return without_special_tokens(template_message(message), self.special_tokens)
 
     def _text(
         self,
@@ -132,12 +166,15 @@ class Renderer:
         *,
         with_generation_prompt: bool,
     ) -> str:
-        return self.tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(tools) if tools and self.with_tools else None,
-            add_generation_prompt=with_generation_prompt,
-            tokenize=False,
+        native = tools if self.with_tools and self.features.has_tools else None
+        ordered = in_order(messages, self.features)
+        text = rendered(
+            self.tokenizer, ordered, tools=native, with_generation_prompt=with_generation_prompt
         )
+        if text is None:
+            roles = ", ".join(message["role"] for message in ordered)
+            raise DatasetError(f"the chat template refuses messages of the roles {roles}")
+        return text
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

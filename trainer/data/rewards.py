@@ -12,31 +12,70 @@ from trainer.types import Message
 RowReward = Callable[[Message, Mapping[str, Any]], float]
 """From an assistant message and its dataset row to a reward, at best 1.0."""
 
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.S)
+_TAGGED = re.compile(
+    r"<tool_call>\s*(?P<tagged>.*?)\s*</tool_call>"  # Hermes, Qwen, and our plain form
+    r"|<function=(?P<name>[^>\s]+)>(?P<parameters>.*?)</function>"  # Qwen coder, older Llama
+    r"|(?:\[TOOL_CALLS\]|<\|python_tag\|>|```tool_code)\s*(?P<marked>.*)",  # Mistral, Llama 3, Gemma
+    re.S,
+)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.S)
 SAME_TOOLS_REWARD = 0.25
 
 
 def parse_action(text: str) -> Message:
-    """Read a generated text as an assistant message; tool calls are in the Hermes form.
+    """Read a generated text as an assistant message, with tool calls in any of the usual forms.
 
+    Hermes and Qwen write `<tool_call>` around JSON, Qwen's coders `<function=name>` with
+    `<parameter=name>`, Mistral `[TOOL_CALLS]` and a list, Llama 3 a bare object with `parameters`.
     A call that is no JSON stays in the text: it is not an action.
     """
-    calls = []
+    calls: list[dict[str, Any]] = []
 
     def take(match: re.Match[str]) -> str:
-        try:
-            call = json.loads(match.group(1))
-            function = {
-                "name": str(call["name"]),
-                "arguments": json.dumps(call.get("arguments") or {}, sort_keys=True),
-            }
-        except (ValueError, KeyError, TypeError):
-            return match.group(0)
-        calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
-        return ""
+        if match["name"]:
+            body = match["parameters"]
+            found = dict(_PARAMETER.findall(body)) or _json_of(body)
+            read = _calls_in({"name": match["name"], "arguments": found})
+        elif "<function=" in (match["tagged"] or ""):
+            return _TAGGED.sub(take, match["tagged"])
+        else:
+            read = _calls_in(_json_of(match["tagged"] or match["marked"] or ""))
+        calls.extend(read)
+        return "" if read else match.group(0)
 
-    message: Message = {"role": "assistant", "content": _CALL.sub(take, text).strip()}
-    return message | ({"tool_calls": calls} if calls else {})
+    # A message that is nothing but a call, as Llama 3 writes it, needs no mark.
+    calls.extend(_calls_in(_json_of(text)))
+    content = "" if calls else _TAGGED.sub(take, text).strip()
+    message: Message = {"role": "assistant", "content": content}
+    numbered = [
+        {"id": f"call_{number}", "type": "function", "function": function}
+        for number, function in enumerate(calls)
+    ]
+    return message | ({"tool_calls": numbered} if numbered else {})
+
+
+def _json_of(text: str) -> Any:
+    try:
+        return json.loads(text.strip())
+    except ValueError:
+        return None
+
+
+def _calls_in(value: Any) -> list[dict[str, Any]]:
+    """Read one call or a list of calls; nothing where a part of it is no call."""
+    functions = []
+    for call in value if isinstance(value, list) else [value]:
+        arguments = (
+            call.get("arguments", call.get("parameters")) if isinstance(call, dict) else None
+        )
+        if not isinstance(call, dict) or "name" not in call:
+            return []
+        if not isinstance(arguments, dict | None):
+            return []
+        functions.append(
+            {"name": str(call["name"]), "arguments": json.dumps(arguments or {}, sort_keys=True)}
+        )
+    return functions
 
 
 def canonical_calls(message: Message) -> list[tuple[str, str]]:

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from trainer.data.rendering import template_message
+
+if TYPE_CHECKING:
+    from transformers import Qwen2ForCausalLM
 
 MAX_CHARS = 4000
 """Of one text: a tokenizer learns no more from the rest of a long file."""
@@ -93,8 +96,10 @@ def make_model(
     n_heads: int = 4,
     max_positions: int = 4096,
     seed: int = 0,
-) -> Qwen2ForCausalLM:
+) -> "Qwen2ForCausalLM":
     """Build a Qwen2 model of random weights in float32 for this tokenizer."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: PLC0415 - slow to load
+
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,

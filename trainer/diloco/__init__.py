@@ -1,6 +1,7 @@
 """The outer loop: replicas that share nothing but an object store."""
 
 from trainer.diloco.all_reduce import ObjectStoreAllReduce
+from trainer.diloco.asynchronous import AsyncReplica
 from trainer.diloco.executors.base import (
     ReplicaHandle,
     ReplicaResult,
@@ -26,6 +27,7 @@ from trainer.diloco.torchft_loop import (
 
 __all__ = [
     "OUTER_PRESETS",
+    "AsyncReplica",
     "FileStore",
     "HFJobsExecutor",
     "LocalProcessExecutor",

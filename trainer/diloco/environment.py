@@ -1,7 +1,7 @@
 """The one place of the trainer that reads or hands on environment variables."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainer.errors import TrainerConfigError
@@ -39,6 +39,18 @@ def replica_place() -> ReplicaPlace | None:
     if not 0 <= place.rank < place.world_size:
         raise TrainerConfigError(f"REPLICA_RANK={place.rank} is not below {place.world_size}")
     return place
+
+
+def variables_named(names: Iterable[str]) -> dict[str, str]:
+    """Return variables of this process, such as keys that replicas need.
+
+    Raises:
+        TrainerConfigError: One is not set.
+    """
+    wanted = list(names)
+    if missing := [name for name in wanted if not os.environ.get(name)]:
+        raise TrainerConfigError(f"--secret {missing[0]}: the variable is not set here")
+    return {name: os.environ[name] for name in wanted}
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ committed since. The Hub limits commits per hour, so this store suits rounds of 
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_url
@@ -108,3 +109,17 @@ class HubStore(ObjectStore):
             return []
         paths = [entry.path for entry in tree if isinstance(entry, RepoFile)]
         return [path.removeprefix(self._prefix) for path in paths]
+
+
+def upload_model(folder: Path, repo: str) -> None:
+    """Put a model's folder into a private repository of the Hub, in one commit.
+
+    Raises:
+        ObjectStoreError: The Hub refused.
+    """
+    api = HfApi()
+    try:
+        api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Export the model")
+    except (HfHubHTTPError, OSError, RuntimeError) as error:
+        raise ObjectStoreError(f"cannot upload to {repo}: {error}") from error

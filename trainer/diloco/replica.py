@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.diloco.exchange import Patience, RoundDriver, RoundReport, agree_on_run
+from trainer.diloco.exchange import RUN_KEY, Patience, RoundDriver, RoundReport, agree_on_run
 from trainer.diloco.object_store import ObjectStore
 from trainer.diloco.outer_step import OuterStep
 from trainer.diloco.protocol import (
@@ -84,6 +84,8 @@ class OuterReplica(RoundDriver):
             replica begins with a fresh inner optimizer.
     """
 
+    mode = "synchronous"
+
     def __init__(
         self,
         store: ObjectStore,
@@ -106,19 +108,25 @@ class OuterReplica(RoundDriver):
         self.velocity = np.zeros_like(self.theta)
         self.inner_state: dict[str, NDArray] = {}
         self.is_finished = False
+        self.snapshot_every = self.settings.snapshot_every
         self._state = state
         self._private_key = f"private/{rank:04d}.safetensors"
         quorum = self.settings.quorum or -(-world_size // 2)
         self._life = ReplicaLife(rank, self.settings.n_rounds, quorum)
         self._protocol = self._life.live()
         self._is_training = False
-        self._own_round = 0
+        self._own_round = self._n_made = 0
         self._n_applied = 0
 
     @property
     def round_id(self) -> int:
         """The round that is being trained, or the number of rounds if the run is finished."""
         return self._life.round_id
+
+    @property
+    def n_trained(self) -> int:
+        """How many rounds' inner steps this replica need not make any more."""
+        return self.round_id
 
     @property
     def base(self) -> str:
@@ -163,6 +171,7 @@ class OuterReplica(RoundDriver):
         n_applied = self._n_applied
         own = self.contribute(self.theta - local, base=self.base, weight=weight)
         self._own_round = self.round_id
+        self._n_made += 1
         self.inner_state = dict(inner_state or {})
         # Kept before it is sent: once the others count on this delta, a process that takes over
         # must neither train the round again nor forget what the codec kept back.
@@ -185,7 +194,7 @@ class OuterReplica(RoundDriver):
         """Perform one action of a replica's life; return its reply."""
         match action:
             case LoadSnapshot():
-                return self._load_snapshot()
+                return self.load_snapshot()
             case Apply(manifest=manifest):
                 return self._apply(manifest)
         return super().perform(action)
@@ -222,6 +231,7 @@ class OuterReplica(RoundDriver):
         """Fix the run's settings by creating its description, or check them against it."""
         settings = self.settings
         mine = {
+            "mode": self.mode,
             "codec": settings.codec,
             "outer": asdict(settings.outer),
             "n_rounds": settings.n_rounds,
@@ -241,17 +251,23 @@ class OuterReplica(RoundDriver):
         if self._base() == initial_base and key not in self.store.keys(SNAPSHOTS):
             self._put_snapshot(0, initial_base, range(self.world_size))
 
-    def _load_snapshot(self) -> Snapshot:
-        """Take the newest readable snapshot; wait for the first one if there is none yet."""
+    def load_snapshot(self, until: int | None = None) -> Snapshot:
+        """Take the newest readable snapshot; wait for the first one if there is none yet.
+
+        Args:
+            until: No newer one than of so many rounds; None takes any.
+        """
         while True:
             for key in reversed(self.store.keys(SNAPSHOTS)):
+                if until is not None and _round_of(key) > until:
+                    continue
                 if (loaded := self._read_snapshot(key)) is not None:
                     header, tensors = loaded
                     self.theta, self.velocity = tensors["theta"], tensors["velocity"]
                     return Snapshot(
                         header["round_id"], header["base"], frozenset(header["expected"])
                     )
-            self.patience.poll(f"rank {self.rank}, waiting for the first snapshot")
+            self.patience.poll(f"rank {self.rank}, waiting for a snapshot")
 
     def _read_snapshot(self, key: str) -> tuple[dict[str, Any], dict[str, NDArray]] | None:
         data = self.get(key)
@@ -262,7 +278,7 @@ class OuterReplica(RoundDriver):
             return None
 
     def _maybe_snapshot(self, round_id: int, base: str, expected: Sequence[int]) -> None:
-        if round_id % self.settings.snapshot_every:
+        if round_id % self.snapshot_every:
             return
         try:
             key = self._put_snapshot(round_id, base, expected)
@@ -286,7 +302,7 @@ class OuterReplica(RoundDriver):
         snapshots = [key for key in store.keys(SNAPSHOTS) if _round_of(key) <= round_id]
         kept = sorted({_round_of(key) for key in snapshots})[-2:]
         old = [key for key in snapshots if _round_of(key) < kept[0]]
-        began = max(0, kept[0] - 2 * self.settings.snapshot_every)
+        began = max(0, kept[0] - 2 * self.snapshot_every)
         for past in range(began, kept[0]):
             keys = store.keys(round_prefix(past))
             old += [key for key in keys if not key.endswith("/manifest.json")]
@@ -296,7 +312,11 @@ class OuterReplica(RoundDriver):
         """Keep what another process of this rank would need to go on."""
         if self._state is None or self.own is None:
             return
-        header = {"round_id": self._own_round, "contribution": asdict(self.own)}
+        header = {
+            "round_id": self._own_round,
+            "n_made": self._n_made,
+            "contribution": asdict(self.own),
+        }
         tensors: dict[str, NDArray] = {
             f"feedback.{name}": value for name, value in self.feedback.tensors().items()
         }
@@ -320,12 +340,52 @@ class OuterReplica(RoundDriver):
             room, _, rest = name.partition(".")
             (self.inner_state if room == "inner" else vars(self.feedback))[rest] = value
         self._own_round, self.own = header["round_id"], Contribution(**header["contribution"])
+        self._n_made = header["n_made"]
+        self._resume_own(self.own)
+
+    def _resume_own(self, own: Contribution) -> None:
+        """Take up the contribution that the process before us had made."""
         manifest = self.read_manifest(self._own_round)
         if manifest is None:
-            self._life.prepared = (self._own_round, self.own)
+            self._life.prepared = (self._own_round, own)
         else:
             # Decided while we were away; a snapshot may be past it, so settle the account now.
             self.settle(manifest)
+
+
+def newest_state(
+    store: ObjectStore, round_id: int | None = None
+) -> tuple[int, Vector, dict[str, Any]]:
+    """Return a run's parameters from its store alone: a snapshot, then the log of rounds.
+
+    Args:
+        store: The run's store.
+        round_id: The state after so many rounds; None takes the newest.
+
+    Returns:
+        How many rounds the state has had, the parameters, and the run's description.
+
+    Raises:
+        OuterLoopError: There is no such state.
+    """
+    data = store.get(RUN_KEY)
+    if data is None:
+        raise OuterLoopError(f"{store.place or 'the store'} holds no run")
+    run, _ = unseal_tensors(data)
+    settings = OuterSettings(codec=run["codec"], outer=OuterStep(**run["outer"]), timeout_s=60.0)
+    # Its attempt is the last there can be: no replica's process replaces one that only looks on.
+    watcher = OuterReplica(
+        store, np.zeros(run["n"]), rank=0, world_size=1, settings=settings, attempt=999_999
+    )
+    at: Snapshot = watcher.retried(lambda: watcher.load_snapshot(until=round_id))
+    found = at.round_id
+    while found != round_id and (manifest := watcher.read_manifest(found)) is not None:
+        if watcher.perform(Apply(found, manifest)) is None:
+            raise OuterLoopError(f"the mean of round {found} is gone, and no snapshot is newer")
+        found += 1
+    if round_id is not None and found != round_id:
+        raise OuterLoopError(f"the run has made {found} rounds, not {round_id}")
+    return found, watcher.theta, run
 
 
 def _round_of(snapshot: str) -> int:

@@ -1,5 +1,6 @@
 """What the exact speed-ups need to know of a Hugging Face causal LM."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -10,8 +11,10 @@ from trainer.losses.head import HeadOutput, head_outputs
 
 __all__ = [
     "CompletionOutput",
+    "cache_obstacle",
     "causal_lm_of",
     "completion_outputs",
+    "length_dependent_positions",
     "lm_head_of",
     "logit_rule",
     "model_head_outputs",
@@ -41,6 +44,35 @@ def causal_lm_of(model: nn.Module) -> PreTrainedModel:
             "(accelerator.unwrap_model) and call inside the wrapper's forward"
         )
     return bare
+
+
+def length_dependent_positions(model: nn.Module) -> str | None:
+    """Say how a token's rotary position depends on the length of the call, if it does.
+
+    Packed trees and shared caches run tokens in calls of other lengths than their own sequence.
+    Dynamic NTK and LongRoPE then turn keys and queries by other angles, without any error: the
+    gradient was seen more than half wrong.
+    """
+    config = causal_lm_of(model).config.get_text_config()
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    parameters = parameters or {}
+    kinds = {
+        str(entry.get("rope_type", entry.get("type", "default")))
+        for entry in [parameters, *parameters.values()]
+        if isinstance(entry, Mapping)
+    }
+    if found := sorted(kinds & {"dynamic", "longrope"}):
+        return f"scales its rotary positions by the length of a call ({found[0]})"
+    return None
+
+
+def cache_obstacle(model: nn.Module) -> str | None:
+    """Say why a teacher cannot go on from the student's key-value cache, if it cannot."""
+    config = causal_lm_of(model).config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds or (not hasattr(config, "layer_types") and getattr(config, "sliding_window", None)):
+        return f"keeps only a part of the past in some layers ({', '.join(sorted(kinds))})"
+    return length_dependent_positions(model)
 
 
 def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME
 
 from trainer.data.dataset import PreferenceData
+from trainer.diloco.asynchronous import AsyncReplica
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.exchange import RoundReport
 from trainer.diloco.inner import make_inner_optimizer
@@ -25,11 +26,18 @@ from trainer.diloco.parameters import ParameterVector
 from trainer.diloco.replica import OuterReplica, OuterSettings
 from trainer.diloco.torchft_loop import make_diloco_outer_loop, make_torchft_manager
 from trainer.errors import TrainerConfigError
+from trainer.integrations.export import publish_template
 
 logger = logging.getLogger(__name__)
 
 Row = TypeVar("Row")
 
+OWN_MARK = "outer-round"
+"""In a checkpoint that is there for the outer loop alone."""
+ROUNDS: dict[str, type[OuterReplica]] = {
+    "synchronous": OuterReplica,
+    "asynchronous": AsyncReplica,
+}
 OUTER_KINDS = ("none", "torchft", "object_store")
 
 
@@ -41,6 +49,8 @@ class OuterOptions:
     """Store that joins the replicas (`object_store`)."""
     sync_every: int = 50
     """Optimizer steps per round."""
+    rounds: str = "synchronous"
+    """`synchronous`: equal bits, at the pace of the quorum; `asynchronous`: nobody waits."""
     inner: str = ""
     """Inner optimizer: `muon` from scratch, or `adamw`; none: the trainer's own."""
     codec: str = "ternary"
@@ -86,6 +96,10 @@ def outer_callbacks(
     where = place or replica_place() or ReplicaPlace()
     if options.sync_every < 1:
         raise TrainerConfigError(f"outer_options.sync_every={options.sync_every}: at least 1")
+    if options.rounds not in ROUNDS:
+        raise TrainerConfigError(
+            f"outer_options.rounds={options.rounds!r} is not one of {', '.join(ROUNDS)}"
+        )
     if kind == "object_store":
         if store is None and not options.uri:
             raise TrainerConfigError("outer=object_store needs outer_options.uri")
@@ -167,7 +181,6 @@ class ObjectStoreLoop(TrainerCallback):
         self._n_steps = 0
         self._n_missed_steps = 0
         self._is_due = False
-        self._own_folder: Path | None = None
 
     def join(self, trainer: Trainer) -> tuple[OuterReplica, Path | None]:
         """Join the run and take up its state, before the trainer begins.
@@ -184,7 +197,7 @@ class ObjectStoreLoop(TrainerCallback):
         if n_steps <= 0:
             n_steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
         self._view = ParameterVector(_model_of(trainer))
-        replica = self.replica = OuterReplica(
+        replica = self.replica = ROUNDS[options.rounds](
             self.store or open_store(options.uri),
             self._view.read(),
             rank=self.place.rank,
@@ -203,11 +216,12 @@ class ObjectStoreLoop(TrainerCallback):
             state=open_store(options.state_uri) if options.state_uri else None,
         )
         replica.join()
+        publish_template(replica.store, trainer)
         self._view.write(replica.theta)
-        if replica.round_id == 0:
+        if replica.n_trained == 0:
             return replica, None
         return replica, self._checkpoint(
-            trainer, min(replica.round_id * options.sync_every, n_steps), n_steps
+            trainer, min(replica.n_trained * options.sync_every, n_steps), n_steps
         )
 
     def _checkpoint(self, trainer: Trainer, step: int, n_steps: int) -> Path:
@@ -216,8 +230,8 @@ class ObjectStoreLoop(TrainerCallback):
         It is the replica's own, as far as it has one. Where rounds went by without this replica,
         the step is that of the run all the same: everybody's schedule and data end together.
         """
-        folder = self._own_folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"
-        shutil.rmtree(folder, ignore_errors=True)
+        self._discard_checkpoints(trainer.args)
+        folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"
         trainer.save_model(str(folder), _internal_call=True)
         (folder / "training_args.bin").unlink(missing_ok=True)
         kept = self.replica.inner_state if self.replica is not None else {}
@@ -230,6 +244,7 @@ class ObjectStoreLoop(TrainerCallback):
             logger.warning("rank %d has kept no state: its optimizer begins anew", self.place.rank)
             state = TrainerState(train_batch_size=trainer.args.train_batch_size)
             state.compute_steps(trainer.args, n_steps)
+        (folder / OWN_MARK).touch()
         self._n_missed_steps = step - state.global_step
         state.global_step = step
         state.save_to_json(str(path))
@@ -278,19 +293,20 @@ class ObjectStoreLoop(TrainerCallback):
             if path.is_file() and not path.name.startswith(left_out)
         }
         self._exchange(control, kept)
-        self._discard_checkpoint()
+        self._discard_checkpoints(args)
         is_stopped = control.should_training_stop and state.global_step < state.max_steps
-        is_wanted = is_stopped or args.save_strategy != "no"
-        self._own_folder = None if is_wanted else folder
+        if not is_stopped and args.save_strategy == "no":
+            (folder / OWN_MARK).touch()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Leave no checkpoint behind that nobody has asked for."""
-        self._discard_checkpoint()
+        self._discard_checkpoints(args)
 
-    def _discard_checkpoint(self) -> None:
-        if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
-            self._own_folder = None
+    @staticmethod
+    def _discard_checkpoints(args: TrainingArguments) -> None:
+        """Delete the checkpoints that only this loop has asked for; a killed process left some."""
+        for mark in Path(str(args.output_dir)).glob(f"checkpoint-*/{OWN_MARK}"):
+            shutil.rmtree(mark.parent, ignore_errors=True)
 
     def _exchange(self, control: TrainerControl, kept: dict[str, NDArray]) -> None:
         replica, view = self.replica, self._view

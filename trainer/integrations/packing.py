@@ -16,7 +16,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trainer.errors import ShapeError, TrainerConfigError
-from trainer.integrations.causal_lm import causal_lm_of, model_head_outputs
+from trainer.integrations.causal_lm import (
+    causal_lm_of,
+    length_dependent_positions,
+    model_head_outputs,
+)
 from trainer.losses.tree_attention import TreeAttention, attention_for
 from trainer.losses.tree_layout import PackedTree, TokenPair, pack_pairs, pack_pairs_within
 
@@ -182,6 +186,8 @@ def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
         _refuse(causal_lm, f"has layers of type {', '.join(sorted(mixers))}")
     if not getattr(causal_lm, "_supports_attention_backend", False):
         _refuse(causal_lm, "does not take its attention from transformers' AttentionInterface")
+    if reason := length_dependent_positions(causal_lm):
+        _refuse(causal_lm, reason)
     if getattr(config, "attention_dropout", 0.0):
         _refuse(causal_lm, "uses attention dropout (set attention_dropout to 0)")
     if getattr(config, "attn_logit_softcapping", None) is not None:

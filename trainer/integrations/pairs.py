@@ -7,6 +7,7 @@ number of ranks.
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from trainer.data.preflight import look_at_pairs
 from trainer.data.rendering import Renderer
 from trainer.data.sampler import PairSampler
 from trainer.errors import DatasetError
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = pa.schema(
     [
@@ -39,8 +43,17 @@ def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Rendere
     Raises:
         DatasetError: there is none.
     """
+    usable, n_identical, n_empty, _ = look_at_pairs(renderer, rows)
+    if n_identical or n_empty:
+        logger.warning(
+            "%d of %d pairs have two identical sides and %d an empty one: left out",
+            n_identical,
+            len(rows),
+            n_empty,
+        )
+    rows = [rows[i] for i in usable]
     if not rows:
-        raise DatasetError("there is no pair: turn channel 3 off (trl.beta_replay=0)")
+        raise DatasetError("there is no usable pair: turn channel 3 off (trl.beta_replay=0)")
     columns = [
         {
             "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools")),

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.data.evaluation import EvaluationOptions
+from trainer.data.preflight import PreflightOptions
 from trainer.errors import TrainerConfigError
-from trainer.integrations.outer import OuterOptions
 from trainer.losses.channels import ReplayOptions, SDPOOptions
 
 __all__ = [
@@ -220,6 +220,22 @@ class TinyOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeftOptions:
+    """LoRA: small matrices beside frozen ones."""
+
+    rank: int = 16
+    alpha: int = 32
+    """The adapter counts alpha / rank times."""
+    dropout: float = 0.0
+    targets: str | list[str] = "all-linear"
+    """Names of the adapted modules, or `all-linear`."""
+    layers: str | None = None
+    """First and last adapted layer, as `12-29`; none: all."""
+    merge: bool = True
+    """Whether `checkpoint` becomes the merged model; the adapter is saved in any case."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A whole run, as its settings file says it to one engine."""
 
@@ -230,7 +246,23 @@ class RunConfig:
     revision: str | None = None
     """Revision of a Hub dataset."""
     model: str | None = None
-    """Folder or Hub id of a causal LM with a chat template; none: a tiny one made on the spot."""
+    """Folder or Hub id of a causal LM; none: a tiny one made on the spot."""
+    model_revision: str | None = None
+    """Revision of a model from the Hub."""
+    dtype: str = "float32"
+    """Of the weights: float32, bfloat16 or float16."""
+    attention: str | None = None
+    """Attention of transformers: sdpa, eager, flash_attention_2, …; none: the model's own choice."""
+    quantize: str = "none"
+    """`4bit` or `8bit` loads the frozen weights quantized (QLoRA; needs bitsandbytes and `peft`)."""
+    trust_remote_code: bool = False
+    """Whether a model may bring code of its own, which is then run."""
+    peft: PeftOptions | None = None
+    """Trains LoRA adapters instead of all weights."""
+    push_to_hub: str | None = None
+    """Repository `org/name` that the trained model is pushed to, private, with its card."""
+    preflight: PreflightOptions = field(default_factory=PreflightOptions)
+    """What is put up with before a run is refused."""
     tiny: TinyOptions = field(default_factory=TinyOptions)
     rollouts: str = "student"
     """`student`: the student's recorded decisions. `contrast`: at each state the student's and the
@@ -241,8 +273,8 @@ class RunConfig:
     """`package.module:function(a, b) -> level` for the consensus rate; none: the built-in one."""
     outer: str = "none"
     """Joins replicas of this run: `none`, `object_store` or `torchft`."""
-    outer_options: OuterOptions = field(default_factory=OuterOptions)
-    """How they are joined."""
+    outer_options: dict[str, Any] = field(default_factory=dict)
+    """How they are joined: fields of `OuterOptions`."""
     resume_from: str | None = None
     """Checkpoint folder of an earlier run to go on from; `last`: the newest complete checkpoint in
     the output folder of a run with the same settings and dataset, if there is one."""
@@ -253,6 +285,27 @@ class RunConfig:
     """Who reads the file."""
     own: dict[str, Any] = field(default_factory=dict, metadata=NOT_IN_FILE)
     """The section `engines.<engine>`."""
+
+    def check(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            TrainerConfigError: the message names the field.
+        """
+        choices = {
+            "rollouts": ("student", "contrast", "generate"),
+            "dtype": ("float32", "bfloat16", "float16"),
+            "quantize": ("none", "4bit", "8bit"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise TrainerConfigError(f"{name}={getattr(self, name)!r} is not {_any_of(known)}")
+        if self.quantize != "none" and (self.peft is None or self.model is None):
+            raise TrainerConfigError(
+                f"quantize={self.quantize}: quantized weights are not trained; name a model and add "
+                "adapters (peft.rank=16)"
+            )
+        self.shared.check()
 
     @cached_property
     def shared(self) -> SharedSettings:
@@ -271,9 +324,11 @@ def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
     told = without_engines(values)
     if engine in HOSTS_OF_TRL:
         # TRL's own fields are known only where it is installed.
+        from trainer.integrations.outer import OuterOptions  # noqa: PLC0415
         from trainer.integrations.trl.config import ComposerConfig  # noqa: PLC0415
 
         section: type = ComposerConfig
+        section_of(OuterOptions, told.get("outer_options"), "outer_options.")
     else:
         section = SharedSettings
         told = _without_unused(told, engine)
@@ -284,11 +339,7 @@ def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
         raise TrainerConfigError(f"{' and '.join(missing)} must be set")
     run = typed(RunConfig, told, "") | {"trl": trl}
     config = RunConfig(**run, engine=engine, own=dict(own))
-    if config.rollouts not in ("student", "contrast", "generate"):
-        raise TrainerConfigError(
-            f"rollouts={config.rollouts!r} is not student, contrast or generate"
-        )
-    config.shared.check()
+    config.check()
     return config
 
 
@@ -360,8 +411,10 @@ def typed(section: type, values: Any, prefix: str) -> dict[str, Any]:
         raise TrainerConfigError(f"unknown setting {prefix}{unknown[0]}")
     converted: dict[str, Any] = {}
     for name, value in values.items():
-        if is_dataclass(hints[name]):
-            converted[name] = section_of(hints[name], value, f"{prefix}{name}.")
+        kinds = [hints[name], *get_args(hints[name])]
+        inner = next((kind for kind in kinds if is_dataclass(kind)), None)
+        if inner is not None and (value is not None or inner is hints[name]):
+            converted[name] = section_of(inner, value, f"{prefix}{name}.")
             continue
         if value is None and type(None) not in get_args(hints[name]):
             continue  # an empty entry of a file says nothing

@@ -70,6 +70,15 @@ def renormalized(logp_NK: Tensor) -> Tensor:
     return logp_NK - torch.logsumexp(logp_NK, dim=-1, keepdim=True)
 
 
+def without_uncounted(logits_NV: Tensor, mask_N: Tensor) -> Tensor:
+    """Replace the logits of uncounted positions by zeros, whatever they hold.
+
+    Leaving a position out of the sum is not enough: the gradient of a log-softmax of NaN is NaN,
+    and 0 times NaN is NaN.
+    """
+    return logits_NV.masked_fill((mask_N == 0).unsqueeze(-1), 0.0)
+
+
 def masked_sum(values_N: Tensor, mask_N: Tensor) -> Tensor:
     """Sum where the mask is non-zero; NaN and infinities elsewhere do not leak in."""
     return torch.where(mask_N != 0, values_N * mask_N, values_N.new_zeros(())).sum()
@@ -116,6 +125,9 @@ def generalized_jsd_loss(
     Source: GKD, arXiv:2306.13649, eq. 1; top-k and clip after OPSD, arXiv:2601.18734.
     """
     check_same_shape(student_logits, teacher_logits)
+    if labels is not None:
+        is_counted = labels != IGNORED_LABEL
+        student_logits, teacher_logits = student_logits[is_counted], teacher_logits[is_counted]
     student_logp, teacher_logp = (
         log_probs(student_logits, temperature),
         log_probs(teacher_logits, temperature),
@@ -127,8 +139,6 @@ def generalized_jsd_loss(
     entries = jsd_entries(student_logp, teacher_logp, beta)
     if token_clip is not None:
         entries = entries.clamp(max=token_clip)
-    if labels is not None:
-        entries = entries[labels != IGNORED_LABEL]
     return _reduced(entries, reduction, entries.size(0))
 
 

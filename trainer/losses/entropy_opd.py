@@ -116,6 +116,11 @@ def entropy_aware_opd_loss(
         TrainerConfigError: unknown mode or reduction, or additive mode without labels.
     """
     check_same_shape(student_logits, teacher_logits)
+    if labels is not None:
+        is_counted = labels != IGNORED_LABEL
+        student_logits, teacher_logits = student_logits[is_counted], teacher_logits[is_counted]
+        labels = labels[is_counted]
+        old_logps = None if old_logps is None else old_logps[is_counted]
     if mode == "soft":
         per_token = soft_gated_kl_per_token(
             student_logits, teacher_logits, h_max=h_max, temperature=temperature
@@ -127,7 +132,7 @@ def entropy_aware_opd_loss(
         per_token = reverse_kl_surrogate_per_token(
             student_logits,
             teacher_logits,
-            labels.clamp_min(0),
+            labels,
             old_logps=old_logps,
             clip=clip,
             **shared,
@@ -140,8 +145,6 @@ def entropy_aware_opd_loss(
         )
     else:
         raise TrainerConfigError(f"mode={mode!r} is neither 'soft' nor 'additive'")
-    if labels is not None:
-        per_token = per_token[labels != IGNORED_LABEL]
     if reduction == "none":
         return per_token
     if reduction not in ("batchmean", "sum"):

@@ -16,6 +16,7 @@ from trainer.losses.divergence import (
     masked_sum,
     renormalized,
     with_tail,
+    without_uncounted,
 )
 
 Estimator = Literal["full", "topk", "teacher_topk", "sampled"]
@@ -141,6 +142,9 @@ def sdpo_loss(
     Raises:
         TrainerConfigError: `is_clip` without ids and old logps, or an unknown aggregation.
     """
+    check_same_shape(student_logits_BTV, teacher_logits_BTV)
+    student_logits_BTV = without_uncounted(student_logits_BTV, mask_BT)
+    teacher_logits_BTV = without_uncounted(teacher_logits_BTV, mask_BT)
     per_token_BT = sdpo_per_token(
         student_logits_BTV,
         teacher_logits_BTV,

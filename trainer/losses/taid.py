@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import TrainerConfigError
-from trainer.losses.divergence import check_same_shape, masked_sum
+from trainer.losses.divergence import check_same_shape, masked_sum, without_uncounted
 
 
 def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) -> Tensor:
@@ -59,6 +59,10 @@ def taid_loss(
 
     Source: TAID, arXiv:2501.16937, eq. 3 and the authors' reduction over counted tokens.
     """
+    check_same_shape(student_logits, teacher_logits)
+    if mask is not None:
+        student_logits = without_uncounted(student_logits, mask)
+        teacher_logits = without_uncounted(teacher_logits, mask)
     per_token = taid_per_token(student_logits, teacher_logits, t=t)
     counted = torch.ones_like(per_token) if mask is None else mask.to(per_token.dtype)
     return masked_sum(per_token, counted) / counted.sum().clamp_min(1.0)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.stages.receipts import Receipt, Receipts
+from replay_pipeline.storage.tables import DataRoot
 
 MIN_ROWS = 30
 """A batch with fewer rows is not judged, and nobody is judged by it."""
@@ -57,22 +58,22 @@ def score(now: Rate, before: Sequence[Rate]) -> float | None:
     return (now.value - center) / sqrt(spread**2 + chance**2)
 
 
-def agreement_drift(receipts: Receipts, batches: Sequence[str]) -> Verdict:
+def agreement_drift(root: DataRoot, batches: Sequence[str]) -> Verdict:
     """Do the teachers agree as often as in earlier batches?"""
     return _drift(
         "states with a consensus",
-        {r.batch: _consensus_rate(r) for r in receipts.all() if r.stage == "pairs"},
+        {r.batch: _consensus_rate(r) for r in Receipts(root.path).all(stage="pairs")},
         batches,
         what_to_do="Look at `errors` and the agreement matrix of the batch: a teacher that was "
         "changed behind its name, a new kind of session, or a tool without a schema.",
     )
 
 
-def drop_drift(receipts: Receipts, batches: Sequence[str]) -> Verdict:
+def drop_drift(root: DataRoot, batches: Sequence[str]) -> Verdict:
     """Does the recipe drop as many pairs as in earlier batches?"""
     return _drift(
         "pairs dropped",
-        {r.batch: _drop_rate(r) for r in receipts.all() if r.stage == "normalize"},
+        {r.batch: _drop_rate(r) for r in Receipts(root.path).all(stage="normalize")},
         batches,
         what_to_do="Look at `dropped_by` of the batch: one operator usually explains it. If the "
         "sessions have changed for good, adapt the recipe's limit.",

@@ -49,11 +49,11 @@ def _schema_problems(root: DataRoot, batch: str, name: str) -> list[str]:
     ]
 
 
-def rows_accounted(receipts: Receipts, batches: Sequence[str]) -> Verdict:
+def rows_accounted(root: DataRoot, batches: Sequence[str]) -> Verdict:
     """Rows in = rows used + rows skipped by reason?"""
     problems, n_rows = [], 0
     for batch in batches:
-        if receipt := receipts.read("ingest", batch):
+        if receipt := Receipts(root.path).read("ingest", batch):
             report = receipt.report
             n_rows += report["rows"]
             lost = report["rows"] - report["rows_used"] - sum(report["skipped"].values())
@@ -151,15 +151,14 @@ def answers_of_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
     )
 
 
-def budget_kept(receipts: Receipts, batches: Sequence[str]) -> Verdict:
+def budget_kept(root: DataRoot, batches: Sequence[str]) -> Verdict:
     """Did no replay spend more than its ceiling?"""
     problems, n_usd = [], 0.0
     for batch in batches:
-        if receipt := receipts.read("replay", batch):
+        if receipt := Receipts(root.path).read("replay", batch):
             report = receipt.report
             spent = report["newly_spent_usd"]
-            # Receipts of version 0.1.0 have the ceiling under its old name.
-            ceiling = report["max_total_usd" if "max_total_usd" in report else "budget_usd"]
+            ceiling = report["max_total_usd"]
             n_usd += spent
             if spent > ceiling:
                 problems.append(f"batch {batch}: {spent:.4f} USD spent of {ceiling:.4f}")

@@ -47,11 +47,12 @@ def test_dagster_knows_the_version_of_every_stage_that_has_one():
     assert code_version("pairs")
 
 
-def test_the_night_begins_when_the_settings_say(tmp_path):
+def test_the_night_begins_when_the_settings_say(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPLAY_DATA", str(tmp_path))
     write_settings(tmp_path, night={"time_zone": "Asia/Kolkata", "replays_at": "23:05"})
     found = {
         schedule.name: (schedule.cron_schedule, schedule.execution_timezone)
-        for schedule in define(PipelineResource(data_dir=str(tmp_path))).schedules or ()
+        for schedule in define(PipelineResource()).schedules or ()
     }
     assert found == {
         "nightly_replay": ("5 23 * * *", "Asia/Kolkata"),

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import select
 import signal
 import sqlite3
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline.replay import ledger_status, replay_trace_sync
+from replay_pipeline.replay import estimate, ledger_status, replay_trace_sync
 from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.conftest import make_states
 
@@ -25,7 +26,7 @@ NURSERY = """
 import asyncio, json, os, sys
 sys.path.insert(0, sys.argv[1])
 from replay_pipeline.replay import replay_states
-from replay_pipeline.types import TeacherSpec
+from replay_pipeline.types import RetryPolicy, TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
 
 for line in sys.stdin:
@@ -38,10 +39,20 @@ for line in sys.stdin:
         continue
     asyncio.run(replay_states(
         make_states(job["n"], n_sessions=job["n"]), [TeacherSpec(**job["teacher"])],
-        max_total_usd=50, ledger=job["ledger"], max_concurrency=job["concurrency"],
-        retry=RetryPolicy(max_attempts=4, first_wait_s=0.01, settle_s=0.25)))
+        max_total_usd=job["usd"], ledger=job["ledger"], max_concurrency=job["concurrency"],
+        retry=RetryPolicy(max_attempts=4, first_wait_s=0.01, settle_s=job["settle_s"])))
     os._exit(0)
 """
+
+
+@pytest.fixture
+def nursery():
+    with subprocess.Popen(
+        [sys.executable, "-c", NURSERY, str(ROOT)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        yield running
+        running.communicate()
 
 
 def n_rows(ledger, state):
@@ -60,22 +71,18 @@ def wait_for_requests(server, n):
 
 
 @pytest.mark.slow
-def test_killed_fifty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path):
+def test_killed_fifty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path, nursery):
     chance = random.Random(7)
     n = 6000
     ledger = tmp_path / "ledger.sqlite"
-    nursery = subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(ROOT)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
     faults = [{"kind": "status", "status": 429, "probability": 0.02, "retry_after_s": 0.01}]
     with TeacherServer(
         script={"content": "yes"}, latency={"median_s": 0.06, "p95_s": 0.12}, faults=faults
     ) as server:
         [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
-        teacher = teacher.model_copy(update={"max_concurrency": CONCURRENCY})
+        teacher = teacher.model_copy(update={"max_concurrency": CONCURRENCY, "timeout_s": 1.0})
         job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger),
-               "concurrency": CONCURRENCY}  # fmt: skip
+               "concurrency": CONCURRENCY, "usd": 50, "settle_s": 2.0}  # fmt: skip
         n_kills = n_answered = n_killed_in_flight = 0
         while True:
             nursery.stdin.write(json.dumps(job) + "\n")
@@ -92,7 +99,6 @@ def test_killed_fifty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path):
             n_killed_in_flight += n_rows(ledger, "open")
             if n_kills == N_KILLS and n_answered == n:
                 break
-        nursery.communicate()
         bill = server.bill()
         states = make_states(n, n_sessions=n)
         actions = replay_trace_sync(states, [teacher], 0, ledger=ledger)
@@ -108,3 +114,68 @@ def test_killed_fifty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path):
     assert n_sent - n <= n_killed_in_flight
     assert bill.n_requests - bill.faults.get("status", 0) <= n_sent
     assert status.calls["answered"] == n
+
+
+def has_ended(nursery):
+    return bool(select.select([nursery.stdout], [], [], 0)[0])
+
+
+def run_once(nursery, job, *, kill_after=None, bill=None):
+    """One run, killed once the server has had some more requests, unless it ends before."""
+    nursery.stdin.write(json.dumps(job) + "\n")
+    nursery.stdin.flush()
+    child = int(nursery.stdout.readline())
+    was_killed = False
+    if kill_after is not None:
+        until = bill().n_requests + kill_after
+        while not has_ended(nursery) and bill().n_requests < until:
+            time.sleep(0.002)
+        if not has_ended(nursery):
+            os.kill(child, signal.SIGKILL)
+            was_killed = True
+    assert nursery.stdout.readline() == "ended\n"
+    return was_killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settle_s", [2.0, 0.05])
+def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(tmp_path, nursery, settle_s):
+    """Ceilings worth 2 to 20 reservations, of which kills would have held each for ever.
+
+    With the shorter `settle_s` a run ends before the calls that it lost can be over.
+    """
+    chance = random.Random(settle_s)
+    n_kills = 0
+    for place, n_reservations in enumerate([2, 3, 4, 5, 7, 9, 12, 15, 20]):
+        with TeacherServer(script={"content": "yes " * 200}, latency=0.15) as server:
+            [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
+            teacher = teacher.model_copy(
+                update={"timeout_s": 0.6, "params": {"max_completion_tokens": 1000}}
+            )
+            [state] = make_states(1, prefix="first")
+            reserved_usd = estimate([state], [teacher]).bound_usd
+            [row] = replay_trace_sync([state], [teacher], 1, ledger=tmp_path / f"first{place}")
+            ceiling_usd = n_reservations * reserved_usd
+            n_payable = int((ceiling_usd - reserved_usd) / row.cost_usd) + 1
+            before = server.bill()
+            n = n_payable + 10
+            ledger = tmp_path / f"{place}.sqlite"
+            job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger), "usd": ceiling_usd,
+                   "concurrency": 8, "settle_s": settle_s}  # fmt: skip
+            for _ in range(3):
+                n_kills += run_once(nursery, job, kill_after=chance.randint(1, 6), bill=server.bill)
+            states = make_states(n, n_sessions=n)
+            for _ in range(4):
+                run_once(nursery, job)
+                time.sleep(teacher.timeout_s)  # what a run left may be over for the next
+            actions = replay_trace_sync(states, [teacher], 0, ledger=ledger)
+            bill, status = server.bill(), ledger_status(ledger)
+        n_charged = bill.n_charged - before.n_charged
+        spent_nano = bill.total_nano - before.total_nano
+        assert spent_nano <= ceiling_usd * 1e9
+        assert bill.n_duplicates == 0
+        assert len([action for action in actions if action.error_code is None]) == n_charged
+        assert n_charged >= 0.95 * n_payable
+        assert round(status.spent_usd * 1e9) == spent_nano
+        assert (status.held_usd, status.unknown_usd) == (0, 0)
+    assert n_kills >= 25

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 from replay_pipeline.replay.engine import _checked
 from replay_pipeline.replay.lanes import Slots
-from replay_pipeline.replay.replies import Answer
+from replay_pipeline.replay.replies import Answer, Usage
 from replay_pipeline.types import TeacherSpec
 
 
@@ -71,7 +71,7 @@ def test_a_prompt_that_a_local_server_cut_short_is_flagged():
         task = SimpleNamespace(teacher=spec, question=SimpleNamespace(n_prompt_bytes=100_000))
         answer = Answer(
             action={"role": "assistant", "content": "x"}, model="m", provider=None,
-            finish_reason="stop", generation_id=None, cost_nano=None, n_prompt_tokens=n_tokens,
+            finish_reason="stop", generation_id=None, usage=Usage(n_prompt_tokens=n_tokens),
         )  # fmt: skip
         return _checked(task, answer)
 

@@ -14,23 +14,17 @@ from hypothesis import strategies as st
 
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay import ledger_status
+from replay_pipeline.replay.calls import Known, NewCall, Refused, Reserved, Settlement
 from replay_pipeline.replay.database import connect
-from replay_pipeline.replay.ledger import (
-    Known,
-    Ledger,
-    NewCall,
-    Refused,
-    Reserved,
-    Settlement,
-)
+from replay_pipeline.replay.ledger import Ledger
 
 ROOT = Path(__file__).parents[3]
 
 
-def call(sha, amount, *, scopes=("day:x",), run_id="r"):
+def call(sha, amount, *, scopes=("day:x",), run_id="r", **more):
     return NewCall(
         request_sha=str(sha), state_id=str(sha), teacher="t", model="m", run_id=run_id,
-        scopes=scopes, reserved_nano=amount,
+        scopes=scopes, reserved_nano=amount, **more,
     )  # fmt: skip
 
 
@@ -52,8 +46,8 @@ class Watched(Ledger):
 
     limits: ClassVar[dict[str, int]] = {}
 
-    def _reserve_all(self, scopes, waiting, told):
-        super()._reserve_all(scopes, waiting, told)
+    def _reserve_all(self, scopes, *rest):
+        super()._reserve_all(scopes, *rest)
         for name, scope in scopes.known.items():
             used = scope.spent + scope.held + scope.unknown - scope.overrun
             assert used <= self.limits[name]
@@ -65,7 +59,7 @@ def trial(ledger, seed):
     day, teacher = f"day:{seed}", f"teacher:{seed}"
     limits = {day: chance.randrange(0, 3000), teacher: chance.randrange(0, 3000)}
     ledger.limits.update(limits)
-    ledger.open_scopes(limits)
+    ledger.open_scopes((), limits, by="test")
     overrun_share = chance.choice([0.0, 0.0, 0.3])
     open_calls, waiting, truth = [], [], 0
     for n in range(chance.randrange(5, 60)):
@@ -123,7 +117,7 @@ def test_no_limit_is_passed_in_some_random_interleavings(tmp_path):
 def test_a_limit_is_used_up_while_work_remains(tmp_path_factory, amounts, limit):
     path = tmp_path_factory.mktemp("ledger") / "l"
     with Ledger(path, is_durable=False) as ledger:
-        ledger.open_scopes({"day:x": limit})
+        ledger.open_scopes((), {"day:x": limit}, by="test")
         futures = [ledger.reserve(call(i, amount)) for i, amount in enumerate(amounts)]
         refused = 0
         for future in futures:
@@ -139,7 +133,7 @@ def test_a_limit_is_used_up_while_work_remains(tmp_path_factory, amounts, limit)
 
 def test_reservations_wait_in_order_and_are_refused_only_when_they_can_never_fit(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as ledger:
-        ledger.open_scopes({"day:x": 100})
+        ledger.open_scopes((), {"day:x": 100}, by="test")
         first = ledger.reserve(call(1, 80)).result(timeout=5)
         second = ledger.reserve(call(2, 60))
         third = ledger.reserve(call(3, 10))
@@ -157,7 +151,7 @@ def test_reservations_wait_in_order_and_are_refused_only_when_they_can_never_fit
 
 def test_the_same_request_in_flight_is_waited_for_and_then_known(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as one, Ledger(tmp_path / "l") as other:
-        one.open_scopes({"day:x": 100})
+        one.open_scopes((), {"day:x": 100}, by="test")
         first = one.reserve(call("same", 10)).result(timeout=5)
         twin = one.reserve(call("same", 10))
         elsewhere = other.reserve(call("same", 10))
@@ -172,7 +166,7 @@ def test_the_same_request_in_flight_is_waited_for_and_then_known(tmp_path):
 
 def test_the_database_itself_refuses_to_pass_a_limit(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as ledger:
-        ledger.open_scopes({"day:x": 100})
+        ledger.open_scopes((), {"day:x": 100}, by="test")
     database = connect(tmp_path / "l")
     with pytest.raises(LedgerError, match="refused a booking"):
         database.query("update scopes set held = held + 101 where name = 'day:x'")
@@ -181,30 +175,29 @@ def test_the_database_itself_refuses_to_pass_a_limit(tmp_path):
 
 def test_a_closed_ledger_leaves_open_calls_unknown_and_their_money_held(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as ledger:
-        ledger.open_scopes({"day:x": 100})
+        ledger.open_scopes((), {"day:x": 100}, by="test")
         ledger.reserve(call("a", 30)).result(timeout=5)
         waiting = ledger.reserve(call("b", 90))
     with pytest.raises(LedgerError, match="was closed"):
         waiting.result(timeout=5)
     assert scopes_of(tmp_path / "l")["day:x"] == [0, 0, 30, 0]
     with Ledger(tmp_path / "l", is_durable=False) as again:
-        _, lost = again.lookup(["a"])
-        [orphan] = lost["a"]
-        again.open_scopes({"day:x": 100})
-        retried = again.reserve(call("a", 30)).result(timeout=5)
-        again.settle(answered(retried, 4, recovers=orphan.call_id)).result(timeout=5)
+        in_doubt = again.reserve(call("a", 30)).result(timeout=5)
+        [orphan] = in_doubt.lost
+        retried = again.reserve(call("a", 30, lost=(orphan.call_id,))).result(timeout=5)
+        again.settle(answered(retried, 4, recovers=(orphan.call_id,))).result(timeout=5)
     assert scopes_of(tmp_path / "l")["day:x"] == [4, 0, 0, 0]
     assert ledger_status(tmp_path / "l").calls == {"answered": 1, "recovered": 1}
 
 
 def test_a_limit_can_be_lowered_below_what_is_spent_and_then_nothing_more_fits(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as ledger:
-        ledger.open_scopes({"day:x": 100})
+        ledger.open_scopes((), {"day:x": 100}, by="test")
         reserved = ledger.reserve(call(1, 60)).result(timeout=5)
-        ledger.open_scopes({"day:x": 10})
+        ledger.open_scopes((), {"day:x": 10}, by="test")
         ledger.settle(answered(reserved, 50)).result(timeout=5)
         assert ledger.reserve(call(2, 1)).result(timeout=5) == Refused(scope="day:x")
-        ledger.open_scopes({"day:x": 52})
+        ledger.open_scopes((), {"day:x": 52}, by="test")
         assert isinstance(ledger.reserve(call(3, 2)).result(timeout=5), Reserved)
 
 
@@ -213,11 +206,12 @@ import os, random, sys
 from collections import deque
 from concurrent.futures import wait
 sys.path.insert(0, sys.argv[1])
+from replay_pipeline.replay.calls import *
 from replay_pipeline.replay.ledger import *
 path, seed, kill_at = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 chance = random.Random(seed)
 with Ledger(path, is_durable=False) as ledger:
-    ledger.open_scopes({"day:x": 200_000, "teacher:a": 150_000})
+    ledger.open_scopes((), {"day:x": 200_000, "teacher:a": 150_000}, by="test")
     futures = deque()
     for i in range(250):
         futures.append(ledger.reserve(NewCall(
@@ -274,7 +268,7 @@ def test_several_processes_share_one_limit_and_use_it_up(database_url):
 @pytest.mark.slow
 def test_the_ledger_speaks_postgresql_too(postgres_url):
     with Ledger(postgres_url) as one, Ledger(postgres_url) as other:
-        one.open_scopes({"day:x": 100, "tag:50%": None})
+        one.open_scopes((), {"day:x": 100, "tag:50%": None}, by="test")
         first = one.reserve(call("same", 10, scopes=("day:x", "tag:50%"))).result(timeout=10)
         twin = other.reserve(call("same", 10, scopes=("day:x",)))
         assert not twin.done()

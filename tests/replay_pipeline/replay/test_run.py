@@ -265,13 +265,13 @@ def test_limits_by_day_teacher_partition_and_tag_hold_over_runs(tmp_path):
                     server.teachers()[2:],
                     10,
                     ledger,
-                    limits_usd={scope: 0.012},
+                    limits_usd={scope: 0.0105},
                     partition="batch-1",
                     tags=("nightly",),
                 )
                 spent += report.newly_spent_usd
             assert report.stop_reason == "budget"
-            assert 0 < spent <= 0.012
+            assert 0 < spent <= 0.0105
 
 
 def test_stop_ends_sending_and_keeps_every_paid_answer(tmp_path):
@@ -398,7 +398,7 @@ def test_check_teachers_says_what_is_wrong(server, monkeypatch):
         ]
     )
     assert (fine.problem, fine.prompt_usd_per_mtok, fine.is_distillable) == (None, 0.44, True)
-    assert "NO_SUCH_KEY is not set" in keyless.problem
+    assert "NO_SUCH_KEY is not bound" in keyless.problem
     assert not away.is_reachable
     assert "cannot be reached" in away.problem
     assert "does not serve nobody/nothing" in unknown.problem

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.errors import CheckFailedError, SecretFoundError
-from replay_pipeline.stages import audit
+from replay_pipeline.stages.audit import dataset, drift, tables
 from replay_pipeline.stages.audit.drift import MIN_BATCHES, MIN_ROWS, Rate, score
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt, Receipts
@@ -47,78 +47,93 @@ def first(**fields):
 
 
 ALL_OF_TABLES = [
-    audit.whole_states,
-    audit.faithful_prefixes,
-    audit.answers_of_states,
-    audit.sides_differ,
-    audit.kept_or_dropped,
+    tables.whole_states,
+    tables.faithful_prefixes,
+    tables.answers_of_states,
+    tables.sides_differ,
+    tables.kept_or_dropped,
 ]
 ALL_OF_RECEIPTS = [
-    audit.rows_accounted,
-    audit.budget_kept,
-    audit.agreement_drift,
-    audit.drop_drift,
+    tables.rows_accounted,
+    tables.budget_kept,
+    drift.agreement_drift,
+    drift.drop_drift,
 ]
 ALL_OF_DATASETS = [
-    audit.shards_against_manifests,
-    audit.shared_sessions,
-    audit.shared_prompts,
-    audit.published_secrets,
+    dataset.shards_against_manifests,
+    dataset.shared_sessions,
+    dataset.shared_prompts,
+    dataset.published_secrets,
 ]
 
 
 def test_good_data_has_no_problem_and_is_counted(work):
     batches, folder = work.batches(), work.settings.dataset_dir()
     verdicts = [look(work.root, batches) for look in ALL_OF_TABLES]
-    verdicts += [look(work.receipts, batches) for look in ALL_OF_RECEIPTS]
+    verdicts += [look(work.root, batches) for look in ALL_OF_RECEIPTS]
     verdicts += [look(folder) for look in ALL_OF_DATASETS]
-    verdicts.append(audit.matching_schemas(work.root, batches, ["states", "dpo_pairs"]))
+    verdicts.append(tables.matching_schemas(work.root, batches, ["states", "dpo_pairs"]))
     for verdict in verdicts:
         assert verdict.holds
         assert verdict.message() == ""
         assert any(isinstance(value, int | float) for value in verdict.facts.values())
-    audit.refuse_unfit(work.root, batches)
-    assert audit.shards_against_manifests(folder).facts["rows"] > 100
-    assert audit.published_secrets(folder).facts["texts_scanned"] > 500
+    tables.refuse_unfit(work.root, batches)
+    assert dataset.shards_against_manifests(folder).facts["rows"] > 100
+    assert dataset.published_secrets(folder).facts["texts_scanned"] > 500
 
 
 @pytest.mark.parametrize(
     ("look", "table", "change", "message"),
     [
-        (audit.whole_states, "states", lambda rows: [rows[0], *rows], "1 repeated, first cc1_"),
-        (audit.whole_states, "states", first(session_id="?"), "1 without its session or turn"),
-        (audit.whole_states, "turns", lambda rows: rows[:1], "without its session or turn"),
+        (tables.whole_states, "states", lambda rows: [rows[0], *rows], "1 repeated, first cc1_"),
+        (tables.whole_states, "states", first(session_id="?"), "1 without its session or turn"),
+        (tables.whole_states, "turns", lambda rows: rows[:1], "without its session or turn"),
         (
-            audit.faithful_prefixes,
+            tables.faithful_prefixes,
             "states",
             lambda rows: [{**row, "fidelity": 0.5} for row in rows],
             "% of the prefixes have the recorded length",
         ),
-        (audit.answers_of_states, "teacher_actions", first(state_id="x"), "1 of no state, first x"),
         (
-            audit.answers_of_states,
+            tables.answers_of_states,
+            "teacher_actions",
+            first(state_id="x"),
+            "1 of no state, first x",
+        ),
+        (
+            tables.answers_of_states,
             "teacher_actions",
             lambda rows: [rows[0], *rows],
             "1 answered twice, first cc1_",
         ),
         (
-            audit.answers_of_states,
+            tables.answers_of_states,
             "teacher_actions",
             first(action_text=None, error_code=None),
             "1 with neither an action nor a reason",
         ),
-        (audit.answers_of_states, "teacher_actions", first(cost_usd=-1.0), "1 with a cost below 0"),
-        (audit.sides_differ, "dpo_pairs", first(chosen=""), "1 with an empty or equal side"),
-        (audit.sides_differ, "dpo_pairs", first(rejected=None), "1 with an empty or equal side"),
         (
-            audit.sides_differ,
+            tables.answers_of_states,
+            "teacher_actions",
+            first(cost_usd=-1.0),
+            "1 with a cost below 0",
+        ),
+        (tables.sides_differ, "dpo_pairs", first(chosen=""), "1 with an empty or equal side"),
+        (tables.sides_differ, "dpo_pairs", first(rejected=None), "1 with an empty or equal side"),
+        (
+            tables.sides_differ,
             "dpo_pairs",
             first(chosen="same", rejected="same"),
             "1 with an empty or equal side",
         ),
-        (audit.sides_differ, "dpo_pairs", first(n_teachers_agreeing=9), "more votes than teachers"),
-        (audit.kept_or_dropped, "normalized_pairs", lambda rows: rows[1:], "neither kept nor"),
-        (audit.kept_or_dropped, "normalized_pairs", first(state_id="x"), "that came from nowhere"),
+        (
+            tables.sides_differ,
+            "dpo_pairs",
+            first(n_teachers_agreeing=9),
+            "more votes than teachers",
+        ),
+        (tables.kept_or_dropped, "normalized_pairs", lambda rows: rows[1:], "neither kept nor"),
+        (tables.kept_or_dropped, "normalized_pairs", first(state_id="x"), "that came from nowhere"),
     ],
 )
 def test_a_broken_table_is_found_and_the_batch_is_named(work, look, table, change, message):
@@ -129,7 +144,7 @@ def test_a_broken_table_is_found_and_the_batch_is_named(work, look, table, chang
     assert message in verdict.message()
     assert verdict.is_warning or f"batch {batch}" in verdict.message()
     assert verdict.message().endswith(verdict.what_to_do)
-    assert look(work.root, work.batches()[1:]).holds or look is audit.faithful_prefixes
+    assert look(work.root, work.batches()[1:]).holds or look is tables.faithful_prefixes
 
 
 def test_a_pair_dropped_without_a_reason_is_found(work):
@@ -139,7 +154,7 @@ def test_a_pair_dropped_without_a_reason_is_found(work):
     dropped = pa.Table.from_pylist([{name: kept.get(name) for name in schema.names}], schema)
     work.root.write("dropped_pairs", batch, dropped)
     replaced(work.root, "normalized_pairs", batch, lambda _: rest)
-    assert "1 dropped without a reason" in audit.kept_or_dropped(work.root, [batch]).message()
+    assert "1 dropped without a reason" in tables.kept_or_dropped(work.root, [batch]).message()
 
 
 @pytest.mark.parametrize(
@@ -162,23 +177,23 @@ def test_a_table_of_another_schema_is_found_and_not_published(work, change, mess
         part.write_bytes(b"not parquet")
     else:
         pq.write_table(change(pq.read_table(part, partitioning=None)), part)
-    assert message in audit.matching_schemas(work.root, [batch], ["dpo_pairs"]).message()
+    assert message in tables.matching_schemas(work.root, [batch], ["dpo_pairs"]).message()
     with pytest.raises(CheckFailedError, match=f"nothing was published: batch {batch}"):
-        audit.refuse_unfit(work.root, work.batches())
+        tables.refuse_unfit(work.root, work.batches())
 
 
 def test_rows_without_a_reason_and_money_over_the_ceiling_are_found(work):
     batch = work.batches()[0]
     for stage, fields, look, message in (
-        ("ingest", {"rows_used": 1}, audit.rows_accounted, "neither used nor skipped"),
-        ("replay", {"max_total_usd": 1e-6}, audit.budget_kept, "USD spent of 0.0000"),
+        ("ingest", {"rows_used": 1}, tables.rows_accounted, "neither used nor skipped"),
+        ("replay", {"max_total_usd": 1e-6}, tables.budget_kept, "USD spent of 0.0000"),
     ):
         receipt = work.receipts.read(stage, batch)
         report = {**receipt.report, **fields}
         work.receipts.write(
             Receipt(stage=stage, batch=batch, fingerprint="", report=report, seconds=0.0)
         )
-        assert message in look(work.receipts, work.batches()).message()
+        assert message in look(work.root, work.batches()).message()
 
 
 def test_an_unfit_batch_is_published_by_no_way(work):
@@ -205,7 +220,7 @@ def rewritten(path: Path, change) -> None:
 def test_a_session_in_both_splits_is_found(work):
     session = pq.read_table(shard(work, "test"), partitioning=None)["session_id"][0].as_py()
     rewritten(shard(work), first(session_id=session))
-    verdict = audit.shared_sessions(work.settings.dataset_dir())
+    verdict = dataset.shared_sessions(work.settings.dataset_dir())
     assert f"session {session} is in both splits" in verdict.message()
     assert not verdict.is_warning
 
@@ -220,7 +235,7 @@ def test_nearly_the_same_prompt_in_both_splits_is_found(work, n_changed):
         shard(work, "test"),
         first(prompt=[json.dumps({"role": "user", "content": " ".join(words)})], state_id="t1"),
     )
-    verdict = audit.shared_prompts(work.settings.dataset_dir())
+    verdict = dataset.shared_prompts(work.settings.dataset_dir())
     assert verdict.is_warning
     assert verdict.facts["similar_test_prompts"] == 1
     assert "test prompt t1 is" in verdict.message()
@@ -232,7 +247,7 @@ def test_a_prompt_that_only_begins_alike_is_none(work):
     for split, name in (("train", "one"), ("test", "two")):
         text = " ".join([*start, *(f"{name}{n}" for n in range(200))])
         rewritten(shard(work, split), first(prompt=[json.dumps({"role": "user", "content": text})]))
-    assert audit.shared_prompts(work.settings.dataset_dir()).holds
+    assert dataset.shared_prompts(work.settings.dataset_dir()).holds
 
 
 @pytest.mark.parametrize("column", ["prompt", "hint"])
@@ -240,7 +255,7 @@ def test_a_secret_in_a_shard_is_found_and_never_shown(work, column):
     text = f"export TOKEN={KEY}"
     value = [json.dumps({"role": "user", "content": text})] if column == "prompt" else text
     rewritten(shard(work, config="positives"), first(**{column: value}))
-    verdict = audit.published_secrets(work.settings.dataset_dir())
+    verdict = dataset.published_secrets(work.settings.dataset_dir())
     assert verdict.facts["secrets"] >= 1
     assert "data/positives/train" in verdict.message()
     assert KEY not in verdict.message()
@@ -250,7 +265,7 @@ def test_a_secret_in_a_shard_is_found_and_never_shown(work, column):
 def test_a_secret_in_the_card_is_found(work):
     with (work.settings.dataset_dir() / "README.md").open("a") as card:
         card.write(f"\ntoken = {KEY}\n")
-    assert "README.md: " in audit.published_secrets(work.settings.dataset_dir()).message()
+    assert "README.md: " in dataset.published_secrets(work.settings.dataset_dir()).message()
 
 
 def test_a_secret_that_was_not_redacted_stops_the_publication(work):
@@ -267,7 +282,7 @@ def test_a_changed_lost_or_added_shard_is_found(work):
     rewritten(shard(work), lambda rows: rows[1:])
     lost.unlink()
     shard(work, config="prompts").write_bytes(b"PAR1")
-    problems = audit.shards_against_manifests(folder).problems
+    problems = dataset.shards_against_manifests(folder).problems
     assert len(problems) == 4
     assert {p.rpartition(": ")[2].split(" (")[0] for p in problems} >= {
         "counted in its manifest, but not there",
@@ -306,38 +321,38 @@ def test_batches_that_always_differ_widen_what_is_usual():
     assert abs(score(Rate(50, 100), rates(0.3, 0.9, 0.5, 0.7, 0.8, 0.4))) < 3.5
 
 
-def receipts_of(folder: Path, stage: str, reports: list[dict]) -> Receipts:
+def root_of(folder: Path, stage: str, reports: list[dict]) -> DataRoot:
     receipts = Receipts(folder)
     for n, report in enumerate(reports):
         receipts.write(
             Receipt(stage=stage, batch=f"b{n}", fingerprint="", report=report, seconds=0.0)
         )
-    return receipts
+    return DataRoot(folder)
 
 
 def test_a_batch_in_which_the_teachers_stopped_agreeing_is_named(tmp_path):
     n_agreeing = [80, 84, 78, 81, 79, 82, 80, 40]
     reports = [{"n_consensus": n, "outcomes": {"no_consensus": 100 - n}} for n in n_agreeing]
-    receipts = receipts_of(tmp_path, "pairs", reports)
-    verdict = audit.agreement_drift(receipts, [f"b{n}" for n in range(8)])
+    root = root_of(tmp_path, "pairs", reports)
+    verdict = drift.agreement_drift(root, [f"b{n}" for n in range(8)])
     assert verdict.is_warning
     assert [p.split(" (")[0] for p in verdict.problems] == [
         "batch b7: 40% states with a consensus, usually 80%"
     ]
     assert verdict.facts["batches_judged"] == 3
-    assert audit.agreement_drift(receipts, ["b5", "b6"]).holds
+    assert drift.agreement_drift(root, ["b5", "b6"]).holds
 
 
 def test_a_small_change_is_no_drift_however_certain(tmp_path):
     reports = [{"n_dropped": 1_000, "n_in": 100_000} for _ in range(7)]
-    receipts = receipts_of(tmp_path, "normalize", [*reports, {"n_dropped": 3_000, "n_in": 100_000}])
-    verdict = audit.drop_drift(receipts, ["b7"])
+    root = root_of(tmp_path, "normalize", [*reports, {"n_dropped": 3_000, "n_in": 100_000}])
+    verdict = drift.drop_drift(root, ["b7"])
     assert verdict.facts["score"] > 3.5
     assert verdict.holds
 
 
 def test_a_recipe_that_suddenly_drops_much_is_named(tmp_path):
     reports = [{"n_dropped": 3, "n_in": 60} for _ in range(6)] + [{"n_dropped": 40, "n_in": 60}]
-    verdict = audit.drop_drift(receipts_of(tmp_path, "normalize", reports), ["b6", "unknown"])
+    verdict = drift.drop_drift(root_of(tmp_path, "normalize", reports), ["b6", "unknown"])
     assert "batch b6: 67% pairs dropped, usually" in verdict.message()
     assert "`dropped_by`" in verdict.message()

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay_pipeline.storage.folds import Pass
+from replay_pipeline.storage.folds import Fold
 
 KEYS = [f"k{i:02d}" for i in range(10)]
 
@@ -13,7 +13,7 @@ def test_going_through_all_batches_reads_each_once():
         read.append(key)
         return value + key
 
-    seen = Pass(lambda: KEYS, start=str, add=add)
+    seen = Fold(lambda: KEYS, start=str, add=add)
     assert [seen.before(key) for key in KEYS] == ["".join(KEYS[:i]) for i in range(10)]
     assert read == KEYS[:-1]
 
@@ -26,7 +26,7 @@ steps = st.lists(
 @given(st.sets(st.sampled_from(KEYS)), steps)
 def test_the_value_is_always_that_of_the_batches_as_they_are(there, steps):
     version = dict.fromkeys(there, 1)
-    seen = Pass(lambda: sorted(version), start=list, add=lambda v, k: [*v, (k, version[k])])
+    seen = Fold(lambda: sorted(version), start=list, add=lambda v, k: [*v, (k, version[k])])
     for step, key in steps:
         if step == "new" or (step == "write" and key in version):
             version[key] = version.get(key, 0) + 1

@@ -14,11 +14,10 @@ from replay_pipeline.storage.store import (
     as_path,
     copy_files,
     files_below,
-    is_local,
-    put_whole,
     read_files,
+    written_whole,
 )
-from replay_pipeline.storage.tables import DataRoot, table_of, written_whole
+from replay_pipeline.storage.tables import DataRoot, table_of
 from tests.trainer.diloco.bucket_servers import GoogleStorage
 
 
@@ -30,8 +29,6 @@ def bucket() -> Path:
 def test_a_place_is_a_folder_or_a_url():
     assert as_path("data") == Path("data")
     assert as_path("file:///srv/data") == Path("/srv/data")
-    assert is_local(as_path("data"))
-    assert not is_local(as_path("memory://bucket/root"))
     assert str(as_path("memory://bucket/root/")) == "memory://bucket/root"
 
 
@@ -91,6 +88,16 @@ def test_a_write_that_fails_on_the_way_leaves_the_object_as_it_was(bucket):
         fail()
     assert (bucket / "a.json").read_bytes() == b"old"
     assert files_below(bucket) == ["a.json"]
+
+
+def test_what_must_be_new_is_never_replaced(bucket, tmp_path):
+    for root in (bucket, tmp_path):
+        with written_whole(root / "mark", is_new=True) as file:
+            file.write(b"mine")
+        with pytest.raises(FileExistsError), written_whole(root / "mark", is_new=True) as file:
+            file.write(b"theirs")
+        assert (root / "mark").read_bytes() == b"mine"
+        assert files_below(root) == ["mark"]
 
 
 def test_a_remote_root_needs_a_folder_here_for_the_ledger_and_says_so(bucket, tmp_path):
@@ -226,11 +233,11 @@ def test_google_storage_holds_tables_by_the_same_code(monkeypatch):
         root.write("outcomes", "b1", table)
         assert root.read("outcomes", "b1").equals(table)
         assert root.batches("outcomes") == ["b1"]
-        with put_whole(root.path / "mark.json", is_new=True) as file:
+        with written_whole(root.path / "mark.json", is_new=True) as file:
             file.write(b"mine")
         with (
             pytest.raises(FileExistsError),
-            put_whole(root.path / "mark.json", is_new=True) as file,
+            written_whole(root.path / "mark.json", is_new=True) as file,
         ):
             file.write(b"theirs")
         assert (root.path / "mark.json").read_bytes() == b"mine"

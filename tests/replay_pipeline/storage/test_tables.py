@@ -9,7 +9,7 @@ import typer
 
 from replay_pipeline.cli import app
 from replay_pipeline.errors import SchemaError, StorageError
-from replay_pipeline.storage import tables
+from replay_pipeline.storage import store
 from replay_pipeline.storage.schemas import TABLES, WRITTEN_BY
 from replay_pipeline.storage.tables import (
     DataRoot,
@@ -98,7 +98,7 @@ def test_a_full_disk_is_one_clear_error_and_changes_nothing(tmp_path, monkeypatc
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tables.os, "fsync", full)
+    monkeypatch.setattr(store.os, "fsync", full)
     with pytest.raises(StorageError, match="No space left on device"):
         write_table(table_of(ROWS[:1], "outcomes"), path, "outcomes")
     assert path.read_bytes() == before

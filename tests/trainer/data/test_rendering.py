@@ -9,7 +9,7 @@ from trl.chat_template_utils import is_chat_template_prefix_preserving
 
 from trainer.data.rendering import Renderer, template_message
 from trainer.data.rewards import as_message, canonical_calls
-from trainer.errors import DatasetError
+from trainer.data.template import PLAIN_TEMPLATE
 
 CALL = {
     "role": "assistant",
@@ -127,7 +127,7 @@ def test_content_blocks_and_broken_arguments_are_rendered(renderer, tokenizer):
     assert json.dumps({"arguments": "{not json"}) in text
 
 
-def test_a_template_that_rewrites_its_generation_prompt_is_refused(tokenizer):
+def test_a_template_that_rewrites_its_generation_prompt_gives_way_to_the_plain_one(tokenizer):
     other = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>"
     )
@@ -135,5 +135,8 @@ def test_a_template_that_rewrites_its_generation_prompt_is_refused(tokenizer):
         "{% for m in messages %}[{{ m.content }}]{% endfor %}"
         "{% if add_generation_prompt %}<think>{% endif %}"
     )
-    with pytest.raises(DatasetError, match="training template"):
-        Renderer(tokenizer=other).response_ids({"role": "assistant", "content": "x"})
+    renderer = Renderer(tokenizer=other)
+    assert other.chat_template == PLAIN_TEMPLATE
+    assert (
+        other.decode(renderer.response_ids({"role": "assistant", "content": "a"})) == "a<|im_end|>"
+    )

@@ -5,6 +5,7 @@ import pytest
 from trainer.data.rewards import (
     agreement,
     as_trl_reward,
+    canonical_calls,
     consensus_reward,
     load_reward,
     parse_action,
@@ -87,3 +88,31 @@ def test_a_reward_of_ones_own_is_loaded_by_name(monkeypatch):
 def test_a_reward_that_cannot_be_loaded_is_named(path):
     with pytest.raises(TrainerConfigError, match=path.split(":")[0]):
         load_reward(path)
+
+
+READ_CART = ("Read", '{"file_path": "cart.py"}')
+ONE = '{"name": "Read", "arguments": {"file_path": "cart.py"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"I look.\n<tool_call>\n{ONE}\n</tool_call>",
+        "<tool_call>\n<function=Read>\n<parameter=file_path>\ncart.py\n</parameter>\n</function>\n"
+        "</tool_call>",
+        '<function=Read>{"file_path": "cart.py"}</function>',
+        f"[TOOL_CALLS][{ONE}]",
+        f"[TOOL_CALLS] [{ONE}]",
+        ONE.replace("arguments", "parameters"),
+        "<|python_tag|>" + ONE.replace("arguments", "parameters"),
+    ],
+)
+def test_calls_are_read_in_the_form_of_every_family(text):
+    assert canonical_calls(parse_action(text)) == [READ_CART]
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", '{"name": 3, "arguments": []}', "<function=Read>", '{"answer": "Read"}', "3"]
+)
+def test_json_that_is_no_call_stays_text(text):
+    assert parse_action(text) == {"role": "assistant", "content": text}

@@ -98,6 +98,7 @@ def test_shards_are_disjoint_and_whole():
         ("object_store", {}, "needs outer_options.uri"),
         ("torchft", {}, "needs outer_options.lighthouse"),
         ("object_store", {"uri": "memory://x", "sync_every": 0}, "at least 1"),
+        ("object_store", {"uri": "memory://x", "rounds": "sometimes"}, "rounds='sometimes'"),
     ],
 )
 def test_wrong_settings_of_the_outer_loop_are_named(kind, options, why):

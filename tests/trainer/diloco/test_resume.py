@@ -85,7 +85,7 @@ def undisturbed(dataset_folder, tmp_path_factory):
     return output, report, next(store.numbers)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0])
+@pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
 @pytest.mark.parametrize("is_carried_out", [False, True], ids=["before", "after"])
 def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(
     dataset_folder, tmp_path, undisturbed, share, is_carried_out
@@ -105,6 +105,18 @@ def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(
     for name in ("loss_last", "steps", "channels_live", "preference_accuracy_after"):
         assert again[name] == report[name]
     assert not list(tmp_path.glob("steps/checkpoint-*")), "nobody has asked for checkpoints"
+
+
+def test_an_asynchronous_replica_goes_on_after_a_kill_as_well(dataset_folder, tmp_path):
+    calm = MortalStore(tmp_path / "calm-store")
+    train(dataset_folder, tmp_path / "calm", calm, rounds="asynchronous")
+    store = MortalStore(tmp_path / "store", int(0.6 * next(calm.numbers)))
+    with pytest.raises(Killed):
+        train(dataset_folder, tmp_path / "killed", store, rounds="asynchronous")
+    again = MortalStore(tmp_path / "store")
+    train(dataset_folder, tmp_path / "killed", again, attempt=1, rounds="asynchronous")
+    assert weights(tmp_path / "killed") == weights(tmp_path / "calm")
+    assert [row["step"] for row in rows_of(tmp_path / "killed")] == list(range(1, N_STEPS + 1))
 
 
 def test_a_late_replica_takes_up_the_runs_step_schedule_and_weights(

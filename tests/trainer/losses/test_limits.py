@@ -267,3 +267,31 @@ def test_taid_state_survives_a_checkpoint():
     second.load_state_dict(first.state_dict())
     assert first.update_t(1.5, 3) == second.update_t(1.5, 3)
     assert first.t == second.t
+
+
+MASKED = {
+    "jsd": lambda s, t, mask: generalized_jsd_loss(s, t, torch.where(mask == 1, 0, -100)),
+    "sdpo": lambda s, t, mask: sdpo_loss(s, t, mask),
+    "sdpo sequences": lambda s, t, mask: sdpo_loss(s, t, mask, aggregation="seq-mean-token-mean"),
+    "taid": lambda s, t, mask: taid_loss(s, t, mask, t=0.5),
+    "eopd": lambda s, t, mask: entropy_aware_opd_loss(
+        s, t, labels=torch.where(mask == 1, 0, -100), mode="additive"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("side", ["student", "teacher"])
+def test_nan_logits_of_masked_rows_touch_neither_value_nor_gradient(name, side):
+    """A padded row may hold anything, as where attention has nothing to attend to."""
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    clean = {"student": logits(2, 3, 7), "teacher": logits(2, 3, 7, seed=1)}
+    dirty = {key: value.detach().clone() for key, value in clean.items()}
+    dirty[side][mask == 0] = float("nan")
+    results = []
+    for sides in (clean, dirty):
+        student = sides["student"].detach().clone().requires_grad_()
+        loss = MASKED[name](student, sides["teacher"].detach(), mask)
+        results.append((loss.detach(), torch.autograd.grad(loss, student)[0]))
+    torch.testing.assert_close(results[0], results[1])
+    assert bool((results[1][1][mask == 0] == 0).all())

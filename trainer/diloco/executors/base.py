@@ -8,9 +8,10 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -96,12 +97,14 @@ class ServerlessExecutor(ABC):
     """
 
     python: str = "python"
+    outlives_launcher: bool = True
+    """Whether replicas go on when who watches them is interrupted."""
 
     def launch_replicas(
         self,
         n_replicas: int,
         entrypoint: str,
-        entrypoint_args: Sequence[str] = (),
+        entrypoint_args: Sequence[str] | Mapping[str, Any] = (),
         *,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
@@ -116,7 +119,8 @@ class ServerlessExecutor(ABC):
         Args:
             n_replicas: How many.
             entrypoint: A program, or `python:package.module` for `python -m package.module`.
-            entrypoint_args: Its arguments; `{rank}` and `{world_size}` are filled in.
+            entrypoint_args: Its arguments; `{rank}` and `{world_size}` are filled in. A mapping
+                becomes `--name value`; True is the name alone, False and None are left out.
             env: Further variables.
             secrets: Variables that go through the platform's secret store where there is one.
             timeout_s: Life of one replica, in seconds.
@@ -133,7 +137,7 @@ class ServerlessExecutor(ABC):
         name = run_id or f"run-{uuid.uuid4().hex[:12]}"
         handles: list[ReplicaHandle] = []
         for rank in range(n_replicas):
-            argv = self._command(entrypoint, entrypoint_args, rank, n_replicas)
+            argv = self.command_of(entrypoint, entrypoint_args, rank, n_replicas)
             handle = ReplicaHandle(name, rank, n_replicas, 0, "", argv, dict(env or {}), timeout_s)
             try:
                 handles.append(self._started(handle, secrets))
@@ -200,14 +204,19 @@ class ServerlessExecutor(ABC):
         job_id = self._start(handle, variables, dict(secrets or {}))
         return replace(handle, job_id=job_id)
 
-    def _command(
-        self, entrypoint: str, arguments: Sequence[str], rank: int, world_size: int
+    def command_of(
+        self,
+        entrypoint: str,
+        arguments: Sequence[str] | Mapping[str, Any],
+        rank: int,
+        world_size: int,
     ) -> tuple[str, ...]:
+        """Return the program and arguments of one replica; see `launch_replicas`."""
         scheme, _, module = entrypoint.partition(":")
         start = [self.python, "-m", module] if scheme == "python" and module else [entrypoint]
         filled = [
             a.replace("{rank}", str(rank)).replace("{world_size}", str(world_size))
-            for a in arguments
+            for a in _listed(arguments)
         ]
         return (*start, *filled)
 
@@ -230,6 +239,23 @@ class ServerlessExecutor(ABC):
         """Stop a replica that runs."""
 
 
+def _listed(arguments: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    """Return arguments as a program takes them.
+
+    Raises:
+        TrainerConfigError: A text alone would become its letters.
+    """
+    if isinstance(arguments, str):
+        raise TrainerConfigError(f"entrypoint_args={arguments!r}: expected a sequence or a mapping")
+    if not isinstance(arguments, Mapping):
+        return [str(argument) for argument in arguments]
+    listed: list[str] = []
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            listed += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return listed
+
+
 def supervise(
     executor: ServerlessExecutor,
     handles: Sequence[ReplicaHandle],
@@ -237,6 +263,7 @@ def supervise(
     max_restarts: int = 10,
     poll_s: float = 1.0,
     secrets: Mapping[str, str] | None = None,
+    on_change: Callable[[list[ReplicaHandle]], None] = lambda _: None,
 ) -> list[ReplicaHandle]:
     """Watch replicas until all have succeeded, and start those anew that died.
 
@@ -246,6 +273,7 @@ def supervise(
         max_restarts: Restarts allowed, of all replicas together.
         poll_s: Seconds between looks.
         secrets: Given again at each restart.
+        on_change: Gets the handles whenever one was started anew.
 
     Returns:
         The handles of the attempts that succeeded.
@@ -270,7 +298,12 @@ def supervise(
                 n_restarts += 1
                 logger.warning("replica %d %s: starting it anew", status.rank, status.state.value)
                 current[index] = executor.relaunch(current[index], secrets=secrets)
+                on_change(current)
             time.sleep(poll_s)
+    except KeyboardInterrupt:
+        if not executor.outlives_launcher:
+            executor.cancel(current)
+        raise
     except BaseException:
         executor.cancel(current)
         raise

@@ -46,7 +46,11 @@ class LocalProcessExecutor(ServerlessExecutor):
         python: The interpreter for `python:` entry points.
     """
 
-    def __init__(self, work_dir: str | os.PathLike[str], *, python: str = sys.executable) -> None:
+    outlives_launcher = False
+
+    def __init__(
+        self, work_dir: str | os.PathLike[str] = "replicas", *, python: str = sys.executable
+    ) -> None:
         self.work_dir = Path(work_dir)
         self.python = python
 

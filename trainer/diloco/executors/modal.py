@@ -29,6 +29,8 @@ class ModalExecutor(ServerlessExecutor):
     Args:
         image: A registry name such as `python:3.12`, or a `modal.Image`.
         gpu: GPU type, such as `A100`; None runs on CPUs.
+        cpu: Cores of each replica; None takes Modal's default.
+        memory_mib: Memory of each replica; None takes Modal's default.
         app: Name of the Modal app; made if it does not exist.
         volumes: Mounts by path, `modal.Volume` or `modal.CloudBucketMount`.
         python: The interpreter in the image, for `python:` entry points.
@@ -43,6 +45,8 @@ class ModalExecutor(ServerlessExecutor):
         image: Any = "python:3.12",
         gpu: str | None = None,
         *,
+        cpu: float | None = None,
+        memory_mib: int | None = None,
         app: str = "outer-loop",
         volumes: Mapping[str, Any] | None = None,
         python: str = "python",
@@ -56,6 +60,8 @@ class ModalExecutor(ServerlessExecutor):
             ) from error
         self.image = image
         self.gpu = gpu
+        self.cpu = cpu
+        self.memory_mib = memory_mib
         self.app_name = app
         self.python = python
         self._volumes = dict(volumes or {})
@@ -81,6 +87,8 @@ class ModalExecutor(ServerlessExecutor):
                 app=self._app,
                 image=image,
                 gpu=self.gpu,
+                cpu=self.cpu,
+                memory=self.memory_mib,
                 secrets=[modal.Secret.from_dict({**env, **secrets})],
                 timeout=max(1, round(handle.timeout_s)),
                 volumes=self._volumes,

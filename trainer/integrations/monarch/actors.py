@@ -23,8 +23,9 @@ from trainer.diloco.environment import ReplicaPlace
 from trainer.diloco.object_store import MemoryStore, ObjectStore
 from trainer.diloco.parameters import ParameterVector
 from trainer.errors import TrainerConfigError, TrainerError
+from trainer.integrations.loading import load_model, load_tokenizer
 from trainer.integrations.settings import read_settings
-from trainer.integrations.trl.run import RunParts, load_model, run
+from trainer.integrations.trl.run import RunParts, run
 from trainer.losses.compose import model_logits
 from trainer.losses.logps import token_logps
 
@@ -85,7 +86,8 @@ class GeneratorActor(Actor):
             torch.set_num_threads(1)
         data = load_preference_data(config.dataset, revision=config.revision)
         seed = int(config.trl.get("seed", 42))
-        self.model, self.tokenizer = load_model(config, data, seed=seed)
+        self.tokenizer = load_tokenizer(config, data)
+        self.model = load_model(config, self.tokenizer, seed=seed)
         self.model.eval()
         self.weights = ParameterVector(self.model)
         self.version: int | None = None

@@ -102,7 +102,7 @@ class _Mesh:
 
 async def _shared_store(config: RunConfig, placement: Placement) -> _Mesh | None:
     """Return the store of the outer loop, unless the settings name one outside."""
-    if placement.replicas == 1 or config.outer != "object_store" or config.outer_options.uri:
+    if placement.replicas == 1 or config.outer != "object_store" or config.outer_options.get("uri"):
         return None
     return _spawn("store", 1, StoreActor)
 

@@ -12,30 +12,33 @@ from typing import Any
 
 import torch
 from datasets import Dataset, Features, Json, List, Value
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.dataset import PreferenceData, load_preference_data
-from trainer.data.evaluation import evaluate
+from trainer.data.evaluation import end_tokens, evaluate
 from trainer.data.rendering import Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
-from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.object_store import ObjectStore
 from trainer.errors import DatasetError, TrainerConfigError, TrainerError
 from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
+from trainer.integrations.loading import load_model, load_tokenizer, merged, usable_data
 from trainer.integrations.outer import (
+    OuterOptions,
     inner_optimizers,
     outer_callbacks,
     sharded,
     train_replica,
 )
-from trainer.integrations.settings import RunConfig
+from trainer.integrations.settings import RunConfig, section_of
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
@@ -172,10 +175,11 @@ def _run(
     transformers_logging.disable_progress_bar()
     output = Path(config.output)
     data = load_preference_data(config.dataset, revision=config.revision)
-    model, tokenizer = load_model(config, data, seed=args.seed)
-    outer = outer_callbacks(
-        config.outer, config.outer_options, place=parts.place, store=parts.store
-    )
+    tokenizer = load_tokenizer(config, data)
+    data, found = usable_data(config, tokenizer, data)
+    model = load_model(config, tokenizer, seed=args.seed)
+    joined = section_of(OuterOptions, config.outer_options, "outer_options.")
+    outer = outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
     data = sharded(data, parts.place) if outer else data
     collator = ComposerDataCollator(
         tokenizer,
@@ -184,12 +188,7 @@ def _run(
         with_tools=args.render_tools,
     )
     off = off_channels(args, data)
-    recorded: RecordedRollouts | None = None
-    if config.rollouts == "contrast":
-        recorded = contrast_rollouts(data.pairs, collator.renderer)
-    elif config.rollouts == "student":
-        n = args.num_generations or 1
-        recorded = student_rollouts(data, collator.renderer, group_size=n, seed=args.seed)
+    recorded = recorded_rollouts(config, args, data, collator.renderer)
     level = load_function(config.agreement) if config.agreement else agreement
     if recorded is not None:
         recorded.add_behaviour_logps(model, temperature=args.temperature)
@@ -215,7 +214,7 @@ def _run(
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
     after, loss_last = measured()
 
-    save_checkpoint(trainer, tokenizer, output / "checkpoint")
+    save_checkpoint(config, trainer, tokenizer, output)
     live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
     report = {
         "loss_first": loss_first,
@@ -232,13 +231,29 @@ def _run(
         "pairs": len(data.pairs),
         "held_out_pairs": len(data.test_pairs),
         "cut_prompts": collator.renderer.n_cut_prompts,
+        "preflight": found.as_report(),
+        "pairs_forward": trainer.pair_forward,
         "preference_accuracy_before": before["preference"]["accuracy"],
         "preference_accuracy_after": after["preference"]["accuracy"],
     }
     if trainer.is_world_process_zero():
         plot_metrics(metrics.rows, output / "loss.png")
         write_results(config, report, {"before": before, "after": after})
+        if config.push_to_hub is not None:
+            push_to_hub(config.push_to_hub, output)
     return report
+
+
+def recorded_rollouts(
+    config: RunConfig, args: ComposerConfig, data: PreferenceData, renderer: Renderer
+) -> RecordedRollouts | None:
+    """Collect the decisions on record that `config.rollouts` asks for; none where TRL generates."""
+    if config.rollouts == "contrast":
+        return contrast_rollouts(data.pairs, renderer)
+    if config.rollouts == "student":
+        n = args.num_generations or 1
+        return student_rollouts(data, renderer, group_size=n, seed=args.seed)
+    return None
 
 
 NOTHING_TO_LEARN = {
@@ -289,6 +304,29 @@ def write_results(
     (output / "README.md").write_text(card, "utf-8")
 
 
+def push_to_hub(repository: str, output: Path) -> None:
+    """Put what was trained, with its card, into a private repository of the Hub, in one commit.
+
+    Raises:
+        TrainerError: the Hub refused; everything is still in the output folder.
+    """
+    hub = HfApi()
+    trained = [name for name in ("checkpoint", "adapter") if (output / name).is_dir()]
+    try:
+        hub.create_repo(repository, private=True, exist_ok=True)
+        files = {"README.md": output / "README.md", "report.json": output / "report.json"}
+        for folder in trained:
+            # The first is what loads by the repository's name.
+            prefix = "" if folder == trained[0] else f"{folder}/"
+            files |= {prefix + path.name: path for path in (output / folder).iterdir()}
+        operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+        hub.create_commit(repository, operations, commit_message="Add a trained model")
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise TrainerError(
+            f"push_to_hub={repository}: {error}; the model is whole in {output}"
+        ) from error
+
+
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
     """Build TRL's arguments: the run's own, on CPU in float32 where there is no GPU."""
     has_gpu = torch.cuda.is_available()
@@ -309,24 +347,6 @@ def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
         raise TrainerConfigError(f"trl: {error}") from error
 
 
-def load_model(config: RunConfig, data: PreferenceData, *, seed: int) -> tuple[Any, Any]:
-    """Load the named model and its tokenizer, or make a tiny pair from the dataset's own text."""
-    if config.model is not None:
-        tokenizer = AutoTokenizer.from_pretrained(config.model, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
-        return model, tokenizer
-    tiny = config.tiny
-    tokenizer = train_tokenizer(corpus(data.pairs), vocab_size=tiny.vocab_size)
-    model = make_model(
-        tokenizer,
-        hidden_size=tiny.hidden_size,
-        n_layers=tiny.n_layers,
-        n_heads=tiny.n_heads,
-        seed=seed,
-    )
-    return model, tokenizer
-
-
 def build_trainer(
     config: RunConfig,
     args: ComposerConfig,
@@ -342,7 +362,7 @@ def build_trainer(
     options: dict[str, Any] = {}
     has_environment = parts.environment is not None
     if recorded is None:
-        options["train_dataset"] = prompts_dataset(data, renderer, only_calls=has_environment)
+        options["train_dataset"] = prompts_dataset(data, renderer if has_environment else None)
         options["rollout_func"] = parts.rollout
         options["environment_factory"] = parts.environment
     elif parts.rollout is not None or has_environment:
@@ -361,19 +381,43 @@ def build_trainer(
             **options,
             processing_class=tokenizer,
             callbacks=callbacks,
-            optimizers=inner_optimizers(config.outer, config.outer_options, model, args),
+            optimizers=inner_optimizers(
+                config.outer,
+                section_of(OuterOptions, config.outer_options, "outer_options."),
+                model,
+                args,
+            ),
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def save_checkpoint(trainer: ComposerReplicationTrainer, tokenizer: Any, folder: Path) -> None:
-    """Save weights as safetensors and the tokenizer; without TRL's pickled arguments."""
+def save_checkpoint(
+    config: RunConfig, trainer: ComposerReplicationTrainer, tokenizer: Any, output: Path
+) -> None:
+    """Save weights as safetensors and the tokenizer into `checkpoint`, an adapter into `adapter`.
+
+    TRL's pickled arguments are left out. Under PEFT `checkpoint` is the merged model, so that it
+    loads like any other, unless `peft.merge` is off.
+    """
     weights = trainer.accelerator.get_state_dict(trainer.model)
-    if trainer.is_world_process_zero():
-        model: Any = trainer.accelerator.unwrap_model(trainer.model)
-        model.save_pretrained(str(folder), state_dict=weights)
-        tokenizer.save_pretrained(str(folder))
+    if not trainer.is_world_process_zero():
+        return
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    folder = output / "checkpoint"
+    if config.peft is not None:
+        # peft picks the adapter's weights out of the model itself.
+        model.save_pretrained(str(output / "adapter"))
+        tokenizer.save_pretrained(str(output / "adapter"))
+        if not config.peft.merge:
+            return
+        model = merged(config, output / "adapter") if config.model else model.merge_and_unload()
+        weights = None
+    # What ends a turn here ends it for everybody who loads the checkpoint.
+    ends = end_tokens(model, tokenizer)
+    model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
+    model.save_pretrained(str(folder), state_dict=weights)
+    tokenizer.save_pretrained(str(folder))
 
 
 @contextlib.contextmanager
@@ -386,34 +430,37 @@ def without_upstream_warnings() -> Iterator[None]:
         yield
 
 
-def prompts_dataset(
-    data: PreferenceData, renderer: Renderer, *, only_calls: bool = False
-) -> Dataset:
-    """Collect prompts to generate from, within the token budget, with what rewards and hints need.
+def prompts_dataset(data: PreferenceData, acting: Renderer | None = None) -> Dataset:
+    """Collect prompts to generate from, with their tools and what rewards and hints need.
 
-    Tools are left out: TRL renders those that it can call, not those of a dataset. With
-    `only_calls`, states whose consensus is a text are left out: no environment sees a text.
+    The trainer renders and cuts them as it does those of pairs. For an environment, TRL renders
+    them, with the environment's own tools: `acting` cuts them before, and states whose consensus is
+    a text are left out, since no environment sees a text.
 
     Raises:
         DatasetError: no row is left.
     """
     rows: list[Any] = list(data.prompts)
     rows = rows or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
-    if only_calls:
+    if acting is not None:
         rows = [row for row in rows if row["consensus"].get("tool_calls")]
     if not rows:
         raise DatasetError("no state has a tool call as its consensus: nothing to act on")
     kinds: dict[str, Any] = {
         "prompt": List(Json()),
+        "tools": List(Json()),
         "consensus": Json(),
         "hint": Value("string"),
         "outcome": Value("string"),
         "state_id": Value("string"),
     }
-    table = [
-        {name: row.get(name) for name in kinds} | {"prompt": renderer.within_budget(row["prompt"])}
-        for row in rows
-    ]
+    table = [{name: row.get(name) for name in kinds} for row in rows]
+    if acting is not None:
+        kinds.pop("tools")
+        table = [
+            {name: row[name] for name in kinds} | {"prompt": acting.within_budget(row["prompt"])}
+            for row in table
+        ]
     return Dataset.from_list(table, features=Features(kinds))
 
 

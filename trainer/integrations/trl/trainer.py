@@ -26,6 +26,7 @@ from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.sampler import PairSampler
 from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
+from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of
 from trainer.integrations.packing import enable_tree_attention, packed_pair_logps
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.forward import (
@@ -83,8 +84,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.composer: ComposerConfig = args
         self._sdpo_options, self._replay_options = args.sdpo, args.replay
         self.hint = hint
+        tokenizer: Any = self._tokenizer
         self.collator = ComposerDataCollator(
-            self._tokenizer,
+            tokenizer,
             max_prompt_tokens=args.max_prompt_tokens,
             max_response_tokens=args.max_response_tokens,
             with_tools=args.render_tools,
@@ -93,7 +95,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.pairs = list(pairs or ())
         self._pair_sampler = self._make_sampler() if self.has_replay else None
         self._reference_logps = self._precompute_reference() if self.has_replay else None
-        self._packs_pairs = self.has_replay and self._can_pack_pairs()
+        self.pair_forward = self._choose_pair_forward() if self.has_replay else "none"
+        """How pairs run: packed, or padded with the reason."""
         self.teacher = self._make_teacher() if args.alpha_sdpo > 0 else None
         self.taid: TAIDScheduler | None = None
         self._taid_window: list[Tensor] = []
@@ -152,27 +155,58 @@ class ComposerReplicationTrainer(GRPOTrainer):
             and self.teacher is not None
             and self.teacher.kind == "live"
             and not self.args.activation_checkpointing
+            and cache_obstacle(self.accelerator.unwrap_model(self.model)) is None
         )
 
-    def _can_pack_pairs(self) -> bool:
-        """Tell whether the model's attention can follow a prefix tree, as the settings may demand.
+    def _choose_pair_forward(self) -> str:
+        """Pack pairs where the model's attention can follow a tree and is seen to do so.
 
         Raises:
             TrainerConfigError: `pair_forward="packed"` and it cannot.
         """
         if self.composer.pair_forward == "padded":
-            return False
+            return "padded: as set"
+        model = self.accelerator.unwrap_model(self.model)
         try:
-            enable_tree_attention(self.accelerator.unwrap_model(self.model))
+            enable_tree_attention(model)
+            self._check_packed_equals_padded(model)
         except TrainerConfigError as error:
             if self.composer.pair_forward == "packed":
                 raise
-            logger.info("pairs run one at a time: %s", error)
-            return False
-        return True
+            logger.warning("pairs run one at a time: %s", error)
+            return f"padded: {error}"
+        return "packed"
+
+    @torch.no_grad()
+    def _check_packed_equals_padded(self, model: nn.Module) -> None:
+        """Run real pairs both ways on the real model, since no list of architectures is complete.
+
+        Raises:
+            TrainerConfigError: the log-probabilities per token differ.
+        """
+        assert self._pair_sampler is not None
+        rows = [self.pairs[i] for i in self._pair_sampler.step(0)[:2]]
+        batch = self._on_device(self.collator(rows))
+        if _longest(batch) > _window(model):
+            return  # such batches run padded anyway
+        was_training = model.training
+        model.eval()
+        sides = [
+            torch.cat([summed / n_tokens for summed, n_tokens in logps(model, batch)]).float()
+            for logps in (packed_pair_logps, pair_logps)
+        ]
+        model.train(was_training)
+        is_wide = next(model.parameters()).dtype.itemsize >= 4
+        difference = float((sides[0] - sides[1]).abs().max())
+        if not difference <= (1e-3 if is_wide else 0.1):
+            raise TrainerConfigError(
+                f"packed pairs differ from single ones by {difference:.2g} nats a token on "
+                f"{type(model).__name__}"
+            )
 
     def _pair_logps(self, model: nn.Module, batch: Mapping[str, Tensor]) -> PairLogps:
-        if not self._packs_pairs:
+        # Within the window a sliding layer sees all there is; beyond it, trees are not exact.
+        if self.pair_forward != "packed" or _longest(batch) > _window(model):
             return pair_logps(model, batch)
         # Sharded ranks gather layers together: as many passes on each, so one.
         max_tokens = None if isinstance(model, FSDPModule) else self.composer.max_packed_tokens
@@ -199,6 +233,17 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return {key: value.to(self.accelerator.device) for key, value in batch.items()}
 
     # -- what TRL calls --------------------------------------------------------------------------
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        """Render prompts as those of pairs are: budget, tools, and text for what has no place.
+
+        An environment's tools are TRL's concern, and so are its prompts.
+        """
+        if self.environment_factories is not None or self.tools:
+            return super()._tokenize_prompts(prompts)
+        renderer = self.collator.renderer
+        rows = zip(prompts, self.rollout_rows, strict=True)
+        return [renderer.prompt_ids(prompt, row.get("tools")) for prompt, row in rows], None, {}
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.recorded is not None:
@@ -490,3 +535,18 @@ def _response_mask(inputs: Mapping[str, Any]) -> Tensor:
     """Mark every token that the model wrote: completions without tool results and padding."""
     mask_BC = inputs["completion_mask"]
     return mask_BC * inputs["tool_mask"] if "tool_mask" in inputs else mask_BC
+
+
+def _longest(batch: Mapping[str, Tensor]) -> int:
+    """Count the tokens of the longest sequence of a batch of pairs."""
+    sides = ("dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
+    return max(int(batch[name].sum(-1).max()) for name in sides)
+
+
+def _window(model: nn.Module) -> float:
+    """Return the narrowest sliding window of a model's layers; infinite without one."""
+    config = causal_lm_of(model).config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and "sliding_attention" not in kinds:
+        return float("inf")
+    return getattr(config, "sliding_window", None) or float("inf")

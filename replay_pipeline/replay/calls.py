@@ -1,0 +1,133 @@
+"""The records of a call's way through the ledger: reserved, settled, known, lost."""
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from replay_pipeline.types import TeacherAction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewCall:
+    """A call about to be made, and the most it can cost."""
+
+    request_sha: str
+    state_id: str
+    teacher: str
+    model: str
+    run_id: str
+    scopes: tuple[str, ...]
+    reserved_nano: int
+    timeout_s: float = 600.0
+    """So long after it was sent, the endpoint is sure to have ended the call."""
+    partition: str | None = None
+    is_patient: bool = True
+    """Wait while money that is held may come back; otherwise be refused at once."""
+    lost: tuple[int, ...] = ()
+    """Lost calls for the same request that the caller knows of and asks again."""
+    takes_over: bool = False
+    """Take the reservations of `lost` over: at most one of all these calls is charged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reserved:
+    """The money is held and the intent is on disk: the request may leave."""
+
+    call_id: int
+    reserved_nano: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """The call can never fit under `scope`, or waiting for it was given up."""
+
+    scope: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """A call that was decided before."""
+
+    request_sha: str
+    run_id: str
+    cost_nano: int
+    row: bytes
+    """JSON of the `TeacherAction`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LostCall:
+    """A call that was sent and whose outcome is not known."""
+
+    call_id: int
+    request_sha: str
+    state_id: str
+    teacher: str
+    model: str
+    run_id: str
+    scopes: tuple[str, ...]
+    reserved_nano: int
+    sent_at: datetime
+    due_at: datetime
+    """From then on it can't be running any more."""
+    error_code: str | None = None
+    """How it was lost; `None` when its process died."""
+    generation_id: str | None = None
+    """Under this name the endpoint may know what it cost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InDoubt:
+    """Earlier calls for the same request are lost: the caller has to say what about them."""
+
+    lost: tuple[LostCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a ledger knows of some requests, by request."""
+
+    decided: dict[str, Known]
+    lost: dict[str, tuple[LostCall, ...]]
+    booked: dict[str, bytes]
+    """Rows of calls that were paid for without an answer, and may be asked again."""
+    paid_nano: Counter[str]
+    """What all their calls have cost, by run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settlement:
+    """What became of a reserved call."""
+
+    call_id: int
+    state: Literal["answered", "failed", "unknown", "withdrawn"]
+    """`withdrawn`: nothing was sent; the call is forgotten."""
+    cost_nano: int = 0
+    n_attempts: int = 1
+    is_lasting: bool = False
+    error_code: str | None = None
+    row: bytes | None = None
+    response: bytes | None = None
+    generation_id: str | None = None
+    recovers: tuple[int, ...] = ()
+    """Lost calls of which it is known now that they need no money of their own."""
+
+
+_ROW = msgspec.json.Decoder(TeacherAction)
+decode_row = _ROW.decode
+"""A row as the ledger keeps it, back as a `TeacherAction`."""
+
+
+def encode_row(row: TeacherAction) -> bytes:
+    """Write a row as the ledger keeps it.
+
+    Raises:
+        msgspec.ValidationError: a field has another type than it was declared with, so that the
+            row could not be read again.
+    """
+    encoded = msgspec.json.encode(row)
+    decode_row(encoded)
+    return encoded

@@ -1,0 +1,109 @@
+"""What became of lost calls: shown one by one, and settled where that is wanted."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.errors import LedgerError
+from replay_pipeline.replay.asking import keys_of
+from replay_pipeline.replay.calls import LostCall
+from replay_pipeline.replay.database import exists
+from replay_pipeline.replay.engine import settled_lost
+from replay_pipeline.replay.ledger import Ledger, batched_requests, find_lost
+from replay_pipeline.replay.openrouter import Client, run_apart
+from replay_pipeline.replay.prices import usd
+from replay_pipeline.types import TeacherSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LostCallReport:
+    """One call that was sent and whose outcome is not known."""
+
+    state_id: str
+    teacher: str
+    model: str
+    sent_at: str
+    due_at: str
+    """From then on it is surely over."""
+    reserved_usd: float
+    why: str
+    """How it was lost: `its process died`, `no_reply`, `connection_lost`, `truncated_reply`."""
+    cost_usd: float | None
+    """What it cost, by the endpoint's own record; `None` where there is none."""
+    what: str
+    """What was done, or can be."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain data for a report."""
+        return asdict(self)
+
+
+def reconcile(
+    ledger: str | Path, teachers: Sequence[TeacherSpec] = (), *, settle: bool = False
+) -> list[LostCallReport]:
+    """List the lost calls of a ledger, and settle those that are over.
+
+    Args:
+        ledger: path or database URL.
+        teachers: whose endpoints may be asked for their record of a call.
+        settle: book each call that is over at what its endpoint says, or else at the most it can
+            have cost, so that it holds no more money than that. Its question is asked anew by the
+            next run. Without it nothing is changed.
+
+    Raises:
+        LedgerError: there is no ledger, or it can't be read or written.
+    """
+    if not exists(ledger):
+        raise LedgerError(f"{ledger}: no ledger here yet; it is created by the first replay")
+    with Ledger(ledger) as opened:
+        lost = opened.do(find_lost).result()
+        batched = opened.do(batched_requests).result()
+        calls = [call for sha, calls in lost.items() if sha not in batched for call in calls]
+        costs = run_apart(_costs(calls, teachers)) if calls else {}
+        reports = []
+        for call in calls:
+            cost = costs.get(call.call_id)
+            is_over = datetime.now(UTC) >= call.due_at
+            if settle and is_over:
+                booked = call.reserved_nano if cost is None else cost
+                opened.settle(settled_lost(call, booked)).result()
+            reports.append(_report(call, cost, is_over=is_over, is_settled=settle and is_over))
+    return reports
+
+
+async def _costs(calls: Sequence[LostCall], teachers: Sequence[TeacherSpec]) -> dict[int, int]:
+    """Ask endpoints what they have on record, in nano-dollars by call."""
+    by_name = {teacher.name: teacher for teacher in teachers}
+    keys = keys_of(teachers, is_required=False)
+    costs = {}
+    async with Client(max_connections=4) as client:
+        for call in calls:
+            teacher = by_name.get(call.teacher)
+            if call.generation_id and teacher:
+                cost = await client.generation_cost(
+                    teacher.base_url, call.generation_id, keys[teacher.name]
+                )
+                if cost is not None:
+                    costs[call.call_id] = cost
+    return costs
+
+
+def _report(call: LostCall, cost: int | None, *, is_over: bool, is_settled: bool) -> LostCallReport:
+    what = "over: it is asked again by the next run, or settled with --settle"
+    if is_settled:
+        what = "booked at its bound" if cost is None else "booked at the endpoint's record"
+    elif not is_over:
+        what = "may still be running"
+    return LostCallReport(
+        state_id=call.state_id,
+        teacher=call.teacher,
+        model=call.model,
+        sent_at=call.sent_at.isoformat(timespec="seconds"),
+        due_at=call.due_at.isoformat(timespec="seconds"),
+        reserved_usd=usd(call.reserved_nano),
+        why=call.error_code or "its process died",
+        cost_usd=None if cost is None else usd(cost),
+        what=what,
+    )

@@ -1,0 +1,68 @@
+"""Answers that could not be booked: kept beside the ledger until a later process books them.
+
+A disk may be full or a file system gone at the very moment when a paid answer arrives. The answer
+is written next to the ledger or, where that fails too, under the user's cache folder.
+"""
+
+import contextlib
+import glob
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from replay_pipeline.errors import LedgerError
+from replay_pipeline.replay.calls import NewCall, Settlement
+
+_Pair = tuple[NewCall, Settlement]
+
+
+class Unbooked:
+    """The side files of one ledger. Each is written by one process, named by its owner."""
+
+    def __init__(self, ledger: str, owner: int) -> None:
+        self.owner = owner
+        name = hashlib.sha256(ledger.encode()).hexdigest()[:16]
+        self._stems = [Path.home() / ".cache" / "replay-pipeline" / f"{name}-unbooked-"]
+        if "://" not in ledger:
+            path = Path(ledger)
+            self._stems.insert(0, path.with_name(f"{path.name}-unbooked-"))
+
+    def keep(self, pairs: Sequence[_Pair]) -> Path:
+        """Write calls with what became of them, and wait for the disk.
+
+        Raises:
+            LedgerError: none of the places takes them.
+        """
+        data = b"".join(b"\n" + msgspec.json.encode(pair) for pair in pairs)
+        errors = []
+        for stem in self._stems:
+            path = stem.with_name(f"{stem.name}{self.owner}.jsonl")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                errors.append(f"{path}: {error}")
+            else:
+                return path
+        raise LedgerError("; ".join(errors))
+
+    def left_behind(self, is_alive: Callable[[int], bool]) -> Iterator[tuple[Path, list[_Pair]]]:
+        """Read the files of processes that have ended."""
+        decode = msgspec.json.Decoder(_Pair).decode
+        for stem in self._stems:
+            for path in sorted(stem.parent.glob(f"{glob.escape(stem.name)}*.jsonl")):
+                owner = int(path.stem.rpartition("-")[2])
+                if owner != self.owner and is_alive(owner):
+                    continue
+                pairs = []
+                for line in path.read_bytes().splitlines():
+                    # A line that was cut short was written once more, to the other place.
+                    with contextlib.suppress(msgspec.DecodeError):
+                        pairs.append(decode(line))
+                yield path, pairs

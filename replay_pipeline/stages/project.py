@@ -1,0 +1,427 @@
+"""A data root and its settings: what lies there, what is done, what it cost, what is stale.
+
+The stages that change it are in `replay_pipeline.stages.pipeline`.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.ingesters import (
+    LazyStates,
+    TraceBatch,
+    Traces,
+    discover,
+    list_batches,
+    list_manifests,
+    write_manifest,
+)
+from replay_pipeline.pairs import pairs_from_table
+from replay_pipeline.replay import (
+    Estimate,
+    ReplayOptions,
+    check_teachers,
+    estimate,
+    has_ledger,
+    ledger_status,
+    spent_since,
+)
+from replay_pipeline.replay.rows import teacher_actions_from_table
+from replay_pipeline.review import show_state, write_review
+from replay_pipeline.settings import Settings, key_for
+from replay_pipeline.stages.doctor import examine
+from replay_pipeline.stages.receipts import Receipts
+from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
+from replay_pipeline.stages.summary import BATCH_STAGES, summarize, summarize_night
+from replay_pipeline.stages.versions import versions_of
+from replay_pipeline.storage.folds import Fold
+from replay_pipeline.storage.permissions import tighten_root
+from replay_pipeline.storage.schemas import WRITTEN_BY
+from replay_pipeline.storage.store import Place, check_reachable
+from replay_pipeline.storage.tables import DataRoot, table_of
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.sample import ANSWERS_FILE
+from replay_pipeline.types import Progress, TeacherSpec, TraceState
+
+T = TypeVar("T")
+
+_PLANNED_ABOVE_BUDGET = 1.25
+"""Estimates are rough: plan for a little more than there is, so that no money is left over."""
+
+OnProgress = Callable[[Progress], None]
+
+_ToolRow = tuple[str, str | None, str]
+"""Name, release series and definition of a tool."""
+
+
+class Project:
+    """One data root under its settings: its batches, and everything that can be looked at.
+
+    Args:
+        settings: everything the stages are told.
+        on_progress: called as long work moves on.
+
+    Raises:
+        StorageError: the data root is on an object store that cannot be reached.
+    """
+
+    def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
+        self.settings = settings
+        check_reachable(settings.data_dir)
+        tighten_root(settings.data_dir)
+        self.root = DataRoot(settings.data_dir)
+        self.receipts = Receipts(settings.data_dir)
+        self._on_progress = on_progress or (lambda _: None)
+        self._keys: list[str] | None = None
+        self._folds: dict[str, Fold[Any]] = {}
+        self._seen_states = self._fold("states", set[str], _with_ids)
+        self._seen_tools = self._fold("tools", dict[_ToolRow, int], _with_tools)
+        self._seen_pairs = self._folds["dpo_pairs"] = Fold(
+            self.batches,
+            start=str,
+            add=lambda value, key: hash_of(
+                [value, key, *named(self._digests(key, ("dpo_pairs",)))]
+            ),
+        )
+
+    # Batches
+
+    def find_batches(self, *, settle_s: float = 0.0) -> list[TraceBatch]:
+        """Group new session bytes into batches and write their manifests. Returns the new ones.
+
+        Files written to less than `settle_s` seconds ago are left for the next time.
+        """
+        options = self.settings.ingest
+        new = discover(
+            options.sources,
+            known=list_manifests(self.root.path),
+            max_batch_bytes=options.max_batch_bytes,
+            max_batch_sessions=options.max_batch_sessions,
+            settle_s=settle_s,
+        )
+        for batch in new:
+            write_manifest(batch, self.root.path)
+        self._keys = None
+        return new
+
+    def batches(self) -> list[str]:
+        """Keys of all batches that have a manifest, in order.
+
+        They are listed once; `find_batches` looks again, and so does a new `Pipeline`.
+        """
+        if self._keys is None:
+            self._keys = list_batches(self.root.path)
+        return self._keys
+
+    def fitting(self, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
+        """The first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
+
+        Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
+        as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
+        """
+        sizes = {b.key: b.n_bytes for b in list_manifests(self.root.path)}
+        reports = self._reports("replay")
+        done = [key for key, report in reports.items() if report["is_complete"] and key in sizes]
+        spent_usd = sum(reports[key]["spent_usd"] for key in done)
+        n_bytes = sum(sizes[key] for key in done)
+        if not (spent_usd and n_bytes):
+            return list(batches)
+        chosen: list[str] = []
+        left_usd = max_total_usd * _PLANNED_ABOVE_BUDGET
+        for key in batches:
+            if chosen and left_usd <= 0:
+                break
+            paid_usd = reports.get(key, {}).get("spent_usd", 0.0)
+            left_usd -= max(0.0, spent_usd / n_bytes * sizes.get(key, 0) - paid_usd)
+            chosen.append(key)
+        return chosen
+
+    # Looking
+
+    def completed_batches(self) -> set[str]:
+        """Batches at which every question has its answer; the others go on in the next run."""
+        return {batch for batch, report in self._reports("replay").items() if report["is_complete"]}
+
+    def check_keys(self) -> None:
+        """See that every teacher's key is there, before anything is asked or even priced.
+
+        Raises:
+            ConfigError: a key is missing.
+        """
+        if not self.settings.replay.sample_teachers:
+            for teacher in self.settings.replay.teachers:
+                key_for(teacher.api_key_env, teacher.base_url)
+
+    def check_teachers(self) -> list[dict[str, Any]]:
+        """Each teacher: key, endpoint, price, terms, and what is wrong with it."""
+        with self._teachers() as teachers:
+            checks = check_teachers(teachers, price_folder=self._price_folder())
+        return [check.to_json() for check in checks]
+
+    def estimate(self, batches: Sequence[str] | None = None) -> Estimate:
+        """Say what replaying `batches` (by default all) would cost beyond what is already paid."""
+        with self._teachers() as teachers:
+            states = self._states(batches or self.batches())
+            return estimate(states, teachers, ledger=self.settings.ledger_url(), **self._options())
+
+    def status(self) -> dict[str, Any]:
+        """What is done for each batch, what it cost, and what the ledger holds."""
+        done = {(r.stage, r.batch): r.report for r in self.receipts.all()}
+        figure = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs"}
+        batches = {
+            key: {
+                stage: done[stage, key].get(figure.get(stage, "n_kept"))
+                for stage in BATCH_STAGES
+                if (stage, key) in done
+            }
+            for key in self.batches()
+        }
+        url = self.settings.ledger_url()
+        ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
+                  "calls": {}}  # fmt: skip
+        if has_ledger(url):
+            ledger = ledger_status(url).to_json()
+        return {
+            "batches": batches,
+            "teachers": [t.name for t in self.settings.teachers()],
+            "is_sample": self.settings.replay.sample_teachers,
+            "ledger": ledger,
+            "other_ledger_usd": self._other_ledger_usd(),
+            "dataset": done.get(("publish", "all")),
+        }
+
+    def _other_ledger_usd(self) -> float | None:
+        """What the sample's ledger holds when real teachers are set, or the other way round."""
+        if self.settings.replay.ledger is not None:
+            return None
+        is_sample = self.settings.replay.sample_teachers
+        changed = self.settings.replay.model_copy(update={"sample_teachers": not is_sample})
+        other = self.settings.model_copy(update={"replay": changed}).ledger_url()
+        return ledger_status(other).spent_usd if has_ledger(other) else None
+
+    def stale(self) -> dict[str, Any]:
+        """Say what the installed code would make otherwise: by batch and stage, the reasons.
+
+        Stages that follow are done again where the rows before them come out different. `cost` is
+        the estimate of the questions that have not been asked in this form; `None` where no
+        question changes.
+
+        Raises:
+            PriceError: a teacher has no price, so the cost is not known.
+        """
+        batches = find_outdated(self.receipts.all(), self._versions)
+        asked_otherwise = [
+            key for key, stages in batches.items() if set(stages.get("replay", ())) - {UNKNOWN}
+        ]
+        cost = self.estimate(asked_otherwise).to_json() if asked_otherwise else None
+        return {"batches": batches, "cost": cost}
+
+    def show(self, state_id: str) -> str:
+        """One state as text: what came before, the student's action, each teacher's answer.
+
+        Raises:
+            ConfigError: no state, or more than one, begins with `state_id`.
+        """
+        batches = [
+            batch
+            for batch in self.root.batches("states")
+            if any(
+                known.startswith(state_id)
+                for known in self.root.read("states", batch)["state_id"].to_pylist()
+            )
+        ]
+        answered = [batch for batch in batches if self.root.has("teacher_actions", batch)]
+        paired = [batch for batch in batches if self.root.has("dpo_pairs", batch)]
+        return show_state(
+            state_id,
+            states=self._states(batches),
+            teacher_actions=[
+                row
+                for batch in answered
+                for row in teacher_actions_from_table(self.root.read("teacher_actions", batch))
+            ],
+            pairs=[p for b in paired for p in pairs_from_table(self.root.read("dpo_pairs", b))],
+            outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
+        )
+
+    def review(self, path: Place | None = None) -> Place:
+        """Write the page that shows all pairs side by side. Returns where it is.
+
+        Raises:
+            ConfigError: no batch has come as far as pairs.
+        """
+        self._batches_with("dpo_pairs")
+        return write_review(
+            pairs_from_table(self.root.read_all("dpo_pairs")),
+            path=path or self.root.path / "review.html",
+            outcomes=self.root.read_all("outcomes").to_pylist(),
+        )
+
+    def review_path(self, batch: str) -> Place:
+        """Where the review page of one batch is, written together with its pairs."""
+        return self.root.path / "review" / f"{batch}.html"
+
+    def examine(self) -> list[dict[str, Any]]:
+        """Check this machine and these settings. One finding each: what, whether ok, detail."""
+        return examine(self.settings, self.check_teachers())
+
+    def summary(self, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+        """The figures of all stages; what was done after `since` counts as done now."""
+        figures = summarize(self.receipts.all(since=since))
+        figures["max_total_usd"] = self.settings.replay.max_total_usd
+        figures["dataset"] = str(self.settings.dataset_dir())
+        return figures
+
+    def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What was done since then, and what is still open; `failures` are runs that failed."""
+        return summarize_night(
+            self.receipts.all(),
+            since=since,
+            spent_usd=spent_since(self.settings.ledger_url(), since),
+            max_nightly_usd=self.settings.replay.max_nightly_usd,
+            n_open=len(set(self.batches()) - self.completed_batches()),
+            failures=failures,
+        )
+
+    # For the stages
+
+    def _versions(self, stage: str) -> dict[str, str]:
+        is_gated = stage == "replay" and bool(self.settings.replay.gates)
+        return versions_of(stage, is_gated=is_gated)
+
+    @contextmanager
+    def _teachers(self) -> Iterator[tuple[TeacherSpec, ...]]:
+        """Hold the teachers ready: those of the sample have a server for as long."""
+        if not self.settings.replay.sample_teachers:
+            yield self.settings.replay.teachers
+            return
+        with TeacherServer(ANSWERS_FILE) as server:
+            yield server.teachers()
+
+    def _states(self, batches: Iterable[str]) -> Sequence[TraceState]:
+        """Give the states of these batches, each put together when it is looked at."""
+        keys = list(batches)
+
+        def open_batch(number: int) -> Traces:
+            key = keys[number]
+            tables = {name: self.root.read(name, key) for name in ("sessions", "turns", "states")}
+            # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
+            pa.default_memory_pool().release_unused()
+            return Traces(**tables, tools=self._tools_until(key))
+
+        sizes = [self.root.n_rows("states", key) for key in keys]
+        return LazyStates(sizes, open_batch, window=self.settings.ingest.window)
+
+    def _accounts(self) -> ReplayOptions:
+        """Give what everything that pays is told alike: the day's ceiling, the price lists."""
+        day_usd = self.settings.replay.max_daily_usd
+        return {
+            "limits_usd": {} if day_usd is None else {"day": day_usd},
+            "price_folder": self._price_folder(),
+        }
+
+    def _options(self) -> ReplayOptions:
+        """Give what decides which questions a replay asks, and how."""
+        replay, pairs = self.settings.replay, self.settings.pairs
+        return {
+            **self._accounts(),
+            "max_concurrency": replay.max_concurrency,
+            "gates": replay.gates,
+            "agreement_threshold": pairs.agreement_threshold,
+            "level": pairs.level,
+            "count_own_family": pairs.count_own_family,
+            "accepted_terms": replay.accepted_terms,
+            "retry": replay.retry,
+        }
+
+    def _price_folder(self) -> Place | None:
+        """Where price lists are kept; the sample's server has prices of its own each time."""
+        return None if self.settings.replay.sample_teachers else self.root.path / "prices"
+
+    def _fold(self, table: str, start: Callable[[], T], add: Callable[[T, pa.Table], T]) -> Fold[T]:
+        """Fold over the batches that `table` holds."""
+
+        def add_batch(value: T, key: str) -> T:
+            return add(value, self.root.read(table, key)) if self.root.has(table, key) else value
+
+        fold = self._folds[table] = Fold(self.batches, start=start, add=add_batch)
+        return fold
+
+    def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
+        self.root.write(name, batch, table)
+        if name in self._folds:
+            self._folds[name].forget(batch)
+
+    def _batches_with(self, name: str) -> list[str]:
+        batches = self.root.batches(name)
+        if not batches:
+            raise ConfigError(
+                f"{self.root.path}: no {name} yet; run `replay-pipeline {WRITTEN_BY[name]}` first"
+            )
+        return batches
+
+    def _tools_until(self, batch: str) -> pa.Table:
+        """Tools seen in this batch or an earlier one: a small batch does not show them all."""
+        rows = dict(self._seen_tools.before(batch))
+        if self.root.has("tools", batch):
+            rows = _with_tools(rows, self.root.read("tools", batch))
+        return table_of(
+            [
+                {"name": name, "agent_version": version, "tool_json": definition}
+                for (name, version, definition), times in rows.items()
+                for _ in range(times)
+            ],
+            "tools",
+        )
+
+    def _tool_definitions(self, batch: str) -> list[str]:
+        if not self.root.has("tools", batch):
+            return []
+        return self._tools_until(batch)["tool_json"].to_pylist()
+
+    def _digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
+        return {name: digest_of(self.root.part(name, batch)) for name in names}
+
+    def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
+        """Reports of a stage by batch."""
+        return {r.batch: r.report for r in self.receipts.all(stage=stage)}
+
+
+def _with_ids(ids: set[str], states: pa.Table) -> set[str]:
+    ids.update(states["state_id"].to_pylist())
+    return ids
+
+
+def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:
+    """The definitions of a batch added to those that are known.
+
+    A definition counts at most twice: merging it a second time may leave out what a schema says
+    beyond its shape, a third time changes nothing.
+    """
+    for row in tools.select(["name", "agent_version", "tool_json"]).to_pylist():
+        key = (row["name"], row["agent_version"], row["tool_json"])
+        known[key] = min(2, known.get(key, 0) + 1)
+    return known
+
+
+def hash_of(parts: Iterable[str]) -> str:
+    """Hash texts in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def named(digests: Mapping[str, str]) -> list[str]:
+    """Put each digest behind its name."""
+    return [f"{name}:{digest}" for name, digest in digests.items()]
+
+
+def digest_of(path: Place) -> str:
+    """Hash the bytes of a file; `-` for none."""
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.exists() else "-"

@@ -1,0 +1,75 @@
+"""Tables of older versions brought to the schemas of this one, from nothing but themselves."""
+
+from collections import Counter
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replay_pipeline.errors import SchemaError
+from replay_pipeline.storage.pair_rows import pair_id_of
+from replay_pipeline.storage.schemas import SCHEMA_VERSION, TABLES
+from replay_pipeline.storage.tables import DataRoot, readable, version_of
+
+_LATER = frozenset({"evidence", "n_against", "pair_id", "why"})
+"""Columns that tables of schema version 2 did not have at first. Older rows have nothing there."""
+
+
+def upgrade_tables(root: DataRoot) -> dict[str, int]:
+    """Rewrite the tables that an older version wrote. Returns how many of each.
+
+    A table is replaced whole, so an upgrade that was stopped goes on where it was.
+
+    Raises:
+        SchemaError: a table cannot be read, or is of a version that is not known.
+    """
+    done: Counter[str] = Counter()
+    for name in TABLES:
+        for batch in root.batches(name):
+            found = _read(root, name, batch)
+            version = version_of(found)
+            if version == SCHEMA_VERSION and not set(TABLES[name].names) - set(found.column_names):
+                continue
+            if version not in ("1", SCHEMA_VERSION):
+                raise SchemaError(
+                    f"{root.part(name, batch)}: schema version {version or 'unknown'}, which this "
+                    "program does not know: a newer one wrote it, or another program"
+                )
+            if version == "1" and name == "turns":
+                found = _without_actions(found, _read(root, "states", batch))
+            root.write(name, batch, _with_later_columns(found, name))
+            done[name] += 1
+    return dict(done)
+
+
+def _read(root: DataRoot, name: str, batch: str) -> pa.Table:
+    path = root.part(name, batch)
+    try:
+        return pq.ParquetFile(readable(path)).read()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SchemaError(f"{path}: not a readable parquet file ({error})") from error
+
+
+def _without_actions(turns: pa.Table, states: pa.Table) -> pa.Table:
+    """Version 1 stored an action twice: as a row of `states`, and first among its turn's messages."""
+    places = ("session_id", "turn_idx")
+    decided = set(zip(*(states[name].to_pylist() for name in places), strict=True))
+    messages = turns["messages_json"].to_pylist()
+    for row, place in enumerate(zip(*(turns[name].to_pylist() for name in places), strict=True)):
+        if place in decided:
+            _, *rest = msgspec.json.decode(messages[row], type=list[msgspec.Raw])
+            messages[row] = msgspec.json.encode(rest).decode()
+    column = turns.column_names.index("messages_json")
+    return turns.set_column(column, "messages_json", pa.array(messages, pa.string()))
+
+
+def _with_later_columns(table: pa.Table, name: str) -> pa.Table:
+    for field in TABLES[name]:
+        if field.name in table.column_names or field.name not in _LATER:
+            continue
+        values = [None] * table.num_rows
+        if field.name == "pair_id":
+            sides = (table[column].to_pylist() for column in ("state_id", "chosen", "rejected"))
+            values = [pair_id_of(*row) for row in zip(*sides, strict=True)]
+        table = table.append_column(field, pa.array(values, field.type))
+    return table

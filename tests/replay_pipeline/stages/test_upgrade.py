@@ -1,0 +1,90 @@
+"""Roots that older versions recorded, whose session logs are gone: brought over, and published."""
+
+import tarfile
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from replay_pipeline.errors import SchemaError
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.schemas import TABLES
+from tests.roots import pipeline_at
+
+ROOTS = Path(__file__).parents[2] / "data" / "roots"
+SAMPLE = {"replay": {"sample_teachers": True}}
+
+
+def opened(folder: Path, name: str) -> Pipeline:
+    with tarfile.open(ROOTS / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return pipeline_at(folder, **SAMPLE)
+
+
+def rows_of(dataset: Path) -> dict[str, list[dict]]:
+    """The rows of a dataset by config and split, in one order."""
+    found: dict[str, list[dict]] = {}
+    for path in sorted((dataset / "data").rglob("*.parquet")):
+        config, split = path.relative_to(dataset / "data").parts[:2]
+        rows = pq.read_table(path, partitioning=None).to_pylist()
+        found.setdefault(f"{config}/{split}", []).extend(rows)
+    return {key: sorted(rows, key=repr) for key, rows in found.items()}
+
+
+@pytest.fixture(params=["schema-1", "0.1.0"])
+def old(request, tmp_path) -> Pipeline:
+    return opened(tmp_path / "data", request.param)
+
+
+def test_an_old_root_without_its_logs_publishes_the_same_rows_for_nothing(old):
+    before, spent = rows_of(old.settings.dataset_dir()), old.status()["ledger"]["spent_usd"]
+    assert old.upgrade()["receipts"] == dict.fromkeys(("ingest", "replay", "pairs", "normalize"), 2)
+    for name in TABLES:
+        assert all(old.root.read(name, batch).num_rows >= 0 for batch in old.batches())
+    old.publish()
+    after = rows_of(old.settings.dataset_dir())
+    assert after.keys() == before.keys()
+    for key, rows in before.items():
+        names = set(rows[0]) & set(after[key][0])
+        assert {"prompt", "state_id"} <= names
+        assert sorted(repr([row[n] for n in sorted(names)]) for row in after[key]) == sorted(
+            repr([row[n] for n in sorted(names)]) for row in rows
+        )
+    assert old.status()["ledger"]["spent_usd"] == spent
+    assert old.upgrade() == {"tables": {}, "receipts": {}}
+
+
+def test_an_upgraded_root_goes_on_as_one_of_today(old):
+    old.upgrade()
+    batch = old.batches()[0]
+    turns, states = old.root.read("turns", batch), old.root.read("states", batch)
+    assert old.ingest(batch).report["n_files_gone"] > 0
+    assert (old.root.read("turns", batch), old.root.read("states", batch)) == (turns, states)
+    assert old.replay(batch, max_total_usd=0).is_reused
+    pairs = old.pairs(batch)
+    assert not pairs.is_reused
+    assert pairs.report["n_pairs"] > 0
+    assert "normalize" in old.status()["batches"][batch]
+    assert old.summary(since={})["spent_usd"] > 0
+
+
+def test_both_versions_come_to_the_same_states(tmp_path):
+    """The sessions are the same, so what either version left comes to the same turns."""
+    works = [opened(tmp_path / name, name) for name in ("schema-1", "0.1.0")]
+    for work in works:
+        work.upgrade()
+    first, second = ([work.root.read_all(n) for n in ("turns", "states")] for work in works)
+    assert first == second
+
+
+def test_a_table_of_a_version_to_come_is_refused_by_name(old):
+    path = old.root.part("outcomes", old.batches()[0])
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.replace_schema_metadata({"schema_version": "99"}), path)
+    with pytest.raises(SchemaError, match=r"outcomes.*schema version 99"):
+        old.upgrade()
+
+
+def test_an_old_table_says_what_brings_it_over(old):
+    with pytest.raises(SchemaError, match="replay-pipeline upgrade"):
+        old.root.read("dpo_pairs", old.batches()[0])

@@ -1,0 +1,73 @@
+"""An endpoint that answers with exactly the bytes it is told to, in OpenRouter's protocol."""
+
+import asyncio
+import contextlib
+import threading
+
+from replay_pipeline.types import TeacherSpec
+
+
+class OddServer:
+    """Answers each call by `reply(number, body)`: status, headers and bytes; keeps what it was sent.
+
+    `None` hangs up, `"stall"` never answers. It keeps no answers, so an equal request is charged again: what it replies is up to the test.
+    """
+
+    def __init__(self, reply):
+        self.reply = reply
+        self.bodies = []
+
+    def __enter__(self):
+        self._loop = asyncio.new_event_loop()
+        ready = threading.Event()
+
+        async def serve():
+            self._server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
+            self.port = self._server.sockets[0].getsockname()[1]
+            ready.set()
+            self._ended = asyncio.Event()
+            await self._ended.wait()
+            self._server.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(serve()))
+        self._thread.start()
+        ready.wait()
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    def teacher(self, **more):
+        spec = {
+            "name": "t", "model": "a/b", "base_url": f"http://127.0.0.1:{self.port}/v1",
+            "api_key_env": None, "dialect": "vllm", "timeout_s": 5.0,
+            "price": {"prompt": 1e-6, "completion": 2e-6},
+        }  # fmt: skip
+        return TeacherSpec(**{**spec, **more})
+
+    async def _talk(self, reader, writer):
+        with contextlib.suppress(
+            asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
+        ):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+                length = int(head.split("content-length:")[1].split("\r\n")[0])
+                body = await reader.readexactly(length)
+                self.bodies.append(body)
+                reply = self.reply(len(self.bodies) - 1, body)
+                if reply is None:
+                    break
+                if reply == "stall":
+                    await asyncio.sleep(600)
+                status, headers, data = reply
+                lines = {"content-type": "application/json", "content-length": str(len(data)),
+                         **headers}  # fmt: skip
+                text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+                writer.write(f"HTTP/1.1 {status} X\r\n{text}\r\n".encode() + data)
+                await writer.drain()
+        writer.close()

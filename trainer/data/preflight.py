@@ -1,0 +1,220 @@
+"""What would go wrong with this tokenizer and these rows: counted before any forward pass.
+
+Nothing here needs weights. A pair whose two sides are the same tokens, or one of which is empty,
+teaches nothing; it is taken out and counted, and a run in which there are too many is refused.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.data.dataset import PreferenceData
+from trainer.data.rendering import Renderer, template_message
+from trainer.data.template import TemplateFeatures
+from trainer.errors import DatasetError, TrainerConfigError
+
+logger = logging.getLogger(__name__)
+
+N_PROMPTS = 200
+"""Prompts that are rendered to see how many are cut: enough for a share, and quick."""
+
+NEEDED_BY: dict[str, str] = {
+    "has_system": "system messages",
+    "has_tools": "lists of tools",
+    "has_tool_calls": "tool calls",
+    "has_tool_results": "tool results",
+}
+"""Feature of a template to what rows may have that asks for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightOptions:
+    """What is put up with before a run is refused."""
+
+    plain_rendering: bool = True
+    """Whether what the chat template has no place for is rendered as text; if not, a model whose
+    template lacks what the rows have is refused."""
+    max_unusable_pairs: float = 0.05
+    """Share of pairs that may have two identical sides or an empty one."""
+    max_cut_prompts: float = 0.9
+    """Share of prompts that may lose messages to the token budget."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """What was found."""
+
+    rendered_as_text: dict[str, str]
+    """What rows have and the template has no place for, with how it is rendered."""
+    notes: list[str]
+    """What else is worth knowing of the template."""
+    n_pairs: int
+    n_identical_sides: int
+    n_empty_completions: int
+    n_cut_responses: int
+    """Pairs of which at least one side is longer than `max_response_tokens`."""
+    n_prompts: int
+    """Prompts that were looked at."""
+    n_cut_prompts: int
+    n_with_special_tokens: int
+    """Of those: prompts whose text has special tokens in it, which are broken up."""
+    usable: list[int] = field(repr=False)
+    """Pairs that can teach something."""
+
+    def as_report(self) -> dict[str, Any]:
+        """Return the figures as JSON."""
+        hidden = ("usable",)
+        return {name: value for name, value in vars(self).items() if name not in hidden}
+
+
+def preflight(
+    renderer: Renderer,
+    data: PreferenceData,
+    options: PreflightOptions,
+    *,
+    own_features: TemplateFeatures | None = None,
+) -> Preflight:
+    """Render what there is to render, count what went wrong, and refuse what is too much.
+
+    Args:
+        renderer: with the token budgets of the run.
+        data: the dataset.
+        options: what is put up with.
+        own_features: of the template that the model came with, if another stands in for it.
+
+    Raises:
+        TrainerConfigError: the template lacks what rows have, and plain rendering is forbidden.
+        DatasetError: too many pairs are unusable, or too many prompts are cut.
+    """
+    features = own_features or renderer.features
+    rows: list[Mapping[str, Any]] = [*data.pairs, *data.prompts, *data.positives]
+    asked = _asked(rows, with_tools=renderer.with_tools)
+    missing = {
+        NEEDED_BY[name]: how
+        for name, how in features.missing().items()
+        if name in NEEDED_BY and name in asked
+    }
+    if not features.puts_response_behind_prompt:
+        missing["generation prompts"] = "a template of ours stands in for the model's"
+    if missing and not options.plain_rendering:
+        raise TrainerConfigError(
+            "the model's chat template has no place for "
+            + ", ".join(missing)
+            + ": they would vanish from what is trained on. Allow plain text for them "
+            "(preflight.plain_rendering=true), or take a model whose template knows them"
+        )
+    usable, n_identical, n_empty, n_cut = look_at_pairs(renderer, data.pairs)
+    looked_at = rows[:: max(len(rows) // N_PROMPTS, 1)][:N_PROMPTS]
+    n_cut_prompts, n_special = _look_at_prompts(renderer, looked_at)
+    found = Preflight(
+        rendered_as_text=missing,
+        notes=_notes(features),
+        n_pairs=len(data.pairs),
+        n_identical_sides=n_identical,
+        n_empty_completions=n_empty,
+        n_cut_responses=n_cut,
+        n_prompts=len(looked_at),
+        n_cut_prompts=n_cut_prompts,
+        n_with_special_tokens=n_special,
+        usable=usable,
+    )
+    _refuse(found, options, renderer)
+    return found
+
+
+def look_at_pairs(
+    renderer: Renderer, pairs: Sequence[Mapping[str, Any]]
+) -> tuple[list[int], int, int, int]:
+    """Find the usable pairs; count identical sides, empty sides, and pairs with a cut side."""
+    usable, n_identical, n_empty, n_cut = [], 0, 0, 0
+    for index, row in enumerate(pairs):
+        before = renderer.n_cut_responses
+        chosen, rejected = (renderer.response_ids(row[side]) for side in ("chosen", "rejected"))
+        n_cut += int(renderer.n_cut_responses > before)
+        # One token is the end of the turn.
+        is_empty = min(len(chosen), len(rejected)) <= 1
+        if chosen == rejected:
+            n_identical += 1
+        elif is_empty:
+            n_empty += 1
+        else:
+            usable.append(index)
+    renderer.n_cut_responses = 0
+    return usable, n_identical, n_empty, n_cut
+
+
+def log_findings(found: Preflight) -> None:
+    """Say what was found, as warnings where something was lost or stands in for something."""
+    for what, how in found.rendered_as_text.items():
+        logger.warning("the chat template has no place for %s: %s", what, how)
+    for note in found.notes:
+        logger.info("chat template: %s", note)
+    for count, total, what in (
+        (found.n_identical_sides, found.n_pairs, "pairs have two identical sides, left out"),
+        (found.n_empty_completions, found.n_pairs, "pairs have an empty side, left out"),
+        (found.n_cut_responses, found.n_pairs, "pairs have a side cut at max_response_tokens"),
+        (found.n_cut_prompts, found.n_prompts, "prompts lose messages to max_prompt_tokens"),
+        (found.n_with_special_tokens, found.n_prompts, "prompts quote special tokens"),
+    ):
+        if count:
+            logger.warning("%d of %d %s", count, total, what)
+
+
+def _asked(rows: Sequence[Mapping[str, Any]], *, with_tools: bool) -> set[str]:
+    """Name the features that rows ask of a template."""
+    asked: set[str] = set()
+    for row in rows:
+        if with_tools and row.get("tools"):
+            asked.add("has_tools")
+        actions = [*(row.get("chosen") or ()), *(row.get("rejected") or ())]
+        actions += row.get("completion") or ()
+        for message in [*row["prompt"], *actions]:
+            if message["role"] == "system":
+                asked.add("has_system")
+            if message["role"] == "tool":
+                asked.add("has_tool_results")
+            if message.get("tool_calls"):
+                asked.add("has_tool_calls")
+    return asked
+
+
+def _look_at_prompts(renderer: Renderer, rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    n_before, n_special = renderer.n_cut_prompts, 0
+    for row in rows:
+        renderer.within_budget(row["prompt"], row.get("tools"))
+        if pattern := renderer.special_tokens:
+            messages = [template_message(message) for message in row["prompt"]]
+            n_special += int(any(pattern.search(message["content"]) for message in messages))
+    n_cut, renderer.n_cut_prompts = renderer.n_cut_prompts - n_before, n_before
+    return n_cut, n_special
+
+
+def _notes(features: TemplateFeatures) -> list[str]:
+    notes = {
+        "earlier messages change with what follows: pairs of one session share less": (
+            not features.keeps_prefix
+        ),
+        "thinking of earlier turns is left out": not features.keeps_thinking,
+        "a system message is made up where none is given": features.has_default_system,
+        "roles must alternate: neighbours become one message": not features.has_free_order,
+    }
+    return [note for note, holds in notes.items() if holds]
+
+
+def _refuse(found: Preflight, options: PreflightOptions, renderer: Renderer) -> None:
+    n_unusable = found.n_identical_sides + found.n_empty_completions
+    if n_unusable > options.max_unusable_pairs * found.n_pairs:
+        raise DatasetError(
+            f"{n_unusable} of {found.n_pairs} pairs teach nothing: {found.n_identical_sides} have "
+            f"two identical sides as tokens, {found.n_empty_completions} an empty one "
+            f"(preflight.max_unusable_pairs={options.max_unusable_pairs}). Raise "
+            f"max_response_tokens={renderer.max_response_tokens} if sides differ late, or publish "
+            "pairs whose actions differ"
+        )
+    if found.n_cut_prompts > options.max_cut_prompts * found.n_prompts:
+        raise DatasetError(
+            f"{found.n_cut_prompts} of {found.n_prompts} prompts do not fit into max_prompt_tokens="
+            f"{renderer.max_prompt_tokens} (preflight.max_cut_prompts={options.max_cut_prompts}): "
+            "raise the budget, render_tools=false, or allow a larger share"
+        )
