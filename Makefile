@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo real-model test test-browser test-real screenshots test-frameworks ui check check-deploy audit format bench month stops sbom docs clean
+.PHONY: install demo real-model test test-browser test-real screenshots test-frameworks ui check check-deploy audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -82,6 +82,25 @@ build/deploy-tools: deploy/tools.txt
 	@touch $@
 
 # Asks public lists of vulnerabilities about every pin, so it needs a network and is no part of `test`.
+# The pins with the hashes of their files, as the package index gives them to these versions of Python.
+LOCK_PYTHONS ?= python3.11 python3.12 python3.13
+lock:
+	@mkdir -p build
+	for python in $(LOCK_PYTHONS); do \
+	  $$python -m venv build/lock-$$python && build/lock-$$python/bin/python -m pip install --quiet --upgrade pip \
+	  && build/lock-$$python/bin/python -m pip install --quiet --dry-run --ignore-installed --no-deps \
+	    -r constraints.txt --report build/lock-$$python.json || exit 1; done
+	$(PYTHON) -m docs_tools.lock $(LOCK_PYTHONS:%=build/lock-%.json)
+
+# What the lock holds, as CycloneDX.
+sbom: build/sbom-tools
+	build/sbom-tools/bin/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml \
+	  --output-reproducible --of JSON -o build/sbom.json
+
+build/sbom-tools:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
+
 audit: build/audit-tools
 	grep -v '^#' constraints.txt > build/pins.txt
 	build/audit-tools/bin/pip-audit --strict --no-deps --disable-pip --requirement build/pins.txt

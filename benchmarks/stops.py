@@ -29,7 +29,8 @@ def main() -> None:
         "| started as | signal | first process | calls a second later | answers lost | s to the end | status |"
     )
     print("|---|---|---|---|---|---|---|")
-    for form, number, is_first in itertools.product(FORMS, SIGNALS, (False, True)):
+    forms = sys.argv[1:] or FORMS
+    for form, number, is_first in itertools.product(forms, SIGNALS, (False, True)):
         with tempfile.TemporaryDirectory() as folder:
             done = stop(form, number, Path(folder), is_first=is_first, is_deaf=False)
         missed += is_missed(number, done)
