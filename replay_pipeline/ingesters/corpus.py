@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.errors import IngestError
-from replay_pipeline.garbage_collection import without_collector
 from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
 from replay_pipeline.ingesters.claude_code import ClaudeCode
@@ -25,6 +24,7 @@ from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redaction.redactor import Redactor, user_of
+from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.store import written_whole
 from replay_pipeline.storage.tables import write_table
 from replay_pipeline.types import Progress, Tool

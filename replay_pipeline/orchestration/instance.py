@@ -156,7 +156,7 @@ def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, s
     local_dir = settings.local_dir().absolute()
     home = prepare_home(local_dir)
     serve = python("replay_pipeline.orchestration.serve", str(home / "workspace.yaml"), str(port))
-    return python("replay_pipeline.supervise", *serve), start_environment(
+    return python("replay_pipeline.orchestration.supervise", *serve), start_environment(
         also=_variables(settings),
         DAGSTER_IS_DEV_CLI="1",
         DAGSTER_HOME=str(home),

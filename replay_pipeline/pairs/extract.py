@@ -25,11 +25,11 @@ from replay_pipeline.actions.votes import (
 )
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.families import family_of_model
-from replay_pipeline.garbage_collection import without_collector
 from replay_pipeline.pairs.evidence import Prompt, is_early_stop, is_refusal
 from replay_pipeline.pairs.natural import NaturalPair, natural_pairs
 from replay_pipeline.pairs.report import AgreementStatistics, PairReport, TeacherTally
 from replay_pipeline.pairs.weights import FAILURES, PairWeights
+from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import (
     AgreementLevel,

@@ -179,7 +179,7 @@ def test_pods_with_keys_are_behind_a_policy_that_opens_no_door_and_few_ways_out(
 
 def test_one_supervisor_is_the_first_process_of_every_container_that_buys():
     (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", CONTAINERFILE, re.MULTILINE)
-    assert json.loads(entry) == ["python", "-P", "-m", "replay_pipeline.supervise"]
+    assert json.loads(entry) == ["python", "-P", "-m", "replay_pipeline.orchestration.supervise"]
     assert "entrypoint" not in COMPOSE["services"]["code"]
     (job,) = [each for each in NIGHTLY if each["kind"] == "CronJob"]
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]

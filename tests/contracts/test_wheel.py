@@ -18,7 +18,7 @@ LOADED_BY_NAME = {
     "replay_pipeline.orchestration.sqlite_storage": "dagster.yaml",
     "replay_pipeline.publish.hub": "publish/publisher.py, once a repository is named",
     "replay_pipeline.publish.sync": "publish/publisher.py, once a repository is named",
-    "replay_pipeline.supervise": "the first process of a container",
+    "replay_pipeline.orchestration.supervise": "the first process of a container",
     "replay_pipeline.testing.__main__": "the process of `TeacherServer`",
     "trainer.integrations.openenv.client": "recipes/openenv",
     "trainer.integrations.openenv.server": "python -m",

@@ -141,7 +141,7 @@ def _started(
 def _command(form: str, port: int) -> list[str]:
     bin_dir = Path(sys.executable).parent
     program, dagster = str(bin_dir / "replay-pipeline"), str(bin_dir / "dagster")
-    supervised = [sys.executable, "-P", "-m", "replay_pipeline.supervise"]
+    supervised = [sys.executable, "-P", "-m", "replay_pipeline.orchestration.supervise"]
     night = [program, "run", "--yes", "--no-train"]
     match form:
         case "command line":

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from replay_pipeline.errors import IngestError, SchemaError
-from replay_pipeline.garbage_collection import without_collector
 from replay_pipeline.ingesters import (
     ClaudeCodeIngester,
     IngestResult,
@@ -17,6 +16,7 @@ from replay_pipeline.ingesters import (
     open_traces,
     write_traces,
 )
+from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
 

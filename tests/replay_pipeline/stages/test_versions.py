@@ -28,7 +28,6 @@ CARRIES = {
         "errors",
         "settings",
         "types",
-        "garbage_collection",
         "processes",
         "trust",
         "storage",

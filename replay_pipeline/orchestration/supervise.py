@@ -1,4 +1,4 @@
-"""Run a program, and stop all of it at once: `python -P -m replay_pipeline.supervise PROGRAM ...`.
+"""Run a program, and stop all of it at once: `python -P -m replay_pipeline.orchestration.supervise PROGRAM ...`.
 
 The first process of a container has to pass signals on and to take in processes whose parent is gone.
 Dagster's servers do neither: told to end, they leave the runs that they have started, and those go on
@@ -110,5 +110,7 @@ def _below(root: int) -> Iterator[int]:
 
 if __name__ == "__main__":
     if not sys.argv[1:]:
-        sys.exit("usage: python -P -m replay_pipeline.supervise PROGRAM [ARGUMENT ...]")
+        sys.exit(
+            "usage: python -P -m replay_pipeline.orchestration.supervise PROGRAM [ARGUMENT ...]"
+        )
     sys.exit(main(sys.argv[1:]))
