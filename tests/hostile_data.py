@@ -26,7 +26,9 @@ def hostile_root(root: Path) -> Pipeline:
         _spoil(work.root, table, batch, texts)
     for receipt in work.receipts.all():
         report = _spoiled_report(receipt.report, texts)
-        work.receipts.write(replace(receipt, fingerprint="", report=report, seconds=1.0))
+        work.receipts.write(
+            replace(receipt, fingerprint="", report=report, seconds=1.0, inputs={}, outputs={})
+        )
     work.normalize(batch)
     work.publish()
     work.review()

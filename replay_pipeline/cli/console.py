@@ -214,10 +214,10 @@ def show_status(report: Report) -> None:
             f"REPLAY_TEACHERS={how}.",
             soft_wrap=True,
         )
-    if report["dataset"] is not None:
+    if dataset := report.get("dataset"):
         from replay_pipeline.publish import in_words
 
-        out.print(in_words(report["dataset"].get("blind")), soft_wrap=True)
+        out.print(in_words(dataset.get("blind")), soft_wrap=True)
     if scopes := ledger.get("scopes"):
         rows = {
             scope.pop("scope").replace("partition:", "batch:"): {

@@ -72,6 +72,8 @@ class Poll:
     votes: list[Vote] = field(default_factory=list)
     free_votes: list[Vote] = field(default_factory=list)
     """Votes that decide whom to ask, but make no pair."""
+    siding: set[str] = field(default_factory=set)
+    """Families, voting or not, that would do what the student did."""
     n_asked: int = 0
     explored: Verdict = ASK
     """Why calls at this state are made although a gate would have saved them."""
@@ -93,7 +95,11 @@ class Poll:
             # What a model wrote may be anything: unreadable, it is no vote, and no run ends of it.
             logger.exception("the answer of %s at %s", answer.teacher, answer.state_id)
             return
-        if action is not None and action.is_valid and self.has_vote(family):
+        if action is None or not action.is_valid:
+            return
+        if self.agrees_with_student(action):
+            self.siding.add(family)
+        if self.has_vote(family):
             self.votes.append(Vote(family, answer, action))
 
     def add_free_vote(self) -> None:
@@ -128,6 +134,10 @@ class Poll:
         if self._most(against, families) < max(self.threshold, n_leading):
             return "decided" if n_leading >= self.threshold else "pair_impossible"
         if (pair := self._pair(votes)) is not None:
+            # With as many families on the student's side, the pair would be a dispute: one more
+            # vote may still make it one, so nothing is decided while somebody can be asked.
+            if families and self.siding and pair.n_families <= 1 + len(self.siding):
+                return None
             rivals = [vote for vote in votes if vote not in pair.votes]
             if self._most(rivals, families) < pair.n_families:
                 return "decided"

@@ -188,7 +188,7 @@ def test_a_wrong_recipe_is_refused_before_any_work(tmp_path, step, told):
     recipe = tmp_path / "wrong.yaml"
     recipe.write_text(f"process:\n  - {step}\n")
     with pytest.raises(ConfigError, match=told):
-        DJNormalizer(recipe)
+        DJNormalizer(recipe, allow_operators=["naive_grouper"])
 
 
 @pytest.mark.parametrize("text", ["", "process: []", "- a\n- b", "process: [3]", "{", "\x00"])

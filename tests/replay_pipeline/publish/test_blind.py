@@ -6,7 +6,7 @@ import random
 import pytest
 
 from replay_pipeline.publish import blind_control, in_words, publish
-from replay_pipeline.stages.audit import prompts_decide
+from replay_pipeline.stages.audit.dataset import prompts_decide
 
 
 def message(tool, text):

@@ -13,6 +13,7 @@ from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.summary import night_words, summarize_night
 
 NOW = datetime(2026, 5, 2, 2, tzinfo=UTC)
+PAID = {"newly_spent_usd": 0.0, "unknown_usd": 0.0}
 
 
 def receipt(stage: str, batch: str, *, hours: float = 1.0, **report: Any) -> Receipt:
@@ -57,8 +58,8 @@ def test_without_history_every_batch_is_planned(work):
 
 def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
     first, *rest = work.batches()
-    work.receipts.write(receipt("replay", first, is_complete=True, spent_usd=1.0))
+    work.receipts.write(receipt("replay", first, is_complete=True, spent_usd=1.0, **PAID))
     assert work.fitting(rest, max_total_usd=2.0) == rest[:3]
     assert work.fitting(rest, max_total_usd=0.01) == rest[:1], "at least one goes on"
-    work.receipts.write(receipt("replay", rest[0], is_complete=False, spent_usd=0.9))
+    work.receipts.write(receipt("replay", rest[0], is_complete=False, spent_usd=0.9, **PAID))
     assert work.fitting(rest, max_total_usd=2.0) == rest[:4], "what is paid is not paid again"

@@ -264,7 +264,7 @@ def test_a_range_of_layers_is_read():
 
 
 def test_a_trained_model_is_pushed_whole_and_private_to_a_hub(tmp_path):
-    from replay_pipeline.testing.hub import HubServer
+    from tests.support.hub import HubServer
 
     (tmp_path / "checkpoint").mkdir()
     for name in (
