@@ -133,10 +133,12 @@ class World:
         self.clock.write_text("0")
 
     def write_settings(self, *, budget_usd: float) -> None:
+        # The nights pass in seconds here: a call that a crash lost is given up as quickly.
+        teachers = [t.model_copy(update={"timeout_s": 5.0}) for t in self.server.teachers()]
         write_settings(
             self.root,
             ingest={"sources": [self.sessions.folder], "settle_s": 0},
-            replay={"max_nightly_usd": budget_usd, "teachers": self.server.teachers()},
+            replay={"max_nightly_usd": budget_usd, "teachers": teachers},
         )
 
     def pipeline(self) -> Pipeline:

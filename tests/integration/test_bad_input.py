@@ -126,8 +126,17 @@ def test_an_unknown_model_names_what_is_served(paid_root, tmp_path):
     assert_one_clear_line(done, "z-ai/glm-9", "z-ai/glm-4.6")
 
 
-@pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
-def test_a_budget_that_buys_nothing_or_everything(paid_root, tmp_path, budget):
+def test_a_budget_of_0_changes_nothing(paid_root, tmp_path):
+    before = contents(paid_root)
+    done = command(
+        "replay", "--data", paid_root, "--budget=0", cwd=tmp_path, REPLAY_TEACHERS="sample"
+    )
+    assert done.returncode == 0, done.stderr
+    assert contents(paid_root) == before
+
+
+@pytest.mark.parametrize("budget", ["-1", "nan", "inf"])
+def test_a_budget_that_is_no_ceiling(paid_root, tmp_path, budget):
     before = contents(paid_root)
     done = command(
         "replay", "--data", paid_root, f"--budget={budget}", cwd=tmp_path, REPLAY_TEACHERS="sample"

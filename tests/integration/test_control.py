@@ -59,20 +59,22 @@ def test_the_control_figure_goes_with_the_dataset(tmp_path):
             ingest={"sources": [SESSIONS_DIR]},
             replay={"sample_teachers": True, "student": student},
         )
-        assert run("run", "--no-train", "--data", data, cwd=tmp_path).returncode == 0
-        refused = run("control", "--data", data, cwd=tmp_path)
+        # In the folder that the command is started in, so it has to be named.
+        root = ("--data", data, "--settings", data / "settings.toml")
+        assert run("run", "--no-train", *root, cwd=tmp_path).returncode == 0
+        refused = run("control", *root, cwd=tmp_path)
         assert refused.returncode == 2
         assert "sample" in refused.stderr
         text = (data / "settings.toml").read_text().replace("sample_teachers = true\n", "")
         (data / "settings.toml").write_text(text)
-        done = run("control", "--data", data, "--states", "10", "--json", cwd=tmp_path)
+        done = run("control", *root, "--states", "10", "--json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert report["n_states"] == 10
         assert report["n_valid"] == 10
         assert report["left"] == 1.0
         assert 0 < report["spent_usd"] <= 1.0
-        assert run("publish", "--data", data, cwd=tmp_path).returncode == 0
+        assert run("publish", *root, cwd=tmp_path).returncode == 0
         card = (data / "dataset" / "README.md").read_text()
         assert "## Control run" in card
         assert "| `left` | 1.0 |" in card
