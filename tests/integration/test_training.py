@@ -32,6 +32,7 @@ dataset: there
 output: there
 tiny: {{hidden_size: 32, vocab_size: 512}}
 evaluation: {{max_prompts: 0}}
+preflight: {{max_cut_prompts: 1.0}}
 trl:
   max_steps: {N_STEPS}
   learning_rate: 0.003

@@ -274,7 +274,7 @@ import json, sys
 from pathlib import Path
 import os, signal
 from replay_pipeline.publish import folder, publish, publisher
-from replay_pipeline.storage.tables import table_of
+from tests.full_tables import full_table
 rows, where, step = json.loads(sys.stdin.read()), json.loads(sys.argv[1]), sys.argv[2]
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -289,7 +289,7 @@ elif step == "committing":
     from replay_pipeline.publish import hub
     hub.HubDataset.commit = die
 where["folder"] = Path(where["folder"])
-publish([("b2", table_of(rows, "normalized_pairs"))], **where)
+publish([("b2", full_table(rows, "normalized_pairs"))], **where)
 """
 
 

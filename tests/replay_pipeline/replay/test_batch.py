@@ -105,4 +105,4 @@ def test_limits_of_a_batch_hold_by_teacher_partition_and_tag(tmp_path):
 
 def test_only_routers_with_a_batch_api_take_batches(tmp_path):
     with pytest.raises(ConfigError, match="no batch API"):
-        batch(make_states(1), [TeacherSpec(name="x", model="m", base_url="http://x/v1")], 1, "l")
+        batch(make_states(1), [TeacherSpec(name="x", model="m", base_url="https://x/v1")], 1, "l")
