@@ -107,7 +107,8 @@ class Sessions:
         return {message.state_id for builder in self.open for message in builder.messages}
 
     def _steps(self, builder: SessionBuilder, n: int, what: str) -> None:
-        builder.user(f"Please go on with the parser, {what}: module {len(builder.messages)} fails.")
+        module = len(builder.messages)
+        builder.user(f"Go on with the parser, {what}: tests/test_parser.py fails, module {module}.")
         for i in range(n):
             call = ToolCall(
                 "Read", {"file_path": f"{builder.cwd}/src/{what.replace(' ', '_')}_{i}.py"}
