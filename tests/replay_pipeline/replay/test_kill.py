@@ -178,4 +178,4 @@ def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(tmp_path, nurse
         assert n_charged >= 0.95 * n_payable
         assert round(status.spent_usd * 1e9) == spent_nano
         assert (status.held_usd, status.unknown_usd) == (0, 0)
-    assert n_kills >= 25
+    assert n_kills >= 14  # of 27: a run may be over before it is killed
