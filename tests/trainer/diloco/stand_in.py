@@ -4,8 +4,8 @@ import numpy as np
 
 from trainer.data.dataset import load_preference_data
 from trainer.diloco import OuterReplica, OuterSettings, ParameterVector, outer_preset
+from trainer.integrations.loading import load_model, load_tokenizer
 from trainer.integrations.settings import read_settings
-from trainer.integrations.trl.run import load_model
 
 
 class OtherReplica:
@@ -18,7 +18,8 @@ class OtherReplica:
                 "tiny": {"hidden_size": 32, "vocab_size": 512},
             }
         )  # fmt: skip
-        model, _ = load_model(config, load_preference_data(config.dataset), seed=42)
+        tokenizer = load_tokenizer(config, load_preference_data(config.dataset))
+        model = load_model(config, tokenizer, seed=42)
         view = ParameterVector(model)
         settings = OuterSettings(
             codec="ternary", outer=outer_preset("average"), n_rounds=3,
