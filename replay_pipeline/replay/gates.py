@@ -125,8 +125,9 @@ class Poll:
         """Whether enough teachers agree on an action that the student did not take."""
         return self.student.is_valid and self._pair(self.votes) is not None
 
-    def is_settled(self, families: Set[str]) -> str | None:
-        """Why votes of `families` can no longer make a pair, or take one away; else `None`."""
+    def is_settled(self, asked_next: Set[str]) -> str | None:
+        """Why answers of these families can no longer make a pair, or take one away; else `None`."""
+        families = {family for family in asked_next if self.has_vote(family)}
         votes = self.votes + self.free_votes
         n_leading = Panel(votes).verdict(self.level, self.threshold).n_leading
         against = [vote for vote in votes if not self.agrees_with_student(vote.action)]
@@ -134,9 +135,9 @@ class Poll:
         if self._most(against, families) < max(self.threshold, n_leading):
             return "decided" if n_leading >= self.threshold else "pair_impossible"
         if (pair := self._pair(votes)) is not None:
-            # With as many families on the student's side, the pair would be a dispute: one more
-            # vote may still make it one, so nothing is decided while somebody can be asked.
-            if families and self.siding and pair.n_families <= 1 + len(self.siding):
+            # With as many families on the student's side, the pair is a dispute. One more answer may
+            # settle it, of a family without a vote too, so nothing is decided while some are left.
+            if asked_next and self.siding and pair.n_families <= 1 + len(self.siding):
                 return None
             rivals = [vote for vote in votes if vote not in pair.votes]
             if self._most(rivals, families) < pair.n_families:
@@ -327,8 +328,7 @@ def _read_student(state: TraceState, tools: ToolList | None) -> Action:
 def _exact_stop(name: str) -> TeacherRule:
     def rule(poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict | None:  # noqa: ARG001
         """Stop once no further vote can change whether there is a pair, and which."""
-        families = {teacher.vendor for teacher in left if poll.has_vote(teacher.vendor)}
-        if reason := poll.is_settled(families):
+        if reason := poll.is_settled({teacher.vendor for teacher in left}):
             return Verdict(gate=name, reason=reason)
         return None
 

@@ -2,7 +2,7 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from replay_pipeline.errors import ConfigError
@@ -226,6 +226,14 @@ def n_against_student(outcomes):
 
 
 @settings(max_examples=400, deadline=None)
+# A dispute among those that vote, which an answer of the student's own family settles.
+@example(
+    read(15, 10),
+    (read(1, 10), read(1, 10), read(15, 10), read(1, 10), read(1, 10)),
+    TWO_OF_ONE_VENDOR,
+    1,
+    False,
+)
 @given(
     chained_reads.filter(bool),
     st.tuples(*[chained_reads] * 5),
