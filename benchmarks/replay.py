@@ -83,12 +83,12 @@ async def with_ledger(server: TeacherServer, states: list[TraceState], concurren
     assert all(action.error_code is None for action in report.actions)
 
 
-def wall_over_ideal(concurrency: int, *, scale: float, rounds: int) -> float:
+def wall_over_ideal(client: "Client", concurrency: int, *, scale: float, rounds: int) -> float:
     latency = {"median_s": 2.0 * scale, "p95_s": 5.0 * scale}
     with TeacherServer(script=ANSWER, latency=latency, seed=concurrency) as server:
         states = make_states(rounds * concurrency)
         start = time.perf_counter()
-        asyncio.run(with_ledger(server, states, concurrency))
+        asyncio.run(client(server, states, concurrency))
         wall = time.perf_counter() - start
         return wall / ideal_s(server.latencies(), concurrency)
 
@@ -166,7 +166,7 @@ async def litellm_sdk(server: TeacherServer, states: list[TraceState], concurren
 
 def cpu_ms_per_call(client: Client, n: int, concurrency: int) -> float:
     best = float("inf")
-    for _ in range(2):
+    for _ in range(3):
         with TeacherServer(script=ANSWER) as server:
             states = make_states(n)
             start = cpu_s()
@@ -253,14 +253,16 @@ def measure(*, quick: bool) -> list[dict[str, Any]]:
         figures.append({"figure": name, "value": round(value, 4), "mark": mark})
         print(f"{name:58s} {value:9.3f}  {'' if mark is None else f'<= {mark:g}':8s} {verdict}")
 
-    scale, rounds, n = (0.25, 3, 1000) if quick else (1.0, 4, 3000)
+    scale, rounds, n = (0.25, 4, 1000) if quick else (1.0, 12, 3000)
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for concurrency in (64, 256, 512):
-        ratio = wall_over_ideal(concurrency, scale=scale, rounds=rounds)
+        ratio = wall_over_ideal(with_ledger, concurrency, scale=scale, rounds=rounds)
         note(f"wall over ideal, p95 {5 * scale:g} s, concurrency {concurrency}", ratio, 1.02)
-    httpx_ms = cpu_ms_per_call(bare_httpx, n, 64)
-    note("CPU ms per call, bare httpx, no ledger, concurrency 64", httpx_ms)
+    ratio = wall_over_ideal(bare_aiohttp, 512, scale=scale, rounds=rounds)
+    note("wall over ideal, bare aiohttp, no ledger, concurrency 512", ratio)
     for concurrency in (64, 256):
+        httpx_ms = cpu_ms_per_call(bare_httpx, n, concurrency)
+        note(f"CPU ms per call, bare httpx, no ledger, concurrency {concurrency}", httpx_ms)
         value = cpu_ms_per_call(with_ledger, n, concurrency)
         note(f"CPU ms per call with ledger, concurrency {concurrency}", value)
         note(f"of bare httpx, concurrency {concurrency}", value / httpx_ms, 0.15)

@@ -3,12 +3,13 @@
 It never retries and never gives up early: an aborted call is paid for. Foreign errors end here; a
 `Failure` tells apart a request that never left from one whose outcome is unknown.
 
-Calls go through aiohttp, whose pool costs a third of the CPU time of httpx's and does not grow
-with the connections it holds; the few requests around them (prices, batches) through httpx.
+It goes through aiohttp, whose pool costs a third of the CPU time of httpx's and does not grow with
+the connections it holds.
 """
 
 import asyncio
 import functools
+import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -19,7 +20,6 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
-import httpx
 from pydantic import SecretStr
 
 from replay_pipeline.errors import TeacherAuthError, TeacherResponseError, TeacherTimeoutError
@@ -29,9 +29,6 @@ from replay_pipeline.replay.replies import Answer, Failure, generation_of, read_
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# One line per call at INFO would drown everything else.
-logging.getLogger("httpx").setLevel(logging.WARNING)
 
 _KEEPALIVE_S = 20.0
 _CONNECT_S = 15.0
@@ -56,9 +53,6 @@ class Client:
     def __init__(self, *, max_connections: int = 512) -> None:
         self._max_connections = max_connections
         self._proxies: dict[str, str | None] = {}
-        # Plain http is for loopback, and what is sent there is no matter of a proxy.
-        direct = httpx.AsyncHTTPTransport(verify=_trusted())
-        self._http = httpx.AsyncClient(verify=_trusted(), mounts={"http://": direct})
 
     async def __aenter__(self) -> "Client":
         self._calls = aiohttp.ClientSession(
@@ -72,7 +66,6 @@ class Client:
 
     async def __aexit__(self, *error: object) -> None:
         await self._calls.close()
-        await self._http.aclose()
 
     async def complete(
         self,
@@ -102,14 +95,16 @@ class Client:
         has_cache = "x-openrouter-cache-status" in received
         return Reply(read_reply(response.status, received, content), content, has_cache)
 
-    def _proxy_of(self, base_url: str) -> str | None:
-        """Name the proxy of the environment for an endpoint; none for plain http on loopback."""
-        if base_url not in self._proxies:
-            place = urlsplit(base_url)
+    def _proxy_of(self, url: str) -> str | None:
+        """Name the proxy of the environment for an endpoint; none for plain http, as on loopback."""
+        place = urlsplit(url)
+        if place.netloc not in self._proxies:
             is_direct = place.scheme != "https" or proxy_bypass(place.hostname or "")
             known = getproxies()
-            self._proxies[base_url] = None if is_direct else known.get("https", known.get("all"))
-        return self._proxies[base_url]
+            self._proxies[place.netloc] = (
+                None if is_direct else known.get("https", known.get("all"))
+            )
+        return self._proxies[place.netloc]
 
     async def models(self, base_url: str, key: SecretStr | None = None) -> list[dict[str, Any]]:
         """The models that an endpoint serves, with prices where it lists them.
@@ -172,22 +167,24 @@ class Client:
         if body is not None:
             headers["content-length"] = str(len(body))
         try:
-            response = await self._http.request(
+            async with self._calls.request(
                 "GET" if body is None else "POST",
                 url,
-                content=None if body is None else _pieces(body),
+                data=None if body is None else _pieces(body),
                 headers=headers,
-                timeout=30.0 if body is None else 300.0,
-            )
-            reply = response.json()
-        except (httpx.HTTPError, OSError) as error:
+                timeout=_timeout(30.0 if body is None else 300.0),
+                allow_redirects=False,
+                proxy=self._proxy_of(url),
+            ) as response:
+                reply = json.loads(await response.read())
+        except (aiohttp.ClientError, OSError) as error:
             raise TeacherTimeoutError(f"{url}: cannot be reached ({_words(error)})") from error
         except ValueError as error:
             raise TeacherResponseError(f"{url}: the answer is not JSON") from error
-        if response.status_code in (401, 403):
-            raise TeacherAuthError(f"{url}: the key was rejected ({response.status_code})")
-        if response.status_code >= 400 or not isinstance(reply, dict):
-            raise TeacherResponseError(f"{url}: answered {response.status_code}")
+        if response.status in (401, 403):
+            raise TeacherAuthError(f"{url}: the key was rejected ({response.status})")
+        if response.status >= 400 or not isinstance(reply, dict):
+            raise TeacherResponseError(f"{url}: answered {response.status}")
         return reply
 
 

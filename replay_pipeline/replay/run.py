@@ -1,6 +1,7 @@
 """Replay states through teachers under a ceiling in dollars: the public functions."""
 
 import asyncio
+import gc
 import logging
 import math
 import threading
@@ -348,7 +349,13 @@ class _Replay:
                 if self.gates.is_ordered_by_errors and is_short:
                     open_lanes = _errors_first(open_lanes)
             if self.limit_nano:
-                await engine.run(open_lanes)
+                # Nothing of the plan dies while questions are asked, so the collector, which would
+                # walk through all of it again and again, leaves it alone.
+                gc.freeze()
+                try:
+                    await engine.run(open_lanes)
+                finally:
+                    gc.unfreeze()
             else:
                 for task in (task for _, lane in open_lanes for task in lane):
                     engine.skip(task, "budget")

@@ -138,15 +138,18 @@ def run_once(nursery, job, *, kill_after=None, bill=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settle_s", [2.0, 0.05])
-def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(tmp_path, nursery, settle_s):
+@pytest.mark.parametrize(
+    ("settle_s", "ceilings"), [(2.0, [2, 4, 7, 12, 20]), (0.05, [3, 5, 9, 15])]
+)
+def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
+    tmp_path, nursery, settle_s, ceilings
+):
     """Ceilings worth 2 to 20 reservations, of which kills would have held each for ever.
 
     With the shorter `settle_s` a run ends before the calls that it lost can be over.
     """
     chance = random.Random(settle_s)
-    n_kills = 0
-    for place, n_reservations in enumerate([2, 3, 4, 5, 7, 9, 12, 15, 20]):
+    for place, n_reservations in enumerate(ceilings):
         with TeacherServer(script={"content": "yes " * 200}, latency=0.15) as server:
             [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
             teacher = teacher.model_copy(
@@ -162,8 +165,10 @@ def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(tmp_path, nurse
             ledger = tmp_path / f"{place}.sqlite"
             job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger), "usd": ceiling_usd,
                    "concurrency": 8, "settle_s": settle_s}  # fmt: skip
-            for _ in range(3):
-                n_kills += run_once(nursery, job, kill_after=chance.randint(1, 6), bill=server.bill)
+            was_killed = [
+                run_once(nursery, job, kill_after=chance.randint(1, 6), bill=server.bill)
+                for _ in range(3)
+            ]
             states = make_states(n, n_sessions=n)
             for _ in range(4):
                 run_once(nursery, job)
@@ -178,4 +183,4 @@ def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(tmp_path, nurse
         assert n_charged >= 0.95 * n_payable
         assert round(status.spent_usd * 1e9) == spent_nano
         assert (status.held_usd, status.unknown_usd) == (0, 0)
-    assert n_kills >= 14  # of 27: a run may be over before it is killed
+        assert was_killed[0]  # a later run may end by itself: what the first held is still held
