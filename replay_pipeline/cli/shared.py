@@ -11,7 +11,7 @@ import typer
 from replay_pipeline.cli.console import show_estimate
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.settings import Settings, config_dir
-from replay_pipeline.trust import trust_file
+from replay_pipeline.storage.trust import trust_file
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.pipeline import OnProgress, Pipeline
@@ -52,7 +52,7 @@ _DEMO_HEADER = "# Written by `replay-pipeline demo`."
 
 def prepare_demo(data: Path) -> None:
     """Write the settings of the demo, which the UI reads as well."""
-    from replay_pipeline.settings import environment
+    from replay_pipeline.processes import environment
     from replay_pipeline.storage.store import written_whole
     from replay_pipeline.testing.sample import SESSIONS_DIR
 
