@@ -14,7 +14,7 @@ from typing import Any
 
 from replay_pipeline.ingesters import rows
 from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
-from replay_pipeline.ingesters.json_lines import Spans, lines_in
+from replay_pipeline.ingesters.json_lines import lines_in
 from replay_pipeline.ingesters.labels import KNOWN_AGENTS
 from replay_pipeline.ingesters.rows import Block, Row
 
@@ -32,11 +32,13 @@ _ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"}
 class _Tree:
     """Turns of one chain of rows, built in a single pass."""
 
-    def __init__(self, path: Path | None, spans: Spans, agent: str = "") -> None:
+    def __init__(
+        self, path: Path | None, counts: ReadCounts, agent: str = "", end: int | None = None
+    ) -> None:
         self.turns: list[Turn] = []
         self.path = path
-        self.spans = spans
-        self.counts = spans.inside
+        self.end = end
+        self.counts = counts
         self.agent = agent
         self.segment = 0
         self.by_row: dict[str, Turn | None] = {}
@@ -51,7 +53,6 @@ class _Tree:
 
     def add(self, offset: int, row: Row) -> None:
         """Take one row in; it is counted as used or skipped exactly once."""
-        self.counts = self.spans.at(offset)
         uuid = row.uuid
         if uuid is None:
             # Titles, snapshots and queue operations stand outside the graph: nobody was shown them.
@@ -106,7 +107,7 @@ class _Tree:
             # One pass over the rest of the file, at the first missing parent only: most files
             # have none, and asking per row would make reading quadratic.
             self.later_uuids = set()
-            for line in lines_in(self.path, offset):
+            for line in lines_in(self.path, offset, self.end):
                 self.later_uuids.update(_uuids_in(line))
         return uuid.encode("utf-8", "replace") in self.later_uuids
 
@@ -115,7 +116,6 @@ class _Tree:
         return tip
 
     def _place_late(self, offset: int, row: Row, parent: Turn | None) -> None:
-        self.counts = self.spans.at(offset)
         if row.uuid in self.by_row:
             self.counts.skipped["duplicate_row"] += 1
         else:
@@ -395,7 +395,7 @@ class _Tree:
         agent_id, inner = found
         tree = self.agents.get(agent_id)
         if tree is None:
-            tree = self.agents[agent_id] = _Tree(None, Spans(ReadCounts()), agent_id)
+            tree = self.agents[agent_id] = _Tree(None, ReadCounts(), agent_id)
         inner.version, inner.cwd = row.version, row.cwd
         inner.uuid = inner.uuid or row.uuid
         # Progress rows come in order and name parents of another file: each follows the last.
@@ -538,20 +538,17 @@ class ClaudeCode:
                     return True
         return b'"parentUuid"' in head and b'"sessionId"' in head
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterator[SessionLog]:
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """The main conversation of `path` and those of its subagents, each a log of its own."""
-        spans = Spans(counts, start, end)
         if path.name.startswith(_HOUSEKEEPING_AGENTS):
-            for offset, _ in rows.read_rows(path, spans):
-                spans.at(offset).skipped["housekeeping_agent"] += 1
+            for _ in rows.read_rows(path, counts, end):
+                counts.skipped["housekeeping_agent"] += 1
             return
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
-        tree = _Tree(path, spans, file_agent)
+        tree = _Tree(path, counts, file_agent, end)
         stem = path.stem
         session_id: str | None = None
-        for offset, row in rows.read_rows(path, spans):
+        for offset, row in rows.read_rows(path, counts, end):
             if session_id != stem and row.session_id and (not session_id or row.session_id == stem):
                 session_id = row.session_id
             tree.add(offset, row)

@@ -7,7 +7,6 @@ from typing import Any
 from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
-    Spans,
     arguments_text,
     as_count,
     as_dict,
@@ -47,19 +46,16 @@ class Codex:
             return "instructions" in row and "id" in row and "timestamp" in row
         return head.startswith(b'{"timestamp"') and b'"session_meta"' in head[:200]
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterator[SessionLog]:
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """The one conversation of a rollout."""
-        spans = Spans(counts, start, end)
         talk = Conversation(path.stem, self.name)
-        for offset, row in read_objects(path, spans):
+        for offset, row in read_objects(path, counts, end):
             kind, payload = as_text(row.get("type")), as_dict(row.get("payload"))
             if kind not in _ENVELOPES:
                 is_head = "instructions" in row
                 kind, payload = ("session_meta" if is_head else "response_item"), row
             timestamp = as_text(row.get("timestamp"))
-            spans.count(offset, _take(talk, str(kind), payload, offset, timestamp))
+            counts.count(_take(talk, str(kind), payload, offset, timestamp))
         yield talk.log()
 
 

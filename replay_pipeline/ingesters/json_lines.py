@@ -20,42 +20,23 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Raised for JSON that is broken, of other types than expected, no UTF-8, or nested too deeply."""
 
 
-class Spans:
-    """Counts rows that begin in `[start, end)` apart from those around them."""
-
-    def __init__(self, counts: ReadCounts, start: int = 0, end: int | None = None) -> None:
-        self.inside = counts
-        self.outside = ReadCounts()
-        self.start = start
-        self.end = end if end is not None else 1 << 62
-
-    def at(self, offset: int) -> ReadCounts:
-        """The counts that a row at `offset` belongs to."""
-        return self.inside if self.start <= offset < self.end else self.outside
-
-    def count(self, offset: int, skipped: str | None) -> None:
-        """Count a row as used, or as skipped for that reason."""
-        counts = self.at(offset)
-        if skipped is None:
-            counts.rows_used += 1
-        else:
-            counts.skipped[skipped] += 1
-
-
-def lines_in(path: Path, start: int = 0) -> Iterator[bytes | bytearray]:
-    """The lines of a file from byte `start` on, each with its end of line.
+def lines_in(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes | bytearray]:
+    """Read the lines of a file from byte `start` up to `end`, each with its end of line.
 
     A very long line is put together in place: the file's own iterator would hold it twice.
     """
+    left = (path.stat().st_size if end is None else end) - start
     with path.open("rb", buffering=_BUFFER_BYTES) as file:
         file.seek(start)
-        while line := file.readline(_PIECE_BYTES):
+        while left > 0 and (line := file.readline(min(left, _PIECE_BYTES))):
+            left -= len(line)
             if len(line) < _PIECE_BYTES:
                 yield line
                 continue
             whole = bytearray(line)
-            while not whole.endswith(b"\n") and (piece := file.readline(_PIECE_BYTES)):
+            while not whole.endswith(b"\n") and (piece := file.readline(min(left, _PIECE_BYTES))):
                 whole += piece
+                left -= len(piece)
             yield whole
 
 
@@ -103,11 +84,12 @@ def without_surrogates(text: str) -> str:
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
-def read_objects(path: Path, spans: Spans) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every object of a JSON-lines file with the offset of its line."""
+def read_objects(
+    path: Path, counts: ReadCounts, end: int | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read every object of a JSON-lines file up to byte `end`, with the offset of its line."""
     offset = 0
-    for line in lines_in(path):
-        counts = spans.at(offset)
+    for line in lines_in(path, 0, end):
         try:
             value = _decode(line)
         except UNREADABLE:

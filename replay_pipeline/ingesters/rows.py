@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from replay_pipeline.ingesters.base import ReadCounts
-from replay_pipeline.ingesters.json_lines import UNREADABLE, Spans, lines_in, objects_in
+from replay_pipeline.ingesters.json_lines import UNREADABLE, lines_in, objects_in
 
 _NO_JSON = msgspec.Raw(b"")
 
@@ -93,17 +93,17 @@ _decode = msgspec.json.Decoder(Row).decode
 _decode_progress = msgspec.json.Decoder(ProgressData).decode
 
 
-def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
-    """Every row of the file with the byte offset of its line; counts what cannot be read."""
+def read_rows(path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[tuple[int, Row]]:
+    """Read every row up to byte `end` with the offset of its line; count what cannot be read."""
     offset = 0
-    for line in lines_in(path):
+    for line in lines_in(path, 0, end):
         try:
             row = _decode(line)
         except UNREADABLE:
-            for row in repaired(line, spans.at(offset)):
+            for row in repaired(line, counts):
                 yield offset, row
         else:
-            spans.at(offset).rows += 1
+            counts.rows += 1
             yield offset, row
         offset += len(line)
 

@@ -23,6 +23,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "!ingesters/one_session.py",
         "!ingesters/traces.py",
         "!ingesters/batches.py",
+        "!ingesters/kept_bytes.py",
     ),
     "secret rules": ("redaction/**/*", "!redaction/printable.py", "kingfisher-secret-scanner"),
     "prompts": (
