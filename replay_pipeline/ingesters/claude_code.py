@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters import rows
+from replay_pipeline.ingesters import attachments, rows
 from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.fidelity import clear_unlogged
 from replay_pipeline.ingesters.json_lines import lines_in
-from replay_pipeline.ingesters.labels import KNOWN_AGENTS
 from replay_pipeline.ingesters.rows import Block, Row
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ class _Tree:
         self.by_message: dict[str, Turn] = {}
         self.by_call: dict[str, Turn] = {}
         self.tips: dict[bool, Turn | None] = {False: None, True: None}
+        self.replaced: dict[str, str] = {}
+        """What the model was shown instead of a result, by the id of its call."""
         self.agents: dict[str, _Tree] = {}
         self.preserved: dict[str, _Preserved] = {}
         self.last_preserved: _Preserved | None = None
@@ -54,6 +56,9 @@ class _Tree:
     def add(self, offset: int, row: Row) -> None:
         """Take one row in; it is counted as used or skipped exactly once."""
         uuid = row.uuid
+        if row.type == "content-replacement":
+            self._replace(row)
+            return
         if uuid is None:
             # Titles, snapshots and queue operations stand outside the graph: nobody was shown them.
             self.counts.skipped["bookkeeping"] += 1
@@ -267,9 +272,10 @@ class _Tree:
                     continue
                 owner = turn
                 # A call that is answered twice (a resumed session) went on from the first answer.
-                if block.tool_use_id not in turn.results:
-                    turn.results[block.tool_use_id or ""] = Result(
-                        rows.text_of(block.content),
+                call_id = block.tool_use_id or ""
+                if call_id not in turn.results:
+                    turn.results[call_id] = Result(
+                        self.replaced.get(call_id) or rows.text_of(block.content),
                         bool(block.is_error),
                         row.tool_denial_kind,
                         row.user_feedback,
@@ -304,6 +310,10 @@ class _Tree:
                 turn = self._turn(offset, row, parent, "microcompact")
                 turn.cleared = [item for item in cleared if isinstance(item, str)]
                 self.by_row[row.uuid or ""] = turn
+        elif subtype == "local_command":
+            if text := attachments.plain(rows.value_of(row.content)):
+                self.by_row[row.uuid or ""] = self._turn(offset, row, parent, "command")
+                self.turns[-1].texts = [text]
         elif row.retracted_message_uuids:
             for uuid in row.retracted_message_uuids:
                 turn = self.by_row.get(uuid)
@@ -380,12 +390,28 @@ class _Tree:
         return copy
 
     def _attachment(self, offset: int, row: Row, parent: Turn | None) -> None:
+        fields = rows.loose(row.attachment)
+        text = attachments.shown(fields, row.version)
+        if text is None:
+            # The model may have seen it, and nobody knows in which words: this must be told.
+            self.counts.skipped[f"unknown_attachment_{str(fields.get('type'))[:40]}"] += 1
+            return
         self.counts.rows_used += 1
-        kind, text = _attachment_text(rows.loose(row.attachment))
         if text:
+            kind = "queued" if fields["type"] == "queued_command" else "attachment"
             turn = self._turn(offset, row, parent, kind)
             turn.texts = [text]
             self.by_row[row.uuid or ""] = turn
+
+    def _replace(self, row: Row) -> None:
+        """Put in place of large results what the model was shown of them."""
+        self.counts.rows_used += 1
+        for replaced in rows.replacements(row.replacements):
+            call_id, text = replaced
+            self.replaced[call_id] = text
+            turn = self.by_call.get(call_id)
+            if turn is not None and call_id in turn.results:
+                turn.results[call_id].text = text
 
     def _progress(self, offset: int, row: Row) -> None:
         self.counts.rows_used += 1
@@ -489,40 +515,6 @@ def _user_kind(row: Row, text: str) -> str:
     return "meta" if row.is_meta else "user"
 
 
-_MAX_DEPTH = 20
-_TEXT_FIELDS = ("content", "text", "snippet", "additionalContext", "blockingError", "message")
-
-
-def _attachment_text(attachment: dict[str, Any]) -> tuple[str, str]:
-    """The kind of turn, and the text that the model was shown; empty for what it never saw."""
-    kind = attachment.get("type")
-    if kind == "queued_command":
-        return "queued", _plain(attachment.get("prompt"))
-    if not isinstance(kind, str) or kind not in KNOWN_AGENTS["claude_code"]["reminders"]:
-        return "attachment", ""
-    parts = [_plain(attachment.get(key)) for key in _TEXT_FIELDS]
-    name = attachment.get("filename") or attachment.get("path")
-    if isinstance(name, str):
-        parts.insert(0, name)
-    text = "\n".join(part for part in parts if part)
-    return "attachment", f"<system-reminder>\n{text}\n</system-reminder>" if text else ""
-
-
-def _plain(value: Any, depth: int = 0) -> str:
-    """The text inside a string, blocks or nested content."""
-    if isinstance(value, str):
-        return value
-    if depth > _MAX_DEPTH:
-        return ""
-    if isinstance(value, list):
-        return "\n".join(filter(None, (_plain(item, depth + 1) for item in value)))
-    if isinstance(value, dict):
-        for key in (*_TEXT_FIELDS, "file", "prompt"):
-            if text := _plain(value.get(key), depth + 1):
-                return text
-    return ""
-
-
 class ClaudeCode:
     """Reads the session files of Claude Code, of both format eras."""
 
@@ -565,6 +557,8 @@ def _logs(tree: _Tree, session_id: str) -> Iterator[SessionLog]:
     for agent_id, turns in by_agent.items():
         for index, turn in enumerate(turns):
             turn.index = index
+        if n_times := clear_unlogged(turns):
+            tree.counts.notes["inferred_clearing"] += n_times
         yield SessionLog(
             session_id=f"{session_id}.agent-{agent_id}" if agent_id else session_id,
             agent="claude_code",

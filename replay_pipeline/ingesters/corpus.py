@@ -17,6 +17,7 @@ from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.copilot import Copilot
+from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.increments import digests_of
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
@@ -74,6 +75,9 @@ class IngestReport:
     usage: Counter[str] = field(default_factory=Counter)
     """Recorded tokens, each API message once."""
     redactions: dict[str, int] = field(default_factory=dict)
+    fidelity: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By agent and client version: states with a recorded usage, and the share whose prefix is
+    predicted within 10 % of it."""
 
     def to_json(self) -> dict[str, Any]:
         """Give the report as plain JSON values, names in order."""
@@ -401,6 +405,11 @@ class _Corpus:
         report.rows, report.rows_used = self.counts.rows, self.counts.rows_used
         report.skipped, report.notes = self.counts.skipped, self.counts.notes
         report.redactions = self.redactor.counts if self.redactor else {}
+        report.fidelity = shares_by_client(sessions, states)
+        if unknown := [reason for reason in report.skipped if reason.startswith("unknown_")]:
+            logger.warning(
+                "rows that the model may have seen are not shown: %s", ", ".join(unknown)
+            )
         return IngestResult(
             sessions=sessions, turns=turns, states=states, tools=tools.table(), report=report
         )

@@ -79,6 +79,8 @@ class Row(msgspec.Struct, rename="camel"):
     compact_metadata: msgspec.Raw = _NO_JSON
     microcompact_metadata: msgspec.Raw = _NO_JSON
     retracted_message_uuids: list[str] | None = None
+    content: msgspec.Raw = _NO_JSON
+    replacements: msgspec.Raw = _NO_JSON
 
 
 class ProgressData(msgspec.Struct, rename="camel"):
@@ -131,7 +133,9 @@ def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
     return _salvaged(value)
 
 
-_RAW_FIELDS = {"data", "attachment", "compactMetadata", "microcompactMetadata"}
+_RAW_FIELDS = {
+    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "replacements"
+}  # fmt: skip
 
 
 def _as_raw(value: dict[str, Any]) -> dict[str, Any]:
@@ -246,12 +250,25 @@ def json_text(raw: msgspec.Raw) -> str:
     return str(memoryview(raw), "utf-8", "replace")
 
 
+def value_of(raw: msgspec.Raw) -> Any:
+    """Read a side-car as plain JSON; `None` when it is absent or cannot be read."""
+    try:
+        return msgspec.json.decode(raw) if raw else None
+    except UNREADABLE:
+        return None
+
+
 def loose(raw: msgspec.Raw) -> dict[str, Any]:
     """A side-car as plain JSON; empty when it is absent or no object."""
-    if not raw:
-        return {}
-    try:
-        value = msgspec.json.decode(raw)
-    except UNREADABLE:
-        return {}
+    value = value_of(raw)
     return value if isinstance(value, dict) else {}
+
+
+def replacements(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:
+    """Give the calls whose results were shown otherwise, each with what was shown."""
+    found = value_of(raw)
+    for item in found if isinstance(found, list) else ():
+        if isinstance(item, dict):
+            call_id, text = item.get("toolUseId"), item.get("replacement")
+            if isinstance(call_id, str) and isinstance(text, str):
+                yield call_id, text

@@ -28,6 +28,7 @@ from replay_pipeline.ingesters import (
     restore,
     without_states,
 )
+from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
 from replay_pipeline.processes import python
@@ -242,6 +243,7 @@ class Pipeline(Project):
                             "outcomes": dict(
                                 sorted(Counter(left["states"]["outcome"].to_pylist()).items())
                             ),
+                            "fidelity": shares_by_client(left["sessions"], left["states"]),
                             "n_superseded": receipt.report.get("n_superseded", 0) + len(taken),
                         },
                         outputs=self._digests(owner, INGESTED),
