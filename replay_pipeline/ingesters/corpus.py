@@ -1,7 +1,9 @@
 """Ingestion of many files: dedup, labels, redaction, and the tables at rest."""
 
+import codecs
 import json
 import logging
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -174,12 +176,24 @@ def _slices(
 
 
 def session_files(folder: Path) -> list[Path]:
-    """Files under `folder` that may be sessions, sorted."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix in _SUFFIXES and path.is_file() and _may_be_session(path)
-    )
+    """Find the files under `folder` that may be sessions, sorted; links to folders are followed.
+
+    A folder that cannot be read is told.
+    """
+    found: list[Path] = []
+    seen: set[Path] = set()
+    for name, folders, files in os.walk(folder, onerror=_tell_unreadable, followlinks=True):
+        here = Path(name)
+        # A link to a folder above it would lead around in a circle.
+        folders[:] = [inner for inner in folders if (here / inner).resolve() not in seen]
+        seen.update((here / inner).resolve() for inner in folders)
+        paths = [here / file for file in files]
+        found += [p for p in paths if p.suffix in _SUFFIXES and p.is_file() and _may_be_session(p)]
+    return sorted(found)
+
+
+def _tell_unreadable(error: OSError) -> None:
+    logger.warning("%s: folder cannot be read (%s); left out", error.filename, error.strerror)
 
 
 def _may_be_session(path: Path) -> bool:
@@ -257,6 +271,10 @@ class _Corpus:
             return
         if not head.strip():
             self.report.skipped_files["empty"] += 1
+            return
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            logger.warning("%s: is UTF-16; write it as UTF-8", source.path)
+            self.report.skipped_files["utf_16"] += 1
             return
         reader = next((i for i in INGESTERS if i.sniff(head)), None)
         if reader is None:

@@ -5,13 +5,17 @@ system prompt and tools cost (the same within a segment, and invisible in the lo
 its messages cost. A prefix that is missing a branch, or has one too many, does not fit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from statistics import median
 
 import pyarrow as pa
 
 from replay_pipeline.ingesters.base import Turn, path_to
 
+FITTED_AGENT = "claude_code"
+"""Its sessions are those to which the figures below were fitted."""
+_MIN_GROWTH_TOKENS = 100
 TOLERANCE = 0.1
 """A prediction is right within this share of what was recorded."""
 TOKENS_PER_CHAR_TEXT = 0.267
@@ -82,11 +86,13 @@ def shares_by_client(sessions: pa.Table, states: pa.Table) -> dict[str, dict[str
     }
 
 
-def predict_context(turns: Sequence[Turn]) -> dict[Turn, int]:
+def predict_context(turns: Sequence[Turn], *, agent: str = FITTED_AGENT) -> dict[Turn, int]:
     """Predict the prompt tokens of each state that has a recorded usage.
 
     The cost of what the log does not show (system prompt, tools, instructions) is fitted once per
-    compaction segment and run of the client, as the median of the differences.
+    compaction segment and run of the client, as the median of the differences. Models of other
+    agents have other tokenizers: for their sessions one scale is fitted as well, to the growth
+    from one prompt to the next.
     """
     costs = _Costs()
     by_run: dict[tuple[object, ...], list[Turn]] = {}
@@ -94,12 +100,24 @@ def predict_context(turns: Sequence[Turn]) -> dict[Turn, int]:
         costs.add(turn)
         if _n_recorded(turn):
             by_run.setdefault((turn.agent, turn.segment, costs.run[turn]), []).append(turn)
+    scale = 1.0 if agent == FITTED_AGENT else _scale_of(by_run.values(), costs)
     predicted: dict[Turn, int] = {}
     for states in by_run.values():
-        hidden = median(_n_recorded(state) - costs.before[state] for state in states)
+        hidden = median(_n_recorded(state) - scale * costs.before[state] for state in states)
         for state in states:
-            predicted[state] = max(0, round(hidden + costs.before[state]))
+            predicted[state] = max(0, round(hidden + scale * costs.before[state]))
     return predicted
+
+
+def _scale_of(runs: Iterable[list[Turn]], costs: "_Costs") -> float:
+    """Recorded tokens for one that is estimated, as the median over all steps."""
+    steps = [
+        ((_n_recorded(after) - _n_recorded(before)) / growth)
+        for states in runs
+        for before, after in pairwise(states)
+        if (growth := costs.before[after] - costs.before[before]) > _MIN_GROWTH_TOKENS
+    ]
+    return min(max(median(steps), 0.5), 1.5) if steps else 1.0
 
 
 def clear_unlogged(turns: Sequence[Turn]) -> int:

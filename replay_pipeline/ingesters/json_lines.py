@@ -41,23 +41,30 @@ def lines_in(path: Path, start: int = 0, end: int | None = None) -> Iterator[byt
 
 
 def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str, Any]]:
-    """The JSON objects of one line; what is no object is counted as skipped."""
+    """Read the JSON objects of one line; what is no object is counted as skipped.
+
+    A writer that was killed leaves half a row without an end of line, and the next row is glued to
+    it: what stands behind the broken part is read again from where a row begins.
+    """
     text = line.strip(_JUNK).decode("utf-8", "replace")
     if not text:
+        if line.strip():  # a block of zeros, as a crash of the machine leaves it
+            counts.rows += 1
+            counts.skipped["null_bytes"] += 1
         return
     if "\x00" in text:
         text = text.replace("\x00", "")
-    decoder = json.JSONDecoder(strict=False)
     position, n_documents = 0, 0
     while position < len(text):
         try:
-            value, position = decoder.raw_decode(text, position)
+            value, position = _decoder.raw_decode(text, position)
             value = _cleaned(value, counts) if isinstance(value, dict) else None
         except (ValueError, RecursionError):
             counts.rows += 1
             is_whole = line.endswith(b"\n")
-            counts.skipped["not_json" if is_whole else "truncated"] += 1
-            break
+            position = _next_row(text, position + 1)
+            counts.skipped["not_json" if is_whole or position < len(text) else "truncated"] += 1
+            continue
         n_documents += 1
         counts.rows += 1
         if value is not None:
@@ -68,6 +75,29 @@ def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str
             position += 1
     if n_documents > 1:
         counts.notes["glued_line"] += n_documents - 1
+
+
+_decoder = json.JSONDecoder(strict=False)
+_ROW_KEYS = frozenset({"uuid", "sessionId", "timestamp", "payload", "messages", "nodes"})
+"""Of rows, one has at least one of these; the objects inside a row have none."""
+_MAX_TRIES = 10_000
+
+
+def _next_row(text: str, position: int) -> int:
+    """Where the next whole row begins; the end of the text if there is none."""
+    for _ in range(_MAX_TRIES):
+        position = text.find('{"', position)
+        if position < 0:
+            break
+        try:
+            value, _ = _decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            position += 1
+            continue
+        if not _ROW_KEYS.isdisjoint(value):
+            return position
+        position += 1
+    return len(text)
 
 
 def _cleaned(value: dict[str, Any], counts: ReadCounts) -> dict[str, Any]:
