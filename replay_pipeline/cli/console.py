@@ -131,7 +131,9 @@ def show_ingest(report: Report) -> None:
     """What was read, and what was skipped."""
     names = ("sessions", "turns", "states")
     rows = [(name, report.get(f"n_{name}", report.get(name))) for name in names]
-    _table("Ingested", [*rows, ("skipped rows", report.get("skipped", report.get("rows_skipped")))])
+    rows.append(("skipped rows", report.get("skipped", report.get("rows_skipped"))))
+    rows.append(("skipped files", report.get("skipped_files", report.get("files_skipped"))))
+    _table("Ingested", rows)
 
 
 def show_estimate(report: Report) -> None:

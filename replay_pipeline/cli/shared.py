@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from replay_pipeline.cli.console import show_estimate
+from replay_pipeline.cli.console import err, show_estimate
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.settings import Settings, config_dir
 from replay_pipeline.storage.trust import trust_file
@@ -45,6 +45,17 @@ def open_pipeline(
     from replay_pipeline.stages.pipeline import Pipeline
 
     return Pipeline(load(settings, data, changes=changes), on_progress=on_progress)
+
+
+def exit_if_failed(report: dict[str, Any]) -> None:
+    """End the command with status 1 if batches have failed, after everything else was done."""
+    if failed := report.get("failed_batches"):
+        why = "; ".join(f"{batch}: {reason}" for batch, reason in sorted(failed.items()))
+        err.print(
+            f"{len(failed)} batches could not be ingested and wait for the next run: {why}",
+            markup=False,
+        )
+        raise typer.Exit(1)
 
 
 _DEMO_HEADER = "# Written by `replay-pipeline demo`."

@@ -227,7 +227,8 @@ def test_what_was_read_from_logs_that_are_gone_is_redacted_again(tmp_path, monke
     sessions = tmp_path / "sessions"
     shutil.copytree(SESSIONS_DIR / "-home-mira-code-tideline", sessions)
     work = sample_root(tmp_path / "data")
-    work = pipeline_at(tmp_path / "data", ingest={"sources": [sessions]})
+    options = {"sources": [sessions], "keeps_bytes": False}
+    work = pipeline_at(tmp_path / "data", ingest=options)
     batch = work.ingest_new()[0]
     before = {name: work.root.read(name, batch) for name in ("turns", "states")}
     shutil.rmtree(sessions)
