@@ -366,8 +366,10 @@ class _Call:
         prompt = msgspec.json.encode([body.get("tools") or [], *map(_unmarked, messages)])
         session = body.get("session_id")
         vendor = model.model.split("/")[0]
-        is_marked = vendor not in _MARKED_VENDORS or b'"cache_control"' in msgspec.json.encode(
-            messages
+        is_marked = (
+            vendor not in _MARKED_VENDORS
+            or (vendor == "anthropic" and bool(body.get("cache_control")))
+            or b'"cache_control"' in msgspec.json.encode(messages)
         )
         is_cacheable = bool(session) and model.cache_read is not None and is_marked
         cache = router.prompts
