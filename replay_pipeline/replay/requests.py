@@ -65,7 +65,7 @@ class RequestBuilder:
 
     def question(self, state: TraceState, teacher: TeacherSpec) -> Question:
         """Name the question that `state` puts to `teacher`."""
-        prompt = self._serialize(state)
+        prompt = self.prompt(state)
         params = self._params(teacher)
         head = {
             "catalogue": CATALOGUE_VERSION,
@@ -88,7 +88,7 @@ class RequestBuilder:
 
     def begins_with(self, state: TraceState, before: "Prefix | None") -> "tuple[bool, Prefix]":
         """Say whether the prompt of `state` begins with another's, and give its own prefix."""
-        prompt = self._serialize(state)
+        prompt = self.prompt(state)
         # Without the bracket that closes the list of messages.
         messages = prompt.messages_json
         mine = (len(messages) - 1, _hash(prompt.tools_json, messages[:-1]))
@@ -108,7 +108,7 @@ class RequestBuilder:
             n_asked: so many of the messages were sent before, in this order: the prompt cache is
                 marked there.
         """
-        prompt = self._serialize(state)
+        prompt = self.prompt(state)
         ask = self._ask(teacher, price, state, n_asked)
         return _json.encode(dialect_of(teacher).body(prompt, ask))
 
@@ -148,7 +148,8 @@ class RequestBuilder:
         )
         return params
 
-    def _serialize(self, state: TraceState) -> Prompt:
+    def prompt(self, state: TraceState) -> Prompt:
+        """Give the prompt of a state as every provider takes it; the last one is kept."""
         if self._state is state:
             return self._prompt
         messages = well_formed(window_messages(state["messages"], self.options.window))
