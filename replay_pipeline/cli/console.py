@@ -152,6 +152,17 @@ def show_estimate(report: Report) -> None:
         )
     table.add_row("all", "", "", "", f"{report['expected_usd']:.4f}", f"{report['bound_usd']:.4f}")
     out.print(table)
+    for row in report["teachers"]:
+        for note in row["adaptations"]:
+            out.print(f"{escape(row['teacher'])}: {escape(note)}", soft_wrap=True)
+    for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
+        if each and (buys := each["buys"]):
+            out.print(
+                f"{heading}: ${each['low_usd']:.2f} to ${each['high_usd']:.2f}; "
+                f"${buys['usd']:g} ask {buys['n_states']:,} of {each['n_states']:,} states, for "
+                f"some {buys['n_pairs']:,} pairs",
+                soft_wrap=True,
+            )
 
 
 def _draw_batches(

@@ -106,12 +106,14 @@ def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) ->
     if yes or work.settings.replay.sample_teachers:
         return
     estimate = work.estimate(batches).to_json()
-    if estimate["expected_usd"] <= work.settings.replay.confirm_above_usd:
+    # The ceiling holds whatever is expected: no more than it can be spent.
+    most_usd = min(estimate["expected_usd"], work.settings.replay.max_total_usd)
+    if most_usd <= work.settings.replay.confirm_above_usd:
         return
     show_estimate(estimate)
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"this run is expected to cost {estimate['expected_usd']:.2f} USD, more than "
+            f"this run is expected to cost {most_usd:.2f} USD, more than "
             f"{work.settings.replay.confirm_above_usd:.2f}: give --yes, or raise "
             "`replay.confirm_above_usd`"
         )
