@@ -1,0 +1,561 @@
+"""Whether pairs make a real language model decide better: arms, measures, a table.
+
+    python recipes/real_model/proof.py --model build/real-model/smollm2-135m-instruct
+
+Trains LoRA adapters on the upper layers of a causal LM, once for each arm and seed, on the twins of
+`repositories.py`, and measures each on repositories and on families that it never saw. An arm that
+is done is kept in the output folder and not run again; `table.json` has what there is. The
+activations below the adapted layers never change and are kept as well.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from repositories import BLANK, Repository, conversation, execute, repositories
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trainer.data.evaluation import end_tokens
+from trainer.data.rendering import Renderer
+from trainer.data.rewards import agreement, as_message
+from trainer.losses.preference import simpo_loss
+
+Row = tuple[list[int], list[list[int]]]
+"""A prompt, and the responses behind it, as token ids."""
+
+TESTED = ("new_repositories", "new_families")
+BETA = 8.0
+ANCHOR = 0.1
+"""Weight of the log-probability of the chosen side, which preference losses let fall."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the arms have in common."""
+
+    rank: int = 16
+    alpha: int = 32
+    first_layer: int = 12
+    learning_rate: float = 5e-4
+    steps: int = 182
+    """Twins that are trained on, one a step."""
+    max_new_tokens: int = 40
+
+
+class Policy:
+    """A causal LM whose upper layers may carry adapters."""
+
+    def __init__(self, folder: str, options: Options, cache: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        self.renderer = Renderer(tokenizer=self.tokenizer)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.base = loaded.to(self.device).eval().requires_grad_(False)
+        self.options = options
+        self.model: Any = self.base
+        self.cache = cache
+        self.lower: dict[str, Tensor] = (
+            torch.load(cache, weights_only=True) if cache.is_file() else {}
+        )
+
+    def adapt(self, seed: int) -> None:
+        """Put fresh adapters on the upper layers."""
+        from peft import LoraConfig, get_peft_model
+
+        options = self.options
+        torch.manual_seed(seed)
+        config = LoraConfig(
+            r=options.rank,
+            lora_alpha=options.alpha,
+            target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+            layers_to_transform=list(range(options.first_layer, len(self.base.model.layers))),
+            task_type="CAUSAL_LM",
+        )
+        self.model = get_peft_model(self.base, config)
+
+    def restore(self) -> None:
+        """Take the adapters off."""
+        if self.model is not self.base:
+            self.base = self.model.unload()
+            self.model = self.base
+
+    def prompt(self, messages: Sequence[Any]) -> list[int]:
+        return self.renderer.prompt_ids(messages)
+
+    def response(self, message: Any) -> list[int]:
+        return self.renderer.response_ids(message)
+
+    def logps(self, rows: Sequence[Row], *, keep: bool = False) -> list[list[Tensor]]:
+        """Average log-probability per token of every response, behind its prompt.
+
+        One pass over a tree: what the prompts begin with in common, the rest of each prompt, the
+        responses behind it.
+
+        Args:
+            rows: prompts with their responses.
+            keep: whether the activations below the adapted layers are worth keeping.
+        """
+        ids, positions, mask, spans = _tree(rows)
+        ids, positions, mask = ids.to(self.device), positions.to(self.device), mask.to(self.device)
+        body = self.base.model
+        rotary = body.rotary_emb(torch.empty(1, device=self.device), positions[None])
+        key = hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()
+        if key in self.lower:
+            hidden = self.lower[key].to(self.device)
+        else:
+            with torch.no_grad():
+                hidden = body.embed_tokens(ids[None])
+                hidden = self._through(0, self.options.first_layer, hidden, mask, rotary)
+            if keep:
+                self.lower[key] = hidden.cpu()
+        hidden = self._through(self.options.first_layer, len(body.layers), hidden, mask, rotary)
+        hidden = body.norm(hidden[0])
+        found: list[list[Tensor]] = []
+        for by_row in spans:
+            found.append([])
+            for before, targets in by_row:
+                logits = self.base.lm_head(hidden[before])
+                picked = F.log_softmax(logits, -1).gather(1, targets[:, None].to(self.device))
+                found[-1].append(picked.mean())
+        return found
+
+    def _through(self, first: int, last: int, hidden: Any, mask: Any, rotary: Any) -> Any:
+        for layer in self.base.model.layers[first:last]:
+            hidden = layer(hidden, attention_mask=mask, position_embeddings=rotary)
+        return hidden
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[list[int]], *, temperature: float = 0.0, batch_size: int = 32
+    ) -> list[str]:
+        """Answer prompts, greedily unless a temperature is given."""
+        answers: list[str] = []
+        sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
+        for start in range(0, len(prompts), batch_size):
+            batch = self.tokenizer.pad(
+                {"input_ids": list(prompts[start : start + batch_size])}, return_tensors="pt"
+            ).to(self.device)
+            ids = self.model.generate(
+                **batch,
+                **(sampling or {"do_sample": False}),
+                max_new_tokens=self.options.max_new_tokens,
+                pad_token_id=self.tokenizer.pad_token_id,
+                eos_token_id=end_tokens(self.model, self.tokenizer),
+            )
+            new = ids[:, batch["input_ids"].shape[1] :]
+            answers += self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return answers
+
+    def save_lower(self) -> None:
+        self.cache.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(self.lower, self.cache)
+
+
+def _tree(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[Tensor, Tensor]]]]:
+    """Lay rows out as one sequence; who may look at whom is in the mask.
+
+    Returns:
+        ids and positions [N], the mask [1, 1, N, N], and for each response of each row the places
+        whose hidden states predict it, with its ids.
+    """
+    shortest = min(len(prompt) for prompt, _ in rows)
+    n_common = 0
+    while n_common < shortest and len({prompt[n_common] for prompt, _ in rows}) == 1:
+        n_common += 1
+    ids, positions = list(rows[0][0][:n_common]), list(range(n_common))
+    owners: list[tuple[int, int]] = [(-1, -1)] * n_common  # row and response; -1: shared
+    spans: list[list[tuple[Tensor, Tensor]]] = []
+    for place, (prompt, responses) in enumerate(rows):
+        ids += prompt[n_common:]
+        positions += range(n_common, len(prompt))
+        owners += [(place, -1)] * (len(prompt) - n_common)
+        last = len(ids) - 1 if len(prompt) > n_common else n_common - 1
+        spans.append([])
+        for which, response in enumerate(responses):
+            start = len(ids)
+            before = torch.tensor([last, *range(start, start + len(response) - 1)])
+            spans[-1].append((before, torch.tensor(response)))
+            ids += response
+            positions += range(len(prompt), len(prompt) + len(response))
+            owners += [(place, which)] * len(response)
+    row_N, response_N = torch.tensor(owners).T
+    same_row = (row_N[None] == -1) | (row_N[None] == row_N[:, None])
+    same_response = (response_N[None] == -1) | (response_N[None] == response_N[:, None])
+    causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+    mask = (causal & same_row & same_response)[None, None]
+    return torch.tensor(ids), torch.tensor(positions), mask, spans
+
+
+# --- arms ----------------------------------------------------------------------------------------
+
+
+def twin_rows(policy: Policy, repository: Repository, prompts: Repository | None = None) -> list[Row]:
+    """Both prompts of a twin, each with both actions."""
+    responses = [policy.response(call) for call in repository.calls]
+    shown = prompts or repository
+    return [(policy.prompt(shown.prompt(is_twin)), responses) for is_twin in (False, True)]
+
+
+def preference(policy: Policy, rows: Sequence[Row], chosen: Sequence[int], keep: bool) -> Tensor:
+    """Contrast both actions behind both prompts; `chosen` says which is preferred behind each."""
+    sides = policy.logps(rows, keep=keep)
+    good = torch.stack([pair[c] for pair, c in zip(sides, chosen, strict=True)])
+    bad = torch.stack([pair[1 - c] for pair, c in zip(sides, chosen, strict=True)])
+    return simpo_loss(good, bad, beta=BETA, gamma=0.0) - ANCHOR * good.mean()
+
+
+def pairs(policy: Policy, repository: Repository, draw: random.Random, pool: Any) -> Tensor:
+    """Prefer what the prompt asks for."""
+    return preference(policy, twin_rows(policy, repository), (0, 1), keep=True)
+
+
+def swapped(policy: Policy, repository: Repository, draw: random.Random, pool: Any) -> Tensor:
+    """Prefer the other action."""
+    return preference(policy, twin_rows(policy, repository), (1, 0), keep=True)
+
+
+def random_consensus(
+    policy: Policy, repository: Repository, draw: random.Random, pool: Any
+) -> Tensor:
+    """Prefer either action by a coin of each state."""
+    coin = (draw.randrange(2), draw.randrange(2))
+    return preference(policy, twin_rows(policy, repository), coin, keep=True)
+
+
+def shuffled(policy: Policy, repository: Repository, draw: random.Random, pool: Any) -> Tensor:
+    """Prefer what is right behind a prompt that belongs to another repository."""
+    stranger = draw.choice([one for one in pool if one.family is not repository.family])
+    return preference(policy, twin_rows(policy, repository, stranger), (0, 1), keep=False)
+
+
+def sft(policy: Policy, repository: Repository, draw: random.Random, pool: Any) -> Tensor:
+    """Imitate the chosen side alone."""
+    rows = [(prompt, [both[i]]) for i, (prompt, both) in enumerate(twin_rows(policy, repository))]
+    return -torch.stack([one for [one] in policy.logps(rows)]).mean()
+
+
+Loss = Callable[[Policy, Repository, random.Random, Any], Tensor]
+LOSSES: dict[str, Loss] = {
+    "pairs": pairs,
+    "swapped": swapped,
+    "shuffled": shuffled,
+    "random": random_consensus,
+    "sft": sft,
+}
+
+
+def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> dict[str, Any]:
+    """Train one arm; returns what it cost and its losses."""
+    options, draw = policy.options, random.Random(seed)
+    policy.adapt(seed)
+    trained = [p for p in policy.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, weight_decay=0.0)
+    losses: list[float] = []
+    started, n_tokens = time.process_time(), 0
+    # At equal tokens: a step of SFT has half of the responses.
+    budget = options.steps * _step_tokens(policy, pool[0], "pairs")
+    order: list[Repository] = []
+    samples = on_policy_samples(policy, pool, seed) if arm == "on_policy" else None
+    while n_tokens < budget:
+        if not order:
+            order = draw.sample(list(pool), len(pool))
+        repository = order.pop()
+        if samples is not None:
+            loss = on_policy(policy, repository, samples)
+            if len(losses) == options.steps // 2:
+                samples = on_policy_samples(policy, pool, seed + 1)
+        else:
+            loss = LOSSES[arm](policy, repository, draw, pool)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        n_tokens += _step_tokens(policy, pool[0], "sft" if arm == "sft" else "pairs")
+        if len(losses) % 20 == 0:
+            print(f"{arm} {seed}: step {len(losses)}, loss {sum(losses[-20:]) / 20:.3f}", flush=True)
+    return {
+        "steps": len(losses),
+        "loss_first_20": sum(losses[:20]) / 20,
+        "loss_last_20": sum(losses[-20:]) / 20,
+        "cpu_s": time.process_time() - started,
+    }
+
+
+def _step_tokens(policy: Policy, repository: Repository, kind: str) -> int:
+    rows = twin_rows(policy, repository)
+    if kind == "sft":
+        rows = [(prompt, both[:1]) for prompt, both in rows]
+    return len(_tree(rows)[0])
+
+
+def on_policy_samples(
+    policy: Policy, pool: Sequence[Repository], seed: int
+) -> dict[tuple[int, bool], str]:
+    """Sample the model as it is at every state that is trained on."""
+    torch.manual_seed(seed)
+    states = [(one, is_twin) for one in pool for is_twin in (False, True)]
+    prompts = [policy.prompt(one.prompt(is_twin)) for one, is_twin in states]
+    answers = policy.generate(prompts, temperature=0.7)
+    agree = sum(
+        agreement(as_message(text), one.calls[one.right(is_twin)]) is not None
+        for (one, is_twin), text in zip(states, answers, strict=True)
+    )
+    print(f"on-policy samples: {agree} of {len(states)} agree with the consensus", flush=True)
+    return {
+        (one.number, is_twin): text for (one, is_twin), text in zip(states, answers, strict=True)
+    }
+
+
+def on_policy(policy: Policy, repository: Repository, samples: Any) -> Tensor:
+    """Prefer the consensus to the model's own sample; where they agree, imitate it."""
+    rows: list[Row] = []
+    for is_twin in (False, True):
+        call = repository.calls[repository.right(is_twin)]
+        text = samples[repository.number, is_twin]
+        sides = [policy.response(call)]
+        if agreement(as_message(text), call) is None:
+            sides.append(policy.response({"role": "assistant", "content": text}))
+        rows.append((policy.prompt(repository.prompt(is_twin)), sides))
+    losses = []
+    for sides in policy.logps(rows):
+        loss = -ANCHOR * sides[0]
+        if len(sides) == 2:
+            loss = loss + simpo_loss(sides[0][None], sides[1][None], beta=BETA, gamma=0.0)
+        losses.append(loss)
+    return torch.stack(losses).mean()
+
+
+# --- measures ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def measure(policy: Policy, tested: Sequence[Repository], general: Sequence[list[int]]) -> Any:
+    """Measure one model: hits of every pair under three prompts, greedy actions, general loss.
+
+    A stranger's prompt costs a pass of its own, and is shown at every second repository.
+    """
+    draw = random.Random(0)
+    blank = policy.prompt(conversation(BLANK))
+    states: list[dict[str, Any]] = []
+    for repository in tested:
+        own = policy.logps(twin_rows(policy, repository), keep=True)
+        [nothing] = policy.logps([(blank, [policy.response(c) for c in repository.calls])])
+        foreign = None
+        if repository.number % 2 == 0:
+            rows = []
+            for _, both in twin_rows(policy, repository):
+                other = draw.choice([r for r in tested if r.number != repository.number])
+                rows.append((policy.prompt(other.prompt(draw.random() < 0.5)), both))
+            foreign = policy.logps(rows)
+        for is_twin in (False, True):
+            right = repository.right(is_twin)
+            sides = {"true": own[is_twin], "blank": nothing}
+            if foreign is not None:
+                sides["shuffled"] = foreign[is_twin]
+            states.append(
+                {
+                    "repository": repository.number,
+                    "family": repository.family.name,
+                    "split": repository.split,
+                    **{
+                        name: 0.5 if both[0] == both[1] else float(both[right] > both[1 - right])
+                        for name, both in sides.items()
+                    },
+                }
+            )
+    prompts = [policy.prompt(one.prompt(is_twin)) for one in tested for is_twin in (False, True)]
+    answers = policy.generate(prompts)
+    pairs_of = [(one, is_twin) for one in tested for is_twin in (False, True)]
+    for state, text, (one, is_twin) in zip(states, answers, pairs_of, strict=True):
+        message = as_message(text)
+        state["answer"] = text
+        state["consensus"] = float(agreement(message, one.calls[one.right(is_twin)]) is not None)
+        state["executed"] = execute(message, one, is_twin=is_twin)
+    return {"states": states, "general_loss": general_loss(policy, general)}
+
+
+@torch.no_grad()
+def general_loss(policy: Policy, windows: Sequence[list[int]]) -> float:
+    """Mean loss per token on text that has nothing to do with the task, in nats."""
+    batch = torch.tensor(windows, device=policy.device)
+    return policy.model(input_ids=batch, labels=batch).loss.item()
+
+
+def general_text(policy: Policy, n_windows: int = 16, n_tokens: int = 192) -> list[list[int]]:
+    """Windows of the language reference that CPython brings along."""
+    names = sorted(topics)
+    windows = (policy.tokenizer(topics[name])["input_ids"][:n_tokens] for name in names)
+    return [window for window in windows if len(window) == n_tokens][:n_windows]
+
+
+def ngram_baseline(trained: Sequence[Repository], tested: Sequence[Repository]) -> dict[str, float]:
+    """Accuracy of a linear model on word n-grams of prompt and action, and on their products."""
+    weights: Counter[str] = Counter()
+
+    def features(one: Repository, is_twin: bool, which: int) -> Counter[str]:
+        action = json.dumps(one.calls[which]["tool_calls"][0]["function"]["arguments"])
+        text = one.prompt(is_twin)[-1]["content"]
+        words = [_words(text), _words(action)]
+        grams = [
+            {" ".join(w[i : i + n]) for n in (1, 2, 3) for i in range(len(w) - n + 1)}
+            for w in words
+        ]
+        joined = Counter(f"{a}|{b}" for a in grams[0] for b in grams[1])
+        return joined + Counter(grams[1])
+
+    states = [(one, is_twin) for one in trained for is_twin in (False, True)]
+    draw = random.Random(0)
+    for _ in range(3):  # a perceptron; more rounds change nothing
+        draw.shuffle(states)
+        for one, is_twin in states:
+            right = one.right(is_twin)
+            good, bad = features(one, is_twin, right), features(one, is_twin, 1 - right)
+            if _score(weights, good) <= _score(weights, bad):
+                weights.update(good)
+                weights.subtract(bad)
+    hits: dict[str, list[float]] = defaultdict(list)
+    for one in tested:
+        for is_twin in (False, True):
+            right = one.right(is_twin)
+            good = _score(weights, features(one, is_twin, right))
+            bad = _score(weights, features(one, is_twin, 1 - right))
+            hits[one.split].append(0.5 if good == bad else float(good > bad))
+    return {split: sum(found) / len(found) for split, found in hits.items()}
+
+
+def _words(text: str) -> list[str]:
+    return "".join(c if c.isalnum() else " " for c in text).split()
+
+
+def _score(weights: Counter[str], features: Counter[str]) -> int:
+    return sum(weights[name] * n for name, n in features.items() if name in weights)
+
+
+# --- table ---------------------------------------------------------------------------------------
+
+
+def interval(values: Sequence[tuple[int, float]], n_draws: int = 2_000) -> list[float]:
+    """Mean with its 95 % bootstrap interval; whole repositories are drawn, as twins hang together."""
+    groups: dict[int, list[float]] = defaultdict(list)
+    for group, value in values:
+        groups[group].append(value)
+    sums = [(sum(found), len(found)) for found in groups.values()]
+    draw = random.Random(0)
+    means = []
+    for _ in range(n_draws):
+        drawn = draw.choices(sums, k=len(sums))
+        means.append(sum(s for s, _ in drawn) / sum(n for _, n in drawn))
+    means.sort()
+    mean = sum(value for _, value in values) / len(values)
+    return [round(x, 4) for x in (mean, means[n_draws // 40], means[-n_draws // 40])]
+
+
+def mcnemar(before: Sequence[float], after: Sequence[float]) -> float:
+    """Exact two-sided p of the states that only one of two models gets right."""
+    gained = sum(b < a for b, a in zip(before, after, strict=True))
+    lost = sum(b > a for b, a in zip(before, after, strict=True))
+    n = gained + lost
+    tail = sum(math.comb(n, k) for k in range(min(gained, lost) + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def table(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Sum every run up; seeds of an arm stand next to each other and are joined as well."""
+    arms: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for name, run in sorted(runs.items()):
+        arms[name.rpartition("-")[0]].append(run)
+    untouched = arms["untouched"][0] if "untouched" in arms else None
+    found: dict[str, Any] = {}
+    for arm, of_arm in arms.items():
+        found[arm] = {"seeds": len(of_arm)}
+        for split in TESTED:
+            rows = [s for run in of_arm for s in run["states"] if s["split"] == split]
+            figures: dict[str, Any] = {"n_states": len(rows) // len(of_arm)}
+            for name in ("true", "blank", "shuffled", "consensus"):
+                figures[name] = interval([(s["repository"], s[name]) for s in rows if name in s])
+            done = [(s["repository"], float(s["executed"] == "success")) for s in rows]
+            figures["executed"] = interval(done)
+            figures["true_by_family"] = _by_family(rows)
+            if untouched is not None and arm != "untouched":
+                before = [s["true"] for s in untouched["states"] if s["split"] == split]
+                figures["mcnemar_p"] = [
+                    mcnemar(before, [s["true"] for s in run["states"] if s["split"] == split])
+                    for run in of_arm
+                ]
+            found[arm][split] = figures
+        found[arm]["general_loss"] = [round(run["general_loss"], 4) for run in of_arm]
+        found[arm]["training"] = [run.get("training") for run in of_arm]
+    return found
+
+
+def _by_family(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    by_family: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_family[row["family"]].append(row["true"])
+    return {name: round(sum(hits) / len(hits), 3) for name, hits in by_family.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="build/real-model/smollm2-135m-instruct")
+    parser.add_argument("--output", type=Path, default=Path("build/proof"))
+    parser.add_argument("--arms", nargs="*", default=["untouched", *LOSSES, "on_policy"])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--steps", type=int, default=Options.steps)
+    given = parser.parse_args()
+    options = Options(steps=given.steps)
+    everything = repositories()
+    pool = [one for one in everything if one.split == "train"]
+    tested = [one for one in everything if one.split != "train"]
+    given.output.mkdir(parents=True, exist_ok=True)
+    policy: Policy | None = None
+    for seed in given.seeds:
+        for arm in given.arms:
+            path = given.output / f"{arm}-{seed}.json"
+            if path.is_file() or (arm == "untouched" and seed != given.seeds[0]):
+                continue
+            if policy is None:
+                policy = Policy(given.model, options, given.output / "lower.pt")
+                general = general_text(policy)
+            training = None
+            if arm != "untouched":
+                training = train(policy, arm, seed, pool)
+                policy.model.save_pretrained(given.output / f"{arm}-{seed}")
+            measured = measure(policy, tested, general)
+            policy.restore()
+            path.write_text(json.dumps({"training": training, **measured}, indent=1), "utf-8")
+            policy.save_lower()
+            _write_table(given.output, pool, tested)
+    _write_table(given.output, pool, tested)
+
+
+def _write_table(output: Path, pool: list[Repository], tested: list[Repository]) -> None:
+    runs = {
+        path.stem: json.loads(path.read_text("utf-8"))
+        for path in output.glob("*-[0-9]*.json")
+        if path.is_file()
+    }
+    found = {"arms": table(runs), "ngrams": ngram_baseline(pool, tested)}
+    (output / "table.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    for arm, figures in found["arms"].items():
+        for split in TESTED:
+            shown = {k: figures[split][k][0] for k in ("true", "blank", "shuffled", "consensus", "executed")}
+            print(f"{arm:12} {split:17}", *(f"{k} {v:.2f}" for k, v in shown.items()))
+    print("n-grams", found["ngrams"])
+
+
+if __name__ == "__main__":
+    main()
