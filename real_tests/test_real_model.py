@@ -11,6 +11,9 @@ import torch
 
 from tests.trainer.published import write_dataset
 
+# Two quiet cores take minutes for a model, and a busy machine several times that.
+pytestmark = pytest.mark.timeout(3_600)
+
 REPO = Path(__file__).parents[1]
 FOLDER = Path(os.environ.get("REAL_MODELS", REPO / "build" / "real-model"))
 MODELS = ("smollm2-135m-instruct", "gemma-3-270m")

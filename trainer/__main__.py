@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `launch` and its kin as first word are about replicas of the rest: see `trainer.diloco.launch`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in REPLICA_COMMANDS:
-        return _command_replicas(given[0], given[1:])
+    if given and given[0] in COMMANDS:
+        return _command(given[0], given[1:])
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Train on a published preference dataset."
     )
@@ -99,11 +99,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-REPLICA_COMMANDS = ("launch", "attach", "logs", "stop", "export")
-"""First words that are about replicas, not about a run in this process."""
+COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve")
+"""First words that are about replicas or a finished model, not about a run in this process."""
 
 
-def _command_replicas(name: str, arguments: Sequence[str]) -> int:
+def _command(name: str, arguments: Sequence[str]) -> int:
+    if name == "serve":
+        from trainer.integrations.serve import serve_command  # noqa: PLC0415 - loads torch
+
+        return serve_command(arguments)
     if name == "export":
         from trainer.integrations.export import export_command  # noqa: PLC0415 - loads torch
 

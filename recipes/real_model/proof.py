@@ -35,6 +35,7 @@ from trainer.losses.preference import simpo_loss
 Row = tuple[list[int], list[list[int]]]
 """A prompt, and the responses behind it, as token ids."""
 
+MEASURES = ("true", "blank", "shuffled", "consensus", "executed")
 TESTED = ("new_repositories", "new_families")
 BETA = 8.0
 ANCHOR = 0.1
@@ -49,7 +50,7 @@ class Options:
     alpha: int = 32
     first_layer: int = 12
     learning_rate: float = 5e-4
-    steps: int = 182
+    steps: int = 100
     """Twins that are trained on, one a step."""
     max_new_tokens: int = 40
 
@@ -201,7 +202,9 @@ def _tree(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[
 # --- arms ----------------------------------------------------------------------------------------
 
 
-def twin_rows(policy: Policy, repository: Repository, prompts: Repository | None = None) -> list[Row]:
+def twin_rows(
+    policy: Policy, repository: Repository, prompts: Repository | None = None
+) -> list[Row]:
     """Both prompts of a twin, each with both actions."""
     responses = [policy.response(call) for call in repository.calls]
     shown = prompts or repository
@@ -285,7 +288,9 @@ def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> di
         losses.append(loss.item())
         n_tokens += _step_tokens(policy, pool[0], "sft" if arm == "sft" else "pairs")
         if len(losses) % 20 == 0:
-            print(f"{arm} {seed}: step {len(losses)}, loss {sum(losses[-20:]) / 20:.3f}", flush=True)
+            print(
+                f"{arm} {seed}: step {len(losses)}, loss {sum(losses[-20:]) / 20:.3f}", flush=True
+            )
     return {
         "steps": len(losses),
         "loss_first_20": sum(losses[:20]) / 20,
@@ -342,40 +347,42 @@ def on_policy(policy: Policy, repository: Repository, samples: Any) -> Tensor:
 
 
 @torch.no_grad()
-def measure(policy: Policy, tested: Sequence[Repository], general: Sequence[list[int]]) -> Any:
+def measure(
+    policy: Policy,
+    tested: Sequence[Repository],
+    general: Sequence[list[int]],
+    *,
+    with_actions: bool = True,
+) -> dict[str, Any]:
     """Measure one model: hits of every pair under three prompts, greedy actions, general loss.
 
-    A stranger's prompt costs a pass of its own, and is shown at every second repository.
+    Blank and foreign prompts cost a pass of their own: every second repository is shown them.
     """
     draw = random.Random(0)
     blank = policy.prompt(conversation(BLANK))
     states: list[dict[str, Any]] = []
     for repository in tested:
         own = policy.logps(twin_rows(policy, repository), keep=True)
-        [nothing] = policy.logps([(blank, [policy.response(c) for c in repository.calls])])
-        foreign = None
+        sides = {"true": own}
         if repository.number % 2 == 0:
+            sides["blank"] = policy.logps([(blank, twin_rows(policy, repository)[0][1])]) * 2
             rows = []
             for _, both in twin_rows(policy, repository):
                 other = draw.choice([r for r in tested if r.number != repository.number])
                 rows.append((policy.prompt(other.prompt(draw.random() < 0.5)), both))
-            foreign = policy.logps(rows)
+            sides["shuffled"] = policy.logps(rows)
         for is_twin in (False, True):
             right = repository.right(is_twin)
-            sides = {"true": own[is_twin], "blank": nothing}
-            if foreign is not None:
-                sides["shuffled"] = foreign[is_twin]
             states.append(
                 {
                     "repository": repository.number,
                     "family": repository.family.name,
                     "split": repository.split,
-                    **{
-                        name: 0.5 if both[0] == both[1] else float(both[right] > both[1 - right])
-                        for name, both in sides.items()
-                    },
+                    **{name: _hit(both[is_twin], right) for name, both in sides.items()},
                 }
             )
+    if not with_actions:
+        return {"states": states, "general_loss": general_loss(policy, general)}
     prompts = [policy.prompt(one.prompt(is_twin)) for one in tested for is_twin in (False, True)]
     answers = policy.generate(prompts)
     pairs_of = [(one, is_twin) for one in tested for is_twin in (False, True)]
@@ -383,8 +390,13 @@ def measure(policy: Policy, tested: Sequence[Repository], general: Sequence[list
         message = as_message(text)
         state["answer"] = text
         state["consensus"] = float(agreement(message, one.calls[one.right(is_twin)]) is not None)
-        state["executed"] = execute(message, one, is_twin=is_twin)
+        state["outcome"] = execute(message, one, is_twin=is_twin)
+        state["executed"] = float(state["outcome"] == "success")
     return {"states": states, "general_loss": general_loss(policy, general)}
+
+
+def _hit(both: Sequence[Tensor], right: int) -> float:
+    return 0.5 if both[0] == both[1] else float(both[right] > both[1 - right])
 
 
 @torch.no_grad()
@@ -484,10 +496,9 @@ def table(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         for split in TESTED:
             rows = [s for run in of_arm for s in run["states"] if s["split"] == split]
             figures: dict[str, Any] = {"n_states": len(rows) // len(of_arm)}
-            for name in ("true", "blank", "shuffled", "consensus"):
-                figures[name] = interval([(s["repository"], s[name]) for s in rows if name in s])
-            done = [(s["repository"], float(s["executed"] == "success")) for s in rows]
-            figures["executed"] = interval(done)
+            for name in MEASURES:
+                hits = [(s["repository"], float(s[name])) for s in rows if name in s]
+                figures[name] = interval(hits) if hits else None
             figures["true_by_family"] = _by_family(rows)
             if untouched is not None and arm != "untouched":
                 before = [s["true"] for s in untouched["states"] if s["split"] == split]
@@ -514,6 +525,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/proof"))
     parser.add_argument("--arms", nargs="*", default=["untouched", *LOSSES, "on_policy"])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--likely-only", nargs="*", default=[], help="arms without greedy actions")
     parser.add_argument("--steps", type=int, default=Options.steps)
     given = parser.parse_args()
     options = Options(steps=given.steps)
@@ -534,7 +546,7 @@ def main() -> None:
             if arm != "untouched":
                 training = train(policy, arm, seed, pool)
                 policy.model.save_pretrained(given.output / f"{arm}-{seed}")
-            measured = measure(policy, tested, general)
+            measured = measure(policy, tested, general, with_actions=arm not in given.likely_only)
             policy.restore()
             path.write_text(json.dumps({"training": training, **measured}, indent=1), "utf-8")
             policy.save_lower()
@@ -552,8 +564,8 @@ def _write_table(output: Path, pool: list[Repository], tested: list[Repository])
     (output / "table.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     for arm, figures in found["arms"].items():
         for split in TESTED:
-            shown = {k: figures[split][k][0] for k in ("true", "blank", "shuffled", "consensus", "executed")}
-            print(f"{arm:12} {split:17}", *(f"{k} {v:.2f}" for k, v in shown.items()))
+            shown = {k: v[0] for k, v in figures[split].items() if k in MEASURES and v}
+            print(f"{arm:12} {split:17}", *(f"{k} {v:.2f}" for k, v in shown.items()), flush=True)
     print("n-grams", found["ngrams"])
 
 

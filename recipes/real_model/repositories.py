@@ -59,7 +59,10 @@ class Family:
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-BUG = ("def total(items):\n    return sum(items) - 1\n", "def total(items):\n    return sum(items)\n")
+BUG = (
+    "def total(items):\n    return sum(items) - 1\n",
+    "def total(items):\n    return sum(items)\n",
+)
 OLD = ("2019-03-02\n", "2026-11-01\n")
 TRAINED = (
     Family("tests", "$ pytest -q", "tests/test_{x}.py {status}", "FAILED", "PASSED",
