@@ -163,6 +163,9 @@ class TrainSettings(_Section):
 
     config: Path | None = None
     """The trainer's own YAML file; by default the bundled tiny run on the CPU."""
+    model: str | None = None
+    """Folder or Hub id of a pretrained model, put over the file. Without a file it is trained by the
+    trainer's bundled settings for one: adapters, minutes on a CPU."""
     output: Path | None = None
     """Folder of this machine for metrics, plots and checkpoint; by default `model` under the data
     root, and from there a copy goes to a data root on an object store."""

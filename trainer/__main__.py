@@ -17,6 +17,9 @@ from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedErro
 from trainer.folders import sole_writer
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
+PRETRAINED_CONFIG = Path(__file__).parent / "pretrained.yaml"
+"""Taken where no file is named and `--set model=` names a model: the tiny model's learning rate
+would ruin it."""
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a run that was asked to stop, and has saved a checkpoint."""
 
@@ -67,7 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="trl",
         help="who trains: trl in this process (default), or an engine of docs/frameworks.md",
     )
-    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="YAML file")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="YAML file; by default the bundled tiny.yaml, or pretrained.yaml with --set model=…",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -85,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        values = read_config(options.config, options.overrides)
+        values = read_config(options.config or _default(options.overrides), options.overrides)
         if options.resume and not values.get("resume_from"):
             values["resume_from"] = "last"
         report = ENGINES[options.engine](values)
@@ -101,6 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve")
 """First words that are about replicas or a finished model, not about a run in this process."""
+
+
+def _default(overrides: Sequence[str]) -> Path:
+    names_model = any(text.startswith("model=") for text in overrides)
+    return PRETRAINED_CONFIG if names_model else DEFAULT_CONFIG
 
 
 def _command(name: str, arguments: Sequence[str]) -> int:

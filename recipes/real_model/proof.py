@@ -49,7 +49,7 @@ class Options:
     rank: int = 16
     alpha: int = 32
     first_layer: int = 12
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     steps: int = 100
     """Twins that are trained on, one a step."""
     max_new_tokens: int = 40
@@ -171,10 +171,7 @@ def _tree(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[
         ids and positions [N], the mask [1, 1, N, N], and for each response of each row the places
         whose hidden states predict it, with its ids.
     """
-    shortest = min(len(prompt) for prompt, _ in rows)
-    n_common = 0
-    while n_common < shortest and len({prompt[n_common] for prompt, _ in rows}) == 1:
-        n_common += 1
+    n_common = _n_common([prompt for prompt, _ in rows])
     ids, positions = list(rows[0][0][:n_common]), list(range(n_common))
     owners: list[tuple[int, int]] = [(-1, -1)] * n_common  # row and response; -1: shared
     spans: list[list[tuple[Tensor, Tensor]]] = []
@@ -184,19 +181,31 @@ def _tree(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[
         owners += [(place, -1)] * (len(prompt) - n_common)
         last = len(ids) - 1 if len(prompt) > n_common else n_common - 1
         spans.append([])
+        # The two actions differ in a few tokens; what they begin with is laid out once as well.
+        n_same = _n_common(responses) if len(responses) > 1 else 0
+        shared = list(range(len(ids), len(ids) + n_same))
+        ids += responses[0][:n_same]
+        positions += range(len(prompt), len(prompt) + n_same)
+        owners += [(place, -1)] * n_same
         for which, response in enumerate(responses):
-            start = len(ids)
-            before = torch.tensor([last, *range(start, start + len(response) - 1)])
+            own = list(range(len(ids), len(ids) + len(response) - n_same))
+            before = torch.tensor([last, *shared, *own][:-1])
             spans[-1].append((before, torch.tensor(response)))
-            ids += response
-            positions += range(len(prompt), len(prompt) + len(response))
-            owners += [(place, which)] * len(response)
+            ids += response[n_same:]
+            positions += range(len(prompt) + n_same, len(prompt) + len(response))
+            owners += [(place, which)] * len(own)
     row_N, response_N = torch.tensor(owners).T
     same_row = (row_N[None] == -1) | (row_N[None] == row_N[:, None])
     same_response = (response_N[None] == -1) | (response_N[None] == response_N[:, None])
     causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
     mask = (causal & same_row & same_response)[None, None]
     return torch.tensor(ids), torch.tensor(positions), mask, spans
+
+
+def _n_common(sequences: Sequence[list[int]]) -> int:
+    """Length of the longest common prefix."""
+    columns = enumerate(zip(*sequences, strict=False))
+    return next((n for n, ids in columns if len(set(ids)) > 1), min(map(len, sequences)))
 
 
 # --- arms ----------------------------------------------------------------------------------------
@@ -353,6 +362,7 @@ def measure(
     general: Sequence[list[int]],
     *,
     with_actions: bool = True,
+    every: int = 1,
 ) -> dict[str, Any]:
     """Measure one model: hits of every pair under three prompts, greedy actions, general loss.
 
@@ -383,10 +393,15 @@ def measure(
             )
     if not with_actions:
         return {"states": states, "general_loss": general_loss(policy, general)}
-    prompts = [policy.prompt(one.prompt(is_twin)) for one in tested for is_twin in (False, True)]
-    answers = policy.generate(prompts)
-    pairs_of = [(one, is_twin) for one in tested for is_twin in (False, True)]
-    for state, text, (one, is_twin) in zip(states, answers, pairs_of, strict=True):
+    asked = [
+        (state, one, is_twin)
+        for state, (one, is_twin) in zip(
+            states, [(one, is_twin) for one in tested for is_twin in (False, True)], strict=True
+        )
+        if one.number % every == 0
+    ]
+    answers = policy.generate([policy.prompt(one.prompt(is_twin)) for _, one, is_twin in asked])
+    for (state, one, is_twin), text in zip(asked, answers, strict=True):
         message = as_message(text)
         state["answer"] = text
         state["consensus"] = float(agreement(message, one.calls[one.right(is_twin)]) is not None)
@@ -526,6 +541,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", default=["untouched", *LOSSES, "on_policy"])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--likely-only", nargs="*", default=[], help="arms without greedy actions")
+    parser.add_argument("--act-every", type=int, default=1, help="act on every n-th repository")
     parser.add_argument("--steps", type=int, default=Options.steps)
     given = parser.parse_args()
     options = Options(steps=given.steps)
@@ -546,7 +562,13 @@ def main() -> None:
             if arm != "untouched":
                 training = train(policy, arm, seed, pool)
                 policy.model.save_pretrained(given.output / f"{arm}-{seed}")
-            measured = measure(policy, tested, general, with_actions=arm not in given.likely_only)
+            measured = measure(
+                policy,
+                tested,
+                general,
+                with_actions=arm not in given.likely_only,
+                every=given.act_every,
+            )
             policy.restore()
             path.write_text(json.dumps({"training": training, **measured}, indent=1), "utf-8")
             policy.save_lower()

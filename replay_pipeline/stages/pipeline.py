@@ -500,11 +500,13 @@ class Pipeline(Project):
         config = self._trainer_config()
         output, kept = self.settings.training_dir(), self.settings.model_dir()
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
-        given = [config.read_text("utf-8") if config else "tiny"]
+        model = self.settings.train.model
+        given = [config.read_text("utf-8") if config else "tiny", *([model] if model else [])]
         given += [f"{p.name}:{digest_of(p)}" for p in sorted(dataset.rglob("*.parquet"))]
         command = python("trainer", "--resume")
         command += ["--config", str(config)] if config else []
         command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
+        command += ["--set", f"model={model}"] if model else []
 
         def work() -> dict[str, Any]:
             if not dataset.exists():
@@ -514,7 +516,7 @@ class Pipeline(Project):
             job = TrainerJob(
                 command=command,
                 output=output,
-                environment={} if config else {"OMP_NUM_THREADS": "1"},
+                environment={} if config or model else {"OMP_NUM_THREADS": "1"},
                 variables=self.settings.train.environment,
                 stop_timeout_s=self.settings.train.stop_timeout_s,
             )
