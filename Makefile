@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # `make demo MODEL=smollm2` trains real weights by adapters, after fetching them.
 demo: $(STAMP) $(if $(MODEL),real-model)
-	$(BIN)/replay-pipeline demo $(if $(MODEL),--data demo-$(MODEL) --model $(wildcard build/real-model/$(MODEL)*))
+	$(BIN)/replay-pipeline demo $(if $(MODEL),--data demo-$(MODEL) --model build/real-model/$(MODEL)*)
 
 ui: $(STAMP)
 	$(BIN)/replay-pipeline ui --demo

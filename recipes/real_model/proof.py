@@ -15,8 +15,9 @@ import math
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -24,12 +25,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from repositories import BLANK, Repository, conversation, execute, repositories
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.data.evaluation import end_tokens
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message
+from trainer.integrations.loading import with_adapter
+from trainer.integrations.settings import PeftOptions
 from trainer.losses.preference import simpo_loss
 
 Row = tuple[list[int], list[list[int]]]
@@ -38,6 +42,8 @@ Row = tuple[list[int], list[list[int]]]
 MEASURES = ("true", "blank", "shuffled", "consensus", "executed")
 TESTED = ("new_repositories", "new_families")
 BETA = 8.0
+TWINS = (0, 1)
+ARMS = ("untouched", "pairs", "swapped", "shuffled", "random", "sft", "on_policy")
 ANCHOR = 0.1
 """Weight of the log-probability of the chosen side, which preference losses let fall."""
 
@@ -67,24 +73,18 @@ class Policy:
         self.options = options
         self.model: Any = self.base
         self.cache = cache
-        self.lower: dict[str, Tensor] = (
-            torch.load(cache, weights_only=True) if cache.is_file() else {}
-        )
+        self.lower: dict[str, Tensor] = load_file(cache) if cache.is_file() else {}
 
     def adapt(self, seed: int) -> None:
         """Put fresh adapters on the upper layers."""
-        from peft import LoraConfig, get_peft_model
-
-        options = self.options
         torch.manual_seed(seed)
-        config = LoraConfig(
-            r=options.rank,
-            lora_alpha=options.alpha,
-            target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-            layers_to_transform=list(range(options.first_layer, len(self.base.model.layers))),
-            task_type="CAUSAL_LM",
+        peft = PeftOptions(
+            rank=self.options.rank,
+            alpha=self.options.alpha,
+            targets=["q_proj", "k_proj", "v_proj", "o_proj"],
+            layers=f"{self.options.first_layer}-{len(self.base.model.layers) - 1}",
         )
-        self.model = get_peft_model(self.base, config)
+        self.model = with_adapter(self.base, peft)
 
     def restore(self) -> None:
         """Take the adapters off."""
@@ -161,7 +161,7 @@ class Policy:
 
     def save_lower(self) -> None:
         self.cache.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(self.lower, self.cache)
+        save_file(self.lower, self.cache)
 
 
 def _tree(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[Tensor, Tensor]]]]:
@@ -211,61 +211,39 @@ def _n_common(sequences: Sequence[list[int]]) -> int:
 # --- arms ----------------------------------------------------------------------------------------
 
 
-def twin_rows(
-    policy: Policy, repository: Repository, prompts: Repository | None = None
-) -> list[Row]:
-    """Both prompts of a twin, each with both actions."""
+def twin_rows(policy: Policy, repository: Repository, shown: Repository | None = None) -> list[Row]:
+    """Put both actions behind the prompts of both twins, or behind those of another repository."""
     responses = [policy.response(call) for call in repository.calls]
-    shown = prompts or repository
-    return [(policy.prompt(shown.prompt(is_twin)), responses) for is_twin in (False, True)]
+    return [(policy.prompt((shown or repository).prompt(wanted)), responses) for wanted in TWINS]
 
 
-def preference(policy: Policy, rows: Sequence[Row], chosen: Sequence[int], keep: bool) -> Tensor:
-    """Contrast both actions behind both prompts; `chosen` says which is preferred behind each."""
-    sides = policy.logps(rows, keep=keep)
-    good = torch.stack([pair[c] for pair, c in zip(sides, chosen, strict=True)])
-    bad = torch.stack([pair[1 - c] for pair, c in zip(sides, chosen, strict=True)])
+def contrast_loss(
+    policy: Policy,
+    arm: str,
+    repository: Repository,
+    pool: Sequence[Repository],
+    draw: random.Random,
+) -> Tensor:
+    """Contrast both actions behind both prompts, with the labels and prompts of an arm."""
+    shown, chosen = repository, TWINS
+    if arm == "swapped":
+        chosen = TWINS[::-1]
+    elif arm == "random":
+        chosen = (draw.randrange(2), draw.randrange(2))
+    elif arm == "shuffled":
+        shown = draw.choice([one for one in pool if one.family is not repository.family])
+    sides = policy.logps(twin_rows(policy, repository, shown), keep=shown is repository)
+    good = torch.stack([both[c] for both, c in zip(sides, chosen, strict=True)])
+    bad = torch.stack([both[1 - c] for both, c in zip(sides, chosen, strict=True)])
     return simpo_loss(good, bad, beta=BETA, gamma=0.0) - ANCHOR * good.mean()
 
 
-def pairs(policy: Policy, repository: Repository, draw: random.Random, pool: Any) -> Tensor:
-    """Prefer what the prompt asks for."""
-    return preference(policy, twin_rows(policy, repository), (0, 1), keep=True)
-
-
-def swapped(policy: Policy, repository: Repository, draw: random.Random, pool: Any) -> Tensor:
-    """Prefer the other action."""
-    return preference(policy, twin_rows(policy, repository), (1, 0), keep=True)
-
-
-def random_consensus(
-    policy: Policy, repository: Repository, draw: random.Random, pool: Any
-) -> Tensor:
-    """Prefer either action by a coin of each state."""
-    coin = (draw.randrange(2), draw.randrange(2))
-    return preference(policy, twin_rows(policy, repository), coin, keep=True)
-
-
-def shuffled(policy: Policy, repository: Repository, draw: random.Random, pool: Any) -> Tensor:
-    """Prefer what is right behind a prompt that belongs to another repository."""
-    stranger = draw.choice([one for one in pool if one.family is not repository.family])
-    return preference(policy, twin_rows(policy, repository, stranger), (0, 1), keep=False)
-
-
-def sft(policy: Policy, repository: Repository, draw: random.Random, pool: Any) -> Tensor:
-    """Imitate the chosen side alone."""
-    rows = [(prompt, [both[i]]) for i, (prompt, both) in enumerate(twin_rows(policy, repository))]
-    return -torch.stack([one for [one] in policy.logps(rows)]).mean()
-
-
-Loss = Callable[[Policy, Repository, random.Random, Any], Tensor]
-LOSSES: dict[str, Loss] = {
-    "pairs": pairs,
-    "swapped": swapped,
-    "shuffled": shuffled,
-    "random": random_consensus,
-    "sft": sft,
-}
+def sft_rows(policy: Policy, repository: Repository) -> list[Row]:
+    """Put the right action alone behind each prompt."""
+    return [
+        (prompt, [both[right]])
+        for right, (prompt, both) in enumerate(twin_rows(policy, repository))
+    ]
 
 
 def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> dict[str, Any]:
@@ -275,27 +253,32 @@ def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> di
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, weight_decay=0.0)
     losses: list[float] = []
-    started, n_tokens = time.process_time(), 0
-    # At equal tokens: a step of SFT has half of the responses.
-    budget = options.steps * _step_tokens(policy, pool[0], "pairs")
+    started = time.process_time()
+    # SFT sees half of the responses in a step, and so does more steps for as many tokens.
+    rows_of = sft_rows if arm == "sft" else twin_rows
+    per_step = len(_tree(rows_of(policy, pool[0]))[0])
+    budget = options.steps * len(_tree(twin_rows(policy, pool[0]))[0])
     order: list[Repository] = []
-    samples = on_policy_samples(policy, pool, seed) if arm == "on_policy" else None
-    while n_tokens < budget:
+    samples: dict[tuple[int, int], str] = {}
+    while len(losses) * per_step < budget:
         if not order:
             order = draw.sample(list(pool), len(pool))
         repository = order.pop()
-        if samples is not None:
-            loss = on_policy(policy, repository, samples)
-            if len(losses) == options.steps // 2:
-                samples = on_policy_samples(policy, pool, seed + 1)
+        if arm == "on_policy":
+            # Twice: at first a model's samples are prose, later they are calls.
+            if len(losses) in (0, options.steps // 2):
+                samples = on_policy_samples(policy, pool, seed + len(losses))
+            loss = on_policy_loss(policy, repository, samples)
+        elif arm == "sft":
+            sides = policy.logps(sft_rows(policy, repository))
+            loss = -torch.stack([one for [one] in sides]).mean()
         else:
-            loss = LOSSES[arm](policy, repository, draw, pool)
+            loss = contrast_loss(policy, arm, repository, pool, draw)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        n_tokens += _step_tokens(policy, pool[0], "sft" if arm == "sft" else "pairs")
         if len(losses) % 20 == 0:
             print(
                 f"{arm} {seed}: step {len(losses)}, loss {sum(losses[-20:]) / 20:.3f}", flush=True
@@ -308,47 +291,37 @@ def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> di
     }
 
 
-def _step_tokens(policy: Policy, repository: Repository, kind: str) -> int:
-    rows = twin_rows(policy, repository)
-    if kind == "sft":
-        rows = [(prompt, both[:1]) for prompt, both in rows]
-    return len(_tree(rows)[0])
-
-
 def on_policy_samples(
     policy: Policy, pool: Sequence[Repository], seed: int
-) -> dict[tuple[int, bool], str]:
+) -> dict[tuple[int, int], str]:
     """Sample the model as it is at every state that is trained on."""
     torch.manual_seed(seed)
-    states = [(one, is_twin) for one in pool for is_twin in (False, True)]
-    prompts = [policy.prompt(one.prompt(is_twin)) for one, is_twin in states]
+    states = [(one, wanted) for one in pool for wanted in TWINS]
+    prompts = [policy.prompt(one.prompt(wanted)) for one, wanted in states]
     answers = policy.generate(prompts, temperature=0.7)
-    agree = sum(
-        agreement(as_message(text), one.calls[one.right(is_twin)]) is not None
-        for (one, is_twin), text in zip(states, answers, strict=True)
+    n_agree = sum(
+        agreement(as_message(text), one.calls[wanted]) is not None
+        for (one, wanted), text in zip(states, answers, strict=True)
     )
-    print(f"on-policy samples: {agree} of {len(states)} agree with the consensus", flush=True)
-    return {
-        (one.number, is_twin): text for (one, is_twin), text in zip(states, answers, strict=True)
-    }
+    print(f"on-policy samples: {n_agree} of {len(states)} agree with the consensus", flush=True)
+    return {(one.number, wanted): text for (one, wanted), text in zip(states, answers, strict=True)}
 
 
-def on_policy(policy: Policy, repository: Repository, samples: Any) -> Tensor:
+def on_policy_loss(
+    policy: Policy, repository: Repository, samples: dict[tuple[int, int], str]
+) -> Tensor:
     """Prefer the consensus to the model's own sample; where they agree, imitate it."""
     rows: list[Row] = []
-    for is_twin in (False, True):
-        call = repository.calls[repository.right(is_twin)]
-        text = samples[repository.number, is_twin]
-        sides = [policy.response(call)]
-        if agreement(as_message(text), call) is None:
+    for wanted in TWINS:
+        text = samples[repository.number, wanted]
+        sides = [policy.response(repository.calls[wanted])]
+        if agreement(as_message(text), repository.calls[wanted]) is None:
             sides.append(policy.response({"role": "assistant", "content": text}))
-        rows.append((policy.prompt(repository.prompt(is_twin)), sides))
-    losses = []
-    for sides in policy.logps(rows):
-        loss = -ANCHOR * sides[0]
-        if len(sides) == 2:
-            loss = loss + simpo_loss(sides[0][None], sides[1][None], beta=BETA, gamma=0.0)
-        losses.append(loss)
+        rows.append((policy.prompt(repository.prompt(wanted)), sides))
+    losses: list[Tensor] = []
+    for good, *bad in policy.logps(rows):
+        contrast = simpo_loss(good[None], bad[0][None], beta=BETA, gamma=0.0) if bad else 0.0
+        losses.append(contrast - ANCHOR * good)
     return torch.stack(losses).mean()
 
 
@@ -371,41 +344,36 @@ def measure(
     draw = random.Random(0)
     blank = policy.prompt(conversation(BLANK))
     states: list[dict[str, Any]] = []
-    for repository in tested:
-        own = policy.logps(twin_rows(policy, repository), keep=True)
-        sides = {"true": own}
-        if repository.number % 2 == 0:
-            sides["blank"] = policy.logps([(blank, twin_rows(policy, repository)[0][1])]) * 2
-            rows = []
-            for _, both in twin_rows(policy, repository):
-                other = draw.choice([r for r in tested if r.number != repository.number])
-                rows.append((policy.prompt(other.prompt(draw.random() < 0.5)), both))
-            sides["shuffled"] = policy.logps(rows)
-        for is_twin in (False, True):
-            right = repository.right(is_twin)
-            states.append(
-                {
-                    "repository": repository.number,
-                    "family": repository.family.name,
-                    "split": repository.split,
-                    **{name: _hit(both[is_twin], right) for name, both in sides.items()},
-                }
+    for one in tested:
+        rows = twin_rows(policy, one)
+        sides = {"true": policy.logps(rows, keep=True)}
+        if one.number % 2 == 0:
+            both = rows[0][1]
+            sides["blank"] = policy.logps([(blank, both)]) * 2
+            strangers = draw.sample([other for other in tested if other is not one], 2)
+            sides["shuffled"] = policy.logps(
+                [(policy.prompt(other.prompt(draw.randrange(2))), both) for other in strangers]
             )
-    if not with_actions:
-        return {"states": states, "general_loss": general_loss(policy, general)}
+        states += [
+            {
+                "repository": one.number,
+                "family": one.family.name,
+                "split": one.split,
+                **{name: _hit(found[wanted], wanted) for name, found in sides.items()},
+            }
+            for wanted in TWINS
+        ]
     asked = [
-        (state, one, is_twin)
-        for state, (one, is_twin) in zip(
-            states, [(one, is_twin) for one in tested for is_twin in (False, True)], strict=True
-        )
-        if one.number % every == 0
+        (state, one, wanted)
+        for state, (one, wanted) in zip(states, product(tested, TWINS), strict=True)
+        if with_actions and one.number % every == 0
     ]
-    answers = policy.generate([policy.prompt(one.prompt(is_twin)) for _, one, is_twin in asked])
-    for (state, one, is_twin), text in zip(asked, answers, strict=True):
+    answers = policy.generate([policy.prompt(one.prompt(wanted)) for _, one, wanted in asked])
+    for (state, one, wanted), text in zip(asked, answers, strict=True):
         message = as_message(text)
         state["answer"] = text
-        state["consensus"] = float(agreement(message, one.calls[one.right(is_twin)]) is not None)
-        state["outcome"] = execute(message, one, is_twin=is_twin)
+        state["consensus"] = float(agreement(message, one.calls[wanted]) is not None)
+        state["outcome"] = execute(message, one, wanted)
         state["executed"] = float(state["outcome"] == "success")
     return {"states": states, "general_loss": general_loss(policy, general)}
 
@@ -432,35 +400,30 @@ def ngram_baseline(trained: Sequence[Repository], tested: Sequence[Repository]) 
     """Accuracy of a linear model on word n-grams of prompt and action, and on their products."""
     weights: Counter[str] = Counter()
 
-    def features(one: Repository, is_twin: bool, which: int) -> Counter[str]:
+    def features(one: Repository, wanted: int, which: int) -> Counter[str]:
         action = json.dumps(one.calls[which]["tool_calls"][0]["function"]["arguments"])
-        text = one.prompt(is_twin)[-1]["content"]
-        words = [_words(text), _words(action)]
-        grams = [
-            {" ".join(w[i : i + n]) for n in (1, 2, 3) for i in range(len(w) - n + 1)}
-            for w in words
-        ]
-        joined = Counter(f"{a}|{b}" for a in grams[0] for b in grams[1])
-        return joined + Counter(grams[1])
+        prompt, response = (_ngrams(t) for t in (one.prompt(wanted)[-1]["content"], action))
+        return Counter([*response, *(f"{a}|{b}" for a in prompt for b in response)])
 
-    states = [(one, is_twin) for one in trained for is_twin in (False, True)]
+    states = [*product(trained, TWINS)]
     draw = random.Random(0)
     for _ in range(3):  # a perceptron; more rounds change nothing
         draw.shuffle(states)
-        for one, is_twin in states:
-            right = one.right(is_twin)
-            good, bad = features(one, is_twin, right), features(one, is_twin, 1 - right)
+        for one, wanted in states:
+            good, bad = (features(one, wanted, which) for which in (wanted, 1 - wanted))
             if _score(weights, good) <= _score(weights, bad):
                 weights.update(good)
                 weights.subtract(bad)
     hits: dict[str, list[float]] = defaultdict(list)
-    for one in tested:
-        for is_twin in (False, True):
-            right = one.right(is_twin)
-            good = _score(weights, features(one, is_twin, right))
-            bad = _score(weights, features(one, is_twin, 1 - right))
-            hits[one.split].append(0.5 if good == bad else float(good > bad))
-    return {split: sum(found) / len(found) for split, found in hits.items()}
+    for one, wanted in product(tested, TWINS):
+        good, bad = (_score(weights, features(one, wanted, w)) for w in (wanted, 1 - wanted))
+        hits[one.split].append(0.5 if good == bad else float(good > bad))
+    return {split: round(sum(found) / len(found), 4) for split, found in hits.items()}
+
+
+def _ngrams(text: str) -> set[str]:
+    words = _words(text)
+    return {" ".join(words[i : i + n]) for n in (1, 2, 3) for i in range(len(words) - n + 1)}
 
 
 def _words(text: str) -> list[str]:
@@ -538,7 +501,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="build/real-model/smollm2-135m-instruct")
     parser.add_argument("--output", type=Path, default=Path("build/proof"))
-    parser.add_argument("--arms", nargs="*", default=["untouched", *LOSSES, "on_policy"])
+    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--likely-only", nargs="*", default=[], help="arms without greedy actions")
     parser.add_argument("--act-every", type=int, default=1, help="act on every n-th repository")
@@ -556,7 +519,7 @@ def main() -> None:
             if path.is_file() or (arm == "untouched" and seed != given.seeds[0]):
                 continue
             if policy is None:
-                policy = Policy(given.model, options, given.output / "lower.pt")
+                policy = Policy(given.model, options, given.output / "lower.safetensors")
                 general = general_text(policy)
             training = None
             if arm != "untouched":

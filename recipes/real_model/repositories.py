@@ -119,20 +119,24 @@ UNSEEN = (
 )  # fmt: skip
 FAMILIES = {family.name: family for family in (*TRAINED, *UNSEEN)}
 
-TRAINED_NAMES = """cart order price tax user login mail queue token cookie page menu form table chart
-graph image audio video album track song artist city street country region parcel courier invoice
-ticket coupon wallet bank loan salary budget client vendor store shelf basket search filter index
-report export import backup sensor motor robot camera lamp door window garden flower forest river
-engine wheel bridge tunnel station train plane ship harbor market""".split()
-TESTED_NAMES = """weather recipe kitchen library museum ladder pencil paper folder letter stamp planet
-comet rocket island desert mountain valley village castle tower mirror candle blanket pillow jacket
-button pocket bottle butter cheese honey lemon orange carrot pepper tomato potato rabbit monkey tiger
-eagle salmon turtle violin guitar piano drum dance theater cinema novel poem lesson school""".split()
+TRAINED_NAMES = """
+cart order price tax user login mail queue token cookie page menu form table chart graph image
+audio video album track song artist city street country region parcel courier invoice ticket
+coupon wallet bank loan salary budget client vendor store shelf basket search filter index report
+export import backup sensor motor robot camera lamp door window garden flower forest river engine
+wheel bridge tunnel station train plane ship harbor market
+""".split()  # noqa: SIM905
+TESTED_NAMES = """
+weather recipe kitchen library museum ladder pencil paper folder letter stamp planet comet rocket
+island desert mountain valley village castle tower mirror candle blanket pillow jacket button
+pocket bottle butter cheese honey lemon orange carrot pepper tomato potato rabbit monkey tiger
+eagle salmon turtle violin guitar piano drum dance theater cinema novel poem lesson school
+""".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True)
 class Repository:
-    """Two names under one family. `is_twin` exchanges their roles and nothing else."""
+    """Two names under one family. Its twins differ in which of them is `wanted`, and nothing else."""
 
     family: Family
     names: tuple[str, str]
@@ -146,26 +150,22 @@ class Repository:
         first, second = self.names
         return self.family.call(first), self.family.call(second)
 
-    def right(self, is_twin: bool) -> int:
-        """Which of the two names, and so of the two actions, is right."""
-        return int(is_twin)
-
-    def prompt(self, is_twin: bool) -> list[dict[str, str]]:
-        """Return the messages."""
+    def prompt(self, wanted: int) -> list[dict[str, str]]:
+        """Return the messages in which the name number `wanted` is the one the request is about."""
         statuses = [self.family.other, self.family.other]
-        statuses[self.right(is_twin)] = self.family.wanted
+        statuses[wanted] = self.family.wanted
         lines = [
             self.family.line.format(x=name, status=status)
             for name, status in zip(self.names, statuses, strict=True)
         ]
         return conversation("\n".join([self.family.shown, *lines, self.family.request]))
 
-    def write(self, folder: Path, is_twin: bool) -> None:
+    def write(self, folder: Path, wanted: int) -> None:
         """Write the files of one twin."""
         for place, name in enumerate(self.names):
             path = folder / self.family.path.format(x=name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.family.texts[int(place != self.right(is_twin))], "utf-8")
+            path.write_text(self.family.texts[int(place != wanted)], "utf-8")
 
 
 def conversation(text: str) -> list[dict[str, str]]:
@@ -202,7 +202,7 @@ def repositories(
     return found
 
 
-def execute(message: Mapping[str, Any], repository: Repository, *, is_twin: bool) -> str:
+def execute(message: Mapping[str, Any], repository: Repository, wanted: int) -> str:
     """Run an action in a throw-away folder with the repository; say what came of it.
 
     Nothing of a model's reaches a shell, and no path leaves the folder: `python FILE` and `rm FILE`
@@ -216,21 +216,21 @@ def execute(message: Mapping[str, Any], repository: Repository, *, is_twin: bool
         return "no_call"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        repository.write(folder, is_twin)
+        repository.write(folder, wanted)
         output = _run(calls[0]["function"], folder)
         if output is None:
             return "refused"
-        return "success" if _is_done(repository, is_twin, folder, output) else "wrong"
+        return "success" if _is_done(repository, wanted, folder, output) else "wrong"
 
 
-def _is_done(repository: Repository, is_twin: bool, folder: Path, output: str) -> bool:
-    family, right = repository.family, repository.right(is_twin)
+def _is_done(repository: Repository, wanted: int, folder: Path, output: str) -> bool:
+    family = repository.family
     if family.verb == "read":
         return output == family.texts[0]
     if family.verb == "run":
         return output == "done\n"
     paths = [folder / family.path.format(x=name) for name in repository.names]
-    return not paths[right].exists() and paths[1 - right].exists()
+    return not paths[wanted].exists() and paths[1 - wanted].exists()
 
 
 def _run(function: Mapping[str, Any], folder: Path) -> str | None:

@@ -43,9 +43,7 @@ def teacher_actions(
 
 
 @batch_asset(deps=["dpo_pairs"], stage="sample", pool="teachers", costs="money")
-def samples(
-    context: dg.AssetExecutionContext, pipeline: PipelineResource
-) -> dg.MaterializeResult:
+def samples(context: dg.AssetExecutionContext, pipeline: PipelineResource) -> dg.MaterializeResult:
     """What the model to be trained does where the teachers agree, and the pairs that this makes.
 
     Run by hand, or by the job `sample_trainee`: it needs a trainee in the settings.

@@ -15,9 +15,7 @@ def pairs_table(pairs: Iterable[DPOPair], name: str = "dpo_pairs") -> pa.Table:
     return table_of([row_of_pair(pair) for pair in pairs], name)
 
 
-def positives_table(
-    positives: Iterable[Mapping[str, Any]], name: str = "positives"
-) -> pa.Table:
+def positives_table(positives: Iterable[Mapping[str, Any]], name: str = "positives") -> pa.Table:
     """Put states at which teachers and student agree into the table `positives`, or one like it."""
     return table_of([row_of_pair(positive) for positive in positives], name)
 

@@ -58,6 +58,7 @@ from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
 from replay_pipeline.stages.staleness import changed_parts, find_outdated, refuse_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, added
+from replay_pipeline.stages.trainee import samplers, serving, without_addresses
 from replay_pipeline.stages.trainer_process import (
     TRAINER_LOCK,
     Launch,
@@ -65,7 +66,6 @@ from replay_pipeline.stages.trainer_process import (
     run_trainer,
     training_curves,
 )
-from replay_pipeline.stages.trainee import samplers, serving, without_addresses
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import copy_files, files_below

@@ -213,9 +213,13 @@ def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
     elif found := re.fullmatch(r"(\d+)-(\d+)", layers):
         first, last = int(found[1]), int(found[2])
     else:
-        raise TrainerConfigError(f"peft.layers={layers!r}: write first-last, as 12-29, or `last 10`")
+        raise TrainerConfigError(
+            f"peft.layers={layers!r}: write first-last, as 12-29, or `last 10`"
+        )
     if not 0 <= first <= last < n_layers:
-        raise TrainerConfigError(f"peft.layers={layers!r}: the model has the layers 0-{n_layers - 1}")
+        raise TrainerConfigError(
+            f"peft.layers={layers!r}: the model has the layers 0-{n_layers - 1}"
+        )
     return list(range(first, last + 1))
 
 

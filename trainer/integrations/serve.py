@@ -12,8 +12,9 @@ import json
 import logging
 import sys
 import threading
-import time
+import uuid
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ class LocalModel:
         reason = "tool_calls" if message.get("tool_calls") else "length" if is_cut else "stop"
         return {
             "object": "chat.completion",
-            "created": int(time.time()),
+            "created": int(datetime.now(UTC).timestamp()),
             "model": request.get("model"),
             "choices": [{"index": 0, "message": message, "finish_reason": reason}],
             "usage": {
@@ -99,7 +100,6 @@ class LocalModel:
                 "total_tokens": len(prompt) + len(new),
             },
         }
-
 
     def _prompt(self, messages: Any, tools: Any) -> list[int]:
         """Render a prompt; the samples of a state share it, and a long one takes its time."""
@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (ValueError, KeyError, TypeError, AttributeError, DatasetError) as error:
             self._reply(400, {"error": {"message": f"{type(error).__name__}: {error}"}})
         else:
-            self._reply(200, answer | {"id": f"local-{time.time_ns()}"})
+            self._reply(200, answer | {"id": f"local-{uuid.uuid4()}"})
 
     def _reply(self, status: int, body: Mapping[str, Any]) -> None:
         data = json.dumps(body).encode()
