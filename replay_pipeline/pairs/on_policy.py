@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 from replay_pipeline.pairs.extract import ExtractOptions, extract_pairs
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
@@ -54,12 +54,12 @@ class _Found:
 def on_policy_pairs(
     states: Sequence[TraceState],
     teacher_actions: Sequence[TeacherAction],
-    samples: Iterable[TeacherAction],
+    sampled: Iterable[TeacherAction],
     agreement_threshold: int = 2,
     *,
     known_pairs: Collection[str] = (),
     known_positives: Collection[str] = (),
-    **options: Any,
+    **options: Unpack[ExtractOptions],
 ) -> OnPolicyReport:
     """Judge samples of the model to be trained against the teachers' consensus.
 
@@ -69,7 +69,7 @@ def on_policy_pairs(
     Args:
         states: those that were sampled.
         teacher_actions: answers of the teachers, in any order.
-        samples: answers of the model; several at a state are told apart by `teacher`.
+        sampled: answers of the model; several at a state are told apart by `teacher`.
         agreement_threshold: as for `extract_pairs`.
         known_pairs: `pair_id` of pairs that are there already.
         known_positives: `state_id` of positives that are there already.
@@ -82,21 +82,22 @@ def on_policy_pairs(
     outcomes: Counter[str] = Counter()
     by_sampler: dict[str, list[TeacherAction]] = {}
     n_samples = 0
-    for sample in samples:
+    for sample in sampled:
         n_samples += 1
         if sample.action is None or sample.error_code is not None:
             errors[sample.error_code or "no_action"] += 1
         else:
             by_sampler.setdefault(sample.teacher, []).append(sample)
     found = _Found(seen={*known_pairs, *known_positives})
-    judged: ExtractOptions = {**options, "include_natural": False}
+    options["include_natural"] = False
     for _, drawn in sorted(by_sampler.items()):
-        actions = {sample.state_id: sample.action for sample in drawn if sample.action is not None}
+        actions = {one.state_id: one.action for one in drawn if one.action is not None}
+        options["samples"] = actions
         report = extract_pairs(
             [state for state in states if state["state_id"] in actions],
             teacher_actions,
             agreement_threshold,
-            **{**judged, "samples": actions},
+            **options,
         )
         outcomes.update(report.outcome_counts)
         for pair in report.pairs:

@@ -44,7 +44,7 @@ class LocalModel:
             TrainerConfigError: there is no causal LM with a tokenizer in the folder.
         """
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), padding_side="left")
+            tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), padding_side="left")
             model = AutoModelForCausalLM.from_pretrained(str(folder), dtype="auto")
         except (OSError, ValueError) as error:
             raise TrainerConfigError(f"{folder}: no model there ({error})") from error
@@ -128,7 +128,7 @@ class ModelServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: ModelServer
+    server: ModelServer  # pyrefly: ignore[bad-override-mutable-attribute]
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
