@@ -163,6 +163,9 @@ class TrainSettings(_Section):
 
     config: Path | None = None
     """The trainer's own YAML file; by default the bundled tiny run on the CPU."""
+    model: str | None = None
+    """Folder or Hub id of a pretrained model, put over the file. Without a file it is trained by the
+    trainer's bundled settings for one: adapters, minutes on a CPU."""
     output: Path | None = None
     """Folder of this machine for metrics, plots and checkpoint; by default `model` under the data
     root, and from there a copy goes to a data root on an object store."""
@@ -172,6 +175,31 @@ class TrainSettings(_Section):
     stop_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """How long a trainer that is asked to stop may take to save a checkpoint, in seconds, before
     it is killed."""
+
+
+class TraineeSettings(_Section):
+    """The model that is to be trained, sampled where the teachers agree."""
+
+    folder: Path | None = None
+    """Folder of this machine with its checkpoint, such as `model/checkpoint` under the data root. It
+    is served on this machine for as long as it is sampled."""
+    endpoint: TeacherSpec | None = None
+    """The endpoint that serves it, instead of a folder."""
+    n_samples: Annotated[int, Field(ge=1)] = 4
+    """Samples at each state."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Of the samples; at 0 they are all the same."""
+    max_prompt_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Longest prompt of a folder's model, in tokens; longer ones lose their oldest messages."""
+    max_completion_tokens: Annotated[int, Field(ge=1)] = 256
+    """Longest sample, in tokens."""
+    max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Hard ceiling on what the samples of a batch may cost, in US dollars. A folder costs nothing."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a model is named."""
+        return self.folder is not None or self.endpoint is not None
 
 
 def _is_zone(name: str) -> str:
@@ -233,6 +261,7 @@ class Settings(_Section):
     normalize: NormalizeSettings = NormalizeSettings()
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
+    trainee: TraineeSettings = TraineeSettings()
     night: NightSettings = NightSettings()
     notify: NotifySettings = NotifySettings()
 

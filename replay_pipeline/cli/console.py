@@ -198,6 +198,9 @@ def _draw_facts(title: str, report: Report) -> None:
 show_pairs = partial(
     _draw_batches, "Pairs", ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
 )
+show_samples = partial(
+    _draw_batches, "Sampled", ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
+)
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")
 show_upgrade = partial(_draw_facts, "Brought over")

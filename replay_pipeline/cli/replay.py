@@ -16,6 +16,7 @@ from replay_pipeline.cli.console import (
     show_estimate,
     show_lost_calls,
     show_replay,
+    show_samples,
     show_teachers,
 )
 from replay_pipeline.cli.options import (
@@ -77,6 +78,37 @@ def replay(
         replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(left_usd)
         reports = {key: replay_one(key).report for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
+
+
+@app.command()
+def sample(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    batch: BatchOption = None,
+    trainee: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the model to be trained; `trainee.folder` by default."),
+    ] = None,
+    only_estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only say what it would take.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Sample the model to be trained where the teachers agree, and make pairs of what differs.
+
+    Needs `pairs` before it; `normalize` and `publish` take its pairs along. Samples are kept: the
+    same weights are not asked twice, and a trained checkpoint is sampled anew.
+    """
+    changes = {"trainee": {"folder": trainee}} if trainee else None
+    with progress_bars() as on_progress:
+        work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)
+        batches = chosen(work, batch)
+        reports = {} if only_estimate else {key: work.sample(key).report for key in batches}
+    if only_estimate:
+        facts = work.estimate_samples(batches).to_json()
+        print_report(facts, as_json=as_json, show=show_estimate)
+    else:
+        print_report(reports, as_json=as_json, show=show_samples)
 
 
 @app.command()

@@ -61,7 +61,7 @@ def exit_if_failed(report: dict[str, Any]) -> None:
 _DEMO_HEADER = "# Written by `replay-pipeline demo`."
 
 
-def prepare_demo(data: Path) -> None:
+def prepare_demo(data: Path, model: Path | None = None) -> None:
     """Write the settings of the demo, which the UI reads as well."""
     from replay_pipeline.processes import environment
     from replay_pipeline.storage.store import written_whole
@@ -81,6 +81,8 @@ def prepare_demo(data: Path) -> None:
         "max_total_usd = 5.0",
         "confirm_above_usd = 0.0",
     ]
+    if model is not None:
+        lines += ["[train]", f"model = {json.dumps(str(model.absolute()))}"]
     with written_whole(path) as file:
         file.write(("\n".join(lines) + "\n").encode())
     # Written here and now, so trusted: commands that find it in the current folder use it.
