@@ -123,8 +123,19 @@ def show_summary(summary: Report) -> None:
             ),
             ("channels", train["channels_live"]),
         ]
+    if train and "prompt_gain_after" in train:
+        rows.append(("learned", _learned(train)))
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+
+
+def _learned(train: Report) -> str:
+    """Say what reading the prompt is worth on held-out pairs, and how often the model is right."""
+    return (
+        f"{100 * train['prompt_gain_after']:+.1f} points by reading the prompt: right in "
+        f"{100 * train['preference_accuracy_after']:.1f} % of {train['held_out_pairs']} held-out "
+        f"pairs, with a blank prompt in {100 * train['blank_prompt_accuracy_after']:.1f} %"
+    )
 
 
 def show_ingest(report: Report) -> None:
