@@ -142,7 +142,9 @@ def show_ingest(report: Report) -> None:
     """What was read, and what was skipped."""
     names = ("sessions", "turns", "states")
     rows = [(name, report.get(f"n_{name}", report.get(name))) for name in names]
-    _table("Ingested", [*rows, ("skipped rows", report.get("skipped", report.get("rows_skipped")))])
+    rows.append(("skipped rows", report.get("skipped", report.get("rows_skipped"))))
+    rows.append(("skipped files", report.get("skipped_files", report.get("files_skipped"))))
+    _table("Ingested", rows)
 
 
 def show_estimate(report: Report) -> None:
@@ -161,6 +163,17 @@ def show_estimate(report: Report) -> None:
         )
     table.add_row("all", "", "", "", f"{report['expected_usd']:.4f}", f"{report['bound_usd']:.4f}")
     out.print(table)
+    for row in report["teachers"]:
+        for note in row["adaptations"]:
+            out.print(f"{escape(row['teacher'])}: {escape(note)}", soft_wrap=True)
+    for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
+        if each and (buys := each["buys"]):
+            out.print(
+                f"{heading}: ${each['low_usd']:.2f} to ${each['high_usd']:.2f}; "
+                f"${buys['usd']:g} ask {buys['n_states']:,} of {each['n_states']:,} states, for "
+                f"some {buys['n_pairs']:,} pairs",
+                soft_wrap=True,
+            )
 
 
 def _draw_batches(
@@ -195,6 +208,9 @@ def _draw_facts(title: str, report: Report) -> None:
 
 show_pairs = partial(
     _draw_batches, "Pairs", ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+)
+show_samples = partial(
+    _draw_batches, "Sampled", ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
 )
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")

@@ -234,7 +234,7 @@ class PeftOptions:
     targets: str | list[str] = "all-linear"
     """Names of the adapted modules, or `all-linear`."""
     layers: str | None = None
-    """First and last adapted layer, as `12-29`; none: all."""
+    """First and last adapted layer, as `12-29`, or how many of the last, as `last 10`; none: all."""
     merge: bool = True
     """Whether `checkpoint` becomes the merged model; the adapter is saved in any case."""
 
