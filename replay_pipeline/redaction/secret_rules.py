@@ -83,6 +83,8 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     common_pairs: _Text
     common_passwords: frozenset[_Text]
     common_logins: frozenset[_Text]
+    wordlike_logins: frozenset[_Text]
+    branch_words: frozenset[_Text]
     token: tuple[TokenRule, ...]
     line: tuple[LineRule, ...]
 
@@ -96,7 +98,7 @@ def load_rules(text: str) -> Rules:
     try:
         rules = msgspec.convert(tomllib.loads(text), Rules)
         for rule in (*rules.token, *rules.line):
-            _matching(rule.signal, [""])
+            matching(rule.signal, [""])
         valid = all(rule.expressions for rule in rules.token) and all(
             "secret" in rule.expression.groupindex for rule in rules.line
         )
@@ -181,6 +183,7 @@ _CLOSED = r"(?:\\*[\"'`]?\]?)"
 _SIGN = (
     r"\s{0,8}(?:=>|:=|=|:(?!:)|\|)\s{0,8}|[\"']?,\s?(?=[\"'])"
     r"|[\"']?\s{1,8}(?:value|content)\s?=\s?|>(?:\s{0,8}</?\w{1,8}>){0,3}\s{0,8}"
+    r"|</\w{1,8}>\s{0,8}<\w{1,8}>"
 )
 """An assignment, the next cell of a table, the next argument, an attribute, or an element."""
 _ASSIGNED = re.compile(
@@ -260,8 +263,8 @@ def is_random(value: str, *, is_password: bool = False) -> bool:
     return is_mixed and bits > 3.3 and not _is_wordy(value)
 
 
-_LETTERS = re.compile(r"[a-z]{2,}|[A-Z]{2,}|[A-Z][a-z]+")
-_MIN_PAIRS = 8
+_LETTERS = re.compile(r"[a-z]{3,}|[A-Z]{3,}|[A-Z][a-z]{2,}")
+_MIN_PAIRS = 5
 _WORDY_SHARE = 0.5
 """Of pairs of letters that are common: words and names have two thirds, random letters a fifth."""
 
@@ -371,16 +374,17 @@ def _is_text(head: str) -> bool:
 def suspicious(texts: Sequence[str]) -> list[Suspicion | None]:
     """For each text, what `own_hits` might find in it; `None` for nothing at all."""
     found: list[Suspicion | None] = [None] * len(texts)
-    positions = [i for i, flag in enumerate(_matching(_SIGNAL, texts)) if flag]
+    positions = [i for i, flag in enumerate(matching(_SIGNAL, texts)) if flag]
     if positions:
         suspects = [texts[i] for i in positions]
-        families = _matching(_TOKEN_HEADS, suspects), _matching(_ENCODED, suspects)
+        families = matching(_TOKEN_HEADS, suspects), matching(_ENCODED, suspects)
         for i, has_token, is_encoded in zip(positions, *families, strict=True):
             found[i] = Suspicion(has_token, is_encoded)
     return found
 
 
-def _matching(pattern: str, texts: Sequence[str]) -> list[bool]:
+def matching(pattern: str, texts: Sequence[str]) -> list[bool]:
+    """Tell for each text whether a linear-time engine finds the pattern in it."""
     array, options = string_array(texts), pc.MatchSubstringOptions(pattern)
     return pc.call_function("match_substring_regex", [array], options).to_pylist()
 
@@ -393,7 +397,7 @@ _ENCODED = rf"(?:{_ASCII_GROUP}){{6}}|%[0-9A-Fa-f]{{2}}"
 _TOKEN_HEADS = "|".join(rule.signal for rule in RULES.token)
 _ASSIGNED_HEAD = (
     rf"(?:{'|'.join(map(re.escape, RULES.names))})[A-Za-z_-]{{0,10}}"
-    r"[\\\"'\x60\]]*(?:\s*[=:,|>][=>]?|\s+(?:value|content)\s?=)(?:\s*</?\w{1,8}>){0,3}"
+    r"[\\\"'\x60\]]*(?:\s*[=:,|>][=>]?|</\w{1,8}>|\s+(?:value|content)\s?=)(?:\s*</?\w{1,8}>){0,3}"
     r"\s*[\\\"'\x60]*[^\s\"'\x60\\]*[0-9]"
 )
 """A name, a sign and a value with a digit, which every value that looks like a secret has."""
