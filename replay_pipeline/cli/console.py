@@ -123,8 +123,19 @@ def show_summary(summary: Report) -> None:
             ),
             ("channels", train["channels_live"]),
         ]
+    if train and "prompt_gain_after" in train:
+        rows.append(("learned", _learned(train)))
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+
+
+def _learned(train: Report) -> str:
+    """Say what reading the prompt is worth on held-out pairs, and how often the model is right."""
+    return (
+        f"{100 * train['prompt_gain_after']:+.1f} points by reading the prompt: right in "
+        f"{100 * train['preference_accuracy_after']:.1f} % of {train['held_out_pairs']} held-out "
+        f"pairs, with a blank prompt in {100 * train['blank_prompt_accuracy_after']:.1f} %"
+    )
 
 
 def show_ingest(report: Report) -> None:
@@ -152,6 +163,17 @@ def show_estimate(report: Report) -> None:
         )
     table.add_row("all", "", "", "", f"{report['expected_usd']:.4f}", f"{report['bound_usd']:.4f}")
     out.print(table)
+    for row in report["teachers"]:
+        for note in row["adaptations"]:
+            out.print(f"{escape(row['teacher'])}: {escape(note)}", soft_wrap=True)
+    for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
+        if each and (buys := each["buys"]):
+            out.print(
+                f"{heading}: ${each['low_usd']:.2f} to ${each['high_usd']:.2f}; "
+                f"${buys['usd']:g} ask {buys['n_states']:,} of {each['n_states']:,} states, for "
+                f"some {buys['n_pairs']:,} pairs",
+                soft_wrap=True,
+            )
 
 
 def _draw_batches(
@@ -186,6 +208,9 @@ def _draw_facts(title: str, report: Report) -> None:
 
 show_pairs = partial(
     _draw_batches, "Pairs", ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+)
+show_samples = partial(
+    _draw_batches, "Sampled", ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
 )
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")

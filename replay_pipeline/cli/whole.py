@@ -52,6 +52,15 @@ def demo(
     data: Annotated[
         Path, typer.Option("--data", help="Folder of the demo.", parser=as_path, metavar="DIR")
     ] = Path("demo"),
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="Folder of a pretrained model to train by adapters, instead of a tiny one.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
     yes: YesOption = False,
 ) -> None:
     """Run the whole product on the bundled sample, under Dagster.
@@ -64,7 +73,7 @@ def demo(
     from replay_pipeline.stages import pipeline
     from replay_pipeline.storage.store import written_whole
 
-    prepare_demo(data)
+    prepare_demo(data, model)
     loaded = load(data / "settings.toml", data)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)

@@ -18,7 +18,7 @@ from replay_pipeline.errors import IngestError, StorageError
 from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
 from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.rows import Block, read_rows
-from replay_pipeline.settings import environment
+from replay_pipeline.processes import environment
 from replay_pipeline.storage.store import Place, read_files, written_whole
 
 logger = logging.getLogger(__name__)

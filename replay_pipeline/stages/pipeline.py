@@ -30,7 +30,14 @@ from replay_pipeline.ingesters import (
 )
 from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
+from replay_pipeline.pairs import (
+    WITH_CONSENSUS,
+    extract_pairs,
+    on_policy_pairs,
+    outcomes_table,
+    pairs_table,
+    positives_table,
+)
 from replay_pipeline.processes import python
 from replay_pipeline.publish import (
     CardFacts,
@@ -42,7 +49,9 @@ from replay_pipeline.publish import (
     to_be_published,
 )
 from replay_pipeline.replay import (
+    Estimate,
     control,
+    estimate,
     has_ledger,
     refuse_if_nobody_answers,
     replay_batch,
@@ -60,6 +69,7 @@ from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
 from replay_pipeline.stages.staleness import changed_parts, find_outdated, refuse_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, added
+from replay_pipeline.stages.trainee import samplers, serving, without_addresses
 from replay_pipeline.stages.trainer_process import (
     TRAINER_LOCK,
     Launch,
@@ -70,7 +80,7 @@ from replay_pipeline.stages.trainer_process import (
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import copy_files, files_below
-from replay_pipeline.types import ReplayReport
+from replay_pipeline.types import ReplayReport, TraceState
 
 logger = logging.getLogger(__name__)
 
@@ -378,6 +388,85 @@ class Pipeline(Project):
             has_outputs=self.review_path(batch).exists,
         )
 
+    def sample(self, batch: str) -> Receipt:
+        """Sample the model to be trained where the teachers agree, and make pairs of it.
+
+        What it does otherwise than they is the worse side of a pair in `sampled_pairs`, what it
+        does like them a row of `sampled_positives`. Samples are kept in the ledger like answers
+        that were paid for: a stage that stopped goes on, and other weights are sampled anew.
+
+        Raises:
+            ConfigError: no model to be trained is named, or it cannot be asked.
+            TrainError: the model in the folder can't be served.
+        """
+        trainee = self.settings.trainee
+        given = [
+            *without_addresses(samplers(trainee)),
+            f"{trainee.max_prompt_tokens}",
+            self.settings.pairs.model_dump_json(exclude={"marks"}),
+            self.settings.ingest.window,
+            *self._tool_definitions(batch),
+        ]
+
+        def work() -> dict[str, Any]:
+            states = self._with_consensus(batch)
+            pairs = self.settings.pairs
+            with serving(trainee) as specs:
+                replay = replay_in_thread(
+                    states,
+                    specs,
+                    max_total_usd=trainee.max_total_usd,
+                    counts_recorded=False,
+                    partition=batch,
+                    tick=self._on_progress,
+                    ledger=self.settings.ledger_url(),
+                    **self._accounts(),
+                )
+            refuse_if_nobody_answers(replay)
+            report = on_policy_pairs(
+                states,
+                teacher_actions_from_table(self.root.read("teacher_actions", batch)),
+                replay.actions,
+                pairs.agreement_threshold,
+                known_pairs=set(self.root.read("dpo_pairs", batch)["pair_id"].to_pylist()),
+                known_positives=set(self.root.read("positives", batch)["state_id"].to_pylist()),
+                level=pairs.level,
+                count_own_family=pairs.count_own_family,
+            )
+            self._write("samples", batch, teacher_actions_table(replay.actions, "samples"))
+            self._write("sampled_pairs", batch, pairs_table(report.pairs, "sampled_pairs"))
+            self._write(
+                "sampled_positives",
+                batch,
+                positives_table(report.positives, "sampled_positives"),
+            )
+            return {**replay_facts(replay), **report.to_json()}
+
+        return self._stage(
+            "sample",
+            batch,
+            given,
+            self._digests(batch, ("turns", "states", "teacher_actions", "dpo_pairs", "outcomes")),
+            ("samples", "sampled_pairs", "sampled_positives"),
+            work,
+            is_final=lambda report: report["is_complete"],
+        )
+
+    def estimate_samples(self, batches: Sequence[str]) -> Estimate:
+        """Say what sampling the model to be trained would take beyond what is there already.
+
+        Raises:
+            ConfigError: no model to be trained is named.
+        """
+        states = [state for batch in batches for state in self._with_consensus(batch)]
+        specs = samplers(self.settings.trainee)
+        return estimate(states, specs, ledger=self.settings.ledger_url(), **self._accounts())
+
+    def _with_consensus(self, batch: str) -> list[TraceState]:
+        outcomes = self.root.read("outcomes", batch).to_pylist()
+        wanted = {row["state_id"] for row in outcomes if row["outcome"] in WITH_CONSENSUS}
+        return [state for state in self._states([batch]) if state["state_id"] in wanted]
+
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
         normalizer = self._normalizer
@@ -389,7 +478,9 @@ class Pipeline(Project):
         ]
 
         def work() -> dict[str, Any]:
-            table = self.root.read("dpo_pairs", batch)
+            table = pa.concat_tables(
+                [self.root.read(name, batch) for name in self._tables_of_pairs(batch)]
+            )
             result = normalizer.run(
                 table, prompts=self._prompts(batch), index=self._dedup_index.of(batch)
             )
@@ -401,7 +492,7 @@ class Pipeline(Project):
             "normalize",
             batch,
             given,
-            self._digests(batch, ("turns", "states", "dpo_pairs")),
+            self._digests(batch, ("turns", "states", *self._tables_of_pairs(batch))),
             ("normalized_pairs", "dropped_pairs"),
             work,
         )
@@ -422,6 +513,8 @@ class Pipeline(Project):
             given += named(
                 self._digests(batch, ("turns", "states", "normalized_pairs", "positives"))
             )
+            if self.root.has("sampled_positives", batch):
+                given += named(self._digests(batch, ("sampled_positives",)))
             given += [self.settings.ingest.window, *self._tool_definitions(batch)]
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
@@ -434,7 +527,7 @@ class Pipeline(Project):
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
                     ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
-                    positives=((batch, self.root.read("positives", batch)) for batch in batches),
+                    positives=((batch, self._positives(batch)) for batch in batches),
                     prompts=self._prompts,
                     folder=folder,
                     repo_id=options.repo_id,
@@ -445,6 +538,11 @@ class Pipeline(Project):
             return report.to_json()
 
         return self._stage("publish", "all", given, {}, (), work, has_outputs=place.exists)
+
+    def _positives(self, batch: str) -> pa.Table:
+        has_samples = self.root.has("sampled_positives", batch)
+        names = ("positives", "sampled_positives")[: 1 + has_samples]
+        return pa.concat_tables([self.root.read(name, batch) for name in names])
 
     def retract(
         self,
@@ -491,11 +589,13 @@ class Pipeline(Project):
         config = self._trainer_config()
         output, kept = self.settings.training_dir(), self.settings.model_dir()
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
-        given = [config.read_text("utf-8") if config else "tiny"]
+        model = self.settings.train.model
+        given = [config.read_text("utf-8") if config else "tiny", *([model] if model else [])]
         given += [f"{p.name}:{digest_of(p)}" for p in sorted(dataset.rglob("*.parquet"))]
         command = python("trainer", "--resume")
         command += ["--config", str(config)] if config else []
         command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
+        command += ["--set", f"model={model}"] if model else []
 
         def work() -> dict[str, Any]:
             if not dataset.exists():
@@ -505,7 +605,7 @@ class Pipeline(Project):
             job = TrainerJob(
                 command=command,
                 output=output,
-                environment={} if config else {"OMP_NUM_THREADS": "1"},
+                environment={} if config or model else {"OMP_NUM_THREADS": "1"},
                 variables=self.settings.train.environment,
                 stop_timeout_s=self.settings.train.stop_timeout_s,
             )
@@ -731,6 +831,8 @@ def run(
     for batch in batches:
         replay(batch)
         pipeline.pairs(batch)
+        if settings.trainee.is_set:
+            pipeline.sample(batch)
         pipeline.normalize(batch)
     pipeline.publish()
     if with_training:

@@ -88,7 +88,7 @@ class Project:
             self.batches,
             start=str,
             add=lambda value, key: hash_of(
-                [value, key, *named(self._digests(key, ("dpo_pairs",)))]
+                [value, key, *named(self._digests(key, self._tables_of_pairs(key)))]
             ),
         )
 
@@ -379,6 +379,11 @@ class Project:
         """Give the pairs of batches with their prompts, one after the other."""
         for batch in batches:
             yield from pairs_of(self.root.read("dpo_pairs", batch), self._prompts(batch))
+
+    def _tables_of_pairs(self, batch: str) -> tuple[str, ...]:
+        """Name the tables with pairs of a batch: the record's, and the samples' where there are."""
+        names = ("dpo_pairs", "sampled_pairs")
+        return names[: 1 + self.root.has("sampled_pairs", batch)]
 
     def _accounts(self) -> ReplayOptions:
         """Give what everything that pays is told alike: the day's ceiling, the price lists."""

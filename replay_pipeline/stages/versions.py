@@ -51,6 +51,7 @@ STAGE_PARTS: dict[str, tuple[str, ...]] = {
     "ingest": ("session readers", "secret rules"),
     "replay": ("prompts", "requests"),
     "pairs": ("prompts", "matcher", "pairs"),
+    "sample": ("prompts", "requests", "matcher", "pairs"),
     "normalize": ("prompts", "normalizer", "secret rules"),
     "publish": ("prompts", "publisher", "secret rules"),
 }

@@ -213,7 +213,7 @@ def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> Verdict:
     """Are pairs in = pairs kept + pairs dropped, each dropped one with its operator?"""
     problems, n_in = [], 0
     for batch in batches:
-        given = Counter(_ids(root, "dpo_pairs", batch))
+        given = Counter(_ids(root, "dpo_pairs", batch) + _ids(root, "sampled_pairs", batch))
         left = Counter(_ids(root, "normalized_pairs", batch) + _ids(root, "dropped_pairs", batch))
         n_in += given.total()
         problems += _named(batch, "neither kept nor dropped", list((given - left).elements()))

@@ -13,7 +13,7 @@ import pytest
 import replay_pipeline
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters import read_manifest
-from replay_pipeline.settings import child_environment
+from replay_pipeline.processes import child_environment
 from replay_pipeline.stages import versions
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.versions import PARTS, STAGE_PARTS, versions_of
