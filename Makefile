@@ -24,8 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
-demo: $(STAMP)
-	$(BIN)/replay-pipeline demo
+# `make demo MODEL=smollm2` trains real weights by adapters, after fetching them.
+demo: $(STAMP) $(if $(MODEL),real-model)
+	$(BIN)/replay-pipeline demo $(if $(MODEL),--data demo-$(MODEL) --model build/real-model/$(MODEL)*)
 
 ui: $(STAMP)
 	$(BIN)/replay-pipeline ui --demo

@@ -17,6 +17,9 @@ from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedErro
 from trainer.folders import sole_writer
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
+PRETRAINED_CONFIG = Path(__file__).parent / "pretrained.yaml"
+"""Taken where no file is named and `--set model=` names a model: the tiny model's learning rate
+would ruin it."""
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a run that was asked to stop, and has saved a checkpoint."""
 
@@ -55,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `launch` and its kin as first word are about replicas of the rest: see `trainer.diloco.launch`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in REPLICA_COMMANDS:
-        return _command_replicas(given[0], given[1:])
+    if given and given[0] in COMMANDS:
+        return _command(given[0], given[1:])
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Train on a published preference dataset."
     )
@@ -67,7 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="trl",
         help="who trains: trl in this process (default), or an engine of docs/frameworks.md",
     )
-    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="YAML file")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="YAML file; by default the bundled tiny.yaml, or pretrained.yaml with --set model=…",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -85,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        values = read_config(options.config, options.overrides)
+        values = read_config(options.config or _default(options.overrides), options.overrides)
         if options.resume and not values.get("resume_from"):
             values["resume_from"] = "last"
         report = ENGINES[options.engine](values)
@@ -99,11 +106,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-REPLICA_COMMANDS = ("launch", "attach", "logs", "stop", "export")
-"""First words that are about replicas, not about a run in this process."""
+COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve")
+"""First words that are about replicas or a finished model, not about a run in this process."""
 
 
-def _command_replicas(name: str, arguments: Sequence[str]) -> int:
+def _default(overrides: Sequence[str]) -> Path:
+    names_model = any(text.startswith("model=") for text in overrides)
+    return PRETRAINED_CONFIG if names_model else DEFAULT_CONFIG
+
+
+def _command(name: str, arguments: Sequence[str]) -> int:
+    if name == "serve":
+        from trainer.integrations.serve import serve_command  # noqa: PLC0415 - loads torch
+
+        return serve_command(arguments)
     if name == "export":
         from trainer.integrations.export import export_command  # noqa: PLC0415 - loads torch
 

@@ -19,6 +19,11 @@ JOBS = {
     name: dg.define_asset_job(name, selection=dg.AssetSelection.assets(*assets), description=text)
     for name, assets, text in (
         ("replay_batches", _BATCH_ASSETS, "Trace states to normalized pairs, by batch."),
+        (
+            "sample_trainee",
+            ("samples", "normalized_pairs"),
+            "Sample the model to be trained, and normalize the pairs again, by batch.",
+        ),
         ("publish", ("published_dataset",), "Publish all normalized pairs."),
         (
             "publish_and_train",

@@ -136,6 +136,7 @@ CHECKS = [
     schema_check("dpo_pairs", "dpo_pairs", "positives", "outcomes"),
     batch_check("dpo_pairs", "sides_differ", tables.sides_differ, blocking=True),
     batch_check("dpo_pairs", "agreement_is_steady", drift.agreement_drift),
+    schema_check("samples", "samples", "sampled_pairs", "sampled_positives"),
     schema_check("normalized_pairs", "normalized_pairs", "dropped_pairs"),
     batch_check(
         "normalized_pairs",

@@ -36,6 +36,7 @@ _MADE_IN_PUBLICATION = {
 SOURCES: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "teacher_actions": {"state_id": _STATE},
     "dpo_pairs": _PAIR_SOURCES,
+    "samples": {"state_id": {"dpo_pairs": ("state_id",)}},
     "normalized_pairs": {
         name: {"dpo_pairs": (_MADE_IN_NORMALIZATION.get(name, name),)}
         for name in (*_PAIR_SOURCES, *_MADE_IN_NORMALIZATION)

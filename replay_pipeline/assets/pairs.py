@@ -27,7 +27,7 @@ def dpo_pairs(
     return each_batch(context, work, work.pairs, pair_facts)
 
 
-@batch_asset(deps=["dpo_pairs"], stage="normalize")
+@batch_asset(deps=["dpo_pairs", "samples"], stage="normalize")
 def normalized_pairs(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:

@@ -15,6 +15,7 @@ _ASSETS: dict[str, tuple[str, Facts]] = {
     "ingest": ("trace_states", traces.state_facts),
     "replay": ("teacher_actions", replay.answer_facts),
     "pairs": ("dpo_pairs", pairs.pair_facts),
+    "sample": ("samples", replay.sample_facts),
     "normalize": ("normalized_pairs", pairs.kept_facts),
     "publish": ("published_dataset", publish.dataset_facts),
     "train": ("trained_model", train.model_facts),

@@ -42,6 +42,30 @@ def teacher_actions(
     return each_batch(context, work, work.replay_within(config.max_total_usd), answer_facts)
 
 
+@batch_asset(deps=["dpo_pairs"], stage="sample", pool="teachers", costs="money")
+def samples(context: dg.AssetExecutionContext, pipeline: PipelineResource) -> dg.MaterializeResult:
+    """What the model to be trained does where the teachers agree, and the pairs that this makes.
+
+    Run by hand, or by the job `sample_trainee`: it needs a trainee in the settings.
+    """
+    work = pipeline.open()
+    return each_batch(context, work, work.sample, sample_facts)
+
+
+def sample_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
+    """How often the samples of a batch agree with the teachers, and what they came to."""
+    report = receipt.report
+    return {
+        **answer_facts(pipeline, receipt),
+        "agreement_rate": report["agreement_rate"],
+        "sampled_pairs": report["n_pairs"],
+        "sampled_positives": report["n_positives"],
+        "repeated": report["n_repeated"],
+        "outcomes": bars(report["outcomes"]),
+        **column_lineage("samples"),
+    }
+
+
 def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
     """Calls, dollars, latencies and failures of a batch."""
     report = receipt.report

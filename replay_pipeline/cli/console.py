@@ -123,15 +123,28 @@ def show_summary(summary: Report) -> None:
             ),
             ("channels", train["channels_live"]),
         ]
+    if train and "prompt_gain_after" in train:
+        rows.append(("learned", _learned(train)))
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+
+
+def _learned(train: Report) -> str:
+    """Say what reading the prompt is worth on held-out pairs, and how often the model is right."""
+    return (
+        f"{100 * train['prompt_gain_after']:+.1f} points by reading the prompt: right in "
+        f"{100 * train['preference_accuracy_after']:.1f} % of {train['held_out_pairs']} held-out "
+        f"pairs, with a blank prompt in {100 * train['blank_prompt_accuracy_after']:.1f} %"
+    )
 
 
 def show_ingest(report: Report) -> None:
     """What was read, and what was skipped."""
     names = ("sessions", "turns", "states")
     rows = [(name, report.get(f"n_{name}", report.get(name))) for name in names]
-    _table("Ingested", [*rows, ("skipped rows", report.get("skipped", report.get("rows_skipped")))])
+    rows.append(("skipped rows", report.get("skipped", report.get("rows_skipped"))))
+    rows.append(("skipped files", report.get("skipped_files", report.get("files_skipped"))))
+    _table("Ingested", rows)
 
 
 def show_estimate(report: Report) -> None:
@@ -195,6 +208,9 @@ def _draw_facts(title: str, report: Report) -> None:
 
 show_pairs = partial(
     _draw_batches, "Pairs", ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+)
+show_samples = partial(
+    _draw_batches, "Sampled", ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
 )
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")

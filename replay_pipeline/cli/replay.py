@@ -16,6 +16,7 @@ from replay_pipeline.cli.console import (
     show_estimate,
     show_lost_calls,
     show_replay,
+    show_samples,
     show_teachers,
 )
 from replay_pipeline.cli.options import (
@@ -80,6 +81,37 @@ def replay(
 
 
 @app.command()
+def sample(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    batch: BatchOption = None,
+    trainee: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the model to be trained; `trainee.folder` by default."),
+    ] = None,
+    only_estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only say what it would take.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Sample the model to be trained where the teachers agree, and make pairs of what differs.
+
+    Needs `pairs` before it; `normalize` and `publish` take its pairs along. Samples are kept: the
+    same weights are not asked twice, and a trained checkpoint is sampled anew.
+    """
+    changes = {"trainee": {"folder": trainee}} if trainee else None
+    with progress_bars() as on_progress:
+        work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)
+        batches = chosen(work, batch)
+        reports = {} if only_estimate else {key: work.sample(key).report for key in batches}
+    if only_estimate:
+        facts = work.estimate_samples(batches).to_json()
+        print_report(facts, as_json=as_json, show=show_estimate)
+    else:
+        print_report(reports, as_json=as_json, show=show_samples)
+
+
+@app.command()
 def control(
     data: DataOption = None,
     settings: SettingsOption = None,
@@ -141,7 +173,7 @@ def teachers_trust(
 ) -> None:
     """Let a key be sent to a host: kept in your own configuration folder, for all projects."""
     from replay_pipeline.settings import config_dir
-    from replay_pipeline.trust import trust_host
+    from replay_pipeline.storage.trust import trust_host
 
     trust_host(host, key=key, folder=config_dir())
     out.print(f"{escape(key)} may be sent to {escape(host)} from now on.")

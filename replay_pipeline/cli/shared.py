@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from replay_pipeline.cli.console import show_estimate
+from replay_pipeline.cli.console import err, show_estimate
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.settings import Settings, config_dir
-from replay_pipeline.trust import trust_file
+from replay_pipeline.storage.trust import trust_file
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.pipeline import OnProgress, Pipeline
@@ -47,12 +47,23 @@ def open_pipeline(
     return Pipeline(load(settings, data, changes=changes), on_progress=on_progress)
 
 
+def exit_if_failed(report: dict[str, Any]) -> None:
+    """End the command with status 1 if batches have failed, after everything else was done."""
+    if failed := report.get("failed_batches"):
+        why = "; ".join(f"{batch}: {reason}" for batch, reason in sorted(failed.items()))
+        err.print(
+            f"{len(failed)} batches could not be ingested and wait for the next run: {why}",
+            markup=False,
+        )
+        raise typer.Exit(1)
+
+
 _DEMO_HEADER = "# Written by `replay-pipeline demo`."
 
 
-def prepare_demo(data: Path) -> None:
+def prepare_demo(data: Path, model: Path | None = None) -> None:
     """Write the settings of the demo, which the UI reads as well."""
-    from replay_pipeline.settings import environment
+    from replay_pipeline.processes import environment
     from replay_pipeline.storage.store import written_whole
     from replay_pipeline.testing.sample import SESSIONS_DIR
 
@@ -70,6 +81,8 @@ def prepare_demo(data: Path) -> None:
         "max_total_usd = 5.0",
         "confirm_above_usd = 0.0",
     ]
+    if model is not None:
+        lines += ["[train]", f"model = {json.dumps(str(model.absolute()))}"]
     with written_whole(path) as file:
         file.write(("\n".join(lines) + "\n").encode())
     # Written here and now, so trusted: commands that find it in the current folder use it.

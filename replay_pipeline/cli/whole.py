@@ -15,7 +15,7 @@ from replay_pipeline.cli.options import (
     SettingsOption,
     YesOption,
 )
-from replay_pipeline.cli.shared import confirm, load, prepare_demo
+from replay_pipeline.cli.shared import confirm, exit_if_failed, load, prepare_demo
 from replay_pipeline.storage.store import as_path
 
 
@@ -44,6 +44,7 @@ def run(
     with progress_bars() as on_progress:
         summary = pipeline.run(loaded, with_training=train, since=before, on_progress=on_progress)
     print_report(summary, as_json=as_json, show=show_summary)
+    exit_if_failed(summary)
 
 
 @app.command()
@@ -51,6 +52,15 @@ def demo(
     data: Annotated[
         Path, typer.Option("--data", help="Folder of the demo.", parser=as_path, metavar="DIR")
     ] = Path("demo"),
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="Folder of a pretrained model to train by adapters, instead of a tiny one.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
     yes: YesOption = False,
 ) -> None:
     """Run the whole product on the bundled sample, under Dagster.
@@ -63,7 +73,7 @@ def demo(
     from replay_pipeline.stages import pipeline
     from replay_pipeline.storage.store import written_whole
 
-    prepare_demo(data)
+    prepare_demo(data, model)
     loaded = load(data / "settings.toml", data)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)

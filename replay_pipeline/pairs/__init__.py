@@ -6,6 +6,7 @@ without any teacher, `report.py` what is counted.
 
 from replay_pipeline.families import family_of_model
 from replay_pipeline.pairs.extract import extract_dpo_pairs, extract_pairs
+from replay_pipeline.pairs.on_policy import WITH_CONSENSUS, OnPolicyReport, on_policy_pairs
 from replay_pipeline.pairs.report import PairReport
 from replay_pipeline.pairs.rows import (
     outcomes_table,
@@ -16,11 +17,14 @@ from replay_pipeline.pairs.weights import PairWeights
 from replay_pipeline.storage.pair_rows import pairs_of
 
 __all__ = [
+    "WITH_CONSENSUS",
+    "OnPolicyReport",
     "PairReport",
     "PairWeights",
     "extract_dpo_pairs",
     "extract_pairs",
     "family_of_model",
+    "on_policy_pairs",
     "outcomes_table",
     "pairs_of",
     "pairs_table",

@@ -10,14 +10,14 @@ from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair
 
 
-def pairs_table(pairs: Iterable[DPOPair]) -> pa.Table:
-    """Put pairs into the table `dpo_pairs`; `pairs_of` takes them out again."""
-    return table_of([row_of_pair(pair) for pair in pairs], "dpo_pairs")
+def pairs_table(pairs: Iterable[DPOPair], name: str = "dpo_pairs") -> pa.Table:
+    """Put pairs into the table `dpo_pairs`, or one like it; `pairs_of` takes them out again."""
+    return table_of([row_of_pair(pair) for pair in pairs], name)
 
 
-def positives_table(positives: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Put states at which teachers and student agree into the table `positives`."""
-    return table_of([row_of_pair(positive) for positive in positives], "positives")
+def positives_table(positives: Iterable[Mapping[str, Any]], name: str = "positives") -> pa.Table:
+    """Put states at which teachers and student agree into the table `positives`, or one like it."""
+    return table_of([row_of_pair(positive) for positive in positives], name)
 
 
 def outcomes_table(outcomes: Iterable[Mapping[str, Any]]) -> pa.Table:

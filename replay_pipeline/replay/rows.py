@@ -13,10 +13,12 @@ from replay_pipeline.types import TeacherAction
 _PLAIN = tuple(f.name for f in fields(TeacherAction) if f.name != "action")
 
 
-def teacher_actions_table(actions: Iterable[TeacherAction]) -> pa.Table:
+def teacher_actions_table(
+    actions: Iterable[TeacherAction], name: str = "teacher_actions"
+) -> pa.Table:
     """One row per answer, in a fixed order: by state, then by teacher."""
     rows = sorted(actions, key=lambda row: (row.state_id, row.teacher))
-    return table_of([_to_row(action) for action in rows], "teacher_actions")
+    return table_of([_to_row(action) for action in rows], name)
 
 
 def teacher_actions_from_table(table: pa.Table) -> list[TeacherAction]:

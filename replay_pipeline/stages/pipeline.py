@@ -9,15 +9,35 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.ingesters import ingest, read_manifest
+from replay_pipeline.ingesters import (
+    ingest,
+    is_kept,
+    is_there,
+    keep,
+    read_manifest,
+    restore,
+    without_states,
+)
+from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
+from replay_pipeline.pairs import (
+    WITH_CONSENSUS,
+    extract_pairs,
+    on_policy_pairs,
+    outcomes_table,
+    pairs_table,
+    positives_table,
+)
 from replay_pipeline.processes import python
 from replay_pipeline.publish import (
     CardFacts,
@@ -29,7 +49,9 @@ from replay_pipeline.publish import (
     to_be_published,
 )
 from replay_pipeline.replay import (
+    Estimate,
     control,
+    estimate,
     has_ledger,
     refuse_if_nobody_answers,
     replay_batch,
@@ -47,6 +69,7 @@ from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
 from replay_pipeline.stages.staleness import changed_parts, find_outdated, refuse_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, added
+from replay_pipeline.stages.trainee import samplers, serving, without_addresses
 from replay_pipeline.stages.trainer_process import (
     TRAINER_LOCK,
     Launch,
@@ -57,7 +80,7 @@ from replay_pipeline.stages.trainer_process import (
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import copy_files, files_below
-from replay_pipeline.types import ReplayReport
+from replay_pipeline.types import ReplayReport, TraceState
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +91,19 @@ _POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
 class Pipeline(Project):
     """The stages over one data root. They may be called in any order that has its inputs."""
 
+    failed: Mapping[str, str] = {}
+    """Why batches could not be ingested, by batch."""
     _is_upgrading = False
     """Whether receipts of older versions are taken over, and nothing is made anew."""
 
     def ingest_new(self) -> list[str]:
-        """Find new sessions and ingest every batch that is not. Returns all batches.
+        """Find new sessions and ingest every batch that is not. Returns all that are ingested.
+
+        What went wrong with the others is in `failed`, by batch.
 
         Raises:
             ConfigError: there is no session at all.
+            ReplayPipelineError: every batch has failed; the error is that of the last.
         """
         self.find_batches()
         batches = self.batches()
@@ -85,9 +113,17 @@ class Pipeline(Project):
                 f"no session found in {sources or 'the folder of Claude Code'}: "
                 "name a folder or a .jsonl file"
             )
+        self.failed = {}
         for batch in batches:
-            self.ingest(batch)
-        return batches
+            try:
+                self.ingest(batch)
+            except Exception as error:
+                # The next batch has other files, and what is wrong with this one is told at the end.
+                logger.exception("%s: cannot be ingested", batch)
+                self.failed[batch] = str(error)
+                if len(self.failed) == len(batches):
+                    raise
+        return [batch for batch in batches if batch not in self.failed]
 
     def upgrade(self) -> dict[str, Any]:
         """Bring what an older version wrote to this one, without the logs and without paying.
@@ -115,41 +151,70 @@ class Pipeline(Project):
         return {"tables": tables, "receipts": dict(receipts)}
 
     def ingest(self, batch: str) -> Receipt:
-        """Sessions of a batch to `sessions`, `turns`, `states` and `tools`.
+        """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
 
-        Raises:
-            IngestError: a file of the batch is gone or unreadable.
+        A decision that an earlier batch had before it was complete moves here; of that batch only
+        what depends on it is made again, and no answer is paid twice. A log that is gone is read
+        from the bytes that were kept of it; if none were, it is counted, and the rest is read.
         """
         manifest = read_manifest(batch, self.root.path)
         options = self.settings.ingest
         given = [f"{options.is_redacted}", f"{options.is_project_hashed}", manifest.to_json()]
+        folder = self._kept_folder()
+        if folder is not None:
+            keep(manifest, folder)
+        found = [
+            (source, is_there(source, cursor.tail_sha))
+            for source, cursor in zip(manifest.slices, manifest.cursors, strict=True)
+        ]
+        lost = [
+            source
+            for source, is_here in found
+            if not (is_here or (folder is not None and is_kept(source, folder)))
+        ]
 
         def work() -> dict[str, Any]:
-            result = ingest(
-                manifest.slices,
-                redact=options.is_redacted,
-                hash_project=options.is_project_hashed,
-                known_state_ids=self._seen_states.before(batch),
-                salt=redaction_salt(),
-                on_progress=self._on_progress,
-            )
-            for name in INGESTED:
-                self._write(name, batch, getattr(result, name))
+            with TemporaryDirectory() as name:
+                slices = [
+                    source
+                    if is_here or folder is None
+                    else replace(source, copy=restore(source, folder, Path(name)))
+                    for source, is_here in found
+                    if source not in lost
+                ]
+                result = ingest(
+                    slices,
+                    redact=options.is_redacted,
+                    hash_project=options.is_project_hashed,
+                    known_state_ids=_Owned(self._owners, lambda owner: owner < batch),
+                    superseded_state_ids=_Owned(self._owners, lambda owner: owner > batch),
+                    salt=redaction_salt(),
+                    on_progress=self._on_progress,
+                )
+            self._write_ingested(batch, {name: getattr(result, name) for name in INGESTED})
+            for source in lost:
+                logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
+                result.report.skipped_files["gone"] += 1
+            self._supersede(batch, set(result.states["state_id"].to_pylist()))
             return result.report.to_json()
 
-        def keep(last: Receipt) -> dict[str, Any]:
+        def keep_tables(last: Receipt) -> dict[str, Any]:
             logger.info("%s: not read again; its tables are redacted as they are", batch)
             tables = {name: self.root.read(name, batch) for name in INGESTED}
             counts: Mapping[str, int] = {}
             if options.is_redacted:
                 tables, counts = redacted_again(tables, salt=redaction_salt())
-            for name, table in tables.items():
-                self._write(name, batch, table)
+            self._write_ingested(batch, tables)
             redactions = added([last.report["redactions"], counts])
-            return {**last.report, "redactions": redactions, "n_files_gone": n_gone}
+            return {**last.report, "redactions": redactions, "n_files_gone": len(lost)}
 
-        # Agents delete their logs after some weeks; new rules must reach what was read from them.
-        n_gone = sum(not each.path.is_file() for each in manifest.slices)
+        def n_lost(report: Mapping[str, Any]) -> int:
+            return report.get("skipped_files", {}).get("gone", 0)
+
+        # What was read from logs that are gone now, new rules must reach in the tables. A log that
+        # has come back is read.
+        last = self.receipts.read("ingest", batch)
+        is_less_than_before = last is not None and len(lost) > n_lost(last.report)
         return self._stage(
             "ingest",
             batch,
@@ -157,8 +222,44 @@ class Pipeline(Project):
             {},
             INGESTED,
             work,
-            instead=keep if n_gone or self._is_upgrading else None,
+            is_final=lambda report: n_lost(report) <= len(lost),
+            instead=keep_tables if is_less_than_before or self._is_upgrading else None,
         )
+
+    def _write_ingested(self, batch: str, tables: Mapping[str, pa.Table]) -> None:
+        for name, table in tables.items():
+            self._write(name, batch, table)
+
+    def _supersede(self, batch: str, state_ids: set[str]) -> None:
+        """Take these states out of the earlier batches that had them."""
+        owned: dict[str, set[str]] = {}
+        for state_id in state_ids:
+            if (owner := self._owners.get(state_id, batch)) != batch:
+                owned.setdefault(owner, set()).add(state_id)
+        for owner, taken in sorted(owned.items()):
+            tables = {name: self.root.read(name, owner) for name in INGESTED}
+            left = without_states(tables, taken)
+            self._write_ingested(owner, left)
+            logger.info("%s: %d states are complete in %s now", owner, len(taken), batch)
+            if receipt := self.receipts.read("ingest", owner):
+                self.receipts.write(
+                    replace(
+                        receipt,
+                        report={
+                            **receipt.report,
+                            "n_sessions": left["sessions"].num_rows,
+                            "n_turns": left["turns"].num_rows,
+                            "n_states": left["states"].num_rows,
+                            "outcomes": dict(
+                                sorted(Counter(left["states"]["outcome"].to_pylist()).items())
+                            ),
+                            "fidelity": shares_by_client(left["sessions"], left["states"]),
+                            "n_superseded": receipt.report.get("n_superseded", 0) + len(taken),
+                        },
+                        outputs=self._digests(owner, INGESTED),
+                    )
+                )
+        self._owners.update(dict.fromkeys(state_ids, batch))
 
     def replay(self, batch: str, *, max_total_usd: float | None = None) -> Receipt:
         """States of a batch to `teacher_actions`, paying at most `max_total_usd` for new answers.
@@ -287,6 +388,85 @@ class Pipeline(Project):
             has_outputs=self.review_path(batch).exists,
         )
 
+    def sample(self, batch: str) -> Receipt:
+        """Sample the model to be trained where the teachers agree, and make pairs of it.
+
+        What it does otherwise than they is the worse side of a pair in `sampled_pairs`, what it
+        does like them a row of `sampled_positives`. Samples are kept in the ledger like answers
+        that were paid for: a stage that stopped goes on, and other weights are sampled anew.
+
+        Raises:
+            ConfigError: no model to be trained is named, or it cannot be asked.
+            TrainError: the model in the folder can't be served.
+        """
+        trainee = self.settings.trainee
+        given = [
+            *without_addresses(samplers(trainee)),
+            f"{trainee.max_prompt_tokens}",
+            self.settings.pairs.model_dump_json(exclude={"marks"}),
+            self.settings.ingest.window,
+            *self._tool_definitions(batch),
+        ]
+
+        def work() -> dict[str, Any]:
+            states = self._with_consensus(batch)
+            pairs = self.settings.pairs
+            with serving(trainee) as specs:
+                replay = replay_in_thread(
+                    states,
+                    specs,
+                    max_total_usd=trainee.max_total_usd,
+                    counts_recorded=False,
+                    partition=batch,
+                    tick=self._on_progress,
+                    ledger=self.settings.ledger_url(),
+                    **self._accounts(),
+                )
+            refuse_if_nobody_answers(replay)
+            report = on_policy_pairs(
+                states,
+                teacher_actions_from_table(self.root.read("teacher_actions", batch)),
+                replay.actions,
+                pairs.agreement_threshold,
+                known_pairs=set(self.root.read("dpo_pairs", batch)["pair_id"].to_pylist()),
+                known_positives=set(self.root.read("positives", batch)["state_id"].to_pylist()),
+                level=pairs.level,
+                count_own_family=pairs.count_own_family,
+            )
+            self._write("samples", batch, teacher_actions_table(replay.actions, "samples"))
+            self._write("sampled_pairs", batch, pairs_table(report.pairs, "sampled_pairs"))
+            self._write(
+                "sampled_positives",
+                batch,
+                positives_table(report.positives, "sampled_positives"),
+            )
+            return {**replay_facts(replay), **report.to_json()}
+
+        return self._stage(
+            "sample",
+            batch,
+            given,
+            self._digests(batch, ("turns", "states", "teacher_actions", "dpo_pairs", "outcomes")),
+            ("samples", "sampled_pairs", "sampled_positives"),
+            work,
+            is_final=lambda report: report["is_complete"],
+        )
+
+    def estimate_samples(self, batches: Sequence[str]) -> Estimate:
+        """Say what sampling the model to be trained would take beyond what is there already.
+
+        Raises:
+            ConfigError: no model to be trained is named.
+        """
+        states = [state for batch in batches for state in self._with_consensus(batch)]
+        specs = samplers(self.settings.trainee)
+        return estimate(states, specs, ledger=self.settings.ledger_url(), **self._accounts())
+
+    def _with_consensus(self, batch: str) -> list[TraceState]:
+        outcomes = self.root.read("outcomes", batch).to_pylist()
+        wanted = {row["state_id"] for row in outcomes if row["outcome"] in WITH_CONSENSUS}
+        return [state for state in self._states([batch]) if state["state_id"] in wanted]
+
     def normalize(self, batch: str) -> Receipt:
         """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
         normalizer = self._normalizer
@@ -298,7 +478,9 @@ class Pipeline(Project):
         ]
 
         def work() -> dict[str, Any]:
-            table = self.root.read("dpo_pairs", batch)
+            table = pa.concat_tables(
+                [self.root.read(name, batch) for name in self._tables_of_pairs(batch)]
+            )
             result = normalizer.run(
                 table, prompts=self._prompts(batch), index=self._dedup_index.of(batch)
             )
@@ -310,7 +492,7 @@ class Pipeline(Project):
             "normalize",
             batch,
             given,
-            self._digests(batch, ("turns", "states", "dpo_pairs")),
+            self._digests(batch, ("turns", "states", *self._tables_of_pairs(batch))),
             ("normalized_pairs", "dropped_pairs"),
             work,
         )
@@ -331,6 +513,8 @@ class Pipeline(Project):
             given += named(
                 self._digests(batch, ("turns", "states", "normalized_pairs", "positives"))
             )
+            if self.root.has("sampled_positives", batch):
+                given += named(self._digests(batch, ("sampled_positives",)))
             given += [self.settings.ingest.window, *self._tool_definitions(batch)]
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
@@ -343,7 +527,7 @@ class Pipeline(Project):
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
                     ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
-                    positives=((batch, self.root.read("positives", batch)) for batch in batches),
+                    positives=((batch, self._positives(batch)) for batch in batches),
                     prompts=self._prompts,
                     folder=folder,
                     repo_id=options.repo_id,
@@ -354,6 +538,11 @@ class Pipeline(Project):
             return report.to_json()
 
         return self._stage("publish", "all", given, {}, (), work, has_outputs=place.exists)
+
+    def _positives(self, batch: str) -> pa.Table:
+        has_samples = self.root.has("sampled_positives", batch)
+        names = ("positives", "sampled_positives")[: 1 + has_samples]
+        return pa.concat_tables([self.root.read(name, batch) for name in names])
 
     def retract(
         self,
@@ -400,11 +589,13 @@ class Pipeline(Project):
         config = self._trainer_config()
         output, kept = self.settings.training_dir(), self.settings.model_dir()
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
-        given = [config.read_text("utf-8") if config else "tiny"]
+        model = self.settings.train.model
+        given = [config.read_text("utf-8") if config else "tiny", *([model] if model else [])]
         given += [f"{p.name}:{digest_of(p)}" for p in sorted(dataset.rglob("*.parquet"))]
         command = python("trainer", "--resume")
         command += ["--config", str(config)] if config else []
         command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
+        command += ["--set", f"model={model}"] if model else []
 
         def work() -> dict[str, Any]:
             if not dataset.exists():
@@ -414,7 +605,7 @@ class Pipeline(Project):
             job = TrainerJob(
                 command=command,
                 output=output,
-                environment={} if config else {"OMP_NUM_THREADS": "1"},
+                environment={} if config or model else {"OMP_NUM_THREADS": "1"},
                 variables=self.settings.train.environment,
                 stop_timeout_s=self.settings.train.stop_timeout_s,
             )
@@ -594,6 +785,24 @@ class Pipeline(Project):
         return facts
 
 
+class _Owned(Set[str]):
+    """The states whose batch `is_wanted`, without a set of their own for each question."""
+
+    def __init__(self, owners: Mapping[str, str], is_wanted: Callable[[str], bool]) -> None:
+        self._owners = owners
+        self._is_wanted = is_wanted
+
+    def __contains__(self, state_id: object) -> bool:
+        owner = self._owners.get(state_id) if isinstance(state_id, str) else None
+        return owner is not None and self._is_wanted(owner)
+
+    def __iter__(self) -> Iterator[str]:
+        return (state_id for state_id in self._owners if state_id in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def run(
     settings: Settings,
     *,
@@ -622,8 +831,10 @@ def run(
     for batch in batches:
         replay(batch)
         pipeline.pairs(batch)
+        if settings.trainee.is_set:
+            pipeline.sample(batch)
         pipeline.normalize(batch)
     pipeline.publish()
     if with_training:
         pipeline.train()
-    return pipeline.summary(since=since)
+    return {**pipeline.summary(since=since), "failed_batches": dict(pipeline.failed)}

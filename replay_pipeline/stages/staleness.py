@@ -14,7 +14,8 @@ _NEW_ROWS = "new rows of {}"
 _HELD_UP_BY = {
     "ingest": {"secret rules", UNKNOWN},
     "pairs": {_NEW_ROWS.format("turns"), _NEW_ROWS.format("states")},
-    "normalize": {_NEW_ROWS.format("dpo_pairs")},
+    "sample": {_NEW_ROWS.format("turns"), _NEW_ROWS.format("states")},
+    "normalize": {_NEW_ROWS.format("dpo_pairs"), _NEW_ROWS.format("sampled_pairs")},
 }
 """Reasons for which a text may be published that the rules of today would not leave as it is."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -97,6 +98,7 @@ def load_model(config: RunConfig, tokenizer: Any, *, seed: int) -> Any:
             hidden_size=tiny.hidden_size,
             n_layers=tiny.n_layers,
             n_heads=tiny.n_heads,
+            is_mimetic=tiny.is_mimetic,
             seed=seed,
         )
     else:
@@ -162,7 +164,9 @@ def with_adapter(model: Any, options: PeftOptions, *, is_quantized: bool = False
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=_targets(model, options),
-        layers_to_transform=layer_range(options.layers),
+        layers_to_transform=layer_range(
+            options.layers, model.config.get_text_config().num_hidden_layers
+        ),
     )
     try:
         with without_peft_warnings():
@@ -193,18 +197,31 @@ def _targets(model: Any, options: PeftOptions) -> str | list[str]:
     return sorted({name.rpartition(".")[2] for name in linear})
 
 
-def layer_range(layers: str | None) -> list[int] | None:
-    """Read `12-29` as the layers 12 to 29; `None` is all of them.
+def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
+    """Read `12-29` as the layers 12 to 29, `last 10` as the last ten; `None` is all of them.
+
+    Args:
+        layers: what the settings say.
+        n_layers: how many the model has.
 
     Raises:
-        TrainerConfigError: it is no such range.
+        TrainerConfigError: it is no such range, or reaches beyond the model.
     """
     if layers is None:
         return None
-    first, separator, last = layers.partition("-")
-    if not separator or not first.isdigit() or not last.isdigit() or int(first) > int(last):
-        raise TrainerConfigError(f"peft.layers={layers!r}: write first-last, as 12-29")
-    return list(range(int(first), int(last) + 1))
+    if found := re.fullmatch(r"last (\d+)", layers):
+        first, last = n_layers - int(found[1]), n_layers - 1
+    elif found := re.fullmatch(r"(\d+)-(\d+)", layers):
+        first, last = int(found[1]), int(found[2])
+    else:
+        raise TrainerConfigError(
+            f"peft.layers={layers!r}: write first-last, as 12-29, or `last 10`"
+        )
+    if not 0 <= first <= last < n_layers:
+        raise TrainerConfigError(
+            f"peft.layers={layers!r}: the model has the layers 0-{n_layers - 1}"
+        )
+    return list(range(first, last + 1))
 
 
 def merged(config: RunConfig, adapter: Any) -> Any:

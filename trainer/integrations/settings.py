@@ -217,6 +217,8 @@ class TinyOptions:
     hidden_size: int = 64
     n_layers: int = 2
     n_heads: int = 4
+    is_mimetic: bool = False
+    """Whether attention starts out handing on what it looks at, which speeds learning to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +232,7 @@ class PeftOptions:
     targets: str | list[str] = "all-linear"
     """Names of the adapted modules, or `all-linear`."""
     layers: str | None = None
-    """First and last adapted layer, as `12-29`; none: all."""
+    """First and last adapted layer, as `12-29`, or how many of the last, as `last 10`; none: all."""
     merge: bool = True
     """Whether `checkpoint` becomes the merged model; the adapter is saved in any case."""
 

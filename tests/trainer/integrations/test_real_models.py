@@ -257,10 +257,31 @@ def test_quantizing_says_what_it_needs(tmp_path, dataset_folder, folder, capsys)
 
 
 def test_a_range_of_layers_is_read():
-    assert layer_range("2-4") == [2, 3, 4]
-    assert layer_range(None) is None
+    assert layer_range("2-4", 6) == [2, 3, 4]
+    assert layer_range("last 2", 6) == [4, 5]
+    assert layer_range(None, 6) is None
+    for wrong in ("4-2", "2-6", "last 7", "last 0"):
+        with pytest.raises(TrainerConfigError, match="the model has the layers 0-5"):
+            layer_range(wrong, 6)
     with pytest.raises(TrainerConfigError, match="write first-last"):
-        layer_range("4-2")
+        layer_range("2", 6)
+
+
+def test_a_model_named_alone_is_trained_by_adapters_and_not_at_the_tiny_models_pace(
+    tmp_path, dataset_folder, folder, capsys
+):
+    given = {
+        "model": folder,
+        "dataset": dataset_folder,
+        "output": tmp_path / "out",
+        "peft.layers": "last 1",
+        "trl.max_steps": 1,
+        "evaluation.max_pairs": 1,
+    }
+    words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 1
+    assert (tmp_path / "out" / "adapter" / "adapter_config.json").exists()
 
 
 def test_a_trained_model_is_pushed_whole_and_private_to_a_hub(tmp_path):

@@ -235,6 +235,11 @@ def _run(
         "pairs_forward": trainer.pair_forward,
         "preference_accuracy_before": before["preference"]["accuracy"],
         "preference_accuracy_after": after["preference"]["accuracy"],
+        "blank_prompt_accuracy_after": after["blank_prompt"]["accuracy"],
+        "shuffled_prompt_accuracy_after": after["shuffled_prompt"]["accuracy"],
+        "prompt_gain_before": before["prompt_gain"],
+        "prompt_gain_after": after["prompt_gain"],
+        "consensus_rate_after": after["consensus"]["any"],
     }
     if trainer.is_world_process_zero():
         plot_metrics(metrics.rows, output / "loss.png")

@@ -1,0 +1,114 @@
+"""The model that is to be trained, held ready as an endpoint that can be sampled."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from replay_pipeline.errors import ConfigError, TrainError
+from replay_pipeline.processes import python, start_environment
+from replay_pipeline.settings import TraineeSettings
+from replay_pipeline.types import TeacherSpec
+
+_STOP_S = 10.0
+
+
+def samplers(trainee: TraineeSettings, base_url: str = "http://127.0.0.1/v1") -> list[TeacherSpec]:
+    """Name the model once for each sample, so that every sample is a question of its own.
+
+    A folder counts by the bytes of its model: what was sampled of other weights is not taken for
+    a sample of these.
+
+    Args:
+        trainee: the settings.
+        base_url: where a folder is served.
+
+    Raises:
+        ConfigError: neither a folder with a model nor an endpoint is named, or both.
+    """
+    spec = trainee.endpoint or _local(_folder(trainee), base_url)
+    limit = {"max_completion_tokens": trainee.max_completion_tokens}
+    return [
+        spec.model_copy(
+            update={
+                "name": f"{spec.name}:{number}",
+                "params": {
+                    **limit,
+                    **spec.params,
+                    "temperature": trainee.temperature,
+                    "seed": number,
+                },
+            }
+        )
+        for number in range(1, trainee.n_samples + 1)
+    ]
+
+
+@contextmanager
+def serving(trainee: TraineeSettings) -> Iterator[list[TeacherSpec]]:
+    """Serve a folder for as long as it is asked; an endpoint is there by itself.
+
+    Raises:
+        ConfigError: as `samplers`.
+        TrainError: the model in the folder can't be served.
+    """
+    if trainee.endpoint is not None:
+        yield samplers(trainee)
+        return
+    folder = _folder(trainee)
+    command = [*python("trainer", "serve"), "--model", str(folder), "--name", _name(folder)]
+    command += ["--max-prompt-tokens", str(trainee.max_prompt_tokens)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=start_environment(),
+        text=True,
+    ) as server:
+        try:
+            line = server.stdout.readline() if server.stdout else ""
+            if not line:
+                raise TrainError(f"{folder}: the model cannot be served: {' '.join(command)}")
+            yield samplers(trainee, json.loads(line)["base_url"])
+        finally:
+            server.terminate()
+            try:
+                server.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def without_addresses(specs: Sequence[TeacherSpec]) -> list[str]:
+    """Spell the questions without where they are asked: a port changes with every start."""
+    return [spec.model_dump_json(exclude={"base_url", "price"}) for spec in specs]
+
+
+def _folder(trainee: TraineeSettings) -> Path:
+    if trainee.folder is None:
+        raise ConfigError("no trainee: set `trainee.folder` to a checkpoint, or `trainee.endpoint`")
+    if not any(trainee.folder.glob("*.safetensors")):
+        raise ConfigError(f"trainee.folder: {trainee.folder} holds no weights (*.safetensors)")
+    return trainee.folder
+
+
+def _local(folder: Path, base_url: str) -> TeacherSpec:
+    return TeacherSpec(
+        name="trainee",
+        model=_name(folder),
+        base_url=base_url,
+        api_key_env=None,
+        price={"prompt": 0.0, "completion": 0.0},
+        max_concurrency=1,
+        is_distillable=True,
+    )
+
+
+def _name(folder: Path) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
+    return f"{folder.name}@{digest.hexdigest()}"

@@ -1,0 +1,177 @@
+"""A causal LM of this machine behind the OpenAI protocol, rendered as it is in training.
+
+    python -m trainer serve --model FOLDER
+
+prints one JSON line (`base_url`, `model`) and answers until it is ended. What the model's chat
+template has no place for is written as text, and calls are read out of the text again, so a small
+model can be sampled like any endpoint. It listens on this machine alone.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trainer.data.evaluation import end_tokens
+from trainer.data.rendering import Renderer
+from trainer.data.rewards import parse_action
+from trainer.errors import DatasetError, TrainerConfigError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_NEW_TOKENS = 256
+N_PROMPTS = 64
+"""Rendered prompts that are kept."""
+
+
+class LocalModel:
+    """Answers requests of the OpenAI protocol; one at a time."""
+
+    def __init__(self, folder: str | Path, *, max_prompt_tokens: int = 1024) -> None:
+        """Load the model.
+
+        Raises:
+            TrainerConfigError: there is no causal LM with a tokenizer in the folder.
+        """
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), padding_side="left")
+            model = AutoModelForCausalLM.from_pretrained(str(folder), dtype="auto")
+        except (OSError, ValueError) as error:
+            raise TrainerConfigError(f"{folder}: no model there ({error})") from error
+        self.model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self.renderer = Renderer(tokenizer=tokenizer, max_prompt_tokens=max_prompt_tokens)
+        self._one_at_a_time = threading.Lock()
+        self._prompts: dict[str, list[int]] = {}
+
+    @torch.no_grad()
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the chat completion of a request.
+
+        Temperature 0 is greedy. Equal seeds give equal answers.
+
+        Raises:
+            DatasetError: the chat template refuses the messages.
+        """
+        renderer, device = self.renderer, self.model.device
+        prompt = self._prompt(request["messages"], request.get("tools"))
+        limit = request.get("max_completion_tokens") or request.get("max_tokens")
+        temperature = float(request.get("temperature", 1.0))
+        # Nothing else of the model's own generation settings is in the request, so nothing is used.
+        sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0} if temperature else {}
+        prompt_1P = torch.tensor([prompt], device=device)
+        with self._one_at_a_time:
+            if request.get("seed") is not None:
+                torch.manual_seed(int(request["seed"]))
+            ids_1T = self.model.generate(
+                input_ids=prompt_1P,
+                attention_mask=torch.ones_like(prompt_1P),
+                do_sample=bool(temperature),
+                **sampling,
+                max_new_tokens=int(limit or DEFAULT_NEW_TOKENS),
+                pad_token_id=renderer.tokenizer.pad_token_id,
+                eos_token_id=end_tokens(self.model, renderer.tokenizer),
+            )
+        new = ids_1T[0, len(prompt) :].tolist()
+        message = parse_action(renderer.tokenizer.decode(new, skip_special_tokens=True))
+        for call in message.get("tool_calls") or ():
+            arguments = call["function"]["arguments"]
+            if not isinstance(arguments, str):
+                call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+        is_cut = bool(new) and new[-1] not in end_tokens(self.model, renderer.tokenizer)
+        reason = "tool_calls" if message.get("tool_calls") else "length" if is_cut else "stop"
+        return {
+            "object": "chat.completion",
+            "created": int(datetime.now(UTC).timestamp()),
+            "model": request.get("model"),
+            "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+            "usage": {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": len(new),
+                "total_tokens": len(prompt) + len(new),
+            },
+        }
+
+    def _prompt(self, messages: Any, tools: Any) -> list[int]:
+        """Render a prompt; the samples of a state share it, and a long one takes its time."""
+        key = json.dumps([messages, tools])
+        if key not in self._prompts:
+            if len(self._prompts) >= N_PROMPTS:
+                self._prompts.clear()
+            self._prompts[key] = self.renderer.prompt_ids(messages, tools)
+        return self._prompts[key]
+
+
+class ModelServer(ThreadingHTTPServer):
+    """Serves one model on this machine."""
+
+    daemon_threads = True
+
+    def __init__(self, model: LocalModel, name: str, *, port: int = 0) -> None:
+        """Listen on `port`, or on any free one."""
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.model, self.name = model, name
+
+    @property
+    def base_url(self) -> str:
+        """Address without `/chat/completions`."""
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ModelServer  # pyrefly: ignore[bad-override-mutable-attribute]
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        known = [{"id": self.server.name, "object": "model"}]
+        self._reply(200, {"object": "list", "data": known})
+
+    def do_POST(self) -> None:
+        try:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)))
+            answer = self.server.model.answer(request)
+        except (ValueError, KeyError, TypeError, AttributeError, DatasetError) as error:
+            self._reply(400, {"error": {"message": f"{type(error).__name__}: {error}"}})
+        else:
+            self._reply(200, answer | {"id": f"local-{uuid.uuid4()}"})
+
+    def _reply(self, status: int, body: Mapping[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
+
+
+def serve_command(arguments: Sequence[str]) -> int:
+    """Run `python -m trainer serve`."""
+    parser = argparse.ArgumentParser(prog="python -m trainer serve", description=__doc__)
+    parser.add_argument("--model", required=True, help="folder of a causal LM, e.g. out/checkpoint")
+    parser.add_argument("--name", help="what requests call it; the folder's name by default")
+    parser.add_argument("--port", type=int, default=0, help="any free port by default")
+    parser.add_argument("--max-prompt-tokens", type=int, default=1024)
+    options = parser.parse_args(arguments)
+    try:
+        model = LocalModel(options.model, max_prompt_tokens=options.max_prompt_tokens)
+    except TrainerConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    name = options.name or Path(options.model).name
+    with ModelServer(model, name, port=options.port) as server:
+        sys.stdout.write(json.dumps({"base_url": server.base_url, "model": name}) + "\n")
+        sys.stdout.flush()
+        server.serve_forever()
+    return 0
