@@ -32,12 +32,14 @@ from replay_pipeline.replay import (
     estimate,
     has_ledger,
     ledger_status,
+    probe_estimate,
+    probe_teachers,
     spent_since,
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.review import rank_pairs, show_state, write_review
 from replay_pipeline.settings import Settings, key_for
-from replay_pipeline.stages.doctor import examine
+from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, summarize, summarize_night
@@ -314,6 +316,17 @@ class Project:
     def examine(self) -> list[dict[str, Any]]:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""
         return examine(self.settings, self.check_teachers())
+
+    def probe_estimate(self) -> Estimate:
+        """Say what `probe` would cost. Raises as `estimate` does."""
+        with self._teachers() as teachers:
+            return probe_estimate(teachers, **self._options())
+
+    def probe(self) -> list[dict[str, Any]]:
+        """Ask every teacher three tiny questions. One finding each, as of `examine`."""
+        with self._teachers() as teachers:
+            ledger = self.settings.ledger_url()
+            return examine_probes(probe_teachers(teachers, ledger=ledger, **self._options()))
 
     def summary(self, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
         """Give the figures of all stages; what was done after `since` counts as done now."""
