@@ -122,9 +122,21 @@ def show_summary(summary: Report) -> None:
                 f"{train['loss_first']:.4f} → {train['loss_last']:.4f} in {train['steps']} steps",
             ),
             ("channels", train["channels_live"]),
+            ("accuracy", _accuracy(train)),
         ]
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+
+
+def _accuracy(train: Report) -> str:
+    """Accuracy on held-out pairs, before and after, and with prompts that do not help."""
+    shown = []
+    for name in ("preference", "blank_prompt", "shuffled_prompt"):
+        before, after = (train.get(f"{name}_accuracy_{when}") for when in ("before", "after"))
+        if before is not None and after is not None:
+            what = name.removesuffix("_prompt").replace("preference", "true")
+            shown.append(f"{what} prompt {before:.2f} → {after:.2f}")
+    return ", ".join(shown)
 
 
 def show_ingest(report: Report) -> None:

@@ -44,7 +44,8 @@ def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root):
         folder=root / "model" / "checkpoint",
         n_samples=N_SAMPLES,
         max_prompt_tokens=128,
-        max_completion_tokens=200,  # a model of 16 steps seldom ends by itself
+        max_completion_tokens=400,
+        temperature=3.0,  # a model of 16 steps seldom ends by itself
     )
     n_calls = work.estimate_samples([batch]).n_calls
     first = work.sample(batch).report
