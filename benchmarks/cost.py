@@ -1,156 +1,224 @@
 """What 50 steps of real sessions cost, by the order and the gates they are replayed with.
 
-    python benchmarks/cost.py [SESSIONS] [--json FILE]
+    python benchmarks/cost.py SESSIONS --tokenizer FILE [--every 1] [--json FILE]
 
-SESSIONS is a folder of Claude Code sessions; only the token counts that the provider recorded are
-read from it. Without it, sessions of the same size are made up. Prices are those of the loopback
-server's catalog.
+SESSIONS is a folder of Claude Code sessions. They are ingested and put into requests as a replay
+does, and what is sent is counted by a real tokenizer, a `tokenizer.json`: no token that the recorded
+session had and a teacher is not sent. Copies of a step in several files count once. Without SESSIONS,
+made-up sessions show the table; their figures mean little. Prices are those of the loopback server's
+catalog.
 
-The votes are simulated, and this is what is assumed of them: at each state a model takes the most
-natural action with the probability P, and otherwise one of three others; teachers and student
-choose independently. Two teachers then agree with the probability q printed in the table. The
-gates are the real ones, run on these votes.
+What is modelled: a prompt cache that forgets after five minutes; Anthropic's writes at 1.25 times the
+price, and its looking back over twenty blocks from a mark; calls that take LATENCY_S each, so that
+states between two asked ones let a cache go cold. What is assumed are the votes, by three models.
+The gates are the real ones, run on these votes.
 """
 
 import argparse
-import asyncio
 import json
 import random
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import msgspec
+from tokenizers import Tokenizer
 
-from replay_pipeline.replay import DEFAULT_GATES, measure_gates, parse_gates, replay_states
+from replay_pipeline.ingesters import ingest
+from replay_pipeline.replay import DEFAULT_GATES, measure_gates, parse_gates
+from replay_pipeline.replay.dialects import Prompt, RequestOptions
 from replay_pipeline.replay.gates import ASK
+from replay_pipeline.replay.requests import Prefix, RequestBuilder
+from replay_pipeline.replay.sizes import Learned, Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.catalog import served
-from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
+from replay_pipeline.types import Message, TeacherAction, TeacherSpec, TraceState
 
-Sessions = list[list[int]]
-"""Prompt tokens of each step, by session."""
+ANSWER_TOKENS = 300
+LATENCY_S = 10.0
+"""Of one call, from the request to the whole answer."""
+CACHE_TTL_S = 300.0
+LOOK_BACK_BLOCKS = 20
+MIN_CACHED_TOKENS = 1024
+MARK_USD = 1.50
+MARK_PAIRS = 0.9
 
-ANSWER_TOKENS = 600
-SHARED_PREFIX_TOKENS = 15_000
-"""What a step after a compaction still shares with the one before: system prompt and tools."""
-MIN_STEPS = 20
-
-
-class _Usage(msgspec.Struct):
-    input_tokens: int = 0
-    cache_read_input_tokens: int = 0
-    cache_creation_input_tokens: int = 0
+Count = Callable[[str], int]
 
 
-class _Message(msgspec.Struct):
-    id: str | None = None
-    usage: _Usage | None = None
+@dataclass(slots=True)
+class Step:
+    """One state of a session as it is sent."""
+
+    state_id: str
+    n_tokens: int
+    n_blocks: int
+    goes_on: bool
+    """Its prompt begins with the whole of the one before."""
+    n_bytes: int
 
 
-class _Row(msgspec.Struct):
-    type: str | None = None
-    message: Any = None
+Sessions = list[list[Step]]
 
 
-def read_sessions(folder: Path) -> Sessions:
-    sessions = []
-    for path in sorted(folder.rglob("*.jsonl")):
-        steps: dict[str, int] = {}
-        for line in path.read_bytes().splitlines():
-            try:
-                row = msgspec.json.decode(line, type=_Row)
-                if row.type != "assistant":
-                    continue
-                message = msgspec.convert(row.message, _Message)
-            except (msgspec.DecodeError, msgspec.ValidationError):
+def counter(path: Path | None) -> Count:
+    """Count the tokens of a text, each text once."""
+    known: dict[str, int] = {}
+    tokenizer = Tokenizer.from_file(str(path)) if path else None
+
+    def count(text: str) -> int:
+        if text not in known:
+            known[text] = (
+                len(tokenizer.encode(text, add_special_tokens=False).ids)
+                if tokenizer
+                else round(len(text.encode()) * 0.27)
+            )
+        return known[text]
+
+    return count
+
+
+def n_tokens(message: Message, count: Count) -> int:
+    """Tokens of a message, with some for its role and its marks."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return (
+        4
+        + count(message.get("content") or "")
+        + sum(8 + count(call["name"]) + count(call["arguments"]) for call in calls)
+    )
+
+
+def read_sessions(folder: Path, count: Count, every: int) -> Sessions:
+    """Sessions as they would be sent; every so many of them is taken."""
+    by_session: dict[str, list[TraceState]] = {}
+    sessions: Sessions = []
+    builder = RequestBuilder(RequestOptions())
+    seen: set[Prefix] = set()
+    traces = ingest(folder)
+    rows = traces.states.select("state_id", "session_id").rows()
+    for state_id, session_id in rows:
+        by_session.setdefault(session_id, []).append(state_id)
+    for number, ids in enumerate(by_session.values()):
+        if number % every or len(ids) < 5:
+            continue
+        steps: list[Step] = []
+        before: Prefix | None = None
+        sizes: list[int] = []
+        for state in traces.materialize(ids):
+            goes_on, before = builder.begins_with(state, before)
+            if before in seen:
                 continue
-            usage = message.usage
-            if usage and message.id:
-                steps[message.id] = (
-                    usage.input_tokens
-                    + usage.cache_read_input_tokens
-                    + usage.cache_creation_input_tokens
-                )
-        contexts = [tokens for tokens in steps.values() if tokens]
-        if len(contexts) >= MIN_STEPS:
-            sessions.append(contexts)
-    return sessions
-
-
-def made_up_sessions(n: int = 40, seed: int = 0) -> Sessions:
-    """Sessions whose context grows by about 1,500 tokens a step and is compacted at 160,000."""
-    chance = random.Random(seed)
-    sessions = []
-    for _ in range(n):
-        tokens, steps = chance.randrange(18_000, 40_000), []
-        for _ in range(chance.randrange(40, 160)):
-            steps.append(tokens)
-            tokens += round(chance.expovariate(1 / 1500)) + 100
-            if tokens > 160_000:
-                tokens = 30_000
+            seen.add(before)
+            prompt: Prompt = builder.prompt(state)
+            # Only what was added is new to the tokenizer.
+            kept = sizes if goes_on else []
+            sizes = kept + [n_tokens(message, count) for message in prompt.messages[len(kept) :]]
+            n_blocks = sum(
+                bool(m.get("content")) + len(m.get("tool_calls") or ()) for m in prompt.messages
+            )
+            total = sum(sizes) + count(prompt.tools_json.decode())
+            n_bytes = len(prompt.messages_json) + len(prompt.tools_json)
+            steps.append(Step(state["state_id"], total, n_blocks, goes_on, n_bytes))
         sessions.append(steps)
     return sessions
 
 
-def call_usd(teacher: TeacherSpec, tokens: int, cached: int, *, marks_all: bool = False) -> float:
+def made_up_sessions(n: int = 40, seed: int = 0) -> Sessions:
+    """Sessions whose context grows by about 700 tokens a step and is compacted at 120,000."""
+    chance = random.Random(seed)
+    sessions = []
+    for session in range(n):
+        tokens, blocks, steps = chance.randrange(8_000, 15_000), 3, []
+        for step in range(chance.randrange(40, 160)):
+            is_compacted = tokens > 120_000
+            if is_compacted:
+                tokens, blocks = 12_000, 3
+            steps.append(
+                Step(f"{session}-{step}", tokens, blocks, step > 0 and not is_compacted, tokens * 4)
+            )
+            tokens += round(chance.expovariate(1 / 700)) + 100
+            blocks += 2 + 2 * (chance.random() < 0.2)
+        sessions.append(steps)
+    return sessions
+
+
+def call_usd(teacher: TeacherSpec, tokens: int, cached: int, *, is_marked: bool) -> float:
+    """Dollars of one call; where the prompt is marked, what is not read is written."""
     model = served(teacher.model)
-    writes = model.cache_write is not None and (cached or marks_all)
-    written = tokens - cached if writes else 0
+    written = tokens - cached if is_marked and model.cache_write is not None else 0
     return model.cost_nano(tokens, cached, written, ANSWER_TOKENS) / 1e9
 
 
 def lane_usd(
-    teacher: TeacherSpec, contexts: Sequence[int], asked: Iterable[int]
-) -> tuple[float, int, int]:
-    """Dollars, prompt tokens and cached tokens of asking one teacher at some steps, in order."""
-    total, n_tokens, n_cached = 0.0, 0, 0
-    last: int | None = None
-    for step in asked:
-        tokens, cached = contexts[step], 0
-        if last is not None:
-            grew = all(contexts[k + 1] >= contexts[k] for k in range(last, step))
-            cached = contexts[last] if grew else min(SHARED_PREFIX_TOKENS, tokens)
-        total += call_usd(teacher, tokens, cached, marks_all=True)
-        n_tokens += tokens
-        n_cached += cached
-        last = step
-    return total, n_tokens, n_cached
+    teacher: TeacherSpec,
+    steps: Sequence[Step],
+    asked: Sequence[tuple[int, float]],
+    *,
+    marks_last_asked: bool = True,
+) -> float:
+    """Dollars of asking one teacher at some steps of a session, at the seconds that are given."""
+    model = served(teacher.model)
+    total = 0.0
+    last: tuple[int, float] | None = None
+    for place, second in asked:
+        cached = 0
+        if last is not None and model.cache_read is not None:
+            is_prefix = all(steps[k].goes_on for k in range(last[0] + 1, place + 1))
+            n_between = steps[place].n_blocks - steps[last[0]].n_blocks
+            is_found = (
+                model.cache_write is None or marks_last_asked or n_between <= LOOK_BACK_BLOCKS
+            )
+            if is_prefix and is_found and second - last[1] <= CACHE_TTL_S:
+                cached = steps[last[0]].n_tokens
+        cached = cached if cached >= MIN_CACHED_TOKENS else 0
+        total += call_usd(teacher, steps[place].n_tokens, cached, is_marked=True)
+        last = place, second
+    return total
+
+
+# --- votes
+
+Model = Callable[[random.Random], tuple[float, float]]
+"""Draws for a state how likely a teacher and the student are to take its most natural action."""
+
+VOTES: dict[str, Model] = {
+    "alike: .75 everywhere": lambda _: (0.75, 0.75),
+    "easy and hard: .95 or .5": lambda chance: (p := 0.95 if chance.random() < 0.6 else 0.5, p),
+    "weaker student: .8, .55": lambda _: (0.8, 0.55),
+}
 
 
 def make_votes(
-    sessions: Sessions, teachers: Sequence[TeacherSpec], p: float, seed: int
+    sessions: Sessions, teachers: Sequence[TeacherSpec], model: Model, seed: int
 ) -> tuple[list[TraceState], dict[tuple[str, str], TeacherAction]]:
+    """States and answers: the natural action with the model's probability, or one of three others."""
     chance = random.Random(seed)
 
-    def act(state: str) -> dict[str, Any]:
+    def act(state: str, p: float) -> dict[str, Any]:
         action = 0 if chance.random() < p else chance.randrange(1, 4)
         return {"role": "assistant", "content": f"action {action} at {state}"}
 
     states: list[TraceState] = []
     answers = {}
-    for i, contexts in enumerate(sessions):
-        for step in range(len(contexts)):
-            state_id = f"{i}-{step}"
-            student = act(state_id)
+    for number, steps in enumerate(sessions):
+        for place, step in enumerate(steps):
+            of_teacher, of_student = model(chance)
             states.append(
                 {
-                    "state_id": state_id,
-                    "session_id": str(i),
-                    "turn_idx": step,
-                    "messages": [{"role": "user", "content": state_id}],
-                    "student_action": student,
+                    "state_id": step.state_id,
+                    "session_id": str(number),
+                    "turn_idx": place,
+                    "messages": [{"role": "user", "content": step.state_id}],
+                    "student_action": act(step.state_id, of_student),
                 }
             )
             for teacher in teachers:
-                answers[state_id, teacher.name] = TeacherAction(
-                    state_id=state_id, teacher=teacher.name, family=teacher.vendor,
-                    action=act(state_id),
+                answers[step.state_id, teacher.name] = TeacherAction(
+                    state_id=step.state_id, teacher=teacher.name, family=teacher.vendor,
+                    action=act(step.state_id, of_teacher),
                 )  # fmt: skip
     return states, answers
 
@@ -160,120 +228,140 @@ def asked_steps(
     teachers: Sequence[TeacherSpec],
     answers: dict[tuple[str, str], TeacherAction],
     gates: Sequence[str],
-) -> dict[tuple[int, str], list[int]]:
-    """Which steps of which session each teacher is asked at, when money is not short."""
+) -> dict[tuple[int, str], list[tuple[int, float]]]:
+    """Which steps of which session each teacher is asked at, and when, if money is not short.
+
+    Each teacher goes through a session in order, and waits for those before it at the same state.
+    """
     rules = parse_gates(gates)
-    asked: dict[tuple[int, str], list[int]] = {}
+    asked: dict[tuple[int, str], list[tuple[int, float]]] = {}
+    free: dict[tuple[int, str], float] = {}
     for state in states:
         poll = rules.poll(state)
         session = int(state.get("session_id", "0"))
+        now = 0.0
         for place, teacher in enumerate(teachers):
+            lane = session, teacher.name
             verdict = rules.judge(poll, teachers[place:], 0.0) if rules.is_sequential else ASK
+            start = max(now if rules.is_sequential else 0.0, free.get(lane, 0.0))
             if verdict.reason:
+                free[lane] = start
                 continue
-            asked.setdefault((session, teacher.name), []).append(state.get("turn_idx", 0))
+            asked.setdefault(lane, []).append((state.get("turn_idx", 0), start))
+            now = free[lane] = start + LATENCY_S
             poll.add(answers[state["state_id"], teacher.name])
     return asked
 
 
-def gated_usd(
+def asked_usd(
     sessions: Sessions,
-    teachers: Sequence[TeacherSpec],
-    asked: dict[tuple[int, str], list[int]],
+    teachers: Iterable[TeacherSpec],
+    asked: dict[tuple[int, str], list[tuple[int, float]]],
+    **how: bool,
 ) -> float:
     by_name = {teacher.name: teacher for teacher in teachers}
     return sum(
-        lane_usd(by_name[name], sessions[session], steps)[0]
+        lane_usd(by_name[name], sessions[session], steps, **how)
         for (session, name), steps in asked.items()
     )
 
 
-def table(name: str, sessions: Sessions, teachers: Sequence[TeacherSpec]) -> list[dict[str, Any]]:
-    n_steps = sum(map(len, sessions))
+def table(
+    name: str, sessions: Sessions, teachers: Sequence[TeacherSpec]
+) -> Iterator[dict[str, Any]]:
+    """Print the table of these teachers, cheapest first, and give its rows."""
     teachers = sorted(teachers, key=lambda teacher: served(teacher.model).prompt)
-    per_50 = 50 / n_steps
-    rows: list[dict[str, Any]] = []
+    per_50 = 50 / sum(map(len, sessions))
+    every = [(teacher, step) for teacher in teachers for steps in sessions for step in steps]
 
-    def note(policy: str, usd: float, kept: float | None = None, mark: float | None = None) -> None:
-        rows.append({"teachers": name, "policy": policy, "usd_per_50_steps": round(usd * per_50, 4),
-                     "pairs_kept": kept, "mark_usd": mark})  # fmt: skip
-        share = "" if kept is None else f"{kept:7.1%} of pairs"
-        verdict = ""
-        if mark is not None:
-            is_met = usd * per_50 <= mark and (kept or 0) >= 0.9
-            verdict = f"  mark ${mark:.2f} at 90 %: {'ok' if is_met else 'missed'}"
-        print(f"  {policy:44s} ${usd * per_50:8.3f} {share}{verdict}")
+    def row(
+        policy: str, usd: float, kept: float = 1.0, mark: float | None = None
+    ) -> dict[str, Any]:
+        is_met = None if mark is None else usd * per_50 <= mark and kept >= MARK_PAIRS
+        verdict = "" if is_met is None else f"  mark ${mark:.2f}: {'ok' if is_met else 'missed'}"
+        print(f"  {policy:52s} ${usd * per_50:7.3f}  {kept:6.1%} of pairs{verdict}")
+        return {"teachers": name, "policy": policy, "usd_per_50_steps": round(usd * per_50, 4),
+                "pairs_kept": round(kept, 4), "is_met": is_met}  # fmt: skip
 
     print(f"{name}: {', '.join(teacher.model for teacher in teachers)}")
-    every = [(teacher, contexts) for teacher in teachers for contexts in sessions]
-    note("naive: every teacher, no caching", sum(call_usd(t, x, 0) for t, c in every for x in c))
-    note("cache marked, all at once: only writes",
-         sum(call_usd(t, x, 0, marks_all=True) for t, c in every for x in c))  # fmt: skip
-    note("batch API: half price, no order", sum(call_usd(t, x, 0) for t, c in every for x in c) / 2)
-    note("lanes in order, cached prefixes", sum(lane_usd(t, c, range(len(c)))[0] for t, c in every))
-    for p in (0.85, 0.75, 0.6):
-        q = p**2 + (1 - p) ** 2 / 3
-        states, answers = make_votes(sessions, teachers, p, seed=1)
+    naive = sum(call_usd(t, step.n_tokens, 0, is_marked=False) for t, step in every)
+    yield row("every state, no cache", naive)
+    written = sum(call_usd(t, step.n_tokens, 0, is_marked=True) for t, step in every)
+    yield row("cache marked, all at once (writes only)", written)
+    yield row("batch API", naive / 2)
+    for heading, model in VOTES.items():
+        states, answers = make_votes(sessions, teachers, model, seed=1)
+        if heading == next(iter(VOTES)):
+            in_order = asked_steps(states, teachers, answers, ())
+            yield row("lanes in order", asked_usd(sessions, teachers, in_order))
+            alone = asked_steps(states, teachers, answers, ("cheap_first",))
+            yield row(f"lanes, cheap_first ({heading})", asked_usd(sessions, teachers, alone))
         *_, together = measure_gates(states, teachers, answers.values(), DEFAULT_GATES)
         kept = 1 - (together.n_pairs_lost or 0) / max(1, together.n_pairs or 0)
-        usd = gated_usd(sessions, teachers, asked_steps(states, teachers, answers, DEFAULT_GATES))
-        mark = 2.5 if p == 0.75 else None
-        note(f"lanes + default gates, q = {q:.2f}", usd, kept, mark)
-    return rows
+        asked = asked_steps(states, teachers, answers, DEFAULT_GATES)
+        mark = MARK_USD if teachers[-1].vendor == "anthropic" else None
+        one_mark = asked_usd(sessions, teachers, asked, marks_last_asked=False)
+        yield row(f"gates, one cache mark ({heading})", one_mark, kept)
+        yield row(f"gates ({heading})", asked_usd(sessions, teachers, asked), kept, mark)
 
 
-async def cached_share(contexts: Sequence[int]) -> float:
-    """Share of prompt tokens read from the cache of the loopback server, in a real replay."""
-    states: list[TraceState] = []
-    messages: list[dict[str, Any]] = []
-    size = 0
-    for step, tokens in enumerate(contexts):
-        if tokens < size:
-            messages, size = [], 0
-        text = f"{step} " + "word " * max(1, (tokens - size) * 4 // 5)
-        messages = [*messages, {"role": "user" if step % 2 else "assistant", "content": text}]
-        size = max(size, tokens)
-        states.append(
-            {
-                "state_id": f"s{step}",
-                "session_id": "session",
-                "messages": messages,
-                "student_action": {"role": "assistant", "content": "ls"},
-            }
-        )
-    with (
-        TeacherServer(script={"content": "yes"}) as server,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        await replay_states(
-            states, server.teachers(), max_total_usd=1000.0, ledger=Path(folder) / "l"
-        )
-        bill = server.bill()
-    prompt = sum(model.n_prompt_tokens for model in bill.models.values())
-    return sum(model.n_cached_tokens for model in bill.models.values()) / prompt
+def size_error(sessions: Sessions) -> tuple[float, float]:
+    """What the forecast makes of the prompts, over what they are: at first, and once learned."""
+    steps = [step for each in sessions for step in each]
+    learned = Learned()
+    total = first = later = 0
+    for step in steps:
+        size = Size(step.n_bytes, 0, step.n_blocks)
+        first += Learned().expected_tokens(size)
+        later += learned.expected_tokens(size)
+        total += step.n_tokens
+        learned = learned.with_answer(size, step.n_tokens, ANSWER_TOKENS)
+    return first / total, later / total
+
+
+def lane_bound(sessions: Sessions) -> float:
+    """Tokens that money is reserved for, over those that are sent, in lanes."""
+    bound = total = 0
+    learned, n_before = Learned(), 0
+    for steps in sessions:
+        before: Step | None = None
+        for step in steps:
+            size = Size(step.n_bytes, 0, step.n_blocks)
+            most = learned.bound_tokens(size)
+            if before is not None and step.goes_on:
+                known = Size(before.n_bytes, 0, before.n_blocks)
+                most = min(most, before.n_tokens + size.added_bound_tokens(known))
+            bound, total, before = bound + most, total + step.n_tokens, step
+            learned = learned.with_answer(size, step.n_tokens, ANSWER_TOKENS)
+            n_before += 1
+    return bound / total
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("sessions", type=Path, nargs="?", help="folder of Claude Code sessions")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; bytes are used without")
+    parser.add_argument("--every", type=int, default=1, help="take every so many sessions")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
-    sessions = read_sessions(arguments.sessions) if arguments.sessions else made_up_sessions()
-    if not sessions:
-        sys.exit(f"{arguments.sessions}: no session with {MIN_STEPS} steps or more")
-    n_steps = sum(map(len, sessions))
-    mean = sum(map(sum, sessions)) / n_steps
-    print(f"{len(sessions)} sessions, {n_steps} steps, mean context {mean:,.0f} tokens\n")
-    rows = table("frontier teachers", sessions, FRONTIER_TEACHERS)
-    rows += table("default teachers", sessions, DEFAULT_TEACHERS)
-    middle = sorted(sessions, key=len)[len(sessions) // 2][:50]
-    share = asyncio.run(cached_share(middle))
-    verdict = "ok" if share >= 0.9 else "missed"
-    print(
-        f"\nprompt tokens from cache, {len(middle)} steps over HTTP: {share:.1%} (mark 90 %: {verdict})"
+    sessions = (
+        read_sessions(arguments.sessions, counter(arguments.tokenizer), arguments.every)
+        if arguments.sessions
+        else made_up_sessions()
     )
+    if not sessions:
+        sys.exit(f"{arguments.sessions}: no session with 5 steps or more")
+    n_steps = sum(map(len, sessions))
+    mean = sum(step.n_tokens for steps in sessions for step in steps) / n_steps
+    print(f"{len(sessions)} sessions, {n_steps:,} distinct steps, {mean:,.0f} tokens sent a step\n")
+    rows = list(table("frontier teachers", sessions, FRONTIER_TEACHERS))
+    rows += table("default teachers", sessions, DEFAULT_TEACHERS)
+    first, later = size_error(sessions)
+    bound = lane_bound(sessions)
+    print(f"\nprompt tokens forecast over sent: {first:.2f} at first, {later:.2f} once learned")
+    print(f"prompt tokens reserved over sent, in lanes: {bound:.2f} (mark 1.50)")
     if arguments.json:
-        figures = {"rows": rows, "cached_share": share}
+        figures = {"rows": rows, "forecast": [first, later], "bound": bound}
         arguments.json.write_text(json.dumps(figures, indent=1), "utf-8")
 
 

@@ -1,4 +1,6 @@
-"""Programs that are started: they import nothing from the current folder, and get what they need.
+"""The environment of this program, and of those it starts.
+
+What it starts imports nothing from the current folder and gets what it needs.
 
 A folder with sessions often has a `trainer.py`, a `datasets.py` or a `gql.py` of its own; and a
 process that needs no key should not have one.
@@ -7,11 +9,9 @@ process that needs no key should not have one.
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-
-from replay_pipeline.settings import child_environment, is_secret
 
 _NAMES = frozenset(
     [
@@ -58,6 +58,40 @@ _FAMILIES = re.compile(
     r"(LC|XDG|OMP|MKL|OPENBLAS|NUMEXPR|CUDA|NVIDIA|NCCL|HIP|ROCR|HSA|TORCH|TORCHELASTIC|PYTORCH|TRITON"
     r"|TRL|TRANSFORMERS|TOKENIZERS|ACCELERATE|HF_HUB|HF_DATASETS|RAY|SLURM|REPLICA|DAGSTER_PIPES)_"
 )
+
+
+_SECRET_NAME = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|SALT)(?:_|$)", re.IGNORECASE)
+_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+
+
+def variables() -> Mapping[str, str]:
+    """Give the variables of this process; they are read nowhere else."""
+    return os.environ
+
+
+def environment(name: str, default: str | None = None) -> str | None:
+    """Give a variable of the environment that is no secret."""
+    return os.environ.get(name, default)
+
+
+def secrets_in(named: Iterable[tuple[str, str]]) -> set[str]:
+    """Find keys in variables whose names say so, and passwords in addresses, among these."""
+    found = set[str]()
+    for name, value in named:
+        found.update(_PASSWORD.findall(value))
+        if _SECRET_NAME.search(name):
+            found.add(value.strip())
+    return found
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable holds a key or password, by its name or as an address with a password."""
+    return bool(_SECRET_NAME.search(name) or _PASSWORD.search(value))
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Give the environment of this process with `changes`, for a program that is started."""
+    return {**os.environ, **changes}
 
 
 def python(module: str, *arguments: str) -> list[str]:

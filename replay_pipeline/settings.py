@@ -1,8 +1,6 @@
 """The one settings object. The only module that reads the environment."""
 
 import contextlib
-import os
-import re
 import tomllib
 import zoneinfo
 from collections.abc import Mapping
@@ -23,15 +21,14 @@ from pydantic import (
 )
 
 from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
+from replay_pipeline.processes import secrets_in, variables
 from replay_pipeline.storage.store import Place, as_path, check_reachable
-from replay_pipeline.trust import check_binding, check_file
+from replay_pipeline.storage.trust import check_binding, check_file
 from replay_pipeline.types import TEST_FRACTION, AgreementLevel, RetryPolicy, TeacherSpec
 
 _PlaceField = Annotated[Place, PlainValidator(as_path), PlainSerializer(str)]
 """A folder of this machine, or a URL of an object store."""
 
-_SECRET_NAME = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|SALT)(?:_|$)", re.IGNORECASE)
-_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 _DEFAULT_ROOT = Path("data")
 _BESIDE = "settings.toml"
 _MIN_SECRET = 6
@@ -81,6 +78,9 @@ class IngestSettings(_Section):
     settle_s: Annotated[float, Field(ge=0)] = 60.0
     """The sensor leaves a file alone until it has not been written to for this long, in seconds,
     so that no message is taken half written."""
+    keeps_bytes: bool = True
+    """Keep the bytes that were read, compressed and unredacted, for their owner alone: agents delete
+    their logs after some weeks. They stay on this machine, under `home_dir` or the data root."""
     window: str = "full"
     """Windowing policy for long prefixes: `full`, `clear_tool_results:10`, `token_budget:32000`."""
 
@@ -292,7 +292,7 @@ class Settings(_Section):
             UntrustedError: the file was found in the current folder, and is not trusted.
             StorageError: the data root is on an object store that cannot be reached.
         """
-        env = os.environ if env is None else env
+        env = variables() if env is None else env
         root = data_dir or (as_path(env["REPLAY_DATA"]) if env.get("REPLAY_DATA") else None)
         path = path or (Path(env["REPLAY_SETTINGS"]) if env.get("REPLAY_SETTINGS") else None)
         try:
@@ -364,16 +364,11 @@ class Settings(_Section):
         """
         teachers = [*self.replay.teachers, *filter(None, [self.replay.student])]
         named = {teacher.api_key_env for teacher in teachers if teacher.api_key_env}
-        found = {
-            value.strip()
-            for name, value in os.environ.items()
-            if name in named or _SECRET_NAME.search(name)
-        }
+        found = secrets_in([*variables().items(), ("", self.replay.ledger or "")])
+        found |= {value.strip() for name, value in variables().items() if name in named}
         for name in named:
             with contextlib.suppress(ConfigError):  # no key at all
                 found.add(cast("SecretStr", api_key(name)).get_secret_value())
-        for value in [*os.environ.values(), self.replay.ledger or ""]:
-            found.update(_PASSWORD.findall(value))
         if self.notify.webhook_url is not None:
             found.add(self.notify.webhook_url.get_secret_value())
         return sorted((each for each in found if len(each) >= _MIN_SECRET), key=len, reverse=True)
@@ -405,7 +400,7 @@ def config_dir(env: Mapping[str, str] | None = None) -> Path:
     Raises:
         ConfigError: the variables that name it give no absolute path.
     """
-    env = os.environ if env is None else env
+    env = variables() if env is None else env
     folder = Path(env.get("REPLAY_CONFIG_DIR") or typer.get_app_dir("replay-pipeline"))
     if not folder.is_absolute():
         raise ConfigError(
@@ -449,8 +444,8 @@ def api_key(name: str | None) -> SecretStr | None:
     """
     if not name:
         return None
-    value = os.environ.get(name, "").strip()
-    if not value and (path := os.environ.get(f"{name}_FILE")):
+    value = variables().get(name, "").strip()
+    if not value and (path := variables().get(f"{name}_FILE")):
         value = _private_text(Path(path), variable=f"{name}_FILE")
     if not value:
         raise ConfigError(
@@ -489,7 +484,7 @@ def _private_text(path: Path, *, variable: str) -> str:
 
 def redaction_salt() -> str:
     """What makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
-    return os.environ.get("REPLAY_SALT", "")
+    return variables().get("REPLAY_SALT", "")
 
 
 DAGSTER_DATABASE = "REPLAY_DAGSTER_DB"
@@ -503,25 +498,10 @@ def has_dagster_database() -> bool:
     Raises:
         ConfigError: the URL does not name the driver that Dagster's storage works with.
     """
-    url = os.environ.get(DAGSTER_DATABASE, "")
+    url = variables().get(DAGSTER_DATABASE, "")
     if url and not url.startswith("postgresql+psycopg2://"):
         raise ConfigError(
             f"{DAGSTER_DATABASE} has to begin with postgresql+psycopg2:// : Dagster's storage "
             "works with that driver only"
         )
     return bool(url)
-
-
-def environment(name: str, default: str | None = None) -> str | None:
-    """A variable of the environment that is no secret."""
-    return os.environ.get(name, default)
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable holds a key or password, by its name or as an address with a password."""
-    return bool(_SECRET_NAME.search(name) or _PASSWORD.search(value))
-
-
-def child_environment(**changes: str) -> dict[str, str]:
-    """The environment of this process with `changes`, for a program that is started."""
-    return {**os.environ, **changes}

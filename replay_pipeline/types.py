@@ -131,8 +131,9 @@ class TeacherSpec(BaseModel):
     family: str | None = None
     """Model family for voting; by default that of `model`."""
     dialect: Literal[
-        "auto", "openrouter", "vllm", "ollama", "llama.cpp", "transformers", "litellm"
-    ] = "auto"
+        "auto", "openrouter", "openai", "azure", "anthropic", "vllm", "llama.cpp", "ollama",
+        "transformers", "litellm",
+    ] = "auto"  # fmt: skip
     """Which server speaks at `base_url`; `auto` decides by its address."""
     is_distillable: bool | None = None
     """Whether the vendor's terms allow training on the answers; `None`: not known."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline.settings import child_environment
+from replay_pipeline.processes import child_environment
 
 REPO = Path(__file__).parents[1]
 PAGES = sorted([REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")])

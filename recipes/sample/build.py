@@ -2,64 +2,56 @@
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from scenarios import (
-    csvmend_blanks,
     csvmend_pipes,
     csvmend_quotes,
-    csvmend_ties,
-    kiln_csv,
-    kiln_history,
     kiln_ramp,
-    kiln_types,
     kiln_units,
+    odd_jobs,
     stacks_deploy,
     stacks_fines,
     stacks_holds,
-    stacks_routes,
-    stacks_timeout,
-    stacks_twice,
-    tideline_days,
     tideline_json,
-    tideline_ports,
-    tideline_release,
     tideline_summer,
-    tideline_unused,
 )
 from story import Story
 
 HERE = Path(__file__).parent
 SCENARIOS = (
     tideline_summer,
-    tideline_unused,
     tideline_json,
-    tideline_days,
-    csvmend_blanks,
-    stacks_routes,
-    stacks_fines,
     csvmend_quotes,
-    kiln_types,
+    stacks_fines,
     stacks_deploy,
     kiln_ramp,
-    kiln_csv,
     csvmend_pipes,
-    stacks_twice,
-    csvmend_ties,
     stacks_holds,
     kiln_units,
-    stacks_timeout,
-    tideline_ports,
-    kiln_history,
-    tideline_release,
 )
+
+OUTCOMES = {
+    "pair": "at least two teachers agree on something that the student did not do",
+    "agrees_with_student": "they agree with the student (`agreement`)",
+    "no_consensus": "they do not agree",
+    "contested": "two teachers stand against two answers like the student's",
+    "deferred": "what they agree on the student does a step or two later",
+    "early_stop": "they end with a text where the student makes sure",
+    "infeasible": "they agree on a change to something that nobody had shown",
+    "refusal": "they refuse in the same words",
+    "too_few_answers": "only one answer can be used",
+    "invalid_action": "the student's own call cannot be used",
+}
+"""What can come of a state, in words."""
 
 
 def build(out_dir: Path, expected_path: Path) -> list[Story]:
     """Write the sessions, the answers and the README to `out_dir`, the intentions beside it."""
-    stories = [scenario.tell() for scenario in SCENARIOS]
+    stories = [*(scenario.tell() for scenario in SCENARIOS), *odd_jobs.stories()]
     for story in stories:
         story.log.write(out_dir / "sessions")
     answers = [answer for story in stories for answer in story.answers]
@@ -86,10 +78,7 @@ def readme(stories: Sequence[Story]) -> str:
             f" | {story.shows} |"
         )
     values = [value for story in stories for value in story.expected.values()]
-    counts = {
-        outcome: sum(value["outcome"] == outcome for value in values)
-        for outcome in ("pair", "agrees_with_student", "no_consensus")
-    }
+    counts = Counter(value["outcome"] for value in values)
     n_with_agents = sum(len(story.session_ids) for story in stories)
     return template.format(
         table="\n".join(rows),
@@ -97,7 +86,9 @@ def readme(stories: Sequence[Story]) -> str:
         n_agents=n_with_agents - len(stories),
         n_with_agents=n_with_agents,
         n_states=len(values),
-        **counts,
+        table_of_outcomes="\n".join(
+            f"| `{name}` | {counts[name]} | {about} |" for name, about in OUTCOMES.items()
+        ),
     )
 
 

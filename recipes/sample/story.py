@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any, Literal
 
 from replay_pipeline.redaction.redactor import Redactor, user_of
@@ -135,6 +136,9 @@ class Story:
         self.files = dict(self.files)
         self.read_paths: set[str] = set()
         self.session_ids: set[str] = set()
+        self._elsewhere = cycle(
+            (bash("git log --oneline -5"), bash("git branch"), bash("git stash list"))
+        )
         self._redactor = Redactor()
         self._users = frozenset(filter(None, [user_of(self.cwd)]))
         self.log = SessionBuilder(
@@ -160,6 +164,8 @@ class Story:
         g: Answer,
         pair: str = "",
         same: str = "",
+        outcome: str = "",
+        divided: bool = False,
         kind: str = "",
         out: str | Sequence[str] | None = None,
         code: int = 0,
@@ -177,7 +183,10 @@ class Story:
             d, q, g: The answers of the three teachers.
             pair: Initials of the teachers meant to agree on something else than the student.
             same: Initials of the teachers meant to agree with the student.
-            kind: The recurring mistake that the pair shows.
+            outcome: What comes of the state where it is neither a pair, nor agreement, nor none.
+            divided: Whether the teachers turn out to disagree: `d` keeps its answer, `q` looks
+                elsewhere first, and `g` does as the student did, unless that is an edit.
+            kind: The recurring mistake of the student.
             out: What the commands print, for the calls whose result does not follow.
             code: Exit code of the commands.
             thinking: The student's thinking.
@@ -190,7 +199,11 @@ class Story:
         self.session_ids.add(getattr(log, "agent_id", log.session_id))
         first = calls[:1] if streamed else calls
         message = log.assistant(text, [self._tool_call(call) for call in first], thinking=thinking)
-        self._record(message, {"d": d, "q": q, "g": g}, pair=pair, same=same, kind=kind)
+        if divided:
+            q = next(self._elsewhere)
+            is_edit = any(call.name == "Edit" for call in calls)
+            g = bash("git diff --stat") if is_edit else list(calls) or text or ""
+        self._record(message, {"d": d, "q": q, "g": g}, pair, same, outcome, kind)
         outputs = [out] if isinstance(out, str) or out is None else list(out)
         outputs += [None] * (len(calls) - len(outputs))
         for idx, (call, output) in enumerate(zip(calls, outputs, strict=False)):
@@ -348,16 +361,17 @@ class Story:
         self,
         message: Message,
         answers: Mapping[str, Answer],
-        *,
         pair: str,
         same: str,
+        outcome: str,
         kind: str,
     ) -> None:
         for initial, answer in answers.items():
             self.answers.append(self._row(message.state_id, initial, answer))
+        meant = "pair" if pair else "agrees_with_student" if same else "no_consensus"
         self.expected[message.state_id] = {
             "session": self.name,
-            "outcome": "pair" if pair else "agrees_with_student" if same else "no_consensus",
+            "outcome": outcome or meant,
             "teachers": [TEACHERS[initial] for initial in pair or same],
             "kind": kind,
         }

@@ -64,6 +64,26 @@ def agrees_at(level: AgreementLevel, found: AgreementLevel | None) -> bool:
     return _STRICTNESS[found] >= _STRICTNESS[level]
 
 
+def differ_in_number_only(
+    a: Action | Message | str, b: Action | Message | str, *, level: AgreementLevel = "effect"
+) -> bool:
+    """Whether one action does all that the other does, and some more besides.
+
+    Each call of the one with fewer has a call of its own in the other that agrees with it at
+    `level`. Where one side was allowed a single call and the other several, as in two harnesses,
+    that is no difference of judgement.
+    """
+    fewer, more = sorted((_as_action(a).calls, _as_action(b).calls), key=len)
+    if not fewer or len(fewer) == len(more) or len(more) > _MAX_CALLS:
+        return False
+    edges = [
+        [n for n, other in enumerate(more) if agrees_at(level, _call_level(call, other))]
+        for call in fewer
+    ]
+    spare = [list(range(len(more)))] * (len(more) - len(fewer))
+    return has_perfect_matching([*edges, *spare], len(more))
+
+
 def strictness(found: AgreementLevel | None) -> int:
     """4 for `exact` down to 1 for `tool`, 0 for no agreement."""
     return _STRICTNESS[found]

@@ -80,7 +80,8 @@ def model_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
     """Losses, live channels, curves and the evaluation on held-out sessions."""
     report = receipt.report
     folder = pipeline.settings.model_dir().absolute()
-    evaluation = {key: report[key] for key in sorted(report) if key.startswith("preference_")}
+    measured = ("prompt_gain_", "preference_", "blank_", "shuffled_", "consensus_")
+    evaluation = {key: report[key] for key in sorted(report) if key.startswith(measured)}
     return {
         "dagster/uri": str(folder),
         "loss_first": report["loss_first"],

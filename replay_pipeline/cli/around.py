@@ -70,7 +70,7 @@ def trust(
     What it holds is shown. Once it changes, it has to be trusted again.
     """
     from replay_pipeline.settings import config_dir
-    from replay_pipeline.trust import trust_file
+    from replay_pipeline.storage.trust import trust_file
 
     data = trust_file(file, folder=config_dir())
     out.print(escape(data.decode("utf-8", "replace")), highlight=False, soft_wrap=True)

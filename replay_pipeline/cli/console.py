@@ -122,28 +122,39 @@ def show_summary(summary: Report) -> None:
                 f"{train['loss_first']:.4f} → {train['loss_last']:.4f} in {train['steps']} steps",
             ),
             ("channels", train["channels_live"]),
-            ("accuracy", _accuracy(train)),
         ]
+    if train and "blank_prompt_accuracy_before" in train:
+        rows += [("accuracy", _accuracy(train)), ("learned", _learned(train))]
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
 
 
 def _accuracy(train: Report) -> str:
-    """Accuracy on held-out pairs, before and after, and with prompts that do not help."""
-    shown = []
-    for name in ("preference", "blank_prompt", "shuffled_prompt"):
-        before, after = (train.get(f"{name}_accuracy_{when}") for when in ("before", "after"))
-        if before is not None and after is not None:
-            what = name.removesuffix("_prompt").replace("preference", "true")
-            shown.append(f"{what} prompt {before:.2f} → {after:.2f}")
-    return ", ".join(shown)
+    """Accuracy on held-out pairs before and after, with the true prompt and with others."""
+    names = {"preference": "true", "blank_prompt": "blank", "shuffled_prompt": "another pair's"}
+    return ", ".join(
+        f"{prompt} prompt {train[f'{name}_accuracy_before']:.2f} → "
+        f"{train[f'{name}_accuracy_after']:.2f}"
+        for name, prompt in names.items()
+    )
+
+
+def _learned(train: Report) -> str:
+    """Say what reading the prompt is worth on held-out pairs, and how often the model is right."""
+    return (
+        f"{100 * train['prompt_gain_after']:+.1f} points by reading the prompt: right in "
+        f"{100 * train['preference_accuracy_after']:.1f} % of {train['held_out_pairs']} held-out "
+        f"pairs, with a blank prompt in {100 * train['blank_prompt_accuracy_after']:.1f} %"
+    )
 
 
 def show_ingest(report: Report) -> None:
     """What was read, and what was skipped."""
     names = ("sessions", "turns", "states")
     rows = [(name, report.get(f"n_{name}", report.get(name))) for name in names]
-    _table("Ingested", [*rows, ("skipped rows", report.get("skipped", report.get("rows_skipped")))])
+    rows.append(("skipped rows", report.get("skipped", report.get("rows_skipped"))))
+    rows.append(("skipped files", report.get("skipped_files", report.get("files_skipped"))))
+    _table("Ingested", rows)
 
 
 def show_estimate(report: Report) -> None:
@@ -162,6 +173,17 @@ def show_estimate(report: Report) -> None:
         )
     table.add_row("all", "", "", "", f"{report['expected_usd']:.4f}", f"{report['bound_usd']:.4f}")
     out.print(table)
+    for row in report["teachers"]:
+        for note in row["adaptations"]:
+            out.print(f"{escape(row['teacher'])}: {escape(note)}", soft_wrap=True)
+    for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
+        if each and (buys := each["buys"]):
+            out.print(
+                f"{heading}: ${each['low_usd']:.2f} to ${each['high_usd']:.2f}; "
+                f"${buys['usd']:g} ask {buys['n_states']:,} of {each['n_states']:,} states, for "
+                f"some {buys['n_pairs']:,} pairs",
+                soft_wrap=True,
+            )
 
 
 def _draw_batches(

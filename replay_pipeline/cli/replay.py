@@ -173,7 +173,7 @@ def teachers_trust(
 ) -> None:
     """Let a key be sent to a host: kept in your own configuration folder, for all projects."""
     from replay_pipeline.settings import config_dir
-    from replay_pipeline.trust import trust_host
+    from replay_pipeline.storage.trust import trust_host
 
     trust_host(host, key=key, folder=config_dir())
     out.print(f"{escape(key)} may be sent to {escape(host)} from now on.")

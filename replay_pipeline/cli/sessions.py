@@ -8,7 +8,7 @@ import typer
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import print_report, progress_bars, show_ingest
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import load
+from replay_pipeline.cli.shared import exit_if_failed, load
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import redaction_salt
 
@@ -51,4 +51,6 @@ def ingest(
             before = work.receipts.stamps()
             work.ingest_new()
             report = summarize(work.receipts.all(since=before))
+            report["failed_batches"] = work.failed
     print_report(report, as_json=as_json, show=show_ingest)
+    exit_if_failed(report)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from replay_pipeline.cli.console import show_estimate
+from replay_pipeline.cli.console import err, show_estimate
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.settings import Settings, config_dir
-from replay_pipeline.trust import trust_file
+from replay_pipeline.storage.trust import trust_file
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.pipeline import OnProgress, Pipeline
@@ -47,12 +47,23 @@ def open_pipeline(
     return Pipeline(load(settings, data, changes=changes), on_progress=on_progress)
 
 
+def exit_if_failed(report: dict[str, Any]) -> None:
+    """End the command with status 1 if batches have failed, after everything else was done."""
+    if failed := report.get("failed_batches"):
+        why = "; ".join(f"{batch}: {reason}" for batch, reason in sorted(failed.items()))
+        err.print(
+            f"{len(failed)} batches could not be ingested and wait for the next run: {why}",
+            markup=False,
+        )
+        raise typer.Exit(1)
+
+
 _DEMO_HEADER = "# Written by `replay-pipeline demo`."
 
 
 def prepare_demo(data: Path, model: Path | None = None) -> None:
     """Write the settings of the demo, which the UI reads as well."""
-    from replay_pipeline.settings import environment
+    from replay_pipeline.processes import environment
     from replay_pipeline.storage.store import written_whole
     from replay_pipeline.testing.sample import SESSIONS_DIR
 
@@ -97,12 +108,14 @@ def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) ->
     if yes or work.settings.replay.sample_teachers:
         return
     estimate = work.estimate(batches).to_json()
-    if estimate["expected_usd"] <= work.settings.replay.confirm_above_usd:
+    # The ceiling holds whatever is expected: no more than it can be spent.
+    most_usd = min(estimate["expected_usd"], work.settings.replay.max_total_usd)
+    if most_usd <= work.settings.replay.confirm_above_usd:
         return
     show_estimate(estimate)
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"this run is expected to cost {estimate['expected_usd']:.2f} USD, more than "
+            f"this run is expected to cost {most_usd:.2f} USD, more than "
             f"{work.settings.replay.confirm_above_usd:.2f}: give --yes, or raise "
             "`replay.confirm_above_usd`"
         )

@@ -17,6 +17,8 @@ from replay_pipeline.ingesters.corpus import (
     ingest,
     write_traces,
 )
+from replay_pipeline.ingesters.increments import without_states
+from replay_pipeline.ingesters.kept_bytes import is_kept, is_there, keep, restore
 from replay_pipeline.ingesters.log_rows import state_id_of
 from replay_pipeline.ingesters.one_session import ClaudeCodeIngester
 from replay_pipeline.ingesters.traces import LazyStates, Traces, open_traces, system_prompt
@@ -35,13 +37,18 @@ __all__ = [
     "default_sources",
     "discover",
     "ingest",
+    "is_kept",
+    "is_there",
+    "keep",
     "list_batches",
     "list_manifests",
     "open_traces",
     "parse_window",
     "read_manifest",
+    "restore",
     "state_id_of",
     "system_prompt",
+    "without_states",
     "write_manifest",
     "write_traces",
 ]

@@ -7,7 +7,6 @@ from typing import Any
 from replay_pipeline.ingesters.base import ReadCounts, SessionLog
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
-    Spans,
     arguments_text,
     as_dict,
     as_list,
@@ -32,17 +31,14 @@ class AgentTraces:
         start = head[:4096]
         return start.startswith(b"{") and b'"messages"' in start and b'"role"' in start
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterator[SessionLog]:
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """One conversation per row."""
-        spans = Spans(counts, start, end)
-        for number, (offset, row) in enumerate(read_objects(path, spans)):
+        for number, (offset, row) in enumerate(read_objects(path, counts, end)):
             messages = as_list(row.get("messages"))
             if not messages:
-                spans.count(offset, "no_message")
+                counts.count("no_message")
                 continue
-            spans.count(offset, None)
+            counts.count(None)
             yield _session(row, messages, f"{path.stem}-{number}", offset)
 
 

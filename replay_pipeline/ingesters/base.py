@@ -116,8 +116,9 @@ class SessionLog:
 class SourceSlice:
     """A range of bytes of one session file; `end` is `None` for all there is.
 
-    States whose first row begins in `[start, end)` belong to the slice. The whole file is read
-    as context, so that slices of one file add up to the file.
+    The file is read up to `end`. Decisions that were not there at `start`, or not as they are at
+    `end` (half written, not answered yet, recovered since), belong to the slice: of the slices of
+    one file, the last that has a decision has it as the whole file has it.
     """
 
     path: Path
@@ -125,6 +126,13 @@ class SourceSlice:
     end: int | None = None
     revision: str = ""
     """Names the content of a file that was rewritten in place after it had been read."""
+    copy: Path | None = None
+    """Where the bytes are read, if no longer under `path`."""
+
+    @property
+    def place(self) -> Path:
+        """Where the bytes are read."""
+        return self.copy or self.path
 
 
 @dataclass(slots=True)
@@ -144,6 +152,22 @@ class ReadCounts:
         self.skipped.update(other.skipped)
         self.notes.update(other.notes)
 
+    def subtract(self, other: "ReadCounts") -> None:
+        """Take off the counts of what was read before: what remains is new."""
+        self.rows -= other.rows
+        self.rows_used -= other.rows_used
+        for mine, others in ((self.skipped, other.skipped), (self.notes, other.notes)):
+            mine.subtract(others)
+            for reason in [reason for reason, n in mine.items() if not n]:
+                del mine[reason]
+
+    def count(self, skipped: str | None) -> None:
+        """Count a row as used, or as skipped for that reason."""
+        if skipped is None:
+            self.rows_used += 1
+        else:
+            self.skipped[skipped] += 1
+
 
 class Ingester(Protocol):
     """Reads the session files of one coding agent."""
@@ -154,13 +178,8 @@ class Ingester(Protocol):
         """Whether a file that starts with `head` is one of this agent's."""
         ...
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterable[SessionLog]:
-        """The conversations in `path`; never raises for what is in the file.
-
-        The whole file is read; rows that begin in `[start, end)` are counted in `counts`.
-        """
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterable[SessionLog]:
+        """Read the conversations in `path` up to byte `end`; never raises for what is in it."""
         ...
 
 

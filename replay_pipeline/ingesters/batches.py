@@ -17,9 +17,8 @@ import msgspec
 from replay_pipeline.errors import IngestError, StorageError
 from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
 from replay_pipeline.ingesters.corpus import session_files
-from replay_pipeline.ingesters.json_lines import Spans
 from replay_pipeline.ingesters.rows import Block, read_rows
-from replay_pipeline.settings import environment
+from replay_pipeline.processes import environment
 from replay_pipeline.storage.store import Place, read_files, written_whole
 
 logger = logging.getLogger(__name__)
@@ -190,25 +189,25 @@ def _new_bytes(
         )
         start, revision = 0, ""
         if last is not None:
-            if _tail_sha(path, last.offset) == last.tail_sha:
+            if tail_sha(path, last.offset) == last.tail_sha:
                 start, revision = last.offset, last.revision
                 if is_same:
                     return None
             else:
-                revision = _tail_sha(path, stat.st_size)[:6]
+                revision = tail_sha(path, stat.st_size)[:6]
         end = _complete_end(path, stat.st_size)
         if settle_s > 0 and 0 <= age_s < _OPEN_CALL_S:
             end = _before_open_call(path, start, end)
         if end <= start:
             return None
-        cursor = Cursor(path, end, stat.st_size, stat.st_mtime_ns, _tail_sha(path, end), revision)
+        cursor = Cursor(path, end, stat.st_size, stat.st_mtime_ns, tail_sha(path, end), revision)
     except OSError as error:
         logger.warning("%s: cannot be read (%s); left for the next time", path, error.strerror)
         return None
     return SourceSlice(path, start, end, revision), cursor
 
 
-def _tail_sha(path: Path, offset: int) -> str:
+def tail_sha(path: Path, offset: int) -> str:
     """Hash of the bytes right before `offset`; of nothing if the file is shorter."""
     with path.open("rb") as file:
         start = max(0, offset - _TAIL_BYTES)
@@ -248,7 +247,7 @@ def _before_open_call(path: Path, start: int, end: int) -> int:
     """Where the last message begins if one of its calls has no answer yet, else `end`."""
     first: int | None = None
     message_id, open_calls = None, set[str]()
-    for offset, row in read_rows(path, Spans(ReadCounts())):
+    for offset, row in read_rows(path, ReadCounts(), end):
         if not start <= offset < end or row.message is None:
             continue
         blocks = row.message.content

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters import rows
+from replay_pipeline.ingesters import attachments, rows
 from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
-from replay_pipeline.ingesters.json_lines import Spans, lines_in
-from replay_pipeline.ingesters.labels import KNOWN_AGENTS
+from replay_pipeline.ingesters.fidelity import clear_unlogged
+from replay_pipeline.ingesters.json_lines import lines_in
 from replay_pipeline.ingesters.rows import Block, Row
 
 logger = logging.getLogger(__name__)
@@ -32,17 +32,21 @@ _ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"}
 class _Tree:
     """Turns of one chain of rows, built in a single pass."""
 
-    def __init__(self, path: Path | None, spans: Spans, agent: str = "") -> None:
+    def __init__(
+        self, path: Path | None, counts: ReadCounts, agent: str = "", end: int | None = None
+    ) -> None:
         self.turns: list[Turn] = []
         self.path = path
-        self.spans = spans
-        self.counts = spans.inside
+        self.end = end
+        self.counts = counts
         self.agent = agent
         self.segment = 0
         self.by_row: dict[str, Turn | None] = {}
         self.by_message: dict[str, Turn] = {}
         self.by_call: dict[str, Turn] = {}
         self.tips: dict[bool, Turn | None] = {False: None, True: None}
+        self.replaced: dict[str, str] = {}
+        """What the model was shown instead of a result, by the id of its call."""
         self.agents: dict[str, _Tree] = {}
         self.preserved: dict[str, _Preserved] = {}
         self.last_preserved: _Preserved | None = None
@@ -51,8 +55,10 @@ class _Tree:
 
     def add(self, offset: int, row: Row) -> None:
         """Take one row in; it is counted as used or skipped exactly once."""
-        self.counts = self.spans.at(offset)
         uuid = row.uuid
+        if row.type == "content-replacement":
+            self._replace(row)
+            return
         if uuid is None:
             # Titles, snapshots and queue operations stand outside the graph: nobody was shown them.
             self.counts.skipped["bookkeeping"] += 1
@@ -106,7 +112,7 @@ class _Tree:
             # One pass over the rest of the file, at the first missing parent only: most files
             # have none, and asking per row would make reading quadratic.
             self.later_uuids = set()
-            for line in lines_in(self.path, offset):
+            for line in lines_in(self.path, offset, self.end):
                 self.later_uuids.update(_uuids_in(line))
         return uuid.encode("utf-8", "replace") in self.later_uuids
 
@@ -115,7 +121,6 @@ class _Tree:
         return tip
 
     def _place_late(self, offset: int, row: Row, parent: Turn | None) -> None:
-        self.counts = self.spans.at(offset)
         if row.uuid in self.by_row:
             self.counts.skipped["duplicate_row"] += 1
         else:
@@ -267,9 +272,10 @@ class _Tree:
                     continue
                 owner = turn
                 # A call that is answered twice (a resumed session) went on from the first answer.
-                if block.tool_use_id not in turn.results:
-                    turn.results[block.tool_use_id or ""] = Result(
-                        rows.text_of(block.content),
+                call_id = block.tool_use_id or ""
+                if call_id not in turn.results:
+                    turn.results[call_id] = Result(
+                        self.replaced.get(call_id) or rows.text_of(block.content),
                         bool(block.is_error),
                         row.tool_denial_kind,
                         row.user_feedback,
@@ -304,6 +310,10 @@ class _Tree:
                 turn = self._turn(offset, row, parent, "microcompact")
                 turn.cleared = [item for item in cleared if isinstance(item, str)]
                 self.by_row[row.uuid or ""] = turn
+        elif subtype == "local_command":
+            if text := attachments.plain(rows.value_of(row.content)):
+                self.by_row[row.uuid or ""] = self._turn(offset, row, parent, "command")
+                self.turns[-1].texts = [text]
         elif row.retracted_message_uuids:
             for uuid in row.retracted_message_uuids:
                 turn = self.by_row.get(uuid)
@@ -380,12 +390,28 @@ class _Tree:
         return copy
 
     def _attachment(self, offset: int, row: Row, parent: Turn | None) -> None:
+        fields = rows.loose(row.attachment)
+        text = attachments.shown(fields, row.version)
+        if text is None:
+            # The model may have seen it, and nobody knows in which words: this must be told.
+            self.counts.skipped[f"unknown_attachment_{str(fields.get('type'))[:40]}"] += 1
+            return
         self.counts.rows_used += 1
-        kind, text = _attachment_text(rows.loose(row.attachment))
         if text:
+            kind = "queued" if fields["type"] == "queued_command" else "attachment"
             turn = self._turn(offset, row, parent, kind)
             turn.texts = [text]
             self.by_row[row.uuid or ""] = turn
+
+    def _replace(self, row: Row) -> None:
+        """Put in place of large results what the model was shown of them."""
+        self.counts.rows_used += 1
+        for replaced in rows.replacements(row.replacements):
+            call_id, text = replaced
+            self.replaced[call_id] = text
+            turn = self.by_call.get(call_id)
+            if turn is not None and call_id in turn.results:
+                turn.results[call_id].text = text
 
     def _progress(self, offset: int, row: Row) -> None:
         self.counts.rows_used += 1
@@ -395,7 +421,7 @@ class _Tree:
         agent_id, inner = found
         tree = self.agents.get(agent_id)
         if tree is None:
-            tree = self.agents[agent_id] = _Tree(None, Spans(ReadCounts()), agent_id)
+            tree = self.agents[agent_id] = _Tree(None, ReadCounts(), agent_id)
         inner.version, inner.cwd = row.version, row.cwd
         inner.uuid = inner.uuid or row.uuid
         # Progress rows come in order and name parents of another file: each follows the last.
@@ -489,40 +515,6 @@ def _user_kind(row: Row, text: str) -> str:
     return "meta" if row.is_meta else "user"
 
 
-_MAX_DEPTH = 20
-_TEXT_FIELDS = ("content", "text", "snippet", "additionalContext", "blockingError", "message")
-
-
-def _attachment_text(attachment: dict[str, Any]) -> tuple[str, str]:
-    """The kind of turn, and the text that the model was shown; empty for what it never saw."""
-    kind = attachment.get("type")
-    if kind == "queued_command":
-        return "queued", _plain(attachment.get("prompt"))
-    if not isinstance(kind, str) or kind not in KNOWN_AGENTS["claude_code"]["reminders"]:
-        return "attachment", ""
-    parts = [_plain(attachment.get(key)) for key in _TEXT_FIELDS]
-    name = attachment.get("filename") or attachment.get("path")
-    if isinstance(name, str):
-        parts.insert(0, name)
-    text = "\n".join(part for part in parts if part)
-    return "attachment", f"<system-reminder>\n{text}\n</system-reminder>" if text else ""
-
-
-def _plain(value: Any, depth: int = 0) -> str:
-    """The text inside a string, blocks or nested content."""
-    if isinstance(value, str):
-        return value
-    if depth > _MAX_DEPTH:
-        return ""
-    if isinstance(value, list):
-        return "\n".join(filter(None, (_plain(item, depth + 1) for item in value)))
-    if isinstance(value, dict):
-        for key in (*_TEXT_FIELDS, "file", "prompt"):
-            if text := _plain(value.get(key), depth + 1):
-                return text
-    return ""
-
-
 class ClaudeCode:
     """Reads the session files of Claude Code, of both format eras."""
 
@@ -538,20 +530,17 @@ class ClaudeCode:
                     return True
         return b'"parentUuid"' in head and b'"sessionId"' in head
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterator[SessionLog]:
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """The main conversation of `path` and those of its subagents, each a log of its own."""
-        spans = Spans(counts, start, end)
         if path.name.startswith(_HOUSEKEEPING_AGENTS):
-            for offset, _ in rows.read_rows(path, spans):
-                spans.at(offset).skipped["housekeeping_agent"] += 1
+            for _ in rows.read_rows(path, counts, end):
+                counts.skipped["housekeeping_agent"] += 1
             return
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
-        tree = _Tree(path, spans, file_agent)
+        tree = _Tree(path, counts, file_agent, end)
         stem = path.stem
         session_id: str | None = None
-        for offset, row in rows.read_rows(path, spans):
+        for offset, row in rows.read_rows(path, counts, end):
             if session_id != stem and row.session_id and (not session_id or row.session_id == stem):
                 session_id = row.session_id
             tree.add(offset, row)
@@ -568,6 +557,8 @@ def _logs(tree: _Tree, session_id: str) -> Iterator[SessionLog]:
     for agent_id, turns in by_agent.items():
         for index, turn in enumerate(turns):
             turn.index = index
+        if n_times := clear_unlogged(turns):
+            tree.counts.notes["inferred_clearing"] += n_times
         yield SessionLog(
             session_id=f"{session_id}.agent-{agent_id}" if agent_id else session_id,
             agent="claude_code",

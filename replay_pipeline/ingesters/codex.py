@@ -1,5 +1,6 @@
 """Codex CLI: rollout files, with and without the envelope of later versions."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
-    Spans,
     arguments_text,
     as_count,
     as_dict,
@@ -21,6 +21,7 @@ from replay_pipeline.ingesters.json_lines import (
 _ENVELOPES = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
 _CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_EXITED = re.compile(r"^(?:Exit code|Process exited with code):? (-?\d{1,9})\b", re.MULTILINE)
 _CONTEXT = (
     "<environment_context>",
     "<user_instructions>",
@@ -47,19 +48,16 @@ class Codex:
             return "instructions" in row and "id" in row and "timestamp" in row
         return head.startswith(b'{"timestamp"') and b'"session_meta"' in head[:200]
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterator[SessionLog]:
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """The one conversation of a rollout."""
-        spans = Spans(counts, start, end)
         talk = Conversation(path.stem, self.name)
-        for offset, row in read_objects(path, spans):
+        for offset, row in read_objects(path, counts, end):
             kind, payload = as_text(row.get("type")), as_dict(row.get("payload"))
             if kind not in _ENVELOPES:
                 is_head = "instructions" in row
                 kind, payload = ("session_meta" if is_head else "response_item"), row
             timestamp = as_text(row.get("timestamp"))
-            spans.count(offset, _take(talk, str(kind), payload, offset, timestamp))
+            counts.count(_take(talk, str(kind), payload, offset, timestamp))
         yield talk.log()
 
 
@@ -70,6 +68,7 @@ def _take(
     if kind == "session_meta":
         if not talk.turns:
             talk.session_id = as_text(payload.get("id")) or talk.session_id
+            _instruct(talk, payload, offset, timestamp)
         talk.cwd = as_text(payload.get("cwd")) or talk.cwd
         talk.version = as_text(payload.get("cli_version")) or talk.version
         return None
@@ -78,14 +77,54 @@ def _take(
         talk.model = as_text(payload.get("model")) or talk.model
         return None
     if kind == "compacted":
-        talk.compacted(text_in(payload.get("message")), offset=offset, timestamp=timestamp)
+        _compacted(talk, payload, offset, timestamp)
         return None
     if kind == "event_msg":
         return _event(talk, payload)
     return _item(talk, payload, offset, timestamp)
 
 
+def _instruct(
+    talk: Conversation, payload: dict[str, Any], offset: int, timestamp: str | None
+) -> None:
+    """The system prompt of the session, which later versions log."""
+    value = payload.get("base_instructions") or payload.get("instructions")
+    text = text_in(value if not isinstance(value, dict) else value.get("text"))
+    if text:
+        talk.user(text, offset=offset, timestamp=timestamp, kind="meta")
+
+
+def _compacted(
+    talk: Conversation, payload: dict[str, Any], offset: int, timestamp: str | None
+) -> None:
+    """Start anew from what the model was left with: a summary, or whole messages."""
+    instructions = talk.turns[0].texts if talk.turns and talk.turns[0].kind == "meta" else []
+    history = as_list(payload.get("replacement_history"))
+    talk.cleared()
+    for text in instructions:
+        talk.user(text, offset=offset, timestamp=timestamp, kind="meta")
+    summary = text_in(payload.get("message"))
+    if summary and not history:
+        talk.user(summary, offset=offset, timestamp=timestamp, kind="summary")
+    for item in map(as_dict, history):
+        kind = as_text(item.get("type")) or "unknown"
+        is_message = kind == "message"
+        text = text_in(item.get("content")) if is_message else text_in(item.get("summary"))
+        # A summary may be logged as a cipher that only the provider can read.
+        text = text or (f"[{kind}]" if not is_message and kind != "reasoning" else "")
+        if text and item.get("role") == "assistant":
+            talk.copied(text, offset=offset, timestamp=timestamp)
+        elif text:
+            talk.user(text, offset=offset, timestamp=timestamp, kind="summary")
+
+
 def _event(talk: Conversation, payload: dict[str, Any]) -> str | None:
+    if payload.get("type") == "turn_aborted":
+        # Calls that were all answered are done: only what came after them was stopped.
+        if talk.is_waiting:
+            talk.interrupted()
+        talk.close()
+        return None
     if payload.get("type") != "token_count":
         return "bookkeeping"
     last = as_dict(as_dict(payload.get("info")).get("last_token_usage"))
@@ -142,6 +181,8 @@ def _message(
     else:
         is_context = text.startswith(_CONTEXT) or item.get("role") != "user"
         kind = "meta" if is_context else "user"
+        if text.startswith("<turn_aborted>"):
+            kind = "interrupt"
         talk.user(text, offset=offset, timestamp=timestamp, kind=kind)
     return None
 
@@ -155,5 +196,5 @@ def _output(output: Any) -> tuple[str, bool]:
             code = as_dict(value.get("metadata")).get("exit_code")
             return text_in(value.get("output")), code not in (None, 0)
     text = text_in(output)
-    head = text[:200]
-    return text, "Exit code: " in head and "Exit code: 0" not in head
+    exited = _EXITED.search(text[:400])
+    return text, exited is not None and int(exited[1]) != 0

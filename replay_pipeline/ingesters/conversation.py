@@ -38,6 +38,13 @@ class Conversation:
         self.segment += 1
         self._tip = self._open = None
 
+    def copied(self, text: str, *, offset: int, timestamp: str | None = None) -> None:
+        """Take in what the model said before its history was replaced: seen, not decided here."""
+        self._open = None
+        turn = self._append("assistant", offset, timestamp)
+        turn.texts.append(text)
+        turn.flags.add("copy")
+
     def interrupted(self) -> bool:
         """The user stopped the model's last message; `False` if something came after it."""
         if self._tip is None or self._tip.kind != "assistant":
@@ -66,6 +73,16 @@ class Conversation:
     def reopen(self, turn: Turn) -> None:
         """Go on with a message whose calls were answered while it was written."""
         self._open = turn
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the model's last message is unfinished: no call yet, or one without an answer."""
+        tip = self._tip
+        return (
+            tip is not None
+            and tip.kind == "assistant"
+            and (not tip.calls or any(call.id not in tip.results for call in tip.calls))
+        )
 
     def call(self, turn: Turn, call_id: str | None, name: str, arguments: str) -> str:
         """A call in the model's message; gives its id."""

@@ -8,7 +8,6 @@ from typing import Any
 from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog, Turn
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
-    Spans,
     arguments_text,
     as_dict,
     as_list,
@@ -53,14 +52,11 @@ class Copilot:
                     return True
         return head.startswith(b'{"type":"session.start"') and b'"copilotVersion"' in head
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterator[SessionLog]:
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """The main conversation of a session and those of its subagents, each a log of its own."""
-        spans = Spans(counts, start, end)
         session = _Session(path.parent.name if path.stem == "events" else path.stem)
-        for offset, event in read_objects(path, spans):
-            spans.count(offset, session.take(offset, event))
+        for offset, event in read_objects(path, counts, end):
+            counts.count(session.take(offset, event))
         yield from session.logs()
 
 

@@ -1,9 +1,11 @@
 """Ingestion of many files: dedup, labels, redaction, and the tables at rest."""
 
+import codecs
 import json
 import logging
+import os
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.copilot import Copilot
+from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
+from replay_pipeline.ingesters.increments import digests_of
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
 from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of, texts_of
 from replay_pipeline.ingesters.opencode import OpenCode
@@ -73,6 +77,9 @@ class IngestReport:
     usage: Counter[str] = field(default_factory=Counter)
     """Recorded tokens, each API message once."""
     redactions: dict[str, int] = field(default_factory=dict)
+    fidelity: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By agent and client version: states with a recorded usage, and the share whose prefix is
+    predicted within 10 % of it."""
 
     def to_json(self) -> dict[str, Any]:
         """Give the report as plain JSON values, names in order."""
@@ -99,6 +106,7 @@ def ingest(
     redact: bool = True,
     hash_project: bool = True,
     known_state_ids: Collection[str] = frozenset(),
+    superseded_state_ids: Collection[str] = frozenset(),
     tool_overrides: Mapping[str, Tool] | None = None,
     salt: str = "",
     on_progress: Callable[[Progress], None] | None = None,
@@ -106,7 +114,9 @@ def ingest(
     """Read session files into tables.
 
     `paths` are files, folders or slices of files. Each decision is taken once, by its message
-    id, over all files and `known_state_ids`. Equal input gives equal tables.
+    id, over all files and `known_state_ids`. Of a file that has grown since it was last read,
+    decisions are taken again that have changed; those of `superseded_state_ids` are left to
+    whoever read them later. Equal input gives equal tables.
 
     Raises:
         IngestError: a path does not exist or cannot be read, or nothing in `paths` is a session.
@@ -115,7 +125,8 @@ def ingest(
     corpus = _Corpus(
         redactor=Redactor(salt=salt) if redact else None,
         hash_project=hash_project,
-        known=known_state_ids if isinstance(known_state_ids, Set) else set(known_state_ids),
+        known=known_state_ids,
+        superseded=superseded_state_ids,
     )
     with without_collector():
         for n_done, source in enumerate(_in_order(slices), 1):
@@ -147,7 +158,7 @@ def _slices(
     slices: list[SourceSlice] = []
     for item in paths:
         if isinstance(item, SourceSlice):
-            if not item.path.is_file():
+            if not item.place.is_file():
                 raise IngestError(f"{item.path}: no such file; it is part of the batch")
             slices.append(item)
             continue
@@ -165,12 +176,24 @@ def _slices(
 
 
 def session_files(folder: Path) -> list[Path]:
-    """Files under `folder` that may be sessions, sorted."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix in _SUFFIXES and path.is_file() and _may_be_session(path)
-    )
+    """Find the files under `folder` that may be sessions, sorted; links to folders are followed.
+
+    A folder that cannot be read is told.
+    """
+    found: list[Path] = []
+    seen: set[Path] = set()
+    for name, folders, files in os.walk(folder, onerror=_tell_unreadable, followlinks=True):
+        here = Path(name)
+        # A link to a folder above it would lead around in a circle.
+        folders[:] = [inner for inner in folders if (here / inner).resolve() not in seen]
+        seen.update((here / inner).resolve() for inner in folders)
+        paths = [here / file for file in files]
+        found += [p for p in paths if p.suffix in _SUFFIXES and p.is_file() and _may_be_session(p)]
+    return sorted(found)
+
+
+def _tell_unreadable(error: OSError) -> None:
+    logger.warning("%s: folder cannot be read (%s); left out", error.filename, error.strerror)
 
 
 def _may_be_session(path: Path) -> bool:
@@ -182,7 +205,7 @@ def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
 
     def key(source: SourceSlice) -> tuple[bool, int, str, int]:
         try:
-            n_bytes = source.path.stat().st_size
+            n_bytes = source.place.stat().st_size
         except OSError:
             n_bytes = 0
         return (not source.path.name.startswith("agent-"), -n_bytes, str(source.path), source.start)
@@ -207,10 +230,18 @@ class _OpenLog:
 class _Corpus:
     """Columns of the tables while files come in."""
 
-    def __init__(self, *, redactor: Redactor | None, hash_project: bool, known: Set[str]) -> None:
+    def __init__(
+        self,
+        *,
+        redactor: Redactor | None,
+        hash_project: bool,
+        known: Container[str],
+        superseded: Container[str],
+    ) -> None:
         self.redactor = redactor
         self.hash_project = hash_project
         self.known = known
+        self.superseded = superseded
         self.taken: set[str] = set()
         self.session_ids: set[str] = set()
         self.users: set[str] = set()
@@ -228,9 +259,9 @@ class _Corpus:
         """Read one file; what is wrong with it is counted, not raised."""
         self.report.files += 1
         try:
-            with source.path.open("rb") as file:
+            with source.place.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
-                n_bytes = source.path.stat().st_size
+                n_bytes = source.place.stat().st_size
                 end = n_bytes if source.end is None else min(source.end, n_bytes)
                 file.seek(max(0, end - _TAIL_BYTES))
                 tail = file.read(min(_TAIL_BYTES, end))
@@ -241,6 +272,10 @@ class _Corpus:
         if not head.strip():
             self.report.skipped_files["empty"] += 1
             return
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            logger.warning("%s: is UTF-16; write it as UTF-8", source.path)
+            self.report.skipped_files["utf_16"] += 1
+            return
         reader = next((i for i in INGESTERS if i.sniff(head)), None)
         if reader is None:
             self.report.skipped_files["foreign"] += 1
@@ -248,16 +283,22 @@ class _Corpus:
         self.n_read += 1
         self.report.bytes += end - source.start
         counts = ReadCounts()
-        logs = list(reader.read(source.path, counts, source.start, end))
+        logs = list(reader.read(source.place, counts, end))
+        before: dict[str, bytes] = {}
+        if source.start:
+            known = ReadCounts()
+            for log in reader.read(source.place, known, source.start):
+                before |= digests_of(log, label_turns(log.turns))
+            counts.subtract(known)
         self.counts.add(counts)
         origin = {
             "source_path_sha": sha_of(str(source.path)),
-            "source_size_bytes": n_bytes,
+            "source_size_bytes": end,
             "source_offset_bytes": end,
             "source_tail_sha": sha_of(tail),
         }
         for position, log in enumerate(logs):
-            self._log(log, source, end, origin, counts if position == 0 else ReadCounts())
+            self._log(log, source, before, origin, counts if position == 0 else ReadCounts())
         self.n_open_bytes += n_bytes
 
     def flush(self) -> None:
@@ -286,7 +327,7 @@ class _Corpus:
         self,
         log: SessionLog,
         source: SourceSlice,
-        end: int,
+        before: Mapping[str, bytes],
         origin: dict[str, Any],
         counts: ReadCounts,
     ) -> None:
@@ -294,7 +335,7 @@ class _Corpus:
         self.users |= users
         labels = label_turns(log.turns)
         self._learn_tools(log)
-        fresh = self._fresh(log, source, end)
+        fresh = self._fresh(log, source, before, labels)
         needed = _needed(log.turns, fresh)
         if not needed and any(turn.is_state for turn in log.turns):
             return
@@ -304,12 +345,30 @@ class _Corpus:
             _OpenLog(log, session_id, needed, fresh, labels, users, counts, origin)
         )
 
-    def _fresh(self, log: SessionLog, source: SourceSlice, end: int) -> list[tuple[str, Turn]]:
-        """The states that begin in the slice and are not known yet."""
-        states = [t for t in log.turns if t.is_state and source.start <= t.offset < end]
+    def _fresh(
+        self,
+        log: SessionLog,
+        source: SourceSlice,
+        before: Mapping[str, bytes],
+        labels: Mapping[Turn, Label],
+    ) -> list[tuple[str, Turn]]:
+        """The states that came or changed since the slice began, and belong to nobody else.
+
+        Args:
+            log: one conversation of the file.
+            source: the slice that is read.
+            before: digests of the states that the file had when the slice began.
+            labels: what became of the states.
+        """
+        states = [turn for turn in log.turns if turn.is_state]
+        now = digests_of(log, labels) if before else {}
         fresh = []
         for state_id, turn in zip(state_ids_of(states), states, strict=True):
-            if state_id in self.known or state_id in self.taken:
+            if state_id in before and before[state_id] == now[state_id]:
+                continue
+            is_again = state_id in before or bool(source.revision)
+            is_known = state_id in self.known and not is_again
+            if is_known or state_id in self.taken or state_id in self.superseded:
                 self.report.n_duplicate_states += 1
                 continue
             self.taken.add(state_id)
@@ -364,6 +423,11 @@ class _Corpus:
         report.rows, report.rows_used = self.counts.rows, self.counts.rows_used
         report.skipped, report.notes = self.counts.skipped, self.counts.notes
         report.redactions = self.redactor.counts if self.redactor else {}
+        report.fidelity = shares_by_client(sessions, states)
+        if unknown := [reason for reason in report.skipped if reason.startswith("unknown_")]:
+            logger.warning(
+                "rows that the model may have seen are not shown: %s", ", ".join(unknown)
+            )
         return IngestResult(
             sessions=sessions, turns=turns, states=states, tools=tools.table(), report=report
         )

@@ -5,11 +5,19 @@ system prompt and tools cost (the same within a segment, and invisible in the lo
 its messages cost. A prefix that is missing a branch, or has one too many, does not fit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from statistics import median
 
-from replay_pipeline.ingesters.base import Turn
+import pyarrow as pa
 
+from replay_pipeline.ingesters.base import Turn, path_to
+
+FITTED_AGENT = "claude_code"
+"""Its sessions are those to which the figures below were fitted."""
+_MIN_GROWTH_TOKENS = 100
+TOLERANCE = 0.1
+"""A prediction is right within this share of what was recorded."""
 TOKENS_PER_CHAR_TEXT = 0.267
 TOKENS_PER_CHAR_THINKING = 0.297
 TOKENS_PER_CHAR_ARGUMENTS = 0.306
@@ -22,7 +30,10 @@ TOKENS_PER_IMAGE = 1_400.0
 
 
 def n_tokens_of(turn: Turn) -> float:
-    """Estimated tokens that the messages of one turn add to every prompt below it."""
+    """Estimate the tokens that the messages of one turn add to every prompt below it.
+
+    A message of the model adds at least what it took to write: its thinking may not be logged.
+    """
     n_tokens = TOKENS_PER_TURN
     for text in turn.texts:
         n_tokens += TOKENS_PER_CHAR_TEXT * len(text)
@@ -30,6 +41,8 @@ def n_tokens_of(turn: Turn) -> float:
         n_tokens += TOKENS_PER_CHAR_THINKING * len(text)
     for call in turn.calls:
         n_tokens += TOKENS_PER_CALL + TOKENS_PER_CHAR_ARGUMENTS * len(call.arguments)
+    if turn.usage is not None:
+        n_tokens = max(n_tokens, turn.usage.n_output)
     for result in turn.results.values():
         n_tokens += n_tokens_of_result(result.text)
     return n_tokens
@@ -45,31 +58,156 @@ def n_tokens_of_result(text: str) -> float:
     )
 
 
-def predict_context(turns: Sequence[Turn]) -> dict[Turn, int]:
-    """Predicted prompt tokens of each state that has a recorded usage.
+def shares_by_client(sessions: pa.Table, states: pa.Table) -> dict[str, dict[str, float]]:
+    """Count, by agent and version of the client, the states whose prefix has the recorded length.
 
-    The cost of what the log does not show is fitted once per compaction segment, as the median
-    of the differences.
+    The version is the last that wrote into the session.
+
+    Returns:
+        By client, e.g. `claude_code 2.1.38`: the states with a recorded usage, and the share of
+        them that is predicted within 10 %.
     """
-    before: dict[Turn, float] = {}
-    cleared = {call_id for turn in turns for call_id in turn.cleared}
-    cleared_tokens: dict[str, float] = {}
-    total: dict[Turn, float] = {}
-    by_segment: dict[tuple[str, int], list[Turn]] = {}
+    names = ("session_id", "agent", "versions")
+    columns = (sessions[name].to_pylist() for name in names)
+    client_of = {
+        session_id: f"{agent} {versions[-1] if versions else 'unknown'}"
+        for session_id, agent, versions in zip(*columns, strict=True)
+    }
+    found: dict[str, list[bool]] = {}
+    for session_id, fidelity in zip(
+        states["session_id"].to_pylist(), states["fidelity"].to_pylist(), strict=True
+    ):
+        if fidelity is not None:
+            is_close = abs(fidelity - 1) <= TOLERANCE
+            found.setdefault(client_of[session_id], []).append(is_close)
+    return {
+        client: {"n_states": len(close), "share_within_10_percent": sum(close) / len(close)}
+        for client, close in sorted(found.items())
+    }
+
+
+def predict_context(turns: Sequence[Turn], *, agent: str = FITTED_AGENT) -> dict[Turn, int]:
+    """Predict the prompt tokens of each state that has a recorded usage.
+
+    The cost of what the log does not show (system prompt, tools, instructions) is fitted once per
+    compaction segment and run of the client, as the median of the differences. Models of other
+    agents have other tokenizers: for their sessions one scale is fitted as well, to the growth
+    from one prompt to the next.
+    """
+    costs = _Costs()
+    by_run: dict[tuple[object, ...], list[Turn]] = {}
     for turn in turns:
-        above = total[turn.parent] if turn.parent is not None else 0.0
-        before[turn] = above
-        own = 0.0 if "retracted" in turn.flags else n_tokens_of(turn)
-        for call_id in cleared & turn.results.keys() if cleared else ():
-            cleared_tokens[call_id] = n_tokens_of_result(turn.results[call_id].text)
-        for call_id in turn.cleared:
-            own -= cleared_tokens.get(call_id, 0.0)
-        total[turn] = above + own
-        if turn.is_state and turn.usage is not None and turn.usage.n_context > 0:
-            by_segment.setdefault((turn.agent, turn.segment), []).append(turn)
+        costs.add(turn)
+        if _n_recorded(turn):
+            by_run.setdefault((turn.agent, turn.segment, costs.run[turn]), []).append(turn)
+    scale = 1.0 if agent == FITTED_AGENT else _scale_of(by_run.values(), costs)
     predicted: dict[Turn, int] = {}
-    for states in by_segment.values():
-        hidden = median(s.usage.n_context - before[s] for s in states if s.usage is not None)
+    for states in by_run.values():
+        hidden = median(_n_recorded(state) - scale * costs.before[state] for state in states)
         for state in states:
-            predicted[state] = max(0, round(hidden + before[state]))
+            predicted[state] = max(0, round(hidden + scale * costs.before[state]))
     return predicted
+
+
+def _scale_of(runs: Iterable[list[Turn]], costs: "_Costs") -> float:
+    """Recorded tokens for one that is estimated, as the median over all steps."""
+    steps = [
+        ((_n_recorded(after) - _n_recorded(before)) / growth)
+        for states in runs
+        for before, after in pairwise(states)
+        if (growth := costs.before[after] - costs.before[before]) > _MIN_GROWTH_TOKENS
+    ]
+    return min(max(median(steps), 0.5), 1.5) if steps else 1.0
+
+
+def clear_unlogged(turns: Sequence[Turn]) -> int:
+    """Clear the results that the client took out of the context without a word; count the times.
+
+    Clients clear old results when a session is taken up again or grows long, and many versions do
+    not log it. What they do log is the length of the next prompt: where it falls although nothing
+    was compacted, the oldest results that make up the difference are those that went.
+    """
+    n_times = 0
+    costs = _Costs()
+    last: dict[Turn, Turn | None] = {}
+    for turn in turns:
+        above = turn.parent
+        before = last[above] if above is not None else None
+        costs.add(turn)
+        last[turn] = turn if _n_recorded(turn) else before
+        if not (_n_recorded(turn) and before is not None and above is not None):
+            continue
+        n_fallen = _n_recorded(before) - _n_recorded(turn)
+        is_alike = costs.run[before] is costs.run[turn] and before.segment == turn.segment
+        if n_fallen < _MIN_FALLEN_TOKENS or not is_alike:
+            continue
+        n_missing = costs.before[turn] - costs.before[before] + n_fallen
+        went = costs.oldest_results(before.parent, n_missing)
+        if went:
+            n_times += 1
+            above.cleared = [*above.cleared, *went]
+            above.flags.add("inferred")
+            costs.add(above)
+            costs.add(turn)
+    return n_times
+
+
+_MIN_FALLEN_TOKENS = 4_000
+"""A prompt that falls by less may have lost reminders that are shown once."""
+
+
+def _n_recorded(turn: Turn) -> int:
+    return turn.usage.n_context if turn.is_state and turn.usage is not None else 0
+
+
+class _Costs:
+    """Estimated tokens above each turn, and the run of the client that it belongs to."""
+
+    def __init__(self) -> None:
+        self.before: dict[Turn, float] = {}
+        self.total: dict[Turn, float] = {}
+        self.run: dict[Turn, Turn | None] = {}
+        """The turn with which the run began; `None` for the first."""
+        self.results: dict[str, float] = {}
+        self._models: dict[Turn, str | None] = {}
+
+    def add(self, turn: Turn) -> None:
+        """Take in a turn whose parent is known, or whose results were cleared since."""
+        above = turn.parent
+        self.before[turn] = self.total[above] if above is not None else 0.0
+        own = 0.0 if "retracted" in turn.flags else n_tokens_of(turn)
+        for call_id, result in turn.results.items():
+            self.results[call_id] = n_tokens_of_result(result.text)
+        own -= sum(self.results.get(call_id, 0.0) for call_id in turn.cleared)
+        self.total[turn] = self.before[turn] + own
+        self._models[turn] = turn.model or (self._models[above] if above is not None else None)
+        self.run[turn] = turn if self._begins_run(turn) else self.run[above] if above else None
+
+    def _begins_run(self, turn: Turn) -> bool:
+        """Whether the client was started again, or changed its model: it tells it other things."""
+        above = turn.parent
+        if above is None:
+            return False
+        if turn.kind == "microcompact":
+            # What was cleared lies in another file: it was never part of what this one shows.
+            return not any(call_id in self.results for call_id in turn.cleared)
+        if turn.kind == "command" and any("<command-name>/exit" in text for text in turn.texts):
+            return True
+        is_newer = bool(turn.version and above.version and turn.version != above.version)
+        before = self._models[above]
+        return is_newer or bool(turn.model and before and turn.model != before)
+
+    def oldest_results(self, turn: Turn | None, n_tokens: float) -> list[str]:
+        """Calls above whose results come to about so many tokens, the oldest first."""
+        path = list(path_to(turn))
+        gone = {call_id for above in path for call_id in above.cleared}
+        found: list[str] = []
+        for above in reversed(path):
+            for call_id in above.results:
+                if call_id in gone:
+                    continue
+                if n_tokens < self.results[call_id] / 2:
+                    return found
+                found.append(call_id)
+                n_tokens -= self.results[call_id]
+        return found

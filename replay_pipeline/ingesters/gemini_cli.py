@@ -7,7 +7,6 @@ from typing import Any
 from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
-    Spans,
     arguments_text,
     as_count,
     as_dict,
@@ -33,22 +32,19 @@ class GeminiCli:
             and b'"parentUuid"' not in head
         )
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterator[SessionLog]:
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """The one conversation of a chat."""
         document = read_document(path)
         talk = Conversation(path.stem, self.name)
-        spans = Spans(counts, start, end)
         rows: Iterable[tuple[int, Any]]
         if isinstance(document, dict) and isinstance(document.get("messages"), list):
             talk.session_id = as_text(document.get("sessionId")) or talk.session_id
             rows = [(0, message) for message in document["messages"]]
-            spans.at(0).rows += len(document["messages"])
+            counts.rows += len(document["messages"])
         else:
-            rows = read_objects(path, spans)
+            rows = read_objects(path, counts, end)
         for offset, row in rows:
-            spans.count(offset, _take(talk, as_dict(row), offset))
+            counts.count(_take(talk, as_dict(row), offset))
         yield talk.log()
 
 

@@ -20,63 +20,51 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Raised for JSON that is broken, of other types than expected, no UTF-8, or nested too deeply."""
 
 
-class Spans:
-    """Counts rows that begin in `[start, end)` apart from those around them."""
-
-    def __init__(self, counts: ReadCounts, start: int = 0, end: int | None = None) -> None:
-        self.inside = counts
-        self.outside = ReadCounts()
-        self.start = start
-        self.end = end if end is not None else 1 << 62
-
-    def at(self, offset: int) -> ReadCounts:
-        """The counts that a row at `offset` belongs to."""
-        return self.inside if self.start <= offset < self.end else self.outside
-
-    def count(self, offset: int, skipped: str | None) -> None:
-        """Count a row as used, or as skipped for that reason."""
-        counts = self.at(offset)
-        if skipped is None:
-            counts.rows_used += 1
-        else:
-            counts.skipped[skipped] += 1
-
-
-def lines_in(path: Path, start: int = 0) -> Iterator[bytes | bytearray]:
-    """The lines of a file from byte `start` on, each with its end of line.
+def lines_in(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes | bytearray]:
+    """Read the lines of a file from byte `start` up to `end`, each with its end of line.
 
     A very long line is put together in place: the file's own iterator would hold it twice.
     """
+    left = (path.stat().st_size if end is None else end) - start
     with path.open("rb", buffering=_BUFFER_BYTES) as file:
         file.seek(start)
-        while line := file.readline(_PIECE_BYTES):
+        while left > 0 and (line := file.readline(min(left, _PIECE_BYTES))):
+            left -= len(line)
             if len(line) < _PIECE_BYTES:
                 yield line
                 continue
             whole = bytearray(line)
-            while not whole.endswith(b"\n") and (piece := file.readline(_PIECE_BYTES)):
+            while not whole.endswith(b"\n") and (piece := file.readline(min(left, _PIECE_BYTES))):
                 whole += piece
+                left -= len(piece)
             yield whole
 
 
 def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str, Any]]:
-    """The JSON objects of one line; what is no object is counted as skipped."""
+    """Read the JSON objects of one line; what is no object is counted as skipped.
+
+    A writer that was killed leaves half a row without an end of line, and the next row is glued to
+    it: what stands behind the broken part is read again from where a row begins.
+    """
     text = line.strip(_JUNK).decode("utf-8", "replace")
     if not text:
+        if line.strip():  # a block of zeros, as a crash of the machine leaves it
+            counts.rows += 1
+            counts.skipped["null_bytes"] += 1
         return
     if "\x00" in text:
         text = text.replace("\x00", "")
-    decoder = json.JSONDecoder(strict=False)
     position, n_documents = 0, 0
     while position < len(text):
         try:
-            value, position = decoder.raw_decode(text, position)
+            value, position = _decoder.raw_decode(text, position)
             value = _cleaned(value, counts) if isinstance(value, dict) else None
         except (ValueError, RecursionError):
             counts.rows += 1
             is_whole = line.endswith(b"\n")
-            counts.skipped["not_json" if is_whole else "truncated"] += 1
-            break
+            position = _next_row(text, position + 1)
+            counts.skipped["not_json" if is_whole or position < len(text) else "truncated"] += 1
+            continue
         n_documents += 1
         counts.rows += 1
         if value is not None:
@@ -87,6 +75,29 @@ def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str
             position += 1
     if n_documents > 1:
         counts.notes["glued_line"] += n_documents - 1
+
+
+_decoder = json.JSONDecoder(strict=False)
+_ROW_KEYS = frozenset({"uuid", "sessionId", "timestamp", "payload", "messages", "nodes"})
+"""Of rows, one has at least one of these; the objects inside a row have none."""
+_MAX_TRIES = 10_000
+
+
+def _next_row(text: str, position: int) -> int:
+    """Where the next whole row begins; the end of the text if there is none."""
+    for _ in range(_MAX_TRIES):
+        position = text.find('{"', position)
+        if position < 0:
+            break
+        try:
+            value, _ = _decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            position += 1
+            continue
+        if not _ROW_KEYS.isdisjoint(value):
+            return position
+        position += 1
+    return len(text)
 
 
 def _cleaned(value: dict[str, Any], counts: ReadCounts) -> dict[str, Any]:
@@ -103,11 +114,12 @@ def without_surrogates(text: str) -> str:
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
-def read_objects(path: Path, spans: Spans) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every object of a JSON-lines file with the offset of its line."""
+def read_objects(
+    path: Path, counts: ReadCounts, end: int | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read every object of a JSON-lines file up to byte `end`, with the offset of its line."""
     offset = 0
-    for line in lines_in(path):
-        counts = spans.at(offset)
+    for line in lines_in(path, 0, end):
         try:
             value = _decode(line)
         except UNREADABLE:

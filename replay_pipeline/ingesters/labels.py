@@ -145,11 +145,19 @@ def _label(turn: Turn, children: Mapping[Turn, list[Turn]]) -> Label:
         if outcome != "ok" and (worst == "ok" or _rank(outcome) < _rank(worst)):
             worst, kind = outcome, its_kind
             hint = _hint(outcome, result) if result is not None else None
-    if worst in {"ok", "no_result"} and was_interrupted:
+    # Stopped between calls that were all answered and the next message, these calls are done:
+    # only a call that waited for its answer, or that the log names, was interrupted.
+    if (worst == "no_result" and was_interrupted) or (
+        worst == "ok" and ("interrupted" in turn.flags or any(map(_stops_calls, below)))
+    ):
         worst = "interrupted"
     if worst in {"user_rejected", "interrupted"} and hint is None:
         hint = _next_words(turn, children)
     return Label(worst, kind, shortened(hint) if hint else None)
+
+
+def _stops_calls(turn: Turn) -> bool:
+    return turn.kind == "interrupt" and "for tool use" in turn.texts[0]
 
 
 def _rank(outcome: Outcome) -> int:

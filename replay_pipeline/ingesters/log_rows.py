@@ -171,7 +171,7 @@ class LogRows:
         states = [turn for _, turn in self._fresh]
         labels = [labels_of[turn] for turn in states]
         depth = _depths(self._log.turns)
-        predicted = predict_context(self._log.turns)
+        predicted = predict_context(self._log.turns, agent=self._log.agent)
         n_context = [turn.usage.n_context if turn.usage else 0 for turn in states]
         return {
             "state_id": [state_id for state_id, _ in self._fresh],

@@ -8,7 +8,6 @@ from typing import Any
 from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Turn, Usage
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
-    Spans,
     arguments_text,
     as_count,
     as_dict,
@@ -36,11 +35,9 @@ class OpenCode:
         is_stored = b'"directory"' in head and b'"projectID"' in head and b'"role"' not in head
         return is_export or is_stored
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterator[SessionLog]:
-        """The one conversation of a session."""
-        counts = Spans(counts, start, end).at(0)
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
+        """Read the one conversation of a session: a document, so there is no part of it to read."""
+        del end
         document = as_dict(read_document(path))
         info = as_dict(document.get("info")) or document
         messages = as_list(document.get("messages")) or _stored(path, str(info.get("id")))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from replay_pipeline.ingesters.base import ReadCounts
-from replay_pipeline.ingesters.json_lines import UNREADABLE, Spans, lines_in, objects_in
+from replay_pipeline.ingesters.json_lines import UNREADABLE, lines_in, objects_in
 
 _NO_JSON = msgspec.Raw(b"")
 
@@ -79,6 +79,8 @@ class Row(msgspec.Struct, rename="camel"):
     compact_metadata: msgspec.Raw = _NO_JSON
     microcompact_metadata: msgspec.Raw = _NO_JSON
     retracted_message_uuids: list[str] | None = None
+    content: msgspec.Raw = _NO_JSON
+    replacements: msgspec.Raw = _NO_JSON
 
 
 class ProgressData(msgspec.Struct, rename="camel"):
@@ -93,17 +95,17 @@ _decode = msgspec.json.Decoder(Row).decode
 _decode_progress = msgspec.json.Decoder(ProgressData).decode
 
 
-def read_rows(path: Path, spans: Spans) -> Iterator[tuple[int, Row]]:
-    """Every row of the file with the byte offset of its line; counts what cannot be read."""
+def read_rows(path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[tuple[int, Row]]:
+    """Read every row up to byte `end` with the offset of its line; count what cannot be read."""
     offset = 0
-    for line in lines_in(path):
+    for line in lines_in(path, 0, end):
         try:
             row = _decode(line)
         except UNREADABLE:
-            for row in repaired(line, spans.at(offset)):
+            for row in repaired(line, counts):
                 yield offset, row
         else:
-            spans.at(offset).rows += 1
+            counts.rows += 1
             yield offset, row
         offset += len(line)
 
@@ -131,7 +133,9 @@ def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
     return _salvaged(value)
 
 
-_RAW_FIELDS = {"data", "attachment", "compactMetadata", "microcompactMetadata"}
+_RAW_FIELDS = {
+    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "replacements"
+}  # fmt: skip
 
 
 def _as_raw(value: dict[str, Any]) -> dict[str, Any]:
@@ -246,12 +250,25 @@ def json_text(raw: msgspec.Raw) -> str:
     return str(memoryview(raw), "utf-8", "replace")
 
 
+def value_of(raw: msgspec.Raw) -> Any:
+    """Read a side-car as plain JSON; `None` when it is absent or cannot be read."""
+    try:
+        return msgspec.json.decode(raw) if raw else None
+    except UNREADABLE:
+        return None
+
+
 def loose(raw: msgspec.Raw) -> dict[str, Any]:
     """A side-car as plain JSON; empty when it is absent or no object."""
-    if not raw:
-        return {}
-    try:
-        value = msgspec.json.decode(raw)
-    except UNREADABLE:
-        return {}
+    value = value_of(raw)
     return value if isinstance(value, dict) else {}
+
+
+def replacements(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:
+    """Give the calls whose results were shown otherwise, each with what was shown."""
+    found = value_of(raw)
+    for item in found if isinstance(found, list) else ():
+        if isinstance(item, dict):
+            call_id, text = item.get("toolUseId"), item.get("replacement")
+            if isinstance(call_id, str) and isinstance(text, str):
+                yield call_id, text

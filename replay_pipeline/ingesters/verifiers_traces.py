@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
 from replay_pipeline.ingesters.json_lines import (
-    Spans,
     arguments_text,
     as_count,
     as_dict,
@@ -44,17 +43,14 @@ class VerifiersTraces:
             return "task" in row and any(_nodes(trace) for trace in _traces(row))
         return bool(_HEAD.match(head))
 
-    def read(
-        self, path: Path, counts: ReadCounts, start: int = 0, end: int | None = None
-    ) -> Iterator[SessionLog]:
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """One conversation per trace."""
-        spans = Spans(counts, start, end)
-        for number, (offset, row) in enumerate(read_objects(path, spans)):
+        for number, (offset, row) in enumerate(read_objects(path, counts, end)):
             traces = [trace for trace in _traces(row) if _nodes(trace)]
             if not traces:
-                spans.count(offset, "no_message")
+                counts.count("no_message")
                 continue
-            spans.count(offset, None)
+            counts.count(None)
             for k, trace in enumerate(traces):
                 yield _Graph(trace, f"{path.stem}-{number}-{k}", offset).log()
 

@@ -13,6 +13,7 @@ from replay_pipeline.actions import (
     agreement_level,
     agrees_at,
     canonical_action,
+    differ_in_number_only,
 )
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.actions.votes import (
@@ -347,6 +348,9 @@ class _Extraction:
             return "refusal", None
         if is_early_stop(consensus.action, side.action):
             return "early_stop", None
+        level = self.report.level
+        if any(differ_in_number_only(v.action, side.action, level=level) for v in consensus.votes):
+            return "call_count", None
         if why := Prompt(state["messages"], side.action).obstacle(consensus.action):
             return "infeasible", why
         # Alone against them the student is what a pair is about; with others it is a dispute.

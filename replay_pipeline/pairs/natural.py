@@ -4,7 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
+from replay_pipeline.actions import (
+    Action,
+    agreement_level,
+    agrees_at,
+    canonical_action,
+    differ_in_number_only,
+)
 from replay_pipeline.pairs.evidence import Prompt, is_early_stop, is_refusal
 from replay_pipeline.types import AgreementLevel, TraceState
 
@@ -36,6 +42,8 @@ class NaturalPair:
         found = agreement_level(self.chosen, self.rejected)
         if agrees_at(level, found):
             return "same_action"
+        if differ_in_number_only(self.chosen, self.rejected, level=level):
+            return "call_count"
         if is_refusal(self.chosen):
             return "refusal"
         if is_early_stop(self.chosen, self.rejected):

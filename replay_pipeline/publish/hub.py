@@ -21,7 +21,7 @@ from tenacity.wait import wait_random_exponential
 
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.settings import config_dir
-from replay_pipeline.trust import check_binding
+from replay_pipeline.storage.trust import check_binding
 
 logger = logging.getLogger(__name__)
 

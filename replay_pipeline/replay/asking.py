@@ -12,14 +12,14 @@ from typing import TypedDict, Unpack
 from pydantic import SecretStr
 
 from replay_pipeline.errors import ConfigError, PriceError, TeacherError, UntrustedError
-from replay_pipeline.replay.gates import Gates, parse_gates
-from replay_pipeline.replay.openrouter import Client
-from replay_pipeline.replay.prices import Price, PriceBook, floor_nano
-from replay_pipeline.replay.requests import (
+from replay_pipeline.replay.dialects import (
     DEFAULT_MAX_COMPLETION_TOKENS,
     RequestOptions,
     dialect_of,
 )
+from replay_pipeline.replay.gates import Gates, parse_gates
+from replay_pipeline.replay.openrouter import Client
+from replay_pipeline.replay.prices import Price, PriceBook, floor_nano
 from replay_pipeline.settings import key_for
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
@@ -214,7 +214,7 @@ async def fetch_prices(
     book = PriceBook(
         folder=asking.price_folder, max_stale=timedelta(days=asking.max_price_age_days)
     )
-    listed = [t for t in teachers if t.price is None and dialect_of(t) == "openrouter"]
+    listed = [t for t in teachers if t.price is None and dialect_of(t).name == "openrouter"]
     async with Client(max_connections=4) as client:
         for teacher in listed:
             url = teacher.base_url

@@ -38,13 +38,15 @@ from replay_pipeline.replay.calls import (
     encode_row,
 )
 from replay_pipeline.replay.database import Database
+from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.engine import Task, answered_row, failed_row
 from replay_pipeline.replay.ledger import BATCH_KEY, Ledger
 from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.prices import Price, nano, usd
 from replay_pipeline.replay.replies import Answer, Failure, read_reply
-from replay_pipeline.replay.requests import Question, RequestBuilder, dialect_of
+from replay_pipeline.replay.requests import Question, RequestBuilder
 from replay_pipeline.replay.run import drained, indexed, lanes_of
+from replay_pipeline.replay.sizes import Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import ReplayReport, TeacherSpec, TraceState
 
@@ -118,7 +120,7 @@ def replay_batch(
     asking = Asking.of(**options)
     limit_nano = check(teachers, max_total_usd, asking)
     for teacher in teachers:
-        if dialect_of(teacher) != "openrouter":
+        if dialect_of(teacher).name != "openrouter":
             raise ConfigError(f"teacher {teacher.name}: its endpoint has no batch API")
     stop = stop or threading.Event()
     url = str(ledger or Settings.load().ledger_url())
@@ -271,7 +273,7 @@ class _BatchRun:
 
     async def _reserve(self, task: Task, price: Price) -> Reserved | None:
         question = task.question
-        bound = price.bound_nano(question.prompt_bound_tokens, question.max_completion_tokens)
+        bound = price.bound_nano(question.size.bound_tokens, question.max_completion_tokens)
         future = self.ledger.reserve(
             NewCall(
                 request_sha=question.sha,
@@ -404,9 +406,7 @@ def _task(pending: _Pending, sha: str, call: _Call) -> Task:
         state_id=call.state_id,
         teacher=teacher.name,
         sha=sha,
-        n_prompt_bytes=0,
-        n_messages=0,
-        n_recorded_tokens=None,
+        size=Size(),
         max_completion_tokens=0,
     )
     return Task(0, (), 0, teacher, question)

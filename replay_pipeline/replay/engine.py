@@ -28,12 +28,14 @@ from replay_pipeline.replay.calls import (
     decode_row,
     encode_row,
 )
+from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.lanes import Slots
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client, Reply
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.replies import Answer, Failure
-from replay_pipeline.replay.requests import Question, RequestBuilder, dialect_of
+from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
+from replay_pipeline.replay.sizes import Learned
 from replay_pipeline.types import Progress, TeacherAction, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,8 @@ class Task:
     """The gates have had their say."""
     n_lost: int = 0
     """How often a call of this run was lost."""
+    is_asked: bool = False
+    """The endpoint has seen this prompt, in this run or before."""
 
     @property
     def state(self) -> TraceState:
@@ -85,17 +89,24 @@ class Task:
         """Give the id of the state."""
         return self.question.state_id
 
-    def bound_tokens(self) -> int:
-        """Count prompt tokens that can't be passed.
+    def bound_tokens(self, learned: Learned) -> int:
+        """Count prompt tokens that are not passed.
 
         A teacher that has read the beginning of this prompt has counted it: only what was added
         is taken at one token a byte.
         """
-        bound = self.question.prompt_bound_tokens
+        bound = learned.bound_tokens(self.question.size)
         if self.previous is None or self.previous.n_read_tokens is None:
             return bound
-        added = self.question.added_bound_tokens(self.previous.question)
+        added = self.question.size.added_bound_tokens(self.previous.question.size)
         return min(bound, self.previous.n_read_tokens + added)
+
+    def last_asked(self) -> "Task | None":
+        """Find the nearest step before whose prompt the endpoint has seen and this one begins with."""
+        step = self.previous
+        while step is not None and not step.is_asked:
+            step = step.previous
+        return step
 
 
 class _FreeFailure(Exception):  # noqa: N818 (a signal to tenacity, never seen outside)
@@ -136,6 +147,8 @@ class Engine:
         self._later: list[Task] = []
         self._short: list[Task] = []
         self._n_found_out = 0
+        self.learned: dict[str, Learned] = {}
+        self.newly_learned: dict[str, Learned] = {}
         self._fatal: Exception | None = None
         self._day = today()
 
@@ -145,6 +158,7 @@ class Engine:
         if row.state_id != task.state_id:
             row = replace(row, state_id=task.state_id)
         task.n_read_tokens = row.n_prompt_tokens
+        task.is_asked = True
         self.decided[task.index] = row
         self.n_cached += 1
         self.tell(task, row)
@@ -152,6 +166,7 @@ class Engine:
     def lose(self, task: Task, lost: Iterable[LostCall]) -> None:
         """Give lost calls a row of their own, until it is known what became of them."""
         task.lost = tuple(lost)
+        task.is_asked |= bool(task.lost)
         if task.lost:
             code = task.lost[-1].error_code
             self.decided[task.index] = _row(
@@ -308,9 +323,15 @@ class Engine:
     async def _ask(self, task: Task) -> None:
         if task.lost and not await self._may_ask_again(task):
             return
-        body = RequestBuilder(self.options).body(
-            task.state, task.teacher, self.prices[task.teacher.name]
-        )
+        builder, price = RequestBuilder(self.options), self.prices[task.teacher.name]
+        before = task.last_asked()
+        n_asked = before.question.size.n_messages if before else 0
+        body = builder.body(task.state, task.teacher, price, n_asked=n_asked)
+        if problem := builder.broken_rule(body, task.teacher, price):
+            # Refused here for nothing, rather than by an endpoint after money was held for it.
+            failure = Failure("invalid_request", f"not sent: {problem}", is_lasting=True)
+            self.decided.setdefault(task.index, failed_row(task, failure))
+            return
         call = _Call(self, task, body)
         await call.make()
         if call.known:
@@ -376,7 +397,7 @@ class Engine:
         kept_s = self.options.response_cache_ttl_s
         oldest = min((lost.sent_at for lost in task.lost), default=datetime.now(UTC))
         return (
-            dialect_of(task.teacher) == "openrouter"
+            dialect_of(task.teacher).name == "openrouter"
             and task.teacher.base_url not in self._without_cache
             and datetime.now(UTC) - oldest < timedelta(seconds=kept_s)
         )
@@ -440,9 +461,12 @@ class Engine:
             cost, row = 0, failed_row(task, outcome, **made)
         else:
             cost = await self._cost(task, call, outcome, reserved)
+            action = with_recorded_names(outcome.action, task.state)
+            outcome = replace(outcome, action=action)
             row = answered_row(task, _checked(task, outcome), cost, **made)
             if not outcome.is_replayed:
                 task.n_read_tokens = _plausible(task, outcome.usage.n_prompt_tokens)
+                self._count(task, row)
         # A free failure says nothing of the lost calls whose reservation this one took over.
         is_doubted = isinstance(outcome, Failure) and call.takes_over
         recovers = task.lost if not call.takes_over and isinstance(outcome, Answer) else ()
@@ -520,6 +544,19 @@ class Engine:
             name, usd(cost), usd(call.bound_nano),
         )  # fmt: skip
 
+    def _count(self, task: Task, row: TeacherAction) -> None:
+        """Learn the sizes of a teacher's prompts and answers from one that it counted."""
+        before, name = task.last_asked(), task.teacher.name
+        n_expected = before.n_read_tokens if before and before.n_read_tokens else 0
+        for known in (self.learned, self.newly_learned):
+            known[name] = known.get(name, Learned()).with_answer(
+                task.question.size,
+                row.n_prompt_tokens if row.error_code != "prompt_truncated" else None,
+                row.n_completion_tokens,
+                n_expected_cached=n_expected,
+                n_cached=row.n_cached_tokens,
+            )
+
     def new_call(self, call: "_Call") -> NewCall:
         """Make the reservation for a call."""
         task = call.task
@@ -571,7 +608,8 @@ class _Call:
         self.body = body
         self.takes_over = engine.takes_over(task)
         self.bound_nano = engine.prices[task.teacher.name].bound_nano(
-            task.bound_tokens(), task.question.max_completion_tokens
+            task.bound_tokens(engine.learned.get(task.teacher.name, Learned())),
+            task.question.max_completion_tokens,
         )
         self.reply: Reply | None = None
         self.n_attempts = 0
@@ -635,10 +673,12 @@ class _Call:
                 return
             clock = asyncio.get_running_loop().time
             self.n_attempts += 1
+            self.task.is_asked = True
             start = clock()
             self.reply = await engine.client.complete(
                 teacher.base_url,
                 self.body,
+                dialect=dialect_of(teacher),
                 headers=RequestBuilder(engine.options).headers(teacher),
                 key=engine.keys[teacher.name],
                 timeout_s=teacher.timeout_s,
@@ -691,7 +731,7 @@ def has_too_short_a_limit(lost: Sequence[LostCall], teacher: TeacherSpec) -> boo
     asked once more, since the answer may be there by now.
     """
     timed_out = [each for each in lost if each.error_code == "no_reply"]
-    most = 2 if dialect_of(teacher) == "openrouter" else 1
+    most = 2 if dialect_of(teacher).name == "openrouter" else 1
     longest = max((each.due_at - each.sent_at for each in timed_out), default=timedelta())
     return len(timed_out) >= most and timedelta(seconds=teacher.timeout_s) <= longest
 
@@ -726,11 +766,11 @@ def settled_lost(lost: LostCall, cost: int) -> Settlement:
 
 def _checked(task: Task, answer: Answer) -> Answer:
     """Flag an answer to a prompt that the server cut short without saying so, as Ollama does."""
-    n_tokens, n_bytes = answer.usage.n_prompt_tokens, task.question.n_prompt_bytes
+    n_tokens, n_bytes = answer.usage.n_prompt_tokens, task.question.size.n_bytes
     if (
         n_tokens is None
         or answer.is_replayed
-        or dialect_of(task.teacher) in ("openrouter", "litellm")
+        or dialect_of(task.teacher).is_whole
         or n_tokens > n_bytes / _MOST_BYTES_PER_TOKEN
         or n_bytes < _LEAST_BYTES_CHECKED
     ):
@@ -745,7 +785,7 @@ def _checked(task: Task, answer: Answer) -> Answer:
 
 def _plausible(task: Task, n_tokens: int | None) -> int | None:
     """Trust a count of prompt tokens only where it can be the count of the whole prompt."""
-    least = task.question.n_prompt_bytes / _MOST_BYTES_PER_TOKEN
+    least = task.question.size.n_bytes / _MOST_BYTES_PER_TOKEN
     return n_tokens if n_tokens is not None and n_tokens >= least else None
 
 

@@ -5,21 +5,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import msgspec
-
 from replay_pipeline.replay.engine import Task
-from replay_pipeline.replay.gates import parse_gates
+from replay_pipeline.replay.gates import DEFAULT_GATES, parse_gates
 from replay_pipeline.replay.prices import Price, usd
-from replay_pipeline.types import Message, TeacherSpec
-from replay_pipeline.windows import window_messages
+from replay_pipeline.replay.sizes import Learned
+from replay_pipeline.types import TeacherSpec
 
 ASSUMED_STUDENT = 0.5
 """How often the cheapest teacher is assumed to do what the student did."""
 ASSUMED_TEACHERS = 0.6
 """How often two teachers are assumed to agree."""
+ASSUMED_PAIRS = 0.2
+"""Pairs per state that are assumed where every teacher is asked."""
+ASSUMED_KEPT = 0.9
+"""Share of these pairs that the recommended gates are assumed to keep."""
+EXAMPLE_USD = 5.0
+"""An estimate says what so much money buys."""
 
 _MIN_CACHED_TOKENS = 1024
-_MIN_ANSWER_TOKENS = 120
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +38,22 @@ class TeacherEstimate:
     n_completion_tokens: int
     expected_usd: float
     bound_usd: float
-    """What can't be passed: the sum of the reservations."""
+    """The sum of the reservations, in the order in which they are made."""
     price_source: str
     price_date: str
+    spread: float = 0.0
+    """By which share the cost may be lower or higher."""
+    adaptations: tuple[str, ...] = ()
+    """Fields that its endpoint is not sent, and why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Purchase:
+    """What an amount of money buys: states that are asked, and pairs, as far as assumed."""
+
+    usd: float
+    n_states: int
+    n_pairs: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +65,13 @@ class Estimate:
     expected_usd: float
     bound_usd: float
     teachers: tuple[TeacherEstimate, ...]
+    low_usd: float = 0.0
+    high_usd: float = 0.0
+    """The cost should lie between these two."""
+    buys: Purchase | None = None
+    """What five dollars buy."""
+    gated: "Estimate | None" = None
+    """The same with the recommended gates, where none are set."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a report."""
@@ -58,30 +81,66 @@ class Estimate:
 def forecast(
     lanes: Sequence[tuple[TeacherSpec, Sequence[Task]]],
     prices: Mapping[str, Price],
-    window: str,
     *,
     gates: Sequence[str] = (),
+    learned: Mapping[str, Learned] | None = None,
+    adaptations: Mapping[str, tuple[str, ...]] | None = None,
+    is_full: bool = False,
 ) -> Estimate:
     """Add up what the questions of these lanes would take.
 
     Equal requests count once. Gates about states are applied; for gates about votes the share of
     states at which each teacher is still asked is assumed (`ASSUMED_STUDENT`, `ASSUMED_TEACHERS`).
+
+    Args:
+        lanes: the questions, in the order in which a teacher is asked them.
+        prices: price by teacher.
+        gates: gates by name.
+        learned: what is known of each teacher's prompts and answers.
+        adaptations: what each teacher's endpoint is not sent.
+        is_full: give the same with the recommended gates too.
     """
-    lanes = _asked_once(lanes, gates)
-    by_teacher: dict[str, list[tuple[TeacherSpec, Sequence[Task]]]] = {}
-    for teacher, lane in lanes:
-        by_teacher.setdefault(teacher.name, []).append((teacher, lane))
-    every = [_of_teacher(each, prices[name], window) for name, each in by_teacher.items()]
+    asked = _asked_once(lanes, gates)
+    by_teacher: dict[str, list[Sequence[Task]]] = {}
+    for teacher, lane in asked:
+        by_teacher.setdefault(teacher.name, []).append(lane)
+    every = [
+        _of_teacher(each, prices[name], (learned or {}).get(name, Learned()))
+        for name, each in by_teacher.items()
+    ]
     every.sort(key=lambda teacher: teacher.expected_usd / max(1, teacher.n_calls))
     shares = _shares(len(every), gates)
-    teachers = tuple(_scaled(each, share) for each, share in zip(every, shares, strict=True))
+    teachers = tuple(
+        replace(_scaled(each, share), adaptations=(adaptations or {}).get(each.teacher, ()))
+        for each, share in zip(every, shares, strict=True)
+    )
+    expected = math.fsum(teacher.expected_usd for teacher in teachers)
+    spread = math.fsum(teacher.expected_usd * teacher.spread for teacher in teachers)
+    n_states = len({task.state_id for _, lane in asked for task in lane})
     return Estimate(
-        n_states=len({task.state_id for _, lane in lanes for task in lane}),
+        n_states=n_states,
         n_calls=sum(teacher.n_calls for teacher in teachers),
-        expected_usd=round(math.fsum(teacher.expected_usd for teacher in teachers), 9),
+        expected_usd=round(expected, 9),
         bound_usd=round(math.fsum(teacher.bound_usd for teacher in teachers), 9),
         teachers=teachers,
+        low_usd=round(expected - spread, 9),
+        high_usd=round(expected + spread, 9),
+        buys=_purchase(n_states, expected, len(teachers), gates),
+        gated=forecast(lanes, prices, gates=DEFAULT_GATES, learned=learned)
+        if is_full and not gates
+        else None,
     )
+
+
+def _purchase(
+    n_states: int, expected_usd: float, n_teachers: int, gates: Sequence[str]
+) -> Purchase | None:
+    """What five dollars buy of these states; nothing is said where they cost nothing."""
+    if not expected_usd:
+        return None
+    n_bought = min(n_states, int(n_states * EXAMPLE_USD / expected_usd))
+    per_state = ASSUMED_PAIRS * (ASSUMED_KEPT if gates else 1) if n_teachers > 1 else 0
+    return Purchase(usd=EXAMPLE_USD, n_states=n_bought, n_pairs=round(n_bought * per_state))
 
 
 def _asked_once(
@@ -131,25 +190,36 @@ def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
     )
 
 
-def _of_teacher(
-    lanes: list[tuple[TeacherSpec, Sequence[Task]]], price: Price, window: str
-) -> TeacherEstimate:
+def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned) -> TeacherEstimate:
     n_calls = n_prompt = n_cached = n_completion = expected = bound = 0
-    for _, lane in lanes:
-        previous: Task | None = None
+    for lane in lanes:
+        asked: set[int] = set()
         for task in lane:
-            question = task.question
-            prompt = question.expected_prompt_tokens
-            cached = _cached_tokens(previous, task, prompt, window)
-            completion = _answer_tokens(task)
+            question, before = task.question, task.previous
+            while before is not None and not (before.is_asked or before.index in asked):
+                before = before.previous
+            asked.add(task.index)
+            prompt = learned.expected_tokens(question.size)
+            cached, most = 0, learned.bound_tokens(question.size)
+            if before is not None:
+                cached = learned.expected_tokens(before.question.size)
+                added = question.size.added_bound_tokens(before.question.size)
+                most = min(most, cached + added)
+            cached = round(cached * learned.cache_share) if cached >= _MIN_CACHED_TOKENS else 0
+            n_student_bytes = len(str(task.state["student_action"]))
+            completion = learned.answer_tokens(n_student_bytes, question.max_completion_tokens)
             n_calls += 1
             n_prompt += prompt
             n_cached += cached
             n_completion += completion
-            expected += price.cost_nano(prompt, completion, n_cached_tokens=cached)
-            bound += price.bound_nano(question.prompt_bound_tokens, question.max_completion_tokens)
-            previous = task
-    teacher = lanes[0][0]
+            expected += price.cost_nano(
+                prompt,
+                completion,
+                n_cached_tokens=cached,
+                n_written_tokens=prompt - cached if price.cache_write > price.prompt else 0,
+            )
+            bound += price.bound_nano(most, question.max_completion_tokens)
+    teacher = lanes[0][0].teacher
     return TeacherEstimate(
         teacher=teacher.name,
         model=teacher.model,
@@ -161,33 +231,5 @@ def _of_teacher(
         bound_usd=usd(bound),
         price_source=price.source,
         price_date=price.date,
+        spread=learned.spread,
     )
-
-
-def _cached_tokens(previous: Task | None, task: Task, n_prompt: int, window: str) -> int:
-    """Prompt tokens that the step before, in the same lane, left in the provider's cache."""
-    if previous is None:
-        return 0
-    shared = _shared_prefix_bytes(
-        window_messages(previous.state["messages"], window),
-        window_messages(task.state["messages"], window),
-    )
-    cached = round(n_prompt * min(1.0, shared / max(1, task.question.n_prompt_bytes)))
-    return cached if cached >= _MIN_CACHED_TOKENS else 0
-
-
-def _shared_prefix_bytes(before: list[Message], after: list[Message]) -> int:
-    """Bytes of the messages that two prefixes have in common at their front."""
-    total = 0
-    for one, other in zip(before, after, strict=False):
-        if one is not other and one != other:
-            break
-        total += len(msgspec.json.encode(other))
-    return total
-
-
-def _answer_tokens(task: Task) -> int:
-    """A teacher's action is about as long as the student's."""
-    action = task.state["student_action"]
-    size = len(str(action)) // 4
-    return min(task.question.max_completion_tokens, max(_MIN_ANSWER_TOKENS, size))

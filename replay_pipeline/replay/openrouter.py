@@ -23,6 +23,7 @@ import aiohttp
 from pydantic import SecretStr
 
 from replay_pipeline.errors import TeacherAuthError, TeacherResponseError, TeacherTimeoutError
+from replay_pipeline.replay.dialects import Dialect
 from replay_pipeline.replay.prices import nano
 from replay_pipeline.replay.replies import Answer, Failure, generation_of, read_reply
 
@@ -72,16 +73,17 @@ class Client:
         base_url: str,
         body: bytes,
         *,
+        dialect: Dialect,
         headers: Mapping[str, str],
         key: SecretStr | None,
         timeout_s: float,
     ) -> Reply:
         """Send one chat completion, exactly once."""
-        sent = {**_with_key(headers, key), "content-length": str(len(body))}
+        sent = {**headers, **dialect.authorization(key), "content-length": str(len(body))}
         received: Mapping[str, str] = {}
         try:
             async with self._calls.post(
-                f"{base_url.rstrip('/')}/chat/completions",
+                base_url.rstrip("/") + dialect.path,
                 data=_pieces(body) if len(body) > _PIECE_BYTES else body,
                 headers=sent,
                 timeout=_timeout(timeout_s),
@@ -93,7 +95,8 @@ class Client:
         except (aiohttp.ClientError, OSError, EOFError, ValueError) as error:
             return Reply(_lost(error, base_url, timeout_s, generation_of(received)))
         has_cache = "x-openrouter-cache-status" in received
-        return Reply(read_reply(response.status, received, content), content, has_cache)
+        outcome = read_reply(response.status, received, dialect.reply(content))
+        return Reply(outcome, content, has_cache)
 
     def _proxy_of(self, url: str) -> str | None:
         """Name the proxy of the environment for an endpoint; none for plain http, as on loopback."""
@@ -106,7 +109,9 @@ class Client:
             )
         return self._proxies[place.netloc]
 
-    async def models(self, base_url: str, key: SecretStr | None = None) -> list[dict[str, Any]]:
+    async def models(
+        self, base_url: str, key: SecretStr | None = None, *, dialect: Dialect | None = None
+    ) -> list[dict[str, Any]]:
         """The models that an endpoint serves, with prices where it lists them.
 
         Raises:
@@ -114,7 +119,8 @@ class Client:
             TeacherTimeoutError: the endpoint can't be reached.
             TeacherResponseError: its answer is no list of models.
         """
-        reply = await self._get(f"{base_url.rstrip('/')}/models", key)
+        headers = (dialect or Dialect()).authorization(key)
+        reply = await self._get(f"{base_url.rstrip('/')}/models", key, headers=headers)
         models = reply.get("data")
         if not isinstance(models, list):
             raise TeacherResponseError(f"{base_url}/models: no list of models came back")
@@ -161,9 +167,18 @@ class Client:
         return await self._get(f"{base_url.rstrip('/')}/batches/{batch_id}", key)
 
     async def _get(
-        self, url: str, key: SecretStr | None, *, body: bytes | None = None
+        self,
+        url: str,
+        key: SecretStr | None,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        headers = _with_key({"accept": "application/json", "content-type": "application/json"}, key)
+        headers = {
+            "accept": "application/json",
+            "content-type": "application/json",
+            **(Dialect().authorization(key) if headers is None else headers),
+        }
         if body is not None:
             headers["content-length"] = str(len(body))
         try:
@@ -224,12 +239,6 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end in a loop of its own, also where a loop is running already."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay") as pool:
         return pool.submit(asyncio.run, work).result()
-
-
-def _with_key(headers: Mapping[str, str], key: SecretStr | None) -> dict[str, str]:
-    if key is None:
-        return dict(headers)
-    return {**headers, "authorization": f"Bearer {key.get_secret_value()}"}
 
 
 def _without(key: SecretStr | None, sent: bytes) -> bytes:

@@ -64,6 +64,8 @@ class Price:
     context_length: int | None = None
     max_completion_tokens: int | None = None
     supported_parameters: tuple[str, ...] = ()
+    has_cache: bool = False
+    """The list has a price for prompt tokens that are read from a cache."""
 
     @classmethod
     def of(cls, prices: Mapping[str, float | str], **about: Any) -> "Price":
@@ -87,6 +89,7 @@ class Price:
             cache_write=dearest("input_cache_write", default=prompt),
             reasoning=dearest("internal_reasoning", default=completion),
             request=dearest("request"),
+            has_cache=bool(prices.get("input_cache_read")),
             **about,
         )
 

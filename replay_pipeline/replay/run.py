@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -32,6 +32,7 @@ from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
+from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import Progress, ReplayReport, TeacherAction, TeacherSpec, TraceState
 
@@ -232,15 +233,21 @@ def estimate(
     prices = run_apart(fetch_prices(teachers, asking, keys=keys))
     lanes = lanes_of(indexed(states), teachers, asking)
     known: set[str] = set()
+    learned: dict[str, Learned] = {}
     if ledger is not None and exists(ledger):
         with Ledger(ledger) as opened:
             shas = [task.question.sha for _, lane in lanes for task in lane]
             known = set(opened.lookup(shas).decided)
+            learned = opened.do(lambda database: read_learned(database, teachers)).result()
     left = [
         (teacher, [task for task in lane if task.question.sha not in known])
         for teacher, lane in lanes
     ]
-    return forecast(left, prices, asking.window, gates=asking.gates)
+    builder = RequestBuilder(asking.request_options())
+    adapted = {t.name: builder.adaptations(t, prices[t.name]) for t in teachers}
+    return forecast(
+        left, prices, gates=asking.gates, learned=learned, adaptations=adapted, is_full=True
+    )
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
@@ -339,11 +346,16 @@ class _Replay:
                 stop=self.stop,
             )
             await asyncio.to_thread(self._open_scopes, engine, found)
-            engine.board = self._board(lanes, prices)
+            engine.learned = await asyncio.wrap_future(
+                ledger.do(lambda database: read_learned(database, self.teachers))
+            )
+            engine.board = self._board(lanes, engine)
             open_lanes = self._take_known(engine, lanes, found)
             expected = None
             if prices:
-                expected = forecast(open_lanes, prices, self.asking.window, gates=self.asking.gates)
+                expected = forecast(
+                    open_lanes, prices, gates=self.asking.gates, learned=engine.learned
+                )
                 spent = usd(sum(each.cost_nano for each in found.decided.values()))
                 is_short = spent + expected.expected_usd > usd(self.limit_nano)
                 if self.gates.is_ordered_by_errors and is_short:
@@ -356,21 +368,26 @@ class _Replay:
                     await engine.run(open_lanes)
                 finally:
                     gc.unfreeze()
+                    new = engine.newly_learned
+                    await asyncio.wrap_future(
+                        ledger.do(lambda database: add_learned(database, self.teachers, new))
+                    )
             else:
                 for task in (task for _, lane in open_lanes for task in lane):
                     engine.skip(task, "budget")
         unknown_nano = await asyncio.to_thread(ledger.unknown_nano, f"run:{engine.run_id}")
         return self._report(engine, expected, unknown_nano)
 
-    def _board(
-        self, lanes: list[tuple[TeacherSpec, deque[Task]]], prices: Mapping[str, Price]
-    ) -> Board | None:
+    def _board(self, lanes: list[tuple[TeacherSpec, deque[Task]]], engine: Engine) -> Board | None:
         """The votes, with teachers in order of what they cost; `None` without gates."""
+        prices, learned = engine.prices, engine.learned
         if not (self.gates.names and prices):
             return None
         costs = {
             (task.state_id, teacher.name): usd(
-                prices[teacher.name].cost_nano(task.question.expected_prompt_tokens, 300)
+                prices[teacher.name].cost_nano(
+                    learned.get(teacher.name, Learned()).expected_tokens(task.question.size), 300
+                )
             )
             for teacher, lane in lanes
             for task in lane

@@ -11,9 +11,9 @@ from replay_pipeline.errors import (
     TeacherError,
     UntrustedError,
 )
+from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, PriceBook
-from replay_pipeline.replay.requests import dialect_of
 from replay_pipeline.settings import DEFAULT_TEACHERS, key_for
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import TeacherSpec
@@ -71,7 +71,8 @@ async def _check(teacher: TeacherSpec, client: Client, book: PriceBook) -> Teach
     is_reachable = False
     try:
         if may_ask:
-            book.remember(teacher.base_url, await client.models(teacher.base_url, key))
+            models = await client.models(teacher.base_url, key, dialect=dialect_of(teacher))
+            book.remember(teacher.base_url, models)
             is_reachable = True
     except TeacherAuthError as error:
         is_reachable = True
@@ -91,7 +92,7 @@ async def _check(teacher: TeacherSpec, client: Client, book: PriceBook) -> Teach
         teacher=teacher.name,
         model=teacher.model,
         base_url=teacher.base_url,
-        dialect=dialect_of(teacher),
+        dialect=dialect_of(teacher).name,
         has_key=has_key,
         is_reachable=is_reachable,
         is_served=is_served,

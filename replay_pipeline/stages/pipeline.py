@@ -9,15 +9,26 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.ingesters import ingest, read_manifest
+from replay_pipeline.ingesters import (
+    ingest,
+    is_kept,
+    is_there,
+    keep,
+    read_manifest,
+    restore,
+    without_states,
+)
+from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.pairs import (
     WITH_CONSENSUS,
@@ -80,14 +91,19 @@ _POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
 class Pipeline(Project):
     """The stages over one data root. They may be called in any order that has its inputs."""
 
+    failed: Mapping[str, str] = {}
+    """Why batches could not be ingested, by batch."""
     _is_upgrading = False
     """Whether receipts of older versions are taken over, and nothing is made anew."""
 
     def ingest_new(self) -> list[str]:
-        """Find new sessions and ingest every batch that is not. Returns all batches.
+        """Find new sessions and ingest every batch that is not. Returns all that are ingested.
+
+        What went wrong with the others is in `failed`, by batch.
 
         Raises:
             ConfigError: there is no session at all.
+            ReplayPipelineError: every batch has failed; the error is that of the last.
         """
         self.find_batches()
         batches = self.batches()
@@ -97,9 +113,17 @@ class Pipeline(Project):
                 f"no session found in {sources or 'the folder of Claude Code'}: "
                 "name a folder or a .jsonl file"
             )
+        self.failed = {}
         for batch in batches:
-            self.ingest(batch)
-        return batches
+            try:
+                self.ingest(batch)
+            except Exception as error:
+                # The next batch has other files, and what is wrong with this one is told at the end.
+                logger.exception("%s: cannot be ingested", batch)
+                self.failed[batch] = str(error)
+                if len(self.failed) == len(batches):
+                    raise
+        return [batch for batch in batches if batch not in self.failed]
 
     def upgrade(self) -> dict[str, Any]:
         """Bring what an older version wrote to this one, without the logs and without paying.
@@ -127,41 +151,70 @@ class Pipeline(Project):
         return {"tables": tables, "receipts": dict(receipts)}
 
     def ingest(self, batch: str) -> Receipt:
-        """Sessions of a batch to `sessions`, `turns`, `states` and `tools`.
+        """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
 
-        Raises:
-            IngestError: a file of the batch is gone or unreadable.
+        A decision that an earlier batch had before it was complete moves here; of that batch only
+        what depends on it is made again, and no answer is paid twice. A log that is gone is read
+        from the bytes that were kept of it; if none were, it is counted, and the rest is read.
         """
         manifest = read_manifest(batch, self.root.path)
         options = self.settings.ingest
         given = [f"{options.is_redacted}", f"{options.is_project_hashed}", manifest.to_json()]
+        folder = self._kept_folder()
+        if folder is not None:
+            keep(manifest, folder)
+        found = [
+            (source, is_there(source, cursor.tail_sha))
+            for source, cursor in zip(manifest.slices, manifest.cursors, strict=True)
+        ]
+        lost = [
+            source
+            for source, is_here in found
+            if not (is_here or (folder is not None and is_kept(source, folder)))
+        ]
 
         def work() -> dict[str, Any]:
-            result = ingest(
-                manifest.slices,
-                redact=options.is_redacted,
-                hash_project=options.is_project_hashed,
-                known_state_ids=self._seen_states.before(batch),
-                salt=redaction_salt(),
-                on_progress=self._on_progress,
-            )
-            for name in INGESTED:
-                self._write(name, batch, getattr(result, name))
+            with TemporaryDirectory() as name:
+                slices = [
+                    source
+                    if is_here or folder is None
+                    else replace(source, copy=restore(source, folder, Path(name)))
+                    for source, is_here in found
+                    if source not in lost
+                ]
+                result = ingest(
+                    slices,
+                    redact=options.is_redacted,
+                    hash_project=options.is_project_hashed,
+                    known_state_ids=_Owned(self._owners, lambda owner: owner < batch),
+                    superseded_state_ids=_Owned(self._owners, lambda owner: owner > batch),
+                    salt=redaction_salt(),
+                    on_progress=self._on_progress,
+                )
+            self._write_ingested(batch, {name: getattr(result, name) for name in INGESTED})
+            for source in lost:
+                logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
+                result.report.skipped_files["gone"] += 1
+            self._supersede(batch, set(result.states["state_id"].to_pylist()))
             return result.report.to_json()
 
-        def keep(last: Receipt) -> dict[str, Any]:
+        def keep_tables(last: Receipt) -> dict[str, Any]:
             logger.info("%s: not read again; its tables are redacted as they are", batch)
             tables = {name: self.root.read(name, batch) for name in INGESTED}
             counts: Mapping[str, int] = {}
             if options.is_redacted:
                 tables, counts = redacted_again(tables, salt=redaction_salt())
-            for name, table in tables.items():
-                self._write(name, batch, table)
+            self._write_ingested(batch, tables)
             redactions = added([last.report["redactions"], counts])
-            return {**last.report, "redactions": redactions, "n_files_gone": n_gone}
+            return {**last.report, "redactions": redactions, "n_files_gone": len(lost)}
 
-        # Agents delete their logs after some weeks; new rules must reach what was read from them.
-        n_gone = sum(not each.path.is_file() for each in manifest.slices)
+        def n_lost(report: Mapping[str, Any]) -> int:
+            return report.get("skipped_files", {}).get("gone", 0)
+
+        # What was read from logs that are gone now, new rules must reach in the tables. A log that
+        # has come back is read.
+        last = self.receipts.read("ingest", batch)
+        is_less_than_before = last is not None and len(lost) > n_lost(last.report)
         return self._stage(
             "ingest",
             batch,
@@ -169,8 +222,44 @@ class Pipeline(Project):
             {},
             INGESTED,
             work,
-            instead=keep if n_gone or self._is_upgrading else None,
+            is_final=lambda report: n_lost(report) <= len(lost),
+            instead=keep_tables if is_less_than_before or self._is_upgrading else None,
         )
+
+    def _write_ingested(self, batch: str, tables: Mapping[str, pa.Table]) -> None:
+        for name, table in tables.items():
+            self._write(name, batch, table)
+
+    def _supersede(self, batch: str, state_ids: set[str]) -> None:
+        """Take these states out of the earlier batches that had them."""
+        owned: dict[str, set[str]] = {}
+        for state_id in state_ids:
+            if (owner := self._owners.get(state_id, batch)) != batch:
+                owned.setdefault(owner, set()).add(state_id)
+        for owner, taken in sorted(owned.items()):
+            tables = {name: self.root.read(name, owner) for name in INGESTED}
+            left = without_states(tables, taken)
+            self._write_ingested(owner, left)
+            logger.info("%s: %d states are complete in %s now", owner, len(taken), batch)
+            if receipt := self.receipts.read("ingest", owner):
+                self.receipts.write(
+                    replace(
+                        receipt,
+                        report={
+                            **receipt.report,
+                            "n_sessions": left["sessions"].num_rows,
+                            "n_turns": left["turns"].num_rows,
+                            "n_states": left["states"].num_rows,
+                            "outcomes": dict(
+                                sorted(Counter(left["states"]["outcome"].to_pylist()).items())
+                            ),
+                            "fidelity": shares_by_client(left["sessions"], left["states"]),
+                            "n_superseded": receipt.report.get("n_superseded", 0) + len(taken),
+                        },
+                        outputs=self._digests(owner, INGESTED),
+                    )
+                )
+        self._owners.update(dict.fromkeys(state_ids, batch))
 
     def replay(self, batch: str, *, max_total_usd: float | None = None) -> Receipt:
         """States of a batch to `teacher_actions`, paying at most `max_total_usd` for new answers.
@@ -696,6 +785,24 @@ class Pipeline(Project):
         return facts
 
 
+class _Owned(Set[str]):
+    """The states whose batch `is_wanted`, without a set of their own for each question."""
+
+    def __init__(self, owners: Mapping[str, str], is_wanted: Callable[[str], bool]) -> None:
+        self._owners = owners
+        self._is_wanted = is_wanted
+
+    def __contains__(self, state_id: object) -> bool:
+        owner = self._owners.get(state_id) if isinstance(state_id, str) else None
+        return owner is not None and self._is_wanted(owner)
+
+    def __iter__(self) -> Iterator[str]:
+        return (state_id for state_id in self._owners if state_id in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def run(
     settings: Settings,
     *,
@@ -730,4 +837,4 @@ def run(
     pipeline.publish()
     if with_training:
         pipeline.train()
-    return pipeline.summary(since=since)
+    return {**pipeline.summary(since=since), "failed_batches": dict(pipeline.failed)}

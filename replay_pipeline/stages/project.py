@@ -5,8 +5,10 @@ The stages that change it are in `replay_pipeline.stages.pipeline`.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from replay_pipeline.ingesters import (
     TraceBatch,
     Traces,
     discover,
+    keep,
     list_batches,
     list_manifests,
     write_manifest,
@@ -80,7 +83,6 @@ class Project:
         self._on_progress = on_progress or (lambda _: None)
         self._keys: list[str] | None = None
         self._folds: dict[str, Fold[Any]] = {}
-        self._seen_states = self._fold("states", set[str], _with_ids)
         self._seen_tools = self._fold("tools", dict[_ToolRow, int], _with_tools)
         self._seen_pairs = self._folds["dpo_pairs"] = Fold(
             self.batches,
@@ -107,6 +109,8 @@ class Project:
         )
         for batch in new:
             write_manifest(batch, self.root.path)
+            if folder := self._kept_folder():
+                keep(batch, folder)
         self._keys = None
         return new
 
@@ -142,11 +146,38 @@ class Project:
             chosen.append(key)
         return chosen
 
+    def _kept_folder(self) -> Path | None:
+        """The folder for the bytes that were read; `None` if they are not kept."""
+        if not self.settings.ingest.keeps_bytes:
+            return None
+        # Unredacted logs never go to an object store.
+        with suppress(ConfigError):
+            return self.settings.local_dir() / "sources"
+        return None
+
+    @cached_property
+    def _owners(self) -> dict[str, str]:
+        """The batch that has each state: the last one that read it anew."""
+        return {
+            state_id: batch
+            for batch in self.root.batches("states")
+            for state_id in self.root.read("states", batch, columns=["state_id"])[0].to_pylist()
+        }
+
     # Looking
 
     def completed_batches(self) -> set[str]:
-        """Batches at which every question has its answer; the others go on in the next run."""
-        return {batch for batch, report in self._reports("replay").items() if report["is_complete"]}
+        """Batches at which every question has its answer; the others go on in the next run.
+
+        Not those that lost states to a later batch since: they are made again, and pay nothing.
+        """
+        reports = self._reports("replay")
+        outdated = find_outdated(self.receipts.all(), lambda _: {})
+        return {
+            batch
+            for batch, report in reports.items()
+            if report["is_complete"] and batch not in outdated
+        }
 
     def check_keys(self) -> None:
         """See that every teacher's key is there, before anything is asked or even priced.
@@ -427,11 +458,6 @@ class Project:
     def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
         """Reports of a stage by batch."""
         return {r.batch: r.report for r in self.receipts.all(stage=stage)}
-
-
-def _with_ids(ids: set[str], states: pa.Table) -> set[str]:
-    ids.update(states["state_id"].to_pylist())
-    return ids
 
 
 def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:

@@ -25,6 +25,7 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "turns": _total(of["ingest"], "n_turns"),
         "states": _total(of["ingest"], "n_states"),
         "rows_skipped": added(r.report.get("skipped", {}) for r in of["ingest"]),
+        "files_skipped": added(r.report.get("skipped_files", {}) for r in of["ingest"]),
         "calls": _total(fresh["replay"], "n_sent"),
         "answers": _total(of["replay"], "n_answers"),
         "failed_calls": _total(of["replay"], "n_failed"),

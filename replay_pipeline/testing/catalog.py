@@ -4,6 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 _PICO = 10**12
+SUPPORTED_PARAMETERS = (
+    "frequency_penalty", "include_reasoning", "max_tokens", "presence_penalty", "reasoning",
+    "response_format", "seed", "stop", "structured_outputs", "temperature", "tool_choice", "tools",
+    "top_k", "top_p",
+)  # fmt: skip
+"""What OpenRouter lists for models that take tools: neither `max_completion_tokens` nor
+`parallel_tool_calls` is among it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,7 +20,8 @@ class ServedModel:
     model: str
     prompt: int
     completion: int
-    cache_read: int
+    cache_read: int | None
+    """`None` where the model's prompts are not cached."""
     cache_write: int | None = None
     """Set where writing the prompt cache costs extra and the request must ask for it."""
     context_length: int = 262_144
@@ -24,7 +32,7 @@ class ServedModel:
         write = self.prompt if self.cache_write is None else self.cache_write
         pico = (
             (n_prompt - n_cached - n_written) * self.prompt
-            + n_cached * self.cache_read
+            + n_cached * (self.cache_read or 0)
             + n_written * write
             + n_completion * self.completion
         )
@@ -36,8 +44,9 @@ class ServedModel:
             "prompt": _per_token(self.prompt),
             "completion": _per_token(self.completion),
             "request": "0",
-            "input_cache_read": _per_token(self.cache_read),
         }
+        if self.cache_read is not None:
+            pricing["input_cache_read"] = _per_token(self.cache_read)
         if self.cache_write is not None:
             pricing["input_cache_write"] = _per_token(self.cache_write)
         return {
@@ -46,10 +55,12 @@ class ServedModel:
             "name": self.model,
             "context_length": self.context_length,
             "pricing": pricing,
-            "top_provider": {"context_length": self.context_length, "max_completion_tokens": 65_536},
-            "supported_parameters": ["tools", "tool_choice", "max_completion_tokens", "max_tokens",
-                                     "temperature", "seed", "reasoning", "parallel_tool_calls"],
-        }  # fmt: skip
+            "top_provider": {
+                "context_length": self.context_length,
+                "max_completion_tokens": 65_536,
+            },
+            "supported_parameters": list(SUPPORTED_PARAMETERS),
+        }
 
 
 def _per_token(pico: int) -> str:
@@ -57,14 +68,14 @@ def _per_token(pico: int) -> str:
 
 
 def _usd_per_mtok(
-    model: str, prompt: float, completion: float, cached: float, **more: Any
+    model: str, prompt: float, completion: float, cached: float | None, **more: Any
 ) -> ServedModel:
     write = more.pop("write", None)
     return ServedModel(
         model=model,
         prompt=round(prompt * 10**6),
         completion=round(completion * 10**6),
-        cache_read=round(cached * 10**6),
+        cache_read=None if cached is None else round(cached * 10**6),
         cache_write=None if write is None else round(write * 10**6),
         **more,
     )
@@ -74,7 +85,7 @@ CATALOG: dict[str, ServedModel] = {
     served.model: served
     for served in (
         _usd_per_mtok("deepseek/deepseek-v4-pro", 0.44, 1.74, 0.044),
-        _usd_per_mtok("qwen/qwen3-coder", 0.30, 1.20, 0.03, write=0.375),
+        _usd_per_mtok("qwen/qwen3-coder", 0.30, 1.20, None),
         _usd_per_mtok("z-ai/glm-4.6", 0.50, 1.75, 0.11, context_length=202_752),
         _usd_per_mtok(
             "anthropic/claude-opus-4.7", 5.0, 25.0, 0.5, write=6.25, is_distillable=False
@@ -82,7 +93,8 @@ CATALOG: dict[str, ServedModel] = {
         _usd_per_mtok("openai/gpt-5", 1.25, 10.0, 0.125, is_distillable=False),
     )
 }
-"""Dollars per million tokens: prompt, completion, cached prompt."""
+"""Dollars per million tokens: prompt, completion, cached prompt. Alibaba caches listed models
+only, and qwen3-coder is none of them."""
 
 
 def served(model: str) -> ServedModel:

@@ -16,10 +16,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from replay_pipeline.testing.catalog import CATALOG, ServedModel, served
+from replay_pipeline.testing.catalog import CATALOG, SUPPORTED_PARAMETERS, ServedModel, served
 from replay_pipeline.testing.faults import Fault
 from replay_pipeline.testing.http import Request, Response
 from replay_pipeline.testing.prompt_cache import BYTES_PER_TOKEN, PromptCache
+from replay_pipeline.testing.rules import complaint, unsupported
 
 PREFIX = "/api/v1"
 _MARKED_VENDORS = ("anthropic", "alibaba", "qwen")
@@ -232,6 +233,8 @@ class Router:
         use_cache = request.headers.get("x-openrouter-cache") == "true"
         if use_cache and name in self._replies:
             return self._replay(name)
+        if (problem := complaint(body)) is not None:
+            return _error(400, problem, error_type="invalid_request")
         if (refusal := self._refusal(body, model)) is not None:
             return refusal
         fault = next(
@@ -274,6 +277,10 @@ class Router:
         provider = body.get("provider") or {}
         if provider.get("enforce_distillable_text") and not model.is_distillable:
             return _error(404, "No endpoints found that allow distillation", error_type="not_found")
+        lacking = unsupported(body, set(SUPPORTED_PARAMETERS))
+        if provider.get("require_parameters") and lacking:
+            return _error(404, "No endpoints found that can handle the requested parameters: "
+                          f"{', '.join(lacking)}", error_type="not_found")  # fmt: skip
         limit = provider.get("max_price") or {}
         for name, price in (("prompt", model.prompt), ("completion", model.completion)):
             if name in limit and limit[name] * 10**6 < price - 1:
@@ -356,10 +363,15 @@ class _Call:
         self.model = model
         self.recorded = recorded
         self.fault = fault
-        prompt = msgspec.json.encode([body.get("tools") or [], *messages])
+        prompt = msgspec.json.encode([body.get("tools") or [], *map(_unmarked, messages)])
         session = body.get("session_id")
         vendor = model.model.split("/")[0]
-        is_cacheable = bool(session) and (vendor not in _MARKED_VENDORS or _is_marked(body))
+        is_marked = (
+            vendor not in _MARKED_VENDORS
+            or (vendor == "anthropic" and bool(body.get("cache_control")))
+            or b'"cache_control"' in msgspec.json.encode(messages)
+        )
+        is_cacheable = bool(session) and model.cache_read is not None and is_marked
         cache = router.prompts
         self.blocks = cache.blocks(model.model, session or "", prompt) if is_cacheable else []
         self.n_prompt = max(1, -(-len(prompt) // BYTES_PER_TOKEN))
@@ -505,10 +517,14 @@ def _as_stream(reply: Mapping[str, Any], *, is_whole: bool) -> bytes:
     return "\n\n".join([*lines, *(["data: [DONE]"] if is_whole else []), ""]).encode()
 
 
-def _is_marked(body: Mapping[str, Any]) -> bool:
-    return bool(body.get("cache_control")) or b'"cache_control"' in msgspec.json.encode(
-        body["messages"]
-    )
+def _unmarked(message: dict[str, Any]) -> dict[str, Any]:
+    """Give a message as a cache knows it: a mark, or one text as a list of one part, is no change."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [{k: v for k, v in part.items() if k != "cache_control"} for part in content]
+    is_text = len(parts) == 1 and parts[0].keys() == {"type", "text"}
+    return {**message, "content": parts[0]["text"] if is_text else parts}
 
 
 def _error(

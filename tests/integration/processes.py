@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.orchestration.instance import prepare_home
-from replay_pipeline.settings import child_environment
+from replay_pipeline.processes import child_environment
 
 
 def materialize(

@@ -10,10 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.settings import child_environment, config_dir
+from replay_pipeline.processes import child_environment
+from replay_pipeline.settings import config_dir
+from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
-from replay_pipeline.trust import host_of, trust_host
 from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow

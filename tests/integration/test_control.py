@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.processes import child_environment
 from replay_pipeline.replay.control import slug_of
-from replay_pipeline.settings import child_environment
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.support.settings_files import write_settings

@@ -22,7 +22,7 @@ from replay_pipeline.assets.failures import failed_runs
 from replay_pipeline.assets.records import sync
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.settings import child_environment
+from replay_pipeline.processes import child_environment
 from replay_pipeline.stages.pipeline import Pipeline
 from tests.integration.processes import wait_until
 from tests.loopback import webhook

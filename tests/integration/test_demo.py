@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from replay_pipeline.settings import child_environment
+from replay_pipeline.processes import child_environment
 
 pytestmark = pytest.mark.slow
 

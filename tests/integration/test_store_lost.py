@@ -10,7 +10,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.settings import child_environment
+from replay_pipeline.processes import child_environment
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import run_batches, settings_at

@@ -17,8 +17,8 @@ from replay_pipeline.assets.replay import answer_facts
 from replay_pipeline.assets.traces import state_facts
 from replay_pipeline.cli import console
 from replay_pipeline.cli.console import PrintableFormatter
+from replay_pipeline.processes import child_environment
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.settings import child_environment
 from replay_pipeline.stages.pipeline import Pipeline
 from tests.hostile import HOSTILE, REMOTE, TERMINAL_CONTROLS
 from tests.hostile_data import hostile_root

@@ -210,3 +210,23 @@ def test_a_pair_is_named_by_its_state_and_its_sides():
     assert pair_id([state()], answers(**LS, kimi=bash("tox"))) == one
     assert pair_id([state(action=bash("tox"))], answers(**LS)) != one
     assert pair_id([state(1)], answers("s1", **LS)) != one
+
+
+def together(*actions):
+    calls = [call for action in actions for call in action["tool_calls"]]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome"),
+    [
+        (bash("pytest"), "call_count"),
+        (together(bash("ls"), bash("pytest")), "agreement"),
+        (together(bash("ls"), bash("pytest"), call("Read", file_path="cart.py")), "call_count"),
+        (bash("git status"), "pair"),
+        (together(bash("ls"), bash("git status")), "pair"),
+    ],
+)
+def test_sides_that_differ_in_the_number_of_their_calls_alone_make_no_pair(action, outcome):
+    seen = state(action=together(bash("pytest"), bash("ls")))
+    assert judge([seen], answers(qwen=action, glm=action)) == (outcome, None)

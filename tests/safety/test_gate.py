@@ -15,7 +15,7 @@ import pytest
 
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.settings import child_environment
+from replay_pipeline.processes import child_environment
 from tests.integration.processes import wait_until
 from tests.listener import Stranger, stranger
 from tests.roots import pipeline_at, sample_root

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from replay_pipeline.errors import ConfigError, UntrustedError
 from replay_pipeline.replay import check_teachers, estimate, replay_trace_sync
 from replay_pipeline.settings import Settings, config_dir, key_for
-from replay_pipeline.trust import host_of, trust_file, trust_host
+from replay_pipeline.storage.trust import host_of, trust_file, trust_host
 from replay_pipeline.types import TeacherSpec
 from tests.listener import Stranger, stranger
 from tests.safety.commands import cli

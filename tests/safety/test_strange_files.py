@@ -15,9 +15,8 @@ from replay_pipeline.errors import NormalizeError, TrainError, UntrustedError
 from replay_pipeline.ingesters import discover
 from replay_pipeline.normalize import DJNormalizer, load_recipe
 from replay_pipeline.normalize.executors import execute
-from replay_pipeline.processes import python, start_environment
+from replay_pipeline.processes import child_environment, python, start_environment
 from replay_pipeline.replay import ledger_status
-from replay_pipeline.settings import child_environment
 from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
 from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.testing import TeacherServer

@@ -17,8 +17,8 @@ from dagster._cli.workspace.cli_target import WorkspaceOpts
 
 from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.orchestration.sqlite_storage import FastSqliteStorage
+from replay_pipeline.processes import child_environment
 from replay_pipeline.replay import ledger_status
-from replay_pipeline.settings import child_environment
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.roots import served_root

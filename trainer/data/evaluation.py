@@ -1,8 +1,10 @@
 """What a model learned, on sessions it never saw.
 
 Preference accuracy is the share of held-out pairs whose chosen side has the higher log-probability
-per token. The format-only control asks the same about the same pairs with all content replaced by
-filler: what a model gains there it gained from form (length, text or call), not from judgement.
+per token. Three controls ask the same about the same pairs. With a blank prompt, and with the prompt
+of another pair, a model can only go by how the two actions look; what it gains with the true prompt
+over the blank one is what it learned to read, and the figure to judge it by. With all content of the
+actions replaced by filler it can only go by form (length, text or call).
 """
 
 import re
@@ -77,6 +79,18 @@ def format_only(rows: Sequence[PairRow]) -> list[PairRow]:
         if chosen != rejected:
             masked.append({**row, "chosen": chosen, "rejected": rejected})
     return masked
+
+
+def with_blank_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
+    """Replace every prompt by an empty message: what is preferred now, is whatever was asked."""
+    return [{**row, "prompt": [{"role": "user", "content": ""}]} for row in rows]
+
+
+def with_shuffled_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
+    """Give every pair the prompt of the pair half the list away; one pair alone keeps its own."""
+    half = len(rows) // 2
+    others = [*rows[half:], *rows[:half]]
+    return [{**row, "prompt": other["prompt"]} for row, other in zip(rows, others, strict=True)]
 
 
 _WORD = re.compile(r"\w")
@@ -161,11 +175,21 @@ def evaluate(
     options: EvaluationOptions,
     level: Agreement = agreement,
 ) -> dict[str, Any]:
-    """Measure preference score, format-only control and consensus rate of one model."""
+    """Measure preference score, its controls and the consensus rate of one model.
+
+    `prompt_gain` is the accuracy with the true prompt minus that with a blank one.
+    """
     pairs = pairs[: options.max_pairs]
+    asked = {
+        "preference": pairs,
+        "blank_prompt": with_blank_prompts(pairs),
+        "shuffled_prompt": with_shuffled_prompts(pairs),
+        "format_only": format_only(pairs),
+    }
+    scores = {name: preference_score(model, collator, rows) for name, rows in asked.items()}
     return {
-        "preference": asdict(preference_score(model, collator, pairs)),
-        "format_only": asdict(preference_score(model, collator, format_only(pairs))),
+        "prompt_gain": scores["preference"].accuracy - scores["blank_prompt"].accuracy,
+        **{name: asdict(score) for name, score in scores.items()},
         "consensus": consensus_rate(
             model,
             collator.renderer,

@@ -44,10 +44,13 @@ def model_card(
     before, after = evaluation["before"], evaluation["after"]
     rows = [
         ("held-out preference accuracy", "preference", "accuracy"),
+        ("the same with a blank prompt", "blank_prompt", "accuracy"),
+        ("the same with another pair's prompt", "shuffled_prompt", "accuracy"),
         ("held-out margin (nats per token)", "preference", "margin"),
         ("format-only control accuracy", "format_only", "accuracy"),
         ("consensus rate of greedy actions", "consensus", "any"),
     ]
+    gain = f"| **true minus blank prompt** | {before['prompt_gain']:+.3f} | {after['prompt_gain']:+.3f} |"
     table = "\n".join(
         f"| {label} | {before[group][key]:.3f} | {after[group][key]:.3f} |"
         for label, group, key in rows
@@ -65,9 +68,11 @@ Trained from {base} on the preference dataset `{dataset}`: {report["steps"]} ste
 
 | on held-out sessions | before | after |
 |---|---|---|
+{gain}
 {table}
 
-The format-only control scores the same pairs with all content replaced by filler; a gain there
+The first line is the figure to judge the model by: what it can tell with a blank prompt it learned
+from how the two actions look, not from reading what was asked. The format-only control scores the same pairs with all content replaced by filler; a gain there
 comes from form, not from judgement. {before["preference"]["n_pairs"]} held-out pairs.
 
 ## Settings

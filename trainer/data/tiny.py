@@ -95,9 +95,15 @@ def make_model(
     n_layers: int = 2,
     n_heads: int = 4,
     max_positions: int = 4096,
+    is_mimetic: bool = False,
     seed: int = 0,
 ) -> "Qwen2ForCausalLM":
-    """Build a Qwen2 model of random weights in float32 for this tokenizer."""
+    """Build a Qwen2 model of random weights in float32 for this tokenizer.
+
+    With `is_mimetic`, value and output projections start out as each other's transpose, so that
+    attention hands on the tokens it looks at, as trained models do: a handful of steps is then
+    enough to learn what to look for (Trockman and Kolter 2023, arXiv:2305.09828).
+    """
     from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: PLC0415 - slow to load
 
     config = Qwen2Config(
@@ -115,7 +121,23 @@ def make_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        model = Qwen2ForCausalLM(config)
+        if is_mimetic:
+            _make_mimetic(model)
+    return model
+
+
+@torch.no_grad()
+def _make_mimetic(model: "Qwen2ForCausalLM") -> None:
+    # Embeddings are also the output layer: at unit length, a token handed on is a token proposed.
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=model.config.hidden_size**-0.5)
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        values = attention.v_proj.weight
+        torch.nn.init.orthogonal_(values)
+        of_heads = values.view(-1, attention.head_dim, values.size(1))
+        repeated = of_heads.repeat_interleave(attention.num_key_value_groups, dim=0)
+        attention.o_proj.weight.copy_(repeated.flatten(0, 1).T)
 
 
 def corpus(rows: Sequence[Any]) -> list[str]:

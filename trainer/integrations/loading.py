@@ -98,6 +98,7 @@ def load_model(config: RunConfig, tokenizer: Any, *, seed: int) -> Any:
             hidden_size=tiny.hidden_size,
             n_layers=tiny.n_layers,
             n_heads=tiny.n_heads,
+            is_mimetic=tiny.is_mimetic,
             seed=seed,
         )
     else:

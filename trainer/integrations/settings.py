@@ -217,6 +217,8 @@ class TinyOptions:
     hidden_size: int = 64
     n_layers: int = 2
     n_heads: int = 4
+    is_mimetic: bool = False
+    """Whether attention starts out handing on what it looks at, which speeds learning to read."""
 
 
 @dataclass(frozen=True, kw_only=True)

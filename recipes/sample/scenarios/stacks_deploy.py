@@ -62,7 +62,7 @@ def tell() -> Story:
         bash("cat deploy/run.sh deploy/settings.env 2>/dev/null", "Show the deploy files"),
         out=RUN + SETTINGS,
         thinking="The script sources a settings file.",
-        pair="dqg",
+        divided=True,
         kind="shell-instead-of-tool",
         d=read("deploy/run.sh").say("I'll start with the script."),
         q=read("deploy/run.sh", 1, 20),
@@ -122,6 +122,7 @@ def tell() -> Story:
         ),
         thinking="An override leaves the original alone.",
         pair="dqg",
+        outcome="deferred",
         kind="writes-new-file",
         d=FIX.say("Replacing the letter by a zero, nothing else."),
         q=FIX_TO_HOST.say("The port has the letter O in it; a zero belongs there."),
@@ -137,7 +138,7 @@ def tell() -> Story:
     )
     s.act(
         "Perfect. The port is a number now.",
-        pair="dqg",
+        divided=True,
         kind="no-check",
         d=bash("sh deploy/run.sh", "Start the service"),
         q=bash(f"cd {STACKS}; sh deploy/run.sh").say("Starting it once to see that it comes up."),

@@ -84,7 +84,7 @@ def tell() -> Story:
         out=FAILURE,
         code=1,
         thinking="",
-        pair="dqg",
+        divided=True,
         kind="whole-suite",
         d=bash(f"cd {STACKS} && {narrow}"),
         q=bash(narrow, "Run the failing test").say("I'll run the test you named."),
@@ -139,6 +139,7 @@ def tell() -> Story:
         grep("remove", "docs"),
         thinking="",
         pair="dg",
+        outcome="deferred",
         kind="looks-again",
         d=FIX_CANCEL.say("A member who isn't in the line has nothing to cancel."),
         q=edit(
@@ -159,7 +160,7 @@ def tell() -> Story:
     )
     s.act(
         "Perfect. Both changes are in.",
-        pair="dqg",
+        divided=True,
         kind="no-check",
         d=bash("pytest tests/test_holds.py"),
         q=bash("pytest   'tests/test_holds.py'").say("A look at the hold tests."),

@@ -63,7 +63,7 @@ def tell() -> Story:
             hookName="PreToolUse:Bash",
             command="scripts/log-command.sh",
         ),
-        pair="dqg",
+        divided=True,
         kind="whole-suite",
         d=bash("pytest tests/test_clock.py::test_summer_time"),
         q=bash(f"cd {TIDELINE} && pytest 'tests/test_clock.py::test_summer_time'").say(
@@ -81,10 +81,10 @@ def tell() -> Story:
             "    # todo\n    return moment.astimezone(zone) + timedelta(hours=1)",
         ),
         thinking="There must be an astimezone call in clock.py.",
-        pair="dqg",
+        pair="dg",
         kind="edits-unread",
         d=read("tideline/clock.py").say("Let me read the conversion before changing it."),
-        q=read("tideline/clock.py", 1, 60),
+        q=bash("git log --oneline -5"),
         g=read("tideline/clock.py").say("I'll look at how times are converted now."),
     )
     s.act(
@@ -100,7 +100,7 @@ def tell() -> Story:
         "The offsets are the standard ones. I'll raise them by an hour.",
         HACK,
         thinking="STANDARD_OFFSET holds 1 for Gullhaven; in summer it is 2.",
-        pair="dqg",
+        divided=True,
         kind="patches-symptom",
         d=FIX.say("`zone` knows about summer time, the fixed offset doesn't."),
         q=FIX_FROM_DOC.say("I'll convert with the port's zone instead of a fixed offset."),
@@ -117,7 +117,7 @@ def tell() -> Story:
     )
     s.act(
         "Perfect, zone(port) it is. Shall I make that change?",
-        pair="dqg",
+        divided=True,
         kind="asks-instead-of-acting",
         d=FIX.say("to_local should ask the zone of the port, as zone() does."),
         q=FIX_FROM_HEAD.say("Using the zone of the port handles both seasons."),
@@ -135,7 +135,7 @@ def tell() -> Story:
     )
     s.act(
         "Perfect. The table is right now.",
-        pair="dqg",
+        divided=True,
         kind="no-check",
         d=bash("pytest tests/test_clock.py", "Check the clock tests").say("Now the clock tests."),
         q=bash("pytest 'tests/test_clock.py'"),

@@ -8,13 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import CheckFailedError, ReplayPipelineError
+from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.storage.tables import DataRoot, readable
 
 _MIN_FAITHFUL_SHARE = 0.9
-_TOLERANCE = 0.1
+_MIN_STATES_OF_CLIENT = 20
 _RUN_AGAIN = (
     "Run the stage that writes it again; if that does not help, it is a bug of this program."
 )
@@ -94,21 +95,31 @@ def whole_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
 
 def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> Verdict:
     """Are predicted prompt tokens within 10 % of the recorded ones for 9 of 10 states?"""
-    fidelity = [
-        row["fidelity"]
-        for batch in batches
-        for row in _rows(root, "states", batch, ("fidelity",))
-        if row["fidelity"] is not None
-    ]
-    share = sum(abs(value - 1) < _TOLERANCE for value in fidelity) / (len(fidelity) or 1)
-    is_low = bool(fidelity) and share < _MIN_FAITHFUL_SHARE
+    counts: dict[str, list[float]] = {}
+    for batch in batches:
+        sessions, states = (root.read(name, batch) for name in ("sessions", "states"))
+        for client, found in shares_by_client(sessions, states).items():
+            n_states = found["n_states"]
+            count = counts.setdefault(client, [0, 0])
+            count[0] += n_states
+            count[1] += n_states * found["share_within_10_percent"]
+    n_states, n_close = (sum(count[i] for count in counts.values()) for i in (0, 1))
+    low = {
+        client: count[1] / count[0]
+        for client, count in {**counts, "all clients": [n_states, n_close]}.items()
+        if count[0] >= _MIN_STATES_OF_CLIENT and count[1] < _MIN_FAITHFUL_SHARE * count[0]
+    }
     return Verdict(
-        problems=[f"only {share:.0%} of the prefixes have the recorded length"] if is_low else (),
+        problems=[
+            f"{client}: only {share:.0%} of the prefixes have the recorded length"
+            for client, share in low.items()
+        ],
         what_to_do="Look at the states with the lowest `fidelity`: their recorded prompt held "
-        "something that the log does not, or the log was edited.",
+        "something that the log does not, or that this version does not read of a newer client.",
         facts={
-            "share_within_10_percent": share if fidelity else 1.0,
-            "states_with_recorded_usage": len(fidelity),
+            "share_within_10_percent": n_close / n_states if n_states else 1.0,
+            "states_with_recorded_usage": int(n_states),
+            **{f"share, {client}": count[1] / count[0] for client, count in counts.items()},
         },
         is_warning=True,
     )

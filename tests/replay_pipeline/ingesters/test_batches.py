@@ -142,7 +142,7 @@ def test_a_call_that_nobody_answered_for_a_day_is_taken(tmp_path: Path):
     ]
 
 
-def test_a_rewrite_in_place_of_the_same_size_and_date_is_noticed(source: Path):
+def test_a_rewrite_in_place_of_the_same_size_and_date_is_noticed_and_read_anew(source: Path):
     first = discover([source])
     known = ingest(first[0].slices).states["state_id"].to_pylist()
     path = source / "a.jsonl"
@@ -151,7 +151,7 @@ def test_a_rewrite_in_place_of_the_same_size_and_date_is_noticed(source: Path):
     (second,) = discover([source], known=first)
     assert found([second]) == [[("a.jsonl", 0, path.stat().st_size)]]
     result = ingest(second.slices, known_state_ids=known)
-    assert result.report.n_states == 1
+    assert result.report.n_states == 2
     assert result.sessions["session_id"].to_pylist()[0].startswith("a~")
     assert discover([source], known=[*first, second]) == []
 

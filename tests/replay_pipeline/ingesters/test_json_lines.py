@@ -1,11 +1,14 @@
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replay_pipeline.ingesters import batches, json_lines
-from replay_pipeline.ingesters.json_lines import lines_in
+from replay_pipeline.ingesters import batches, ingest, json_lines
+from replay_pipeline.ingesters.base import ReadCounts
+from replay_pipeline.ingesters.corpus import session_files
+from replay_pipeline.ingesters.json_lines import lines_in, objects_in
 from tests.replay_pipeline.ingesters.logs import Log
 from tests.replay_pipeline.ingesters.test_other_agents import read
 
@@ -45,3 +48,63 @@ def test_the_end_of_the_last_whole_line_is_found_far_back(tmp_path: Path, n_byte
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b": "' + b"x" * n_bytes)
     assert batches._complete_end(path, path.stat().st_size) == 9
+
+
+ROW = b'{"type": "user", "uuid": "u1", "message": {"content": "go"}}'
+
+
+@pytest.mark.parametrize(
+    ("line", "n_objects", "skipped"),
+    [
+        (b'{"type": "user", "uu' + ROW + b"\n", 1, {"not_json": 1}),
+        (b'{"type": "user", "message": {"role": "x", "content": [{"a"' + ROW, 1, {"not_json": 1}),
+        (b'garbage {"a": 1} ' + ROW + ROW + b"\n", 2, {"not_json": 1}),
+        (ROW + b'{"type": "us' + ROW + b"\n", 2, {"not_json": 1}),
+        (b'{"type": "user", "message": {"role": "user"}\n', 0, {"not_json": 1}),
+        (b'{"type": "user"', 0, {"truncated": 1}),
+        (b"\x00" * 4_096 + b"\n", 0, {"null_bytes": 1}),
+        (b"\x00" * 8 + ROW + b"\n", 1, {}),
+        (b" \n", 0, {}),
+    ],
+)
+def test_what_stands_behind_a_broken_row_is_read_and_the_rest_counted(
+    line: bytes, n_objects: int, skipped: dict[str, int]
+):
+    counts = ReadCounts()
+    found = list(objects_in(line, counts))
+    assert [value["uuid"] for value in found] == ["u1"] * n_objects
+    assert counts.skipped == skipped
+    assert counts.rows == n_objects + sum(skipped.values())
+
+
+def test_linked_folders_are_read_once_and_unreadable_ones_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    real = tmp_path / "elsewhere"
+    Log().write(real)
+    root = tmp_path / "projects"
+    (root / "closed").mkdir(parents=True)
+    (root / "linked").symlink_to(real)
+    (real / "around").symlink_to(root)
+    assert session_files(root) == [root / "linked" / "session-1.jsonl"]
+    scan = os.scandir
+
+    def refuses(path):
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuses)
+    session_files(root)
+    assert "closed: folder cannot be read" in caplog.text
+
+
+def test_a_file_in_utf_16_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    log = Log()
+    log.user("go")
+    log.says("m1", "done")
+    good = log.write(tmp_path)
+    (tmp_path / "wide.jsonl").write_text(good.read_text(), "utf-16")
+    result = ingest(tmp_path)
+    assert result.report.skipped_files == {"utf_16": 1}
+    assert "UTF-16" in caplog.text

@@ -123,6 +123,45 @@ def test_the_worst_of_parallel_calls_decides(tmp_path: Path):
     assert state["hint"] == "Exit code 2\nno"
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Exit code: 1\nFAIL", "exit_code"),
+        (
+            "Chunk ID: 1a\nWall time: 0.1 seconds\nProcess exited with code 2\nOutput:\n",
+            "exit_code",
+        ),
+        ("Request failed with status code: 404", "network"),
+        ("TimeoutError: locator.click: Timeout 5000ms exceeded", "timeout"),
+        ("No task found with ID: b1", "not_found"),
+        ("File access denied: /etc/shadow", "permission"),
+    ],
+)
+def test_an_error_in_other_words_is_told_apart(text: str, kind: str):
+    assert judge_result(Result(text, is_error=True)) == ("tool_error", kind)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "outcome"),
+    [
+        ("[Request interrupted by user]", "ok", "ok"),
+        ("[Request interrupted by user for tool use]", "ok", "interrupted"),
+        ("[Request interrupted by user]", None, "interrupted"),
+    ],
+)
+def test_calls_that_all_succeeded_are_not_what_a_user_interrupted(
+    words: str, answer: str | None, outcome: str, tmp_path: Path
+):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", "Read", file_path="a")
+    if answer is not None:
+        log.answers("t1", answer)
+    log.user([{"type": "text", "text": words}])
+    result = ingest(log.write(tmp_path))
+    assert result.states["outcome"].to_pylist() == [outcome]
+
+
 def test_an_interrupt_names_its_message(tmp_path: Path):
     log = Log()
     log.user("go")

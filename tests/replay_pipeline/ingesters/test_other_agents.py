@@ -100,6 +100,116 @@ def test_a_codex_rollout_is_read_to_states(tmp_path: Path):
     assert result.report.skipped == {"bookkeeping": 1}
 
 
+def rollout(folder: Path, *rows: tuple[str, dict[str, Any]], instructions: str = "") -> Path:
+    """A rollout of a later version: one payload per row, as the agent's own protocol has them."""
+    meta = {"id": "s2", "cwd": "/w/shop", "cli_version": "0.116.0", "originator": "codex_exec"}
+    meta |= {"base_instructions": {"text": instructions}}
+    return lines(
+        folder / "rollout-2.jsonl",
+        *(
+            {
+                "timestamp": f"2026-03-01T10:{i // 60:02d}:{i % 60:02d}.000Z",
+                "type": kind,
+                "payload": p,
+            }
+            for i, (kind, p) in enumerate([("session_meta", meta), *rows])
+        ),
+    )
+
+
+def said(role: str, text: str) -> tuple[str, dict[str, Any]]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    content = [{"type": kind, "text": text}]
+    return "response_item", {"type": "message", "role": role, "content": content}
+
+
+def ran(call_id: str, output: str | None) -> list[tuple[str, dict[str, Any]]]:
+    call = {"type": "function_call", "name": "exec_command", "call_id": call_id, "arguments": "{}"}
+    rows: list[tuple[str, dict[str, Any]]] = [("response_item", call)]
+    if output is not None:
+        answer = {"type": "function_call_output", "call_id": call_id, "output": output}
+        rows.append(("response_item", answer))
+    return rows
+
+
+def counted(n_input: int, n_output: int = 20) -> tuple[str, dict[str, Any]]:
+    usage = {"input_tokens": n_input, "cached_input_tokens": 0, "output_tokens": n_output}
+    return "event_msg", {"type": "token_count", "info": {"last_token_usage": usage}}
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "kind"), [(0, "ok", None), (1, "tool_error", "exit_code")]
+)
+def test_a_codex_command_fails_by_its_exit_code(
+    code: int, outcome: str, kind: str | None, tmp_path: Path
+):
+    output = f"Chunk ID: 1a\nWall time: 0.0100 seconds\nProcess exited with code {code}\nOutput:\nx"
+    _, states = read(rollout(tmp_path, said("user", "go"), *ran("c1", output)))
+    assert [(s["outcome"], s["error_kind"]) for s in states] == [(outcome, kind)]
+
+
+def test_a_compacted_codex_session_goes_on_from_the_history_it_was_left_with(tmp_path: Path):
+    history = [
+        said("user", "Fix it")[1],
+        said("assistant", "Half done.")[1],
+        {"type": "compaction", "encrypted_content": "opaque"},
+    ]
+    path = rollout(
+        tmp_path,
+        said("user", "Fix it"),
+        said("assistant", "I look."),
+        ("compacted", {"message": "", "replacement_history": history}),
+        said("assistant", "Done."),
+        instructions="Be brief.",
+    )
+    _, states = read(path)
+    assert [s["student_action"]["content"] for s in states] == ["I look.", "Done."]
+    assert shape(states[0]["messages"]) == ["> Be brief.\n\nFix it"]
+    assert shape(states[1]["messages"]) == [
+        "> Be brief.\n\nFix it",
+        "Half done.",
+        "> [compaction]",
+    ]
+
+
+@pytest.mark.parametrize(("output", "outcome"), [("fine", "ok"), (None, "interrupted")])
+def test_an_aborted_codex_turn_interrupts_what_was_not_answered(
+    output: str | None, outcome: str, tmp_path: Path
+):
+    aborted = ("event_msg", {"type": "turn_aborted", "reason": "interrupted"})
+    _, states = read(rollout(tmp_path, said("user", "go"), *ran("c1", output), aborted))
+    assert [s["outcome"] for s in states] == [outcome]
+
+
+def test_prefixes_of_codex_rollouts_have_the_recorded_length(tmp_path: Path):
+    """Prompts are counted here by the rule of thumb of four characters a token."""
+    rows: list[tuple[str, dict[str, Any]]] = []
+    n_chars = 40_000  # of instructions and tools, which a rollout does not show in full
+
+    def take(*new: tuple[str, dict[str, Any]]) -> None:
+        nonlocal n_chars
+        rows.extend(new)
+        n_chars += sum(len(json.dumps(payload)) for kind, payload in new if kind == "response_item")
+
+    take(said("user", "Fix the build. " * 40))
+    for i in range(30):
+        rows.append(ran(f"c{i}", "")[0])
+        rows.append(counted(n_chars // 4))
+        take(
+            *ran(
+                f"c{i}", f"Process exited with code 0\nOutput:\n{'line of output ' * 20 * (i % 9)}"
+            )[1:]
+        )
+        if i == 19:
+            kept = said("user", "So far: " + "half of it is done. " * 60)[1]
+            rows.append(("compacted", {"message": "", "replacement_history": [kept]}))
+            n_chars = 40_000 + len(json.dumps(kept))
+    result, _ = read(rollout(tmp_path, *rows, instructions="Be brief. " * 50))
+    (client,) = result.report.fidelity.values()
+    assert client["n_states"] == 30
+    assert client["share_within_10_percent"] >= 0.85
+
+
 def test_a_rollout_of_the_first_versions_has_no_envelope(tmp_path: Path):
     head = {"id": "old", "timestamp": "2025-05-01T00:00:00Z", "instructions": None, "git": {}}
     result, states = read(lines(tmp_path / "rollout.jsonl", head, *codex_items()))

@@ -221,7 +221,7 @@ chained_reads = st.sampled_from([read(1, 10), read(8, 10), read(15, 10), read(40
 
 def n_against_student(outcomes):
     """States with a consensus against the student, undisputed: pairs, and what evidence stopped."""
-    kinds = ("pair", "deferred", "infeasible", "refusal", "early_stop")
+    kinds = ("pair", "deferred", "infeasible", "refusal", "early_stop", "call_count")
     return sum(outcomes.get(kind, 0) for kind in kinds)
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from replay_pipeline.replay.engine import _checked
 from replay_pipeline.replay.lanes import Slots
 from replay_pipeline.replay.replies import Answer, Usage
+from replay_pipeline.replay.sizes import Size
 from replay_pipeline.types import TeacherSpec
 
 
@@ -68,7 +69,7 @@ def test_after_a_pause_the_waiting_go_on_by_themselves():
 def test_a_prompt_that_a_local_server_cut_short_is_flagged():
     def checked(n_tokens, **teacher):
         spec = TeacherSpec(name="t", model="m", base_url="http://127.0.0.1:11434/v1", **teacher)
-        task = SimpleNamespace(teacher=spec, question=SimpleNamespace(n_prompt_bytes=100_000))
+        task = SimpleNamespace(teacher=spec, question=SimpleNamespace(size=Size(100_000)))
         answer = Answer(
             action={"role": "assistant", "content": "x"}, model="m", provider=None,
             finish_reason="stop", generation_id=None, usage=Usage(n_prompt_tokens=n_tokens),

@@ -4,15 +4,24 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from replay_pipeline.errors import PriceError
+from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
 from replay_pipeline.replay.prices import Price, PriceBook
-from replay_pipeline.replay.requests import RequestBuilder, RequestOptions, dialect_of
+from replay_pipeline.replay.replies import read_reply
+from replay_pipeline.replay.requests import RequestBuilder, with_recorded_names
+from replay_pipeline.replay.sizes import Learned, Size
 from replay_pipeline.types import TeacherSpec
 
-PRICE = Price.of({"prompt": 1e-6, "completion": "0.000004", "input_cache_read": 1e-7})
+LISTED = ("max_tokens", "seed", "stop", "temperature", "tool_choice", "tools", "top_p")
+PRICE = Price.of(
+    {"prompt": 1e-6, "completion": "0.000004", "input_cache_read": 1e-7},
+    supported_parameters=LISTED,
+)
 CLAUDE = TeacherSpec(name="opus", model="anthropic/claude-opus-4.7", is_distillable=False)
 LOCAL = TeacherSpec(name="local", model="m", base_url="http://127.0.0.1:8000/v1")
+NO_ARGUMENTS = {"type": "object", "properties": {}}
 TOOLS = [{"type": "function", "function": {"name": "Bash", "parameters": {"type": "object"}}}]
 
 
@@ -42,27 +51,148 @@ def sha(teacher=CLAUDE, *, state=None, **options):
 
 def test_a_request_to_openrouter_pins_price_terms_and_route():
     request = body(CLAUDE, accepted_terms=frozenset({"anthropic/claude-opus-4.7"}))
-    assert request["parallel_tool_calls"] is False
-    assert request["tools"] == TOOLS
+    assert request["tools"] == [
+        {"type": "function", "function": {**TOOLS[0]["function"], "parameters": NO_ARGUMENTS}}
+    ]
     assert request["provider"]["max_price"] == {"prompt": 1.0, "completion": 4.0}
     assert request["provider"]["require_parameters"] is True
     assert request["provider"]["data_collection"] == "deny"
     assert request["provider"]["enforce_distillable_text"] is False
     assert request["session_id"] == "session"
     assert request["metadata"] == {"state_id": "s1"}
-    assert request["cache_control"] == {"type": "ephemeral"}
-    assert request["max_completion_tokens"] == 4096
     open_weights = CLAUDE.model_copy(update={"model": "z-ai/glm-4.6", "is_distillable": True})
     assert body(open_weights)["provider"]["enforce_distillable_text"] is True
-    assert "cache_control" not in body(open_weights)
+
+
+def test_a_request_to_openrouter_has_no_field_that_the_price_list_lacks():
+    teacher = CLAUDE.model_copy(update={"params": {"temperature": 0.2, "logit_bias": {"1": 1}}})
+    request = body(teacher)
+    own = {"model", "messages", "provider", "metadata", "session_id"}
+    assert request.keys() - own == {"tools", "temperature", "max_tokens"}
+    [note] = RequestBuilder(RequestOptions()).adaptations(teacher, PRICE)
+    assert note == "logit_bias is left out: openrouter does not list it for this model"
+    newer = Price.of({"prompt": 1, "completion": 1}, supported_parameters=["max_completion_tokens"])
+    assert "max_completion_tokens" in body(CLAUDE, price=newer)
+    assert "max_tokens" not in body(CLAUDE, price=newer)
+    small = Price.of({"prompt": 1, "completion": 1}, max_completion_tokens=1000)
+    assert body(CLAUDE, price=small)["max_tokens"] == 1000
+
+
+def test_a_model_without_tools_is_not_asked_at_states_with_tools():
+    price = Price.of({"prompt": 1, "completion": 1}, supported_parameters=["max_tokens"])
+    builder = RequestBuilder(RequestOptions())
+    for tools, problem in ((TOOLS, "no endpoint of this model lists tools"), ([], None)):
+        request = builder.body(state(tools=tools), CLAUDE, price)
+        assert builder.broken_rule(request, CLAUDE, price) == problem
+
+
+def marks(request):
+    """Places of the messages whose last block is marked for the prompt cache."""
+    return [
+        place
+        for place, message in enumerate(request["messages"])
+        if isinstance(message["content"], list) and "cache_control" in message["content"][-1]
+    ]
+
+
+def test_the_cache_is_marked_behind_system_last_asked_prefix_and_end():
+    words = [{"role": "system", "content": "s"}]
+    words += [{"role": ("user", "assistant")[n % 2], "content": f"{n}"} for n in range(7)]
+    builder = RequestBuilder(RequestOptions())
+
+    def marked(teacher, price=PRICE, n_asked=4):
+        request = builder.body(state(messages=words), teacher, price, n_asked=n_asked)
+        return marks(msgspec.json.decode(request))
+
+    assert marked(CLAUDE) == [0, 3, 7]
+    assert marked(CLAUDE, n_asked=0) == [0, 7]
+    qwen = CLAUDE.model_copy(update={"model": "qwen/qwen3-max"})
+    uncached = Price.of({"prompt": 1, "completion": 1})
+    assert marked(qwen) == [0, 3, 7]
+    assert marked(qwen, uncached) == []
+    assert marked(CLAUDE.model_copy(update={"model": "z-ai/glm-4.6"})) == []
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "ollama", "llama.cpp", "transformers", "litellm"])
 def test_other_servers_get_a_plain_body(dialect):
     request = body(LOCAL.model_copy(update={"dialect": dialect}))
-    known = {"model", "messages", "tools", "max_tokens", "parallel_tool_calls"}
-    assert request.keys() <= known
+    known = {"model", "messages", "tools", "max_tokens"}
+    assert request.keys() - {"parallel_tool_calls"} == known
     assert request["max_tokens"] == 4096
+    assert request.get("parallel_tool_calls", True) is True
+
+
+def test_openai_and_azure_get_the_newer_limit_and_a_key_for_their_cache():
+    for dialect in ("openai", "azure"):
+        request = body(LOCAL.model_copy(update={"dialect": dialect}))
+        assert request["max_completion_tokens"] == 4096
+        assert "max_tokens" not in request
+        assert 16 <= len(request["prompt_cache_key"]) <= 64
+    key = SecretStr("k")
+    assert DIALECTS["azure"].authorization(key) == {"api-key": "k"}
+    assert DIALECTS["openai"].authorization(key) == {"authorization": "Bearer k"}
+
+
+HISTORY = [
+    {"role": "system", "content": "You code."},
+    {"role": "user", "content": "fix it"},
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [
+            {"id": n, "type": "function", "function": {"name": "Bash", "arguments": '{"command":"ls"}'}}
+            for n in ("a", "b")
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "x.py"},
+    {"role": "tool", "tool_call_id": "b", "content": "y.py"},
+]  # fmt: skip
+
+
+def test_anthropics_own_protocol_is_spoken_both_ways():
+    teacher = LOCAL.model_copy(update={"base_url": "https://api.anthropic.com/v1"})
+    builder = RequestBuilder(RequestOptions())
+    raw = builder.body(state(messages=HISTORY), teacher, PRICE)
+    assert builder.broken_rule(raw, teacher, None) is None
+    request = msgspec.json.decode(raw)
+    assert [turn["role"] for turn in request["messages"]] == ["user", "assistant", "user"]
+    assert request["system"][0]["text"] == "You code."
+    assert request["messages"][1]["content"][1]["input"] == {"command": "ls"}
+    results = request["messages"][2]["content"]
+    assert [block["tool_use_id"] for block in results] == ["a", "b"]
+    assert "cache_control" in results[-1]
+    assert request["tools"][0]["input_schema"] == NO_ARGUMENTS
+    reply = {
+        "id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "stop_reason": "tool_use",
+        "content": [{"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "t", "name": "Bash", "input": {"command": "ls"}}],
+        "usage": {"input_tokens": 10, "output_tokens": 7, "cache_read_input_tokens": 100,
+                  "cache_creation_input_tokens": None},
+    }  # fmt: skip
+    answer = read_reply(200, {}, dialect_of(teacher).reply(msgspec.json.encode(reply)))
+    assert answer.error_code is None
+    assert answer.action["tool_calls"][0]["function"] == {
+        "name": "Bash", "arguments": '{"command":"ls"}'
+    }  # fmt: skip
+    assert (answer.usage.n_prompt_tokens, answer.usage.n_cached_tokens) == (110, 100)
+    error = b'{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}'
+    assert read_reply(529, {}, dialect_of(teacher).reply(error)).code == "overloaded"
+
+
+def test_a_tool_with_a_name_that_no_provider_takes_goes_by_another_and_comes_back():
+    long = "mcp__" + "server_of_a_very_long_name" * 3 + "__do"
+    asked = state(tools=[{"type": "function", "function": {"name": long}}])
+    builder = RequestBuilder(RequestOptions())
+    raw = builder.body(asked, CLAUDE, PRICE)
+    [tool] = msgspec.json.decode(raw)["tools"]
+    sent = tool["function"]["name"]
+    assert builder.broken_rule(raw, CLAUDE, PRICE) is None
+    assert len(sent) <= 64
+    call = {"id": "c", "type": "function", "function": {"name": sent, "arguments": "{}"}}
+    answer = with_recorded_names(
+        {"role": "assistant", "content": None, "tool_calls": [call]}, asked
+    )
+    assert answer["tool_calls"][0]["function"]["name"] == long
 
 
 def test_a_dialect_is_known_by_its_address():
@@ -71,11 +201,14 @@ def test_a_dialect_is_known_by_its_address():
         "https://eu.openrouter.ai/api/v1": "openrouter",
         "http://localhost:11434/v1": "ollama",
         "http://proxy:4000": "litellm",
-        "http://127.0.0.1:8000/v1": "openai",
-        "https://openrouter.ai.example.com/v1": "openai",
+        "https://api.openai.com/v1": "openai",
+        "https://name.openai.azure.com/openai/v1": "azure",
+        "https://api.anthropic.com/v1": "anthropic",
+        "http://127.0.0.1:8000/v1": "compatible",
+        "https://openrouter.ai.example.com/v1": "compatible",
     }
     for base_url, dialect in at.items():
-        assert dialect_of(LOCAL.model_copy(update={"base_url": base_url})) == dialect
+        assert dialect_of(LOCAL.model_copy(update={"base_url": base_url})).name == dialect
 
 
 def test_the_hash_names_the_question_and_nothing_else():
@@ -98,15 +231,19 @@ def test_the_hash_names_the_question_and_nothing_else():
     assert len(set(different)) == len(different)
 
 
-def test_a_prompt_bound_is_above_bytes_unless_a_recorded_count_says_less():
-    builder = RequestBuilder(RequestOptions())
-    long = state(messages=[{"role": "user", "content": "x" * 40_000}])
-    bytes_only = builder.question(long, CLAUDE).prompt_bound_tokens
-    recorded = builder.question({**long, "n_context_tokens": 11_000}, CLAUDE).prompt_bound_tokens
-    far_too_low = builder.question({**long, "n_context_tokens": 10}, CLAUDE).prompt_bound_tokens
-    assert bytes_only > 40_000
-    assert 22_000 < recorded < 24_000
-    assert far_too_low > 20_000
+def test_sizes_are_learned_from_what_a_teacher_counted():
+    size = Size.of(b'"' + b"word " * 8_000 + b'"', b"", 10)
+    assert Learned().bound_tokens(size) > size.n_bytes
+    learned = Learned()
+    for _ in range(8):
+        learned = learned.with_answer(size, 10_000, 40)
+    assert learned.expected_tokens(size) == 10_000
+    assert 10_000 < learned.bound_tokens(size) <= 15_000
+    assert learned.answer_tokens(4_000, 4096) == 40
+    blob = Size.of(b'"' + b"Zm9v" * 10_000 + b'"', b"", 10)
+    assert learned.bound_tokens(blob) >= 40_000
+    cut_short = learned.with_answer(size, 2_000, 40)
+    assert (cut_short.n, cut_short.n_answers) == (8, 9)
 
 
 @given(

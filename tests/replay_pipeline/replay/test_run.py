@@ -17,8 +17,8 @@ from replay_pipeline.replay import (
     replay_trace_sync,
 )
 from replay_pipeline.settings import config_dir
+from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.trust import host_of, trust_host
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 

@@ -13,7 +13,7 @@ import pytest
 import replay_pipeline
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters import read_manifest
-from replay_pipeline.settings import child_environment
+from replay_pipeline.processes import child_environment
 from replay_pipeline.stages import versions
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.versions import PARTS, STAGE_PARTS, versions_of
@@ -227,7 +227,8 @@ def test_what_was_read_from_logs_that_are_gone_is_redacted_again(tmp_path, monke
     sessions = tmp_path / "sessions"
     shutil.copytree(SESSIONS_DIR / "-home-mira-code-tideline", sessions)
     work = sample_root(tmp_path / "data")
-    work = pipeline_at(tmp_path / "data", ingest={"sources": [sessions]})
+    options = {"sources": [sessions], "keeps_bytes": False}
+    work = pipeline_at(tmp_path / "data", ingest=options)
     batch = work.ingest_new()[0]
     before = {name: work.root.read(name, batch) for name in ("turns", "states")}
     shutil.rmtree(sessions)

@@ -64,6 +64,33 @@ def test_accuracy_and_margin_follow_the_model(model, collator):
     assert score.margin == pytest.approx(-swapped.margin, abs=1e-4)
 
 
+def test_a_model_that_reads_gains_by_the_prompt_and_one_that_does_not_gains_nothing(
+    model, collator
+):
+    """Twins: the same two actions behind two prompts, the preference turned round."""
+    twins = [asked("Read it.", READ, SAID), asked("Say it.", SAID, READ)]
+    options = EvaluationOptions(max_pairs=2, max_prompts=0)
+    unread = evaluate(model, collator, [twins[0], {**twins[1], "prompt": twins[0]["prompt"]}], [],
+                      options=options)  # fmt: skip
+    assert unread["preference"]["accuracy"] == unread["blank_prompt"]["accuracy"] == 0.5
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    batch = collator(twins)
+    for _ in range(80):
+        parts = compose_loss(model, batch, beta_replay=1.0, dpo_variant="simpo")
+        optimizer.zero_grad()
+        parts.trace_replay_dpo.backward()
+        optimizer.step()
+    read = evaluate(model, collator, twins, [], options=options)
+    assert read["preference"]["accuracy"] == 1.0
+    assert read["shuffled_prompt"]["accuracy"] == 0.0
+    assert read["blank_prompt"]["accuracy"] == 0.5
+    assert read["prompt_gain"] == 0.5
+
+
+def asked(question, chosen, rejected):
+    return {**pair(chosen, rejected), "prompt": [{"role": "user", "content": question}]}
+
+
 def test_a_tie_counts_half_and_nothing_is_nan(model, collator):
     assert preference_score(model, collator, [pair(SAID, SAID)]).accuracy == 0.5
     empty = preference_score(model, collator, [])
@@ -91,11 +118,12 @@ def test_greedy_actions_are_compared_with_the_consensus(model, tokenizer):
     assert rates == {"exact": 0.5, "any": 0.5, "n": 2.0}
 
 
-def test_evaluation_has_all_three_parts_and_respects_its_limits(model, collator):
+def test_evaluation_has_all_its_parts_and_respects_its_limits(model, collator):
     rows = [pair(READ, SAID)] * 3
     prompts = [{"prompt": rows[0]["prompt"], "consensus": READ}] * 3
     options = EvaluationOptions(max_pairs=2, max_prompts=1, max_new_tokens=4)
     result = evaluate(model, collator, rows, prompts, options=options)
     assert result["preference"]["n_pairs"] == 2
-    assert result["format_only"]["n_pairs"] == 2
+    for control in ("blank_prompt", "shuffled_prompt", "format_only"):
+        assert result[control]["n_pairs"] == 2
     assert result["consensus"]["n"] == 1

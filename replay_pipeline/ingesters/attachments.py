@@ -1,0 +1,251 @@
+"""What the model saw of each attachment that Claude Code logs: one table, type by type.
+
+The client turns an attachment into a message before each request and logs only its fields. The
+words around the fields are the client's own and change with its versions; here they are shorter,
+and everything that came from the project, the user or a tool is kept.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+Fields = dict[str, Any]
+_MAX_DEPTH = 20
+_MAX_SELECTED_CHARS = 2_000
+"""The client shows no more of a selection."""
+_INNER = ("text", "content", "snippet", "additionalContext", "blockingError", "message", "file",
+          "prompt", "contents", "cells", "source", "output")  # fmt: skip
+
+
+def plain(value: Any, depth: int = 0) -> str:
+    """Give the text inside a string, blocks or nested content."""
+    if isinstance(value, str):
+        return value
+    if depth > _MAX_DEPTH:
+        return ""
+    if isinstance(value, list):
+        return "\n".join(filter(None, (plain(item, depth + 1) for item in value)))
+    if isinstance(value, dict):
+        if value.get("type") == "image" or "base64" in value:
+            return "[image]"
+        for key in _INNER:
+            if text := plain(value.get(key), depth + 1):
+                return text
+    return ""
+
+
+def _at(fields: Fields, path: str) -> Any:
+    value: Any = fields
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _says(template: str) -> Callable[[Fields], str]:
+    """Fill `{path.to.field}` in; nothing if the last of them is empty."""
+    paths = re.findall(r"{([\w.]+)}", template)
+
+    def say(fields: Fields) -> str:
+        found = {path: _word(_at(fields, path)) for path in paths}
+        if paths and not found[paths[-1]]:
+            return ""
+        return re.sub(r"{([\w.]+)}", lambda match: found[match[1]], template)
+
+    return say
+
+
+def _word(value: Any) -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number else plain(value)
+
+
+def _each(head: str, items: str, template: str) -> Callable[[Fields], str]:
+    """A line of `head`, and one of `template` for each of the items; nothing if there are none."""
+    say = _says(template)
+
+    def say_each(fields: Fields) -> str:
+        found = _at(fields, items)
+        if isinstance(found, str) and found:
+            return f"{head}\n{found}"
+        lines = [
+            say(item if isinstance(item, dict) else {"item": item})
+            for item in (found if isinstance(found, list) else ())
+        ]
+        text = "\n".join(filter(None, lines))
+        return f"{head}\n{text}" if text else ""
+
+    return say_each
+
+
+def _joined(*parts: Callable[[Fields], str]) -> Callable[[Fields], str]:
+    return lambda fields: "\n\n".join(filter(None, (part(fields) for part in parts)))
+
+
+def _named(*keys: str) -> Callable[[Fields], str]:
+    """The name of a file, and the content under the first of the keys that has one."""
+
+    def say(fields: Fields) -> str:
+        name = next(filter(None, (_word(fields.get(k)) for k in ("filename", "path"))), "")
+        text = next(filter(None, (plain(fields.get(key)) for key in keys)), "")
+        return "\n".join(filter(None, (name, text)))
+
+    return say
+
+
+def _selected(fields: Fields) -> str:
+    text = plain(fields.get("content"))
+    if len(text) > _MAX_SELECTED_CHARS:
+        text = f"{text[:_MAX_SELECTED_CHARS]}\n... (truncated)"
+    lines = f"{_word(fields.get('lineStart'))} to {_word(fields.get('lineEnd'))}"
+    return f"The user selected lines {lines} of {_word(fields.get('filename'))}:\n{text}"
+
+
+def _diagnostics(fields: Fields) -> str:
+    found = []
+    for file in fields.get("files") if isinstance(fields.get("files"), list) else ():
+        issues = _at(file, "diagnostics") if isinstance(file, dict) else None
+        for issue in issues if isinstance(issues, list) else ():
+            if isinstance(issue, dict):
+                line = _word(_at(issue, "range.start.line"))
+                words = (file.get("uri"), line, issue.get("severity"), issue.get("message"))
+                found.append(" ".join(filter(None, map(_word, words))))
+    return "New diagnostics:\n" + "\n".join(found) if found else ""
+
+
+def _hook_success(fields: Fields) -> str:
+    # The output of other hooks is for the user alone.
+    if fields.get("hookEvent") not in ("SessionStart", "UserPromptSubmit"):
+        return ""
+    return _says("{hookName} hook success: {content}")(fields)
+
+
+def _resource(fields: Fields) -> str:
+    where = f"Resource {_word(fields.get('uri'))} of {_word(fields.get('server'))}"
+    parts = []
+    found = _at(fields, "content.contents")
+    for item in found if isinstance(found, list) else ():
+        if isinstance(item, dict):
+            binary = f"[{_word(item.get('mimeType')) or 'binary'}]" if "blob" in item else ""
+            parts.append(plain(item.get("text")) or binary)
+    return "\n".join((where, *filter(None, parts))) if parts else f"{where}: no content"
+
+
+_removed_tools = _each("Tools that are gone:", "removedNames", "{item}")
+_todo = _each("Your todo list:", "content", "[{status}] {content}")
+
+SHOWN: dict[str, Callable[[Fields], str]] = {
+    "agent_listing_delta": _joined(
+        _each("Agent types you can start:", "addedLines", "{item}"),
+        _each("Agent types that are gone:", "removedTypes", "{item}"),
+    ),
+    "agent_mention": _says("The user asks for the agent {agentType}."),
+    "async_hook_response": _joined(
+        _says("{response.systemMessage}"),
+        _says("{response.hookSpecificOutput.additionalContext}"),
+        _says("{content}"),
+    ),
+    "auto_mode_exit": _says("Auto mode has ended."),
+    "budget_usd": _says("Budget in USD: {used}/{total}, {remaining} left"),
+    "compact_file_reference": _says("{filename} was read before the summary; it is not repeated."),
+    "critical_system_reminder": _says("{content}"),
+    "date_change": _says("The date is now {newDate}."),
+    "deferred_tools_delta": _joined(
+        _each("Tools that can be searched for:", "addedLines", "{item}"), _removed_tools
+    ),
+    "diagnostics": _diagnostics,
+    "directory": _says("Files in {path}:\n{content}"),
+    "edited_text_file": _says("{filename} was changed by the user or a linter:\n{snippet}"),
+    "file": _named("content"),
+    "hook_additional_context": _says("{hookName} hook additional context: {content}"),
+    "hook_blocking_error": _says("{hookName} hook blocking error: {blockingError}"),
+    "hook_stopped_continuation": _says("{hookName} hook stopped continuation: {message}"),
+    "hook_success": _hook_success,
+    "invoked_skills": _each(
+        "Skills invoked in this session:", "skills", "### {name}\n{path}\n\n{content}"
+    ),
+    "mcp_instructions_delta": _joined(
+        _each("Instructions of MCP servers:", "addedBlocks", "{item}"), _removed_tools
+    ),
+    "mcp_resource": _resource,
+    "memory": _named("content"),
+    "nested_memory": _says("Contents of {content.path}:\n\n{content.content}"),
+    "new_directory": _named("content"),
+    "new_file": _named("content"),
+    "opened_file_in_ide": _says("The user opened {filename} in the IDE."),
+    "output_style": _says("Output style: {style}"),
+    "output_token_usage": _says("Output tokens: {turn} in this turn, {session} in all"),
+    "pdf_reference": _says("PDF {filename}: {pageCount} pages, to be read by ranges of pages"),
+    "plan_file_reference": _says("The plan in {planFilePath}:\n\n{planContent}"),
+    "plan_mode": _joined(
+        _says("Plan mode is on: nothing may be changed but the plan."),
+        _says("{content}"),
+        _says("The plan file is {planFilePath}."),
+    ),
+    "plan_mode_exit": _joined(
+        _says("Plan mode has ended: edits are allowed."),
+        _says("{content}"),
+        _says("The plan file is {planFilePath}."),
+    ),
+    "plan_mode_reentry": _joined(
+        _says("Plan mode is on again."), _says("The plan file is {planFilePath}.")
+    ),
+    "queued_command": _says("{prompt}"),
+    "read_truncation_notice": _named("content", "message"),
+    "relevant_memories": _each("Memories:", "memories", "{path}\n{content}"),
+    "selected_lines_in_ide": _selected,
+    "skill_listing": _says("Skills you can use:\n\n{content}"),
+    "task_reminder": _joined(
+        _says("The task tools were not used for a while."),
+        _each("Tasks:", "content", "#{id}. [{status}] {subject}"),
+    ),
+    "task_status": _joined(
+        _says("Task {taskId} ({taskType}, {status}): {description}"), _says("{deltaSummary}")
+    ),
+    "teammate_mailbox": _each("Messages of the team:", "messages", "{from}: {text}"),
+    "todo_reminder": _joined(_says("The todo tool was not used for a while."), _todo),
+    "token_usage": _says("Tokens: {used}/{total}, {remaining} left"),
+    "total_tokens_reminder": _says("{content}"),
+    "ultrathink_effort": _says("The user asks for reasoning effort {level}."),
+    "verify_plan_reminder": _says("The plan is carried out: verify it."),
+}
+"""How the model was shown an attachment, by its type."""
+
+SHOWN_BEFORE: dict[str, tuple[tuple[int, ...], Callable[[Fields], str]]] = {
+    "todo": ((2, 1), _todo),
+}
+"""Types that the model was shown by clients of versions below this, and is not any more."""
+
+NEVER_SHOWN = frozenset({
+    "already_read_file", "auto_mode", "autocheckpointing", "background_task_status",
+    "command_permissions", "companion_intro", "compaction_reminder", "context_efficiency",
+    "dynamic_skill", "edited_image_file", "hook_cancelled", "hook_error_during_execution",
+    "hook_non_blocking_error", "hook_permission_decision", "hook_system_message",
+    "structured_output", "task_progress", "ultramemory",
+})  # fmt: skip
+"""Types that are for the client or its user, or whose words are all the client's own."""
+
+
+def shown(fields: Fields, version: str | None = None) -> str | None:
+    """Give the text that the model was shown of an attachment; `None` for an unknown type.
+
+    Args:
+        fields: what was logged, with its `type`.
+        version: of the client that logged it.
+    """
+    kind = fields.get("type")
+    if not isinstance(kind, str):
+        return None
+    say = SHOWN.get(kind)
+    if say is None and kind in SHOWN_BEFORE:
+        last, say = SHOWN_BEFORE[kind]
+        if _numbers(version) >= last:
+            return ""
+    if say is None:
+        return "" if kind in NEVER_SHOWN else None
+    text = say(fields)
+    is_own_words = kind == "queued_command"
+    return text if is_own_words or not text else f"<system-reminder>\n{text}\n</system-reminder>"
+
+
+def _numbers(version: str | None) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version or "")[:3]))

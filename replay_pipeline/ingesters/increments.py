@@ -1,0 +1,118 @@
+"""What of a session is new: decisions that came, or changed, since it was last read.
+
+A log grows while it is read. A decision may have been read before its calls were answered, before
+its last block was written, or before the user took it back. It counts as new once more whenever
+anything that is stored of it has changed, so that the last slice of a file that has a decision has
+it as the whole file has it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Set
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from replay_pipeline.ingesters.base import SessionLog, Turn
+from replay_pipeline.ingesters.labels import Label
+from replay_pipeline.ingesters.log_rows import state_ids_of
+from replay_pipeline.types import Message
+
+_encode = msgspec.json.encode
+_decode = msgspec.json.decode
+
+
+def digests_of(log: SessionLog, labels: Mapping[Turn, Label]) -> dict[str, bytes]:
+    """Hash each decision by its id: what was seen, what was done, and what became of it."""
+    seen: dict[Turn, bytes] = {}
+    for turn in log.turns:
+        above = seen[turn.parent] if turn.parent is not None else b""
+        seen[turn] = _digest(above, _encode([
+            turn.kind, turn.cwd, turn.texts, turn.thinking, turn.calls, turn.results,
+            sorted(turn.flags), turn.cleared,
+        ]))  # fmt: skip
+    states = [turn for turn in log.turns if turn.is_state]
+    digests: dict[str, bytes] = {}
+    for state_id, turn in zip(state_ids_of(states), states, strict=True):
+        label = labels[turn]
+        told = [label.outcome, label.error_kind, label.hint, turn.usage, turn.model]
+        # Natural alternatives are looked up in one table: they have to move together.
+        others = [seen[sibling] for sibling in label.siblings]
+        after = seen[label.recovered_by] if label.recovered_by is not None else b""
+        digests[state_id] = _digest(seen[turn], _encode(told), after, *others)
+    return digests
+
+
+def _digest(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+
+
+def without_states(tables: Mapping[str, pa.Table], taken: Set[str]) -> dict[str, pa.Table]:
+    """Take decisions out of the tables of a batch, as if it had been read without them.
+
+    What they did moves to the turns of the decisions that remain below them.
+    """
+    states, turns, sessions = (tables[name] for name in ("states", "turns", "sessions"))
+    is_kept = [state_id not in taken for state_id in states["state_id"].to_pylist()]
+    kept, gone = states.filter(is_kept), states.filter([not each for each in is_kept])
+    if not gone.num_rows:
+        return dict(tables)
+    actions = {
+        (row["session_id"], row["turn_idx"]): _action(row)
+        for row in gone.select(
+            ["session_id", "turn_idx", "action_text", "action_tool_calls_json"]
+        ).to_pylist()
+    }
+    rows = turns.to_pylist()
+    needed = _paths(rows, kept)
+    for row in rows:
+        action = actions.get((row["session_id"], row["turn_idx"]))
+        if action is not None:
+            row["messages_json"] = _encode([action, *_decode(row["messages_json"])]).decode()
+    rows = [row for row in rows if (row["session_id"], row["turn_idx"]) in needed]
+    had_states = set(states["session_id"].to_pylist())
+    has_states = set(kept["session_id"].to_pylist())
+    return {
+        **tables,
+        "states": kept,
+        "turns": pa.Table.from_pylist(rows, schema=turns.schema),
+        "sessions": pa.Table.from_pylist(
+            [
+                _counted(row, rows, kept)
+                for row in sessions.to_pylist()
+                if row["session_id"] in has_states or row["session_id"] not in had_states
+            ],
+            schema=sessions.schema,
+        ),
+    }
+
+
+def _action(row: Mapping[str, str | None]) -> Message:
+    action: Message = {"role": "assistant", "content": row["action_text"] or ""}
+    if row["action_tool_calls_json"]:
+        action["tool_calls"] = _decode(row["action_tool_calls_json"])
+    return action
+
+
+def _paths(rows: list[dict[str, Any]], states: pa.Table) -> set[tuple[str, int]]:
+    """Turns on the paths of the states, by session and index."""
+    parents = {(row["session_id"], row["turn_idx"]): row["parent_turn_idx"] for row in rows}
+    needed: set[tuple[str, int]] = set()
+    for session_id, index in zip(
+        states["session_id"].to_pylist(), states["turn_idx"].to_pylist(), strict=True
+    ):
+        while index is not None and (session_id, index) not in needed:
+            needed.add((session_id, index))
+            index = parents.get((session_id, index))
+    return needed
+
+
+def _counted(
+    session: dict[str, Any], turns: list[dict[str, Any]], states: pa.Table
+) -> dict[str, Any]:
+    of = session["session_id"]
+    n_states = sum(session_id == of for session_id in states["session_id"].to_pylist())
+    return session | {
+        "n_turns": sum(turn["session_id"] == of for turn in turns),
+        "n_states": n_states,
+    }

@@ -1,0 +1,57 @@
+"""One class per server that speaks, or almost speaks, OpenAI's protocol; and how one is chosen."""
+
+from urllib.parse import urlsplit
+
+from replay_pipeline.replay.dialects.anthropic import Anthropic
+from replay_pipeline.replay.dialects.azure import Azure
+from replay_pipeline.replay.dialects.base import (
+    DEFAULT_MAX_COMPLETION_TOKENS,
+    Ask,
+    Dialect,
+    Prompt,
+    RequestOptions,
+)
+from replay_pipeline.replay.dialects.litellm import LiteLlm
+from replay_pipeline.replay.dialects.llama_cpp import LlamaCpp
+from replay_pipeline.replay.dialects.ollama import Ollama
+from replay_pipeline.replay.dialects.open_router import OpenRouter
+from replay_pipeline.replay.dialects.openai import OpenAI
+from replay_pipeline.replay.dialects.transformers import Transformers
+from replay_pipeline.replay.dialects.vllm import Vllm
+from replay_pipeline.types import TeacherSpec
+
+__all__ = [
+    "DEFAULT_MAX_COMPLETION_TOKENS",
+    "DIALECTS",
+    "Ask",
+    "Dialect",
+    "Prompt",
+    "RequestOptions",
+    "dialect_of",
+]
+
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect
+    for dialect in (
+        OpenRouter(), OpenAI(), Azure(), Anthropic(), Vllm(), LlamaCpp(), Ollama(),
+        Transformers(), LiteLlm(),
+    )
+}  # fmt: skip
+"""By the name that `TeacherSpec.dialect` gives them."""
+
+_PLAIN = Dialect()
+
+
+def dialect_of(teacher: TeacherSpec) -> Dialect:
+    """Find which server speaks at the teacher's address; an unknown one speaks plainly."""
+    if teacher.dialect != "auto":
+        return DIALECTS[teacher.dialect]
+    address = urlsplit(teacher.base_url)
+    host = address.hostname or ""
+    for dialect in DIALECTS.values():
+        if any(host == each or host.endswith(f".{each}") for each in dialect.hosts):
+            return dialect
+    for dialect in DIALECTS.values():
+        if address.port in dialect.ports:
+            return dialect
+    return _PLAIN

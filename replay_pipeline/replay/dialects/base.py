@@ -1,0 +1,148 @@
+"""What all servers have in common: the published form of a chat completion."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from pydantic import SecretStr
+
+from replay_pipeline.replay.prices import Price
+from replay_pipeline.types import Message, TeacherSpec, Tool
+
+DEFAULT_MAX_COMPLETION_TOKENS = 4096
+LIMITS = ("max_completion_tokens", "max_tokens")
+"""The two names of the limit on completion tokens."""
+
+_EPHEMERAL = {"type": "ephemeral"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """How every teacher of a run is asked."""
+
+    window: str = "full"
+    max_completion_tokens: int = DEFAULT_MAX_COMPLETION_TOKENS
+    data_collection: Literal["allow", "deny"] = "deny"
+    accepted_terms: frozenset[str] = frozenset()
+    response_cache_ttl_s: int = 86_400
+    """How long the router keeps an answer for a free re-send; 0 turns that off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Messages and tools in the form that every provider accepts, and as JSON."""
+
+    messages: list[Message]
+    messages_json: bytes
+    tools: list[Tool]
+    tools_json: bytes
+    """Empty without tools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Who is asked, at which state, and what is known of the endpoint."""
+
+    teacher: TeacherSpec
+    params: dict[str, Any]
+    """Fields that decide the answer; the limit goes by `max_completion_tokens`."""
+    options: RequestOptions
+    price: Price | None
+    state_id: str
+    session_id: str | None
+    n_asked: int = 0
+    """So many of the messages, from the first, were sent before in this order; 0 for none."""
+
+
+class Dialect:
+    """An OpenAI-compatible server. What one does otherwise is a subclass beside this file."""
+
+    name: ClassVar[str] = "compatible"
+    hosts: ClassVar[tuple[str, ...]] = ()
+    """Hosts that speak it, and hosts under them."""
+    ports: ClassVar[tuple[int, ...]] = ()
+    path: ClassVar[str] = "/chat/completions"
+    limit: ClassVar[str] = "max_tokens"
+    """Under which name it takes the limit on completion tokens."""
+    parameters: ClassVar[frozenset[str] | None] = None
+    """Fields that it takes; `None`: it ignores those it does not know."""
+    is_whole: ClassVar[bool] = False
+    """It is sure to read a prompt whole, or to refuse it."""
+
+    def adapted(self, ask: Ask) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Give the fields as this endpoint takes them, and what was left out or renamed, and why."""
+        params, notes = dict(ask.params), []
+        limit = params.pop("max_completion_tokens")
+        params[self.limit_name(ask)] = min(limit, self._most_completion_tokens(ask) or limit)
+        supported = self.supported(ask)
+        for name in [name for name in params if supported is not None and name not in supported]:
+            if name not in LIMITS:
+                del params[name]
+                notes.append(f"{name} is left out: {self.name} does not list it for this model")
+        return params, tuple(notes)
+
+    def limit_name(self, ask: Ask) -> str:  # noqa: ARG002 (others look at the price list)
+        """Say under which name the limit on completion tokens goes."""
+        return self.limit
+
+    def supported(self, ask: Ask) -> frozenset[str] | None:  # noqa: ARG002
+        """Give the fields that are taken; `None` where nothing is known of them."""
+        return self.parameters
+
+    def body(self, prompt: Prompt, ask: Ask) -> dict[str, Any]:
+        """Build the request, ready to be encoded."""
+        body: dict[str, Any] = {
+            "model": ask.teacher.model,
+            "messages": msgspec.Raw(prompt.messages_json),
+        }
+        if prompt.tools:
+            body["tools"] = msgspec.Raw(prompt.tools_json)
+        params, _ = self.adapted(ask)
+        return body | params
+
+    def headers(self, options: RequestOptions) -> dict[str, str]:  # noqa: ARG002
+        """Give the headers of a call, without the key."""
+        return {"content-type": "application/json", "accept": "application/json"}
+
+    def authorization(self, key: SecretStr | None) -> dict[str, str]:
+        """Give the header that carries the key."""
+        return {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
+
+    def reply(self, content: bytes) -> bytes:
+        """Give a reply in the form of a chat completion."""
+        return content
+
+    def _most_completion_tokens(self, ask: Ask) -> int | None:
+        return ask.price.max_completion_tokens if ask.price else None
+
+
+def marked(prompt: Prompt, n_asked: int) -> list[Message]:
+    """Mark where a prompt cache is to be written and read, in the blocks of the messages.
+
+    Three of the four marks that Anthropic takes: behind the system prompt, behind the prefix that
+    was asked last, and at the end. From a mark it looks back twenty blocks only; where more lie
+    between two asked states, a mark at the end alone would write the whole prefix again.
+    """
+    messages = list(prompt.messages)
+    n_system = sum(message["role"] == "system" for message in messages)
+    for index in {n_system - 1, min(n_asked, len(messages)) - 1, len(messages) - 1}:
+        if index >= 0 and (content := messages[index].get("content")):
+            messages[index] = {**messages[index], "content": _with_mark(content)}
+    return messages
+
+
+def _with_mark(content: Any) -> list[dict[str, Any]]:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    return [*parts[:-1], {**parts[-1], "cache_control": _EPHEMERAL}]
+
+
+def is_accepted(teacher: TeacherSpec, accepted_terms: frozenset[str]) -> bool:
+    """Whether a teacher whose terms forbid training on its answers was accepted all the same."""
+    names = {teacher.model, teacher.name, teacher.vendor}
+    return teacher.is_distillable is False and bool(accepted_terms & names)
+
+
+def mapping_of(value: Any) -> Mapping[str, Any]:
+    """Give a mapping as it is, and an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,20 @@
+"""LiteLLM's proxy, which hands requests on to any provider."""
+
+from typing import Any
+
+from replay_pipeline.replay.dialects.base import Ask, Dialect, Prompt, marked
+
+
+class LiteLlm(Dialect):
+    """It hands the marks of blocks on to Anthropic, and translates the limit."""
+
+    name = "litellm"
+    ports = (4000,)
+    is_whole = True
+
+    def body(self, prompt: Prompt, ask: Ask) -> dict[str, Any]:
+        """Mark the blocks for a model of Anthropic's."""
+        body = super().body(prompt, ask)
+        if ask.teacher.vendor == "anthropic":
+            body["messages"] = marked(prompt, ask.n_asked)
+        return body

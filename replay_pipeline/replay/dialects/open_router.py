@@ -1,0 +1,86 @@
+"""OpenRouter: a router that sends a request only where every field of it is supported."""
+
+from typing import Any
+
+from replay_pipeline.replay.dialects.base import (
+    Ask,
+    Dialect,
+    Prompt,
+    RequestOptions,
+    is_accepted,
+    mapping_of,
+    marked,
+)
+
+_MARKED_VENDORS = ("anthropic", "alibaba", "qwen")
+"""Vendors whose prompt cache works only where the blocks of a request mark it."""
+_OWN_FIELDS = frozenset(
+    {"provider", "models", "plugins", "route", "transforms", "user", "trace", "metadata",
+     "session_id", "service_tier"}
+)  # fmt: skip
+"""Fields that the router reads itself: no endpoint has to list them."""
+
+
+class OpenRouter(Dialect):
+    """With `require_parameters` no endpoint is asked that lacks one of the fields that are sent.
+
+    Source: OpenRouter, "Provider routing" and "Parameters"; its `/models` lists what each model's
+    endpoints support. Top-level `cache_control` is documented for Anthropic alone, so that blocks
+    are marked instead, which Anthropic and Alibaba both read.
+    """
+
+    name = "openrouter"
+    hosts = ("openrouter.ai",)
+    is_whole = True
+
+    def limit_name(self, ask: Ask) -> str:
+        """Take the name that the price list has; where it has none of the two, the older one."""
+        listed = ask.price.supported_parameters if ask.price else ()
+        is_new = "max_completion_tokens" in listed and "max_tokens" not in listed
+        return "max_completion_tokens" if is_new else "max_tokens"
+
+    def supported(self, ask: Ask) -> frozenset[str] | None:
+        """Give what the price list has for the model; nothing is known without one."""
+        if ask.price is None or not ask.price.supported_parameters:
+            return None
+        return _OWN_FIELDS.union(ask.price.supported_parameters)
+
+    def adapted(self, ask: Ask) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Say too where tools can't be sent at all."""
+        params, notes = super().adapted(ask)
+        listed = ask.price.supported_parameters if ask.price else ()
+        if listed and "tools" not in listed:
+            notes += ("no endpoint of this model lists tools: states with tools are not asked",)
+        return params, notes
+
+    def body(self, prompt: Prompt, ask: Ask) -> dict[str, Any]:
+        """Pin price, data policy and terms; keep a session at one endpoint, for its cache."""
+        body = super().body(prompt, ask)
+        if self._is_marked(ask):
+            body["messages"] = marked(prompt, ask.n_asked)
+        provider: dict[str, Any] = {
+            "require_parameters": True,
+            "data_collection": ask.options.data_collection,
+            "enforce_distillable_text": not is_accepted(ask.teacher, ask.options.accepted_terms),
+            **mapping_of(ask.params.get("provider")),
+        }
+        if ask.price is not None:
+            provider["max_price"] = ask.price.max_price()
+        body |= {"provider": provider, "metadata": {"state_id": ask.state_id[:512]}}
+        if ask.session_id:
+            body["session_id"] = ask.session_id[:256]
+        return body
+
+    def headers(self, options: RequestOptions) -> dict[str, str]:
+        """Ask the router to keep its answer, so that it can be sent for again free of charge."""
+        headers = {**super().headers(options), "X-OpenRouter-Title": "replay-pipeline"}
+        if options.response_cache_ttl_s:
+            headers["X-OpenRouter-Cache"] = "true"
+            headers["X-OpenRouter-Cache-TTL"] = str(options.response_cache_ttl_s)
+        return headers
+
+    def _is_marked(self, ask: Ask) -> bool:
+        """Whether the model has a cache to mark: Alibaba's has one for listed models only."""
+        vendor = ask.teacher.vendor
+        is_cached = ask.price is None or ask.price.has_cache
+        return vendor in _MARKED_VENDORS and (vendor == "anthropic" or is_cached)

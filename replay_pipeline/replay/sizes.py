@@ -1,0 +1,181 @@
+"""How many tokens a prompt has: guessed from its bytes at first, then learned from what was counted.
+
+A tokenizer is not at hand for most teachers. What their endpoints counted in earlier answers is: the
+tokens per byte of each teacher, the length of its answers, and how much its prompt cache served.
+They are kept in the ledger, and decide forecasts and reservations.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from replay_pipeline.replay.database import Database
+from replay_pipeline.types import TeacherSpec
+
+ASSUMED_TOKENS_PER_BYTE = 0.27
+"""Of agent sessions as JSON, by tokenizers of open models; see `benchmarks/cost.py`."""
+ASSUMED_SPREAD = 0.25
+"""Real counts lie within this share of what is assumed for a teacher that nothing is known of."""
+
+_MESSAGE_TOKENS = 16
+_PROMPT_TOKENS = 1024
+_MARGIN = 1.25
+"""By so much the densest prompt seen is passed at most by one of the same kind of text."""
+_MIN_LEARNED = 8
+_MIN_BYTES = 4_096
+_LEAST_RATIO = 0.1
+_DENSE = re.compile(rb"[A-Za-z0-9+/=_-]{48,}")
+_MIN_ANSWER_TOKENS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a prompt is, as it is sent."""
+
+    n_bytes: int = 0
+    n_dense_bytes: int = 0
+    """Bytes of text that tokenizers know no words for: other scripts, long unbroken strings."""
+    n_messages: int = 0
+
+    @classmethod
+    def of(cls, messages_json: bytes, tools_json: bytes, n_messages: int) -> "Size":
+        """Measure a prompt."""
+        text = messages_json + tools_json
+        n_dense = sum(map(len, _DENSE.findall(text)))
+        if not text.isascii():
+            n_dense += len(text) - len(text.decode("utf-8", "replace").encode("ascii", "ignore"))
+        return cls(len(text), min(n_dense, len(text)), n_messages)
+
+    @property
+    def bound_tokens(self) -> int:
+        """Tokens that can't be passed: no tokenizer makes more tokens than bytes."""
+        return self.n_bytes + self.n_messages * _MESSAGE_TOKENS + _PROMPT_TOKENS
+
+    def added_bound_tokens(self, before: "Size") -> int:
+        """Count the tokens that this prompt can have at most beyond one that it begins with."""
+        n_messages = self.n_messages - before.n_messages
+        return self.n_bytes - before.n_bytes + (n_messages + 1) * _MESSAGE_TOKENS
+
+
+class Learned(msgspec.Struct, frozen=True):
+    """What the settled answers of one teacher say of its tokenizer, answers and prompt cache."""
+
+    n: int = 0
+    """Answers to prompts long enough to tell."""
+    n_bytes: int = 0
+    n_tokens: int = 0
+    densest: float = 0.0
+    """Most tokens per byte of any prompt, dense bytes left out."""
+    n_answers: int = 0
+    n_answer_tokens: int = 0
+    n_expected_cached: int = 0
+    n_cached: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are enough answers to go by."""
+        return self.n >= _MIN_LEARNED
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Tokens per byte of a prompt; an assumption where nothing is known."""
+        return self.n_tokens / self.n_bytes if self.n else ASSUMED_TOKENS_PER_BYTE
+
+    @property
+    def spread(self) -> float:
+        """By which share the tokens of a prompt may be more or fewer than expected."""
+        return 0.1 if self.is_known else ASSUMED_SPREAD
+
+    @property
+    def cache_share(self) -> float:
+        """How much of what a prompt cache should serve it does serve, from 0 to 1."""
+        if self.n_expected_cached < 50_000:
+            return 1.0
+        return min(1.0, self.n_cached / self.n_expected_cached)
+
+    def expected_tokens(self, size: Size) -> int:
+        """Prompt tokens as they are likely to be counted."""
+        return min(size.bound_tokens, round(size.n_bytes * self.tokens_per_byte))
+
+    def bound_tokens(self, size: Size) -> int:
+        """Prompt tokens that are not passed: learned where there is enough to learn from.
+
+        Text that tokenizers have words for has at most a quarter more tokens than the densest such
+        prompt seen; a byte of any other text counts as a token, as every byte does at first.
+        """
+        if not self.is_known:
+            return size.bound_tokens
+        plain = size.n_bytes - size.n_dense_bytes
+        bound = round(plain * self.densest * _MARGIN) + size.n_dense_bytes
+        return min(size.bound_tokens, bound + _PROMPT_TOKENS)
+
+    def answer_tokens(self, n_student_bytes: int, limit: int) -> int:
+        """Tokens of an answer: as long as the teacher's were, else as the student's action."""
+        if self.n_answers >= _MIN_LEARNED:
+            return min(limit, round(self.n_answer_tokens / self.n_answers))
+        return min(limit, max(_MIN_ANSWER_TOKENS, n_student_bytes // 4))
+
+    def with_answer(
+        self,
+        size: Size,
+        n_tokens: int | None,
+        n_answer_tokens: int | None,
+        *,
+        n_expected_cached: int = 0,
+        n_cached: int | None = None,
+    ) -> "Learned":
+        """Learn from one settled answer; a count that can't be the whole prompt's says nothing."""
+        learned = self
+        if n_answer_tokens is not None:
+            learned = msgspec.structs.replace(
+                learned,
+                n_answers=learned.n_answers + 1,
+                n_answer_tokens=learned.n_answer_tokens + n_answer_tokens,
+            )
+        plain = size.n_bytes - size.n_dense_bytes
+        if n_tokens is None or size.n_bytes < _MIN_BYTES or n_tokens < size.n_bytes * _LEAST_RATIO:
+            return learned
+        return msgspec.structs.replace(
+            learned,
+            n=learned.n + 1,
+            n_bytes=learned.n_bytes + size.n_bytes,
+            n_tokens=learned.n_tokens + n_tokens,
+            densest=max(learned.densest, n_tokens / plain if plain else 1.0),
+            n_expected_cached=learned.n_expected_cached + n_expected_cached,
+            n_cached=learned.n_cached + (n_cached or 0),
+        )
+
+
+def merged(one: Learned, other: Learned) -> Learned:
+    """Put together what was learned apart."""
+    sums = {
+        name: getattr(one, name) + getattr(other, name)
+        for name in one.__struct_fields__
+        if name != "densest"
+    }
+    return Learned(**sums, densest=max(one.densest, other.densest))
+
+
+_KEY = "size:"
+
+
+def read_learned(database: Database, teachers: Iterable[TeacherSpec]) -> dict[str, Learned]:
+    """Read what a ledger knows of teachers' sizes, by the name of the teacher."""
+    rows = database.query("select key, value from ledger where key like ?", (f"{_KEY}%",))
+    kept = {key: msgspec.json.decode(value, type=Learned) for key, value in rows}
+    return {t.name: kept[_KEY + t.model] for t in teachers if _KEY + t.model in kept}
+
+
+def add_learned(
+    database: Database, teachers: Iterable[TeacherSpec], new: Mapping[str, Learned]
+) -> None:
+    """Add what a run has learned to what the ledger knows."""
+    known = read_learned(database, teachers)
+    for teacher in teachers:
+        if teacher.name in new:
+            both = merged(known.get(teacher.name, Learned()), new[teacher.name])
+            key, value = _KEY + teacher.model, msgspec.json.encode(both).decode()
+            database.query("delete from ledger where key = ?", (key,))
+            database.query("insert into ledger(key, value) values(?, ?)", (key, value))

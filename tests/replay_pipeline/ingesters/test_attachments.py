@@ -1,0 +1,310 @@
+"""What the model saw beside the conversation, by type of attachment and row."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay_pipeline.ingesters import attachments, ingest
+from replay_pipeline.ingesters.base import Turn, Usage
+from replay_pipeline.ingesters.fidelity import (
+    clear_unlogged,
+    n_tokens_of,
+    n_tokens_of_result,
+    predict_context,
+    shares_by_client,
+)
+from tests.replay_pipeline.ingesters.logs import Log, shape
+from tests.replay_pipeline.ingesters.test_traps import by_message
+
+HOOK = {"hookName": "SessionStart:startup", "hookEvent": "SessionStart", "toolUseID": "h1"}
+FIELDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "agent_listing_delta": (
+        {"addedLines": ["- scout: looks around"], "removedTypes": ["old"], "isInitial": True},
+        ("- scout: looks around", "old"),
+    ),
+    "agent_mention": ({"agentType": "scout"}, ("scout",)),
+    "async_hook_response": (
+        {
+            **HOOK,
+            "response": {
+                "systemMessage": "lint first",
+                "hookSpecificOutput": {"additionalContext": "branch is main"},
+            },
+        },
+        ("lint first", "branch is main"),
+    ),
+    "auto_mode_exit": ({}, ("Auto mode",)),
+    "budget_usd": ({"used": 1.5, "total": 10, "remaining": 8.5}, ("1.5/10", "8.5")),
+    "compact_file_reference": ({"filename": "/p/a.py", "displayPath": "a.py"}, ("/p/a.py",)),
+    "critical_system_reminder": ({"content": "never push"}, ("never push",)),
+    "date_change": ({"newDate": "2026-03-02"}, ("2026-03-02",)),
+    "deferred_tools_delta": (
+        {"addedNames": ["fetch"], "addedLines": ["fetch: gets a page"], "removedNames": ["sing"]},
+        ("fetch: gets a page", "sing"),
+    ),
+    "diagnostics": (
+        {
+            "files": [
+                {
+                    "uri": "file:///p/a.ts",
+                    "diagnostics": [
+                        {
+                            "message": "no such name",
+                            "severity": "Error",
+                            "range": {"start": {"line": 41, "character": 2}},
+                        }
+                    ],
+                }
+            ],
+            "isNew": True,
+        },
+        ("a.ts", "41", "Error", "no such name"),
+    ),
+    "directory": ({"path": "/p/src", "content": "a.py\nb.py"}, ("/p/src", "a.py\nb.py")),
+    "edited_text_file": ({"filename": "/p/a.py", "snippet": "3 x = 1"}, ("/p/a.py", "3 x = 1")),
+    "file": (
+        {
+            "filename": "/p/a.py",
+            "content": {"type": "text", "file": {"filePath": "/p/a.py", "content": "x = 1"}},
+        },
+        ("/p/a.py", "x = 1"),
+    ),
+    "hook_additional_context": (
+        {**HOOK, "content": ["on main", "3 open tasks"]},
+        ("SessionStart:startup", "on main\n3 open tasks"),
+    ),
+    "hook_blocking_error": (
+        {**HOOK, "blockingError": {"blockingError": "lint failed", "command": "lint"}},
+        ("lint failed",),
+    ),
+    "hook_stopped_continuation": ({**HOOK, "message": "budget used up"}, ("budget used up",)),
+    "hook_success": ({**HOOK, "content": "shop: 4 branches"}, ("shop: 4 branches",)),
+    "invoked_skills": (
+        {"skills": [{"name": "deploy", "path": "/s/deploy", "content": "Ask first."}]},
+        ("deploy", "/s/deploy", "Ask first."),
+    ),
+    "mcp_instructions_delta": (
+        {"addedNames": ["db"], "addedBlocks": ["## db\nRead only."], "removedNames": ["mail"]},
+        ("## db\nRead only.", "mail"),
+    ),
+    "mcp_resource": (
+        {
+            "server": "db",
+            "uri": "db://schema",
+            "content": {
+                "contents": [
+                    {"uri": "db://schema", "text": "create table t"},
+                    {"uri": "db://logo", "blob": "aaaa", "mimeType": "image/png"},
+                ]
+            },
+        },
+        ("db://schema", "create table t", "[image/png]"),
+    ),
+    "memory": ({"path": "/p/CLAUDE.md", "content": "Use tabs."}, ("/p/CLAUDE.md", "Use tabs.")),
+    "nested_memory": (
+        {
+            "path": "/p/src/CLAUDE.md",
+            "content": {"path": "/p/src/CLAUDE.md", "type": "Project", "content": "Use tabs."},
+        },
+        ("/p/src/CLAUDE.md", "Use tabs."),
+    ),
+    "new_directory": ({"path": "/p/new", "content": "a.py"}, ("/p/new", "a.py")),
+    "new_file": (
+        {"filename": "/p/a.py", "content": {"type": "text", "file": {"content": "x = 1"}}},
+        ("/p/a.py", "x = 1"),
+    ),
+    "opened_file_in_ide": ({"filename": "/p/a.py"}, ("/p/a.py",)),
+    "output_style": ({"style": "Explanatory"}, ("Explanatory",)),
+    "output_token_usage": ({"turn": 10, "session": 99, "budget": None}, ("10", "99")),
+    "pdf_reference": ({"filename": "/p/a.pdf", "pageCount": 80}, ("/p/a.pdf", "80")),
+    "plan_file_reference": (
+        {"planFilePath": "/plans/a.md", "planContent": "1. Look"},
+        ("/plans/a.md", "1. Look"),
+    ),
+    "plan_mode": (
+        {"reminderType": "full", "planFilePath": "/plans/a.md", "planExists": True},
+        ("/plans/a.md",),
+    ),
+    "plan_mode_exit": ({"planFilePath": "/plans/a.md", "planExists": True}, ("/plans/a.md",)),
+    "plan_mode_reentry": ({"planFilePath": "/plans/a.md"}, ("/plans/a.md",)),
+    "queued_command": ({"prompt": [{"type": "text", "text": "and hurry"}]}, ("and hurry",)),
+    "read_truncation_notice": ({"filename": "/p/a.log", "content": "cut"}, ("/p/a.log", "cut")),
+    "relevant_memories": (
+        {"memories": [{"path": "/m/a.md", "content": "She likes tabs.", "mtimeMs": 1}]},
+        ("/m/a.md", "She likes tabs."),
+    ),
+    "selected_lines_in_ide": (
+        {"filename": "/p/a.py", "lineStart": 3, "lineEnd": 4, "content": "x = 1", "ideName": "IDE"},
+        ("3 to 4", "/p/a.py", "x = 1"),
+    ),
+    "skill_listing": ({"content": "- deploy: ships it", "skillCount": 1}, ("- deploy: ships it",)),
+    "task_reminder": (
+        {"content": [{"id": "3", "status": "pending", "subject": "Fix the build"}], "itemCount": 1},
+        ("#3. [pending] Fix the build",),
+    ),
+    "task_status": (
+        {
+            "taskId": "b1",
+            "taskType": "local_agent",
+            "status": "running",
+            "description": "look around",
+            "deltaSummary": "half way",
+        },
+        ("b1", "running", "look around", "half way"),
+    ),
+    "teammate_mailbox": ({"messages": [{"from": "lead", "text": "stop"}]}, ("lead: stop",)),
+    "todo_reminder": (
+        {"content": [{"status": "pending", "content": "Fix the build"}], "itemCount": 1},
+        ("[pending] Fix the build",),
+    ),
+    "token_usage": ({"used": 10, "total": 200, "remaining": 190}, ("10/200", "190")),
+    "total_tokens_reminder": ({"content": "12 tokens"}, ("12 tokens",)),
+    "ultrathink_effort": ({"level": "high"}, ("high",)),
+    "verify_plan_reminder": ({}, ("verify",)),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(attachments.SHOWN))
+def test_an_attachment_that_the_model_saw_is_in_the_prefix(kind: str, tmp_path: Path):
+    fields, parts = FIELDS[kind]
+    log = Log()
+    log.user("go")
+    log.row("attachment", attachment={"type": kind, **fields})
+    log.says("m1", "done")
+    state = by_message(ingest(log.write(tmp_path), redact=False), log)["m1"]
+    shown = state["messages"][-1]["content"]
+    for part in parts:
+        assert part in shown
+    assert ("<system-reminder>" in shown) == (kind != "queued_command")
+
+
+@pytest.mark.parametrize("kind", sorted(attachments.NEVER_SHOWN))
+def test_an_attachment_that_is_not_for_the_model_is_not_in_the_prefix(kind: str):
+    fields = {"type": kind, "content": "text", **HOOK}
+    assert attachments.shown(fields) == ""
+
+
+def test_output_of_a_hook_around_a_tool_is_for_the_user_alone():
+    fields = {"type": "hook_success", "hookEvent": "PostToolUse", "content": "formatted"}
+    assert attachments.shown(fields) == ""
+
+
+def test_a_todo_list_was_shown_by_older_clients():
+    fields = {"type": "todo", "content": [{"status": "pending", "content": "Fix the build"}]}
+    assert "Fix the build" in (attachments.shown(fields, "2.0.64") or "")
+    assert attachments.shown(fields, "2.1.38") == ""
+
+
+def test_a_long_selection_is_shown_as_the_client_shows_it():
+    fields = {"filename": "a", "lineStart": 1, "lineEnd": 9, "content": "x" * 5_000}
+    shown = attachments.shown({"type": "selected_lines_in_ide", **fields})
+    assert shown is not None
+    assert shown.count("x") == 2_000
+
+
+def test_an_attachment_of_an_unknown_type_is_counted_by_its_type_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    log = Log()
+    log.user("go")
+    log.row("attachment", attachment={"type": "brand_new", "content": "text"})
+    log.says("m1", "done")
+    with caplog.at_level(logging.WARNING):
+        result = ingest(log.write(tmp_path), redact=False)
+    assert result.report.skipped == {"unknown_attachment_brand_new": 1}
+    assert "unknown_attachment_brand_new" in caplog.text
+
+
+def test_a_local_command_goes_to_the_model(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.row(
+        "system", subtype="local_command", content="<local-command-stdout>7</local-command-stdout>"
+    )
+    log.says("m1", "done")
+    state = by_message(ingest(log.write(tmp_path), redact=False), log)["m1"]
+    assert "<local-command-stdout>7</local-command-stdout>" in state["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_large_result_is_shown_as_the_model_saw_it(is_early: bool, tmp_path: Path):
+    replaced = {"kind": "tool-result", "toolUseId": "t1", "replacement": "<preview>"}
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", file_path="a")
+    if is_early:
+        log.row("content-replacement", uuid=None, replacements=[replaced])
+    log.answers("t1", "x" * 9_000)
+    if not is_early:
+        log.row("content-replacement", uuid=None, replacements=[replaced])
+    log.says("m2", "done")
+    states = by_message(ingest(log.write(tmp_path), redact=False), log)
+    assert shape(states["m2"]["messages"])[-1] == "t1=<preview>"
+
+
+def test_a_message_counts_at_least_what_it_took_to_write():
+    turn = Turn(None, "assistant", 0, "u", texts=["short"], usage=Usage(n_output=900))
+    assert n_tokens_of(turn) == 900
+
+
+def chain(*prompts: tuple[int, str], **last: Any) -> list[Turn]:
+    """A line of messages, each with the length of its prompt and its one result."""
+    log = Log()
+    log.user("go")
+    for number, (tokens, result) in enumerate(prompts):
+        fields = last if number == len(prompts) - 1 else {}
+        log.calls(f"m{number}", f"t{number}", "Read", file_path=f"f{number}")
+        row = log.lines.pop()
+        log.raw(row.replace(b'"input_tokens": 100', b'"input_tokens": %d' % tokens))
+        log.answers(f"t{number}", result, **fields)
+    return turns_of(log)
+
+
+def turns_of(log: Log) -> list[Turn]:
+    from tempfile import TemporaryDirectory
+
+    from replay_pipeline.ingesters.base import ReadCounts
+    from replay_pipeline.ingesters.claude_code import ClaudeCode
+
+    with TemporaryDirectory() as folder:
+        (one,) = ClaudeCode().read(log.write(Path(folder)), ReadCounts())
+    return one.turns
+
+
+def test_results_that_went_without_a_word_are_found_by_the_length_of_the_next_prompt():
+    large = "x" * 60_000
+    n_large = round(n_tokens_of_result(large))
+    grown = 10_000 + n_large + 200
+    turns = chain((10_000, large), (grown, "ok"), (10_400, "ok"))
+    cleared = [call for turn in turns for call in turn.cleared]
+    assert cleared == ["t0"]
+    predicted = predict_context(turns)
+    assert all(abs(n / turn.usage.n_context - 1) < 0.1 for turn, n in predicted.items())
+
+
+def test_a_prompt_that_grows_clears_nothing():
+    turns = chain((10_000, "x" * 60_000), (31_000, "ok"), (31_200, "ok"))
+    assert clear_unlogged(turns) == 0
+
+
+def test_what_the_log_does_not_show_is_fitted_for_each_run_of_the_client():
+    log = Log()
+    log.user("go")
+    log.says("m1", "one", tokens=40_000)
+    log.common["version"] = "2.1.39"
+    log.user("more")
+    log.says("m2", "two", tokens=20_000)
+    turns = turns_of(log)
+    assert [n == turn.usage.n_context for turn, n in predict_context(turns).items()] == [True] * 2
+
+
+def test_fidelity_is_told_for_each_client_and_version(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.says("m1", "done")
+    result = ingest(log.write(tmp_path))
+    expected = {"claude_code 2.1.38": {"n_states": 1, "share_within_10_percent": 1.0}}
+    assert result.report.fidelity == expected
+    assert shares_by_client(result.sessions, result.states) == expected
