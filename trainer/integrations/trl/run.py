@@ -228,10 +228,11 @@ def _run(
         "cut_prompts": collator.renderer.n_cut_prompts,
         "preflight": found.as_report(),
         "pairs_forward": trainer.pair_forward,
-        "preference_accuracy_before": before["preference"]["accuracy"],
-        "preference_accuracy_after": after["preference"]["accuracy"],
-        "blank_prompt_accuracy_after": after["blank_prompt"]["accuracy"],
-        "shuffled_prompt_accuracy_after": after["shuffled_prompt"]["accuracy"],
+        **{
+            f"{name}_accuracy_{when}": scores[name]["accuracy"]
+            for name in ("preference", "blank_prompt", "shuffled_prompt")
+            for when, scores in (("before", before), ("after", after))
+        },
         "prompt_gain_before": before["prompt_gain"],
         "prompt_gain_after": after["prompt_gain"],
         "consensus_rate_after": after["consensus"]["any"],
