@@ -48,19 +48,29 @@ Placeholder = Callable[[str, str], str]
 def people_in(texts: Iterable[str]) -> frozenset[str]:
     """Collect the people of a session: of home folders, commits, accounts and branches.
 
-    Login names and full names are given as they are; a login name that is known from the head of
-    branch names alone ends with a slash.
+    Login names and full names are given as they are. What ends with a slash is a login name at the
+    head of branch names, alone or behind what stood before it.
     """
-    found: set[str] = set()
-    for text in texts:
-        found.update(match[1].rstrip(".") for match in _after(text, _HOMES, _HOME))
-        found.update(
-            match[1] for match in _after(text, _AUTHORS, _AUTHOR) if not _NOBODY.search(match[1])
-        )
-        for match in _after(text, ('"login',), _ACCOUNT):
-            found.update(name for name in match.groups() if name and not _NOBODY.search(name))
-        found.update(f"{text[start:end]}/" for start, end in _branch_heads(text))
+    text = "\n".join(texts)
+    found = {match[1].rstrip(".") for match in _after(text, _HOMES, _HOME)}
+    found.update(match[1] for match in _after(text, _AUTHORS, _AUTHOR))
+    for match in _after(text, ('"login',), _ACCOUNT):
+        found.update(filter(None, match.groups()))
+    found = {name for name in found if not _NOBODY.search(name)}
+    for literal in _BRANCHES:
+        before = literal if literal.endswith("/") else ""
+        for name in {match[0] for match in _after(text, (literal,), _BRANCH)}:
+            if _owns_branches(name):
+                found |= {f"{name}/", f"{before}{name}/"}
+    if "pull request" in text:
+        for match in _after(text, (" from ",), _OF_ORGANIZATION):
+            if _owns_branches(match[1]):
+                found |= {f"{match[1]}/", f"{match[0]}/"}
     return frozenset(name for name in found if {" ", "/"} & set(name) or is_private_login(name))
+
+
+def _owns_branches(name: str) -> bool:
+    return name.lower() not in RULES.branch_words and is_private_login(name)
 
 
 def _after(text: str, literals: Iterable[str], pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
@@ -74,17 +84,6 @@ def _after(text: str, literals: Iterable[str], pattern: re.Pattern[str]) -> Iter
             position = text.find(literal, position)
 
 
-def _branch_heads(text: str) -> Iterator[tuple[int, int]]:
-    """Where a login name heads the name of a branch."""
-    spans = [match.span() for match in _after(text, _BRANCHES, _BRANCH)]
-    if "pull request" in text:
-        spans += [match.span(1) for match in _after(text, (" from ",), _OF_ORGANIZATION)]
-    for start, end in sorted(set(spans)):
-        name = text[start:end]
-        if name.lower() not in RULES.branch_words and is_private_login(name):
-            yield start, end
-
-
 def is_private_login(name: str) -> bool:
     """Whether a login name tells something about a person."""
     return len(name) >= _MIN_LOGIN_CHARS and name.lower() not in RULES.common_logins
@@ -95,7 +94,8 @@ class People:
 
     def __init__(self, people: frozenset[str]) -> None:
         self._full = [name for name in people if " " in name]
-        self._heads = [name for name in people if name.endswith("/")]
+        heads = (name for name in people if name.endswith("/"))
+        self._heads = sorted(heads, key=lambda name: (-len(name), name))
         self._plain: list[str] = []
         short: list[str] = []
         for name in people - {*self._full, *self._heads}:
@@ -123,14 +123,12 @@ class People:
                 lowered, n_found = text.lower(), n_found + n
         for name in self._heads:
             if name in text:
-                text, n = _replaced(text, text, name, "user/", _is_head)
+                before = name[: name.rfind("/", 0, -1) + 1]
+                text, n = _replaced(text, text, name, f"{before}user/", _is_path if before else _is_head)
                 n_found += n
         if any(name in text for name in self._short):
             text, n = self._as_account.subn("user", text)
             n_found += n
-        for start, end in reversed(list(_branch_heads(text))):
-            text = f"{text[:start]}user{text[end:]}"
-            n_found += 1
         return text, n_found
 
 
@@ -158,6 +156,10 @@ def _is_word(before: str, after: str) -> bool:
 
 def _is_apart(before: str, after: str) -> bool:
     return not (before.isalnum() or after.isalnum())
+
+
+def _is_path(before: str, after: str) -> bool:
+    return not before.isalnum() and after.isalnum()
 
 
 def _is_head(before: str, after: str) -> bool:
