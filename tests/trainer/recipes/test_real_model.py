@@ -121,3 +121,9 @@ def test_p_of_mcnemar_is_that_of_the_coin(recipe):
 def test_the_readme_shows_the_table_that_was_measured(recipe):
     measured = json.loads((RECIPE / "table.json").read_text("utf-8"))
     assert recipe[0].as_markdown(measured) in (RECIPE / "README.md").read_text("utf-8")
+    page = (RECIPE.parents[1] / "docs" / "how-to" / "train-a-real-model.md").read_text("utf-8")
+    for split in recipe[0].TESTED:
+        before, after = (
+            100 * measured["arms"][arm][split]["true"][0] for arm in ("untouched", "pairs")
+        )
+        assert f"from {before:.1f} to {after:.1f} %" in " ".join(page.split())
