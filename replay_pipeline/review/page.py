@@ -139,7 +139,7 @@ def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _page() -> str:
-    """The page with a mark where the data go."""
+    """Give the page with a mark where the data go."""
     style = (_HERE / "page.css").read_text("utf-8")
     script = (_HERE / "page.js").read_text("utf-8")
     policy = "; ".join(
@@ -161,7 +161,7 @@ def _page() -> str:
 
 
 def _source(text: str) -> str:
-    """A content security policy source that allows exactly this inline text."""
+    """Give a content security policy source that allows exactly this inline text."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 
