@@ -187,7 +187,7 @@ class TraineeSettings(_Section):
     """The endpoint that serves it, instead of a folder."""
     n_samples: Annotated[int, Field(ge=1)] = 4
     """Samples at each state."""
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     """Of the samples; at 0 they are all the same."""
     max_prompt_tokens: Annotated[int, Field(ge=1)] = 1024
     """Longest prompt of a folder's model, in tokens; longer ones lose their oldest messages."""
