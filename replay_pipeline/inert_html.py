@@ -50,12 +50,12 @@ def html_page(*, title: str, style: str, body: str, script: str, data: str) -> s
 
 
 def _source(text: str) -> str:
-    """A content security policy source that allows exactly this inline text."""
+    """Give a content security policy source that allows exactly this inline text."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 
 
 def inert_json(data: Mapping[str, Any]) -> str:
-    """JSON that cannot end its script element or start another one."""
+    """Write JSON that cannot end its script element or start another one."""
     text = json.dumps(data, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -123,10 +123,20 @@ def show_summary(summary: Report) -> None:
             ),
             ("channels", train["channels_live"]),
         ]
-    if train and "prompt_gain_after" in train:
-        rows.append(("learned", _learned(train)))
+    if train and "blank_prompt_accuracy_before" in train:
+        rows += [("accuracy", _accuracy(train)), ("learned", _learned(train))]
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+
+
+def _accuracy(train: Report) -> str:
+    """Accuracy on held-out pairs before and after, with the true prompt and with others."""
+    names = {"preference": "true", "blank_prompt": "blank", "shuffled_prompt": "another pair's"}
+    return ", ".join(
+        f"{prompt} prompt {train[f'{name}_accuracy_before']:.2f} → "
+        f"{train[f'{name}_accuracy_after']:.2f}"
+        for name, prompt in names.items()
+    )
 
 
 def _learned(train: Report) -> str:

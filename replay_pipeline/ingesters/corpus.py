@@ -27,6 +27,7 @@ from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_i
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
+from replay_pipeline.redaction.people import people_in
 from replay_pipeline.redaction.redactor import Redactor, user_of
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.store import written_whole
@@ -337,6 +338,9 @@ class _Corpus:
         self._learn_tools(log)
         fresh = self._fresh(log, source, before, labels)
         needed = _needed(log.turns, fresh)
+        if self.redactor is not None:
+            users |= people_in(texts_of(needed))
+            self.users |= users
         if not needed and any(turn.is_state for turn in log.turns):
             return
         session_id = self._unique_id(log, source, fresh)

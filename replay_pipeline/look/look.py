@@ -81,10 +81,12 @@ def _packed(turns: Sequence[Row], states: Sequence[Row]) -> str:
 
 def _turn(turn: Row, state: Row | None) -> dict[str, Any]:
     messages = msgspec.json.decode(turn["messages_json"])
-    if state is not None:  # a turn that is a decision holds its action in `states` alone
+    if (
+        state is not None
+    ):  # its action is in `states` alone; the turn holds the results of its calls
         calls = msgspec.json.decode(state["action_tool_calls_json"] or "[]")
         action = {"role": "assistant", "content": state["action_text"], "tool_calls": calls}
-        messages.append(action)
+        messages.insert(0, action)
     shown: dict[str, Any] = {
         "i": turn["turn_idx"],
         "parent": turn["parent_turn_idx"],

@@ -20,14 +20,15 @@
     made.append(element("h3", "", title));
     for (const [name, value] of rows) {
       const row = element("div");
-      row.append(element("span", "", words(name)), element("span", "", value));
+      row.append(element("span", "", name), element("span", "", value));
       made.append(row);
     }
     if (!rows.length) made.append(element("p", "", "none"));
     return made;
   }
 
-  const counted = (counts) => Object.entries(counts).map(([name, n]) => [name, number.format(n)]);
+  const counted = (counts, told = words) =>
+    Object.entries(counts).map(([name, n]) => [told(name), number.format(n)]);
 
   function showOverview() {
     const { total } = overview;
@@ -41,7 +42,7 @@
       card("Tokens", counted(overview.tokens)),
       card("Outcomes", counted(overview.outcomes)),
       card("Error kinds", counted(overview.error_kinds)),
-      card("Tools", counted(overview.tools)),
+      card("Tools", counted(overview.tools, String)),
       card("Prefixes within 10 % of what was recorded", Object.entries(overview.fidelity).map(
         ([client, f]) => [client, `${(100 * f.share_within_10_percent).toFixed(1)} % of ${f.n_states}`])),
       card("Redacted", counted(overview.redactions)),

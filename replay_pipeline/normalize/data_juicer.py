@@ -32,7 +32,7 @@ _IN_PROCESS = {"auto_op_parallelism": False, "num_proc": None, "skip_op_error": 
 
 @contextmanager
 def _root_logger_untouched() -> Iterator[None]:
-    """An import in there adds a handler to the root logger and raises its level."""
+    """Undo what an import in there does: it adds a handler to the root logger and raises its level."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -138,7 +138,7 @@ def _in_words(errors: Sequence[Any], modules: Mapping[str, type], preflight: Any
 
 
 def kind_of(operator: Any) -> str:
-    """What an operator does with rows: `filter`, `mapper`, `dataset` or `other`."""
+    """Tell what an operator does with rows: `filter`, `mapper`, `dataset` or `other`."""
     base = importlib.import_module("data_juicer.ops.base_op")
     for kind, classes in {
         "filter": base.Filter,

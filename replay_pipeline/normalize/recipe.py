@@ -94,7 +94,7 @@ class Recipe:
 
 
 def recipes_dir() -> Path:
-    """The folder of the bundled recipes, in a wheel and in a source checkout alike."""
+    """Give the folder of the bundled recipes, in a wheel and in a source checkout alike."""
     return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 

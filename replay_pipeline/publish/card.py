@@ -159,7 +159,7 @@ def _metadata(
 
 
 def _column_names() -> list[str]:
-    """Every column of every config once, those of a kind of row first."""
+    """Give every column of every config once, those of a kind of row first."""
     every = dict.fromkeys(name for schema in layout.CONFIGS.values() for name in schema.names)
     return [*(name for name in _COLUMNS), *(name for name in every if name not in _COLUMNS)]
 
@@ -197,7 +197,7 @@ def _period(teacher: Mapping[str, Any]) -> str:
 
 
 def _figures(batches: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    """What the stages counted, as far as they did."""
+    """Tell what the stages counted, as far as they did."""
     found = []
     for what, (stage, name) in _FIGURES.items():
         known = [n for batch in batches if (n := _stage(batch, stage).get(name)) is not None]
@@ -256,7 +256,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _code(text: str) -> str:
-    """A name that somebody else chose, as code: nothing in it is taken for Markdown or HTML."""
+    """Write a name that somebody else chose as code: nothing in it is taken for Markdown or HTML."""
     shown = " ".join(printable(text).replace("`", "'").split())
     return f"`{shown}`" if shown else ""
 

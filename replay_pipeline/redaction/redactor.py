@@ -14,10 +14,19 @@ from functools import cache
 
 from kingfisher_sdk import Scanner
 
+from replay_pipeline.redaction.people import (
+    BRANCH_SIGNS,
+    HOSTS_HEAD,
+    is_private_login,
+    replace_people,
+    without_branch_heads,
+    without_hosts,
+)
 from replay_pipeline.redaction.secret_rules import (
     RULES,
     SecretHit,
     Suspicion,
+    matching,
     own_hits,
     suspicious,
 )
@@ -30,7 +39,7 @@ _MEMO_CHARS = 4_000_000
 _CHUNK_CHARS = 2_000_000
 """Held at once while many texts are prepared: compiling the rules takes as long as a megabyte."""
 
-_PLACEHOLDER = re.compile(r"<(?:SECRET:[a-z0-9_-]+|EMAIL|HOST):[0-9a-f]{8}>")
+_PLACEHOLDER = re.compile(r"<(?:SECRET:[a-z0-9_-]+|EMAIL|HOST|NAME|ADDRESS):[0-9a-f]{8}>")
 _EMAIL_NAME = re.compile(r"(?<![\w.+%/:-])[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}\Z")
 _EMAIL_HOST = re.compile(r"@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![\w@])")
 """Looked for first: a search for a literal is many times faster than one for a class."""
@@ -61,14 +70,14 @@ def _scanner() -> Scanner:
 
 
 def find_secrets(text: str) -> list[SecretHit]:
-    """Every secret in `text`, in order, without overlaps; placeholders are no secrets."""
+    """Give every secret in `text`, in order, without overlaps; placeholders are no secrets."""
     if len(text) < _MIN_CHARS:
         return []
     return _find(text, Suspicion())
 
 
 def find_secrets_in(texts: Sequence[str]) -> list[list[SecretHit]]:
-    """What `find_secrets` finds in each text, several times faster than one by one."""
+    """Tell what `find_secrets` finds in each text, several times faster than one by one."""
     return [
         _find(text, suspicion) if len(text) >= _MIN_CHARS else []
         for text, suspicion in zip(texts, suspicious(texts), strict=True)
@@ -128,7 +137,7 @@ _Redacted = tuple[str, Counter[str]]
 
 
 class Redactor:
-    """Replaces secrets, e-mail addresses and home folders in text.
+    """Replaces secrets, people, e-mail addresses, home folders, hosts and addresses in text.
 
     `salt` makes the placeholders of one installation unlike those of another: without it, a
     guessed secret could be confirmed by its placeholder.
@@ -140,13 +149,12 @@ class Redactor:
         self._key = hashlib.blake2b(salt.encode(), digest_size=16).digest()
         self._memo: dict[_Key, _Redacted | None] = {}
         self._n_memo_chars = 0
-        self._user_rules: dict[frozenset[str], re.Pattern[str] | None] = {}
 
     def text(self, text: str, *, users: frozenset[str] = frozenset()) -> str:
         """`text` with placeholders.
 
-        `users` are login names, replaced where they stand as an account, a folder or the head
-        of a branch name.
+        `users` are the people of the session, as `people_in` finds them: login names become
+        `user`, full names a placeholder.
         """
         if len(text) < _MIN_CHARS:
             return text
@@ -155,7 +163,7 @@ class Redactor:
             known = self._memo[key]
         except KeyError:
             self._forget()
-            known = self._remember(key, text, Suspicion())
+            known = self._remember(key, text, Suspicion(), has_host=True)
         if known is None:
             return text
         self.counts.update(known[1])
@@ -169,7 +177,7 @@ class Redactor:
         self.prepare_groups([(users, texts)])
 
     def prepare_groups(self, groups: Iterable[tuple[frozenset[str], Iterable[str]]]) -> None:
-        """The same for texts of several conversations, each with its `users`."""
+        """Give the same for texts of several conversations, each with its `users`."""
         self._memo.clear()
         self._n_memo_chars = 0
         new: dict[_Key, str] = {}
@@ -187,13 +195,16 @@ class Redactor:
         self._prepare(new)
 
     def _prepare(self, new: dict[_Key, str]) -> None:
-        suspicions = suspicious(list(new.values()))
-        for (key, text), suspicion in zip(new.items(), suspicions, strict=True):
-            self._remember(key, text, suspicion)
+        texts = list(new.values())
+        suspicions, hosts = suspicious(texts), matching(HOSTS_HEAD, texts)
+        for (key, text), suspicion, has_host in zip(new.items(), suspicions, hosts, strict=True):
+            self._remember(key, text, suspicion, has_host=has_host)
 
-    def _remember(self, key: _Key, text: str, suspicion: Suspicion | None) -> _Redacted | None:
+    def _remember(
+        self, key: _Key, text: str, suspicion: Suspicion | None, *, has_host: bool
+    ) -> _Redacted | None:
         counts: Counter[str] = Counter()
-        redacted = self._replaced(text, key[0], counts, suspicion)
+        redacted = self._replaced(text, key[0], counts, suspicion, has_host=has_host)
         known = self._memo[key] = None if redacted == text else (redacted, counts)
         self._n_memo_chars += len(redacted) if known else 0
         return known
@@ -209,6 +220,8 @@ class Redactor:
         users: frozenset[str],
         counts: Counter[str],
         suspicion: Suspicion | None,
+        *,
+        has_host: bool,
     ) -> str:
         hits = _find(text, suspicion)
         if hits:
@@ -223,12 +236,26 @@ class Redactor:
             text = self._without_emails(text, counts)
         for rule in _home_rules(text):
             text = rule.sub(lambda m: _home(m, counts), text)
-        if any(user in text for user in users):
-            rule = self._rule_for(users)
-            if rule is not None:
-                text, n_names = rule.subn("user", text)
-                counts["user_name"] += n_names
+        if users:
+            text = replace_people(text, users, lambda match: self._person(match, counts))
+        if any(sign in text for sign in BRANCH_SIGNS):
+            text, n_heads = without_branch_heads(text)
+            counts["user_name"] += n_heads
+        if has_host:
+
+            def hidden(kind: str, value: str) -> str:
+                counts[kind.lower()] += 1
+                return f"<{kind}:{self._h8(value.lower())}>"
+
+            text = without_hosts(text, hidden)
         return text
+
+    def _person(self, match: re.Match[str], counts: Counter[str]) -> str:
+        if match.lastgroup == "name":
+            counts["name"] += 1
+            return f"<NAME:{self._h8(match.group())}>"
+        counts["user_name"] += 1
+        return "user"
 
     def _placeholder(self, kind: str, text: str, hit: SecretHit) -> str:
         return f"<SECRET:{kind}:{self._h8(text[hit.start : hit.end])}>"
@@ -253,23 +280,6 @@ class Redactor:
                 copied = end
         return "".join([*parts, text[copied:]]) if parts else text
 
-    def _rule_for(self, users: frozenset[str]) -> re.Pattern[str] | None:
-        if users not in self._user_rules:
-            names = [re.escape(n) for n in sorted(users) if _is_private_name(n)]
-            pattern = None
-            if names:
-                one = f"(?:{'|'.join(names)})"
-                pattern = re.compile(
-                    rf"(?<![\w.-]){one}(?=[@/\\])|(?<=[/\\~@]){one}(?![\w.-])"
-                    rf"|(?<=[\w-] ){one}(?= +\w+ +\d)"
-                )
-            self._user_rules[users] = pattern
-        return self._user_rules[users]
-
-
-def _is_private_name(name: str) -> bool:
-    return len(name) >= 3 and name.lower() not in RULES.common_logins
-
 
 def _home(match: re.Match[str], counts: Counter[str]) -> str:
     name = match["name"]
@@ -290,6 +300,6 @@ def _home_rules(text: str) -> list[re.Pattern[str]]:
 
 
 def user_of(cwd: str | None) -> str | None:
-    """The login name in a home folder path, if there is one."""
+    """Give the login name in a home folder path, if there is one."""
     match = next((m for rule in _home_rules(cwd or "") if (m := rule.search(cwd or ""))), None)
-    return match["name"] if match and _is_private_name(match["name"]) else None
+    return match["name"] if match and is_private_login(match["name"]) else None

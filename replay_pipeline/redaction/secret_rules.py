@@ -80,8 +80,11 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that `secret_rules.toml` holds."""
 
     names: _Texts
+    common_pairs: _Text
     common_passwords: frozenset[_Text]
     common_logins: frozenset[_Text]
+    wordlike_logins: frozenset[_Text]
+    branch_words: frozenset[_Text]
     token: tuple[TokenRule, ...]
     line: tuple[LineRule, ...]
 
@@ -95,7 +98,7 @@ def load_rules(text: str) -> Rules:
     try:
         rules = msgspec.convert(tomllib.loads(text), Rules)
         for rule in (*rules.token, *rules.line):
-            _matching(rule.signal, [""])
+            matching(rule.signal, [""])
         valid = all(rule.expressions for rule in rules.token) and all(
             "secret" in rule.expression.groupindex for rule in rules.line
         )
@@ -142,7 +145,7 @@ def own_hits(text: str, depth: int = 0, *, suspicion: Suspicion = _ANYTHING) -> 
 
 
 def _ends(text: str, literal: str) -> Iterator[int]:
-    """Where each occurrence of a literal ends."""
+    """Tell where each occurrence of a literal ends."""
     position = text.find(literal)
     while position >= 0:
         yield position + len(literal)
@@ -176,10 +179,17 @@ def _is_escape(text: str, position: int) -> bool:
 
 # Values that are known by the name they are given to.
 
+_CLOSED = r"(?:\\*[\"'`]?\]?)"
+_SIGN = (
+    r"\s{0,8}(?:=>|:=|=|:(?!:)|\|)\s{0,8}|[\"']?,\s?(?=[\"'])"
+    r"|[\"']?\s{1,8}(?:value|content)\s?=\s?|>(?:\s{0,8}</?\w{1,8}>){0,3}\s{0,8}"
+    r"|</\w{1,8}>\s{0,8}<\w{1,8}>"
+)
+"""An assignment, the next cell of a table, the next argument, an attribute, or an element."""
 _ASSIGNED = re.compile(
-    r"(?P<rest>(?:_?(?:KEY(?:_BASE)?|HASH_SALT|VALUE)|Key|_?key(?:_base)?|s)?)"
-    r"(?:\\*[\"'`]?\]?)(?P<sign>\s{0,8}(?:=>|:=|=|:(?!:))\s{0,8}|[\"']?,\s?(?=[\"']))"
-    r"(?P<quote>(?:\\*[\"'`])?)(?P<secret>[^\s\"'`\\]{8,200}+)"
+    r"(?P<rest>(?:[_-]?(?:KEY(?:_BASE)?|HASH_SALT|VALUE|ID|Id|id|Key|key(?:_base)?)|s)?)"
+    rf"{_CLOSED}(?P<sign>{_SIGN})"
+    r"(?P<quote>(?:\\*[\"'`])?)(?P<secret>[^\s\"'`\\<]{8,400}+)"
 )
 _TRAILING = ",;)]}>|&"
 _DUMMY = re.compile(
@@ -189,7 +199,12 @@ _DUMMY = re.compile(
 )
 
 
-_EXPRESSION = re.compile(r"[$%@/.<{\[(-]|[A-Za-z_][\w.]*[(\[<{]|\w+://|[A-Za-z_]+\.[A-Za-z_.]+")
+_EXPRESSION = re.compile(
+    r"[$%@/.<{\[(-]|[A-Za-z_][\w.]*[(\[<{]|\w+://|[A-Za-z_]+\.[A-Za-z_.]+(?!\w)"
+)
+_PAGE = re.compile(r"(?:next|page|continuation|cursor|sync)[ _-]?token\Z", re.IGNORECASE)
+"""A place in a list, which opens nothing."""
+_HEX = re.compile(r"[0-9a-fA-F]{8,}(?:[-:][0-9a-fA-F]{4,})*")
 
 
 def _assignments(text: str) -> Iterator[SecretHit]:
@@ -197,9 +212,11 @@ def _assignments(text: str) -> Iterator[SecretHit]:
         is_password = name.lower() in {"assword", "asswd", "pwd", "passphrase"}
         for end in _ends(text, name):
             match = _ASSIGNED.match(text, end)
-            if match is None:
+            if match is None or _PAGE.search(text, max(0, end - 24), end):
                 continue
-            value = match["secret"] if match["quote"] else match["secret"].rstrip(_TRAILING)
+            value = match["secret"]
+            if not match["quote"]:
+                value = value.partition("&")[0].rstrip(_TRAILING)
             if _is_value(value, is_quoted=bool(match["quote"]), is_password=is_password):
                 start = match.start("secret")
                 kind = "password" if is_password else "assigned-secret"
@@ -209,7 +226,10 @@ def _assignments(text: str) -> Iterator[SecretHit]:
 def _is_value(value: str, *, is_quoted: bool, is_password: bool) -> bool:
     n_signs = len(set("!@#$%^&*+~?") & set(value))
     if not is_quoted and n_signs < 4 and _EXPRESSION.match(value):
-        return False
+        # A token may have dots in it; a chain of names is code.
+        is_token = "(" not in value and "[" not in value and value[0].isalnum()
+        if not is_token or "://" in value or _is_wordy(value):
+            return False
     return is_random(value, is_password=is_password)
 
 
@@ -223,21 +243,41 @@ def is_random(value: str, *, is_password: bool = False) -> bool:
     has_sign = any(not c.isalnum() and c not in "_-./:" for c in value)
     n_classes = has_digit + has_upper + has_lower + has_sign
     bits = entropy(value)
-    if re.fullmatch(r"[0-9a-fA-F]+", value):
-        return len(value) >= 24 and bits > 3.0 and not value.isdigit()
+    if _HEX.fullmatch(value) and not is_password:
+        is_grouped = ":" in value or len(value) >= 24
+        return is_grouped and bits > 2.9 and not value.isdigit()
     if is_password:
         is_wordy = re.fullmatch(r"[a-z]+[_.:-]?\d{0,3}|[\w.-]+\.[a-z]{2,5}", value) is not None
         return has_digit and n_classes >= 3 and bits > 2.7 and not is_wordy
     is_mixed = has_digit and (has_upper or has_lower)
-    return len(value) >= 20 and is_mixed and bits > 3.6 and not _is_wordy(value)
+    if len(value) < 20:
+        n_digits = sum(c.isdigit() for c in value)
+        return (
+            len(value) >= 14
+            and is_mixed
+            and n_digits >= 2
+            and bits > 3.1
+            and value.isalnum()
+            and not _is_wordy(value)
+        )
+    return is_mixed and bits > 3.3 and not _is_wordy(value)
 
 
-_WORD = re.compile(r"[A-Z]?[a-z]{4,}|[A-Z]{5,}")
+_LETTERS = re.compile(r"[a-z]{3,}|[A-Z]{3,}|[A-Z][a-z]{2,}")
+_MIN_PAIRS = 5
+_WORDY_SHARE = 0.5
+"""Of pairs of letters that are common: words and names have two thirds, random letters a fifth."""
 
 
 def _is_wordy(value: str) -> bool:
     """Whether much of a value is words, as in paths and identifiers."""
-    return sum(len(word) for word in _WORD.findall(value)) > 0.45 * len(value)
+    runs = [run.lower() for run in _LETTERS.findall(value)]
+    pairs = [run[i : i + 2] for run in runs for i in range(len(run) - 1)]
+    if len(pairs) < _MIN_PAIRS:
+        return False
+    if sum(map(len, runs)) < 0.45 * len(value):
+        return False
+    return sum(pair in _PAIRS for pair in pairs) > _WORDY_SHARE * len(pairs)
 
 
 def entropy(value: str) -> float:
@@ -303,7 +343,7 @@ def _encoded(text: str, depth: int) -> Iterator[SecretHit]:
 
 
 def _decoded_base64(value: str) -> str:
-    """The text in a base64 value; empty if there is none."""
+    """Give the text in a base64 value; empty if there is none."""
     body = value.rstrip("=").replace("-", "+").replace("_", "/")
     if not _is_text(body[:24]):
         return ""
@@ -334,28 +374,31 @@ def _is_text(head: str) -> bool:
 def suspicious(texts: Sequence[str]) -> list[Suspicion | None]:
     """For each text, what `own_hits` might find in it; `None` for nothing at all."""
     found: list[Suspicion | None] = [None] * len(texts)
-    positions = [i for i, flag in enumerate(_matching(_SIGNAL, texts)) if flag]
+    positions = [i for i, flag in enumerate(matching(_SIGNAL, texts)) if flag]
     if positions:
         suspects = [texts[i] for i in positions]
-        families = _matching(_TOKEN_HEADS, suspects), _matching(_ENCODED, suspects)
+        families = matching(_TOKEN_HEADS, suspects), matching(_ENCODED, suspects)
         for i, has_token, is_encoded in zip(positions, *families, strict=True):
             found[i] = Suspicion(has_token, is_encoded)
     return found
 
 
-def _matching(pattern: str, texts: Sequence[str]) -> list[bool]:
+def matching(pattern: str, texts: Sequence[str]) -> list[bool]:
+    """Tell for each text whether a linear-time engine finds the pattern in it."""
     array, options = string_array(texts), pc.MatchSubstringOptions(pattern)
     return pc.call_function("match_substring_regex", [array], options).to_pylist()
 
 
 RULES = load_rules((Path(__file__).with_name("secret_rules.toml")).read_text("utf-8"))
+_PAIRS = frozenset(RULES.common_pairs.split())
 _TOKENS = [(rule, literal) for rule in RULES.token for literal in rule.literals]
 _LINES = [(rule, literal) for rule in RULES.line for literal in rule.literals]
 _ENCODED = rf"(?:{_ASCII_GROUP}){{6}}|%[0-9A-Fa-f]{{2}}"
 _TOKEN_HEADS = "|".join(rule.signal for rule in RULES.token)
 _ASSIGNED_HEAD = (
-    rf"(?:{'|'.join(map(re.escape, RULES.names))})[A-Za-z_]{{0,10}}"
-    r"[\\\"'\x60\]]*\s*[=:,][=>]?\s*[\\\"'\x60]*[^\s\"'\x60\\]*[0-9]"
+    rf"(?:{'|'.join(map(re.escape, RULES.names))})[A-Za-z_-]{{0,10}}"
+    r"[\\\"'\x60\]]*(?:\s*[=:,|>][=>]?|</\w{1,8}>|\s+(?:value|content)\s?=)(?:\s*</?\w{1,8}>){0,3}"
+    r"\s*[\\\"'\x60]*[^\s\"'\x60\\]*[0-9]"
 )
 """A name, a sign and a value with a digit, which every value that looks like a secret has."""
 _SIGNAL = "|".join(

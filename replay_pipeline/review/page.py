@@ -121,7 +121,7 @@ def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _page() -> str:
-    """The page with a mark where the data go."""
+    """Give the page with a mark where the data go."""
     style, body, script = (
         (_HERE / f"page.{kind}").read_text("utf-8") for kind in ("css", "html", "js")
     )

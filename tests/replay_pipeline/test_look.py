@@ -69,6 +69,8 @@ def test_every_session_turn_and_decision_that_was_read_is_in_the_page(sample):
     assert sorted(decisions) == sorted(read.states["state_id"].to_pylist())
     tools = {who for turn in shown for who, _ in turn["parts"] if who.startswith("call: ")}
     assert tools == {f"call: {name}" for name in figures["tools"]}
+    whos = [[who for who, _ in turn["parts"]] for turn in shown if "state" in turn]
+    assert not [each for each in whos if "tool" in each and each[0] == "tool"]
     assert not [turn for turn in shown if "state" in turn and not turn["parts"]]
     assert figures["total"]["states"] == sum(figures["outcomes"].values()) == len(read.states)
     assert figures["tokens"]["output"] == read.report.usage["output_tokens"]

@@ -1,0 +1,100 @@
+"""Secrets in the forms that text of coding sessions has: the kinds are those of public scanners."""
+
+import json
+from collections.abc import Callable
+from random import Random
+from string import ascii_letters, ascii_lowercase, digits
+
+import pytest
+
+from replay_pipeline.redaction.redactor import Redactor, find_secrets
+
+CARRIERS: dict[str, Callable[[str, str], str]] = {
+    "shell": lambda name, value: f"export {name.upper()}={value}\n",
+    "dotenv": lambda name, value: f'{name.upper()}="{value}"\nPORT=8080\n',
+    "json": lambda name, value: json.dumps({"name": "shop", name: value}),
+    "json in json": lambda name, value: json.dumps({"body": json.dumps({name: value})}),
+    "yaml": lambda name, value: f"shop:\n  {name}: {value}\n  port: 1\n",
+    "table": lambda name, value: f"| name | value |\n|---|---|\n| {name} | {value} |\n",
+    "table of code": lambda name, value: f"| `{name.upper()}` | `{value}` | yes |\n",
+    "attribute": lambda name, value: f'<input type="hidden" name="{name}" value="{value}">',
+    "element": lambda name, value: f"<{name}>{value}</{name}>",
+    "cells": lambda name, value: f"<tr><td>{name}</td><td>{value}</td></tr>",
+    "header": lambda name, value: f"> X-{name.replace('_', '-').title()}: {value}\r\n> Accept: */*",
+    "upper header": lambda name, value: f"X-{name.replace('_', '-').upper()}: {value}",
+    "query": lambda name, value: f"GET https://shop.dev/v1?{name}={value}&page=2 200",
+    "argument": lambda name, value: f"client = Client({name}='{value}')",
+    "numbered line": lambda name, value: f"     7\u2192{name.upper()}={value}\n     8\u2192A=1",
+    "diff": lambda name, value: f"-{name}: old\n+{name}: {value}\n",
+}
+NAMES = ("api_key", "access_token", "client_secret", "signing_key", "aws_secret_access_key")
+
+
+def drawn(random: Random, letters: str, n: int) -> str:
+    """A value as it is drawn at random, which is never without a digit."""
+    value = "".join(random.choice(letters) for _ in range(n - 2))
+    return value[: n // 2] + random.choice(digits) + value[n // 2 :] + random.choice(digits)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_random_value_under_a_telling_name_is_found_in_every_form(carrier: str):
+    random = Random(carrier)
+    redactor = Redactor()
+    survived = 0
+    for i in range(200):
+        letters = random.choice([ascii_letters + digits, ascii_lowercase + digits])
+        value = drawn(random, letters, random.choice([24, 32, 40, 64]))
+        survived += value in redactor.text(CARRIERS[carrier](NAMES[i % len(NAMES)], value))
+    assert survived <= 2
+
+
+def token(random: Random, n: int) -> str:
+    return drawn(random, ascii_letters + digits, n)
+
+
+KINDS: dict[str, Callable[[Random], str]] = {
+    "alibaba-access-key-id": lambda r: "LTAI" + token(r, 20),
+    "discord-webhook": lambda r: (
+        f"https://discord.com/api/webhooks/{10**17 + r.randrange(10**17)}/{token(r, 68)}"
+    ),
+    "fireworks-key": lambda r: "fw_" + token(r, 24),
+    "fly-token": lambda r: "fm2_" + token(r, 60),
+    "mailgun-key": lambda r: "pubkey-" + drawn(r, "abcdef" + digits, 32),
+    "new-relic-key": lambda r: "NRII-" + token(r, 27),
+    "planetscale-token": lambda r: "pscale_tkn_" + token(r, 43),
+    "square-token": lambda r: "EAAA" + token(r, 40),
+    "typeform-token": lambda r: "tfp_" + token(r, 59),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_is_found_by_its_own_look(kind: str):
+    random = Random(kind)
+    for _ in range(20):
+        value = KINDS[kind](random)
+        assert value[-20:] not in Redactor().text(f"it says {value} there")
+
+
+@pytest.mark.parametrize("slash", ["/", r"\/", r"\\/"])
+def test_a_password_in_an_address_is_found_behind_escaped_slashes(slash: str):
+    text = f"postgres:{slash}{slash}svc:hH7gg2kLmQ9x@db.shop.dev:5432{slash}x"
+    assert "hH7gg2kLmQ9x" not in Redactor().text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token = self._get_next_token2(stream)",
+        "api_key=settings.openai.api_key_v2",
+        "access_token: Optional[AccessTokenV2] = None",
+        '"NextToken": "eav1OzQB0OM8rLdGXOEsyQWSGXXqnqL3"',
+        "password=request.form.get('password1')",
+        "| access_token | the OAuth2 token of the current user |",
+        "<api_key>YOUR_API_KEY_GOES_HERE_1</api_key>",
+        "client_secret = load_client_secret_from_vault_v2()",
+        'data-token-type="bearerTokenHandlerFactory2"',
+        "postgresql://scott:tiger@localhost/test",
+    ],
+)
+def test_code_that_speaks_of_secrets_holds_none(text: str):
+    assert find_secrets(text) == []

@@ -1,0 +1,88 @@
+"""Who and where somebody is: login names, full names, hosts and addresses of a session."""
+
+import pytest
+
+from replay_pipeline.redaction.people import people_in
+from replay_pipeline.redaction.redactor import Redactor
+
+SESSION = (
+    "cwd /Users/janedoe/shop",
+    "Author: Jane Doe <jane@shop.dev>",
+    '{"login":"mkowal","name":"Maria Kowal"}',
+    "See 'origin/tlind/fix-cart'",
+)
+
+
+def clean(text: str) -> str:
+    return Redactor().text(text, users=people_in(SESSION))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "janedoe           512   0.0  0.1 /usr/libexec/trustd",
+        "node    1234 janedoe   23u  IPv6 0x1  0t0  TCP *:3000 (LISTEN)",
+        "-rw-r--r--  1 janedoe  staff  12 Mar  1 a.txt",
+        "uid=501(janedoe) gid=20(staff)",
+        "owner: janedoe",
+        "Janedoe has pushed",
+        "git checkout janedoe/fix-login",
+        "reviewer @mkowal asks",
+        "On branch tlind/fix-cart",
+        "`tlind/fix-cart` is behind",
+    ],
+)
+def test_a_login_name_of_the_session_is_replaced_wherever_it_stands(text: str):
+    redacted = clean(text).lower()
+    assert "user" in redacted
+    assert not {"janedoe", "mkowal", "tlind"} & set(redacted.replace("/", " ").split())
+    assert "janedoe" not in redacted
+
+
+@pytest.mark.parametrize("name", ["Jane Doe", "Maria Kowal"])
+def test_a_full_name_gets_one_placeholder_in_the_whole_session(name: str):
+    first, second = clean(f"by {name}, today"), clean(f"thanks to {name}!")
+    assert name not in first + second
+    assert first[3:18] == second[10:25]
+    assert first[3:9] == "<NAME:"
+
+
+def test_a_name_that_is_a_word_is_replaced_only_as_an_account():
+    redactor = Redactor()
+    people = people_in(["/home/mark/shop"])
+    assert redactor.text("mark the row as done", users=people) == "mark the row as done"
+    line = "mark   1234  0.0 python"
+    assert redactor.text(line, users=people) == line.replace("mark", "user")
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("Darwin janes-box.fritz.box 23.1.0 Darwin Kernel", "janes-box.fritz.box"),
+        ("Linux build-7 6.1.0-18 x86_64", "build-7"),
+        ("http://janes-laptop.local:3000", "janes-laptop.local"),
+        ("Last login on Janes-MacBook-Pro", "Janes-MacBook-Pro"),
+        ("connected to 93.184.216.34 port 22", "93.184.216.34"),
+    ],
+)
+def test_hosts_and_public_addresses_are_replaced(text: str, hidden: str):
+    redactor = Redactor()
+    redactor.prepare([text, "another text"])
+    assert hidden not in redactor.text(text)
+    assert redactor.text(text) == Redactor().text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "listening on 127.0.0.1:8080 and 192.168.1.20",
+        "Chrome/120.0.0.0 Safari/537.36",
+        "version 4.2.1.7 is out",
+        "see .claude/settings.local.json and settings.local",
+        "import foo.internal.bar; x.local()",
+        "git merge feature/cart and origin/release/2.1",
+        "export class UserService extends Base {}",
+    ],
+)
+def test_what_tells_nothing_about_anybody_stays(text: str):
+    assert clean(text) == text
