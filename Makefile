@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo real-model test test-browser test-real screenshots test-frameworks ui check check-deploy audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model test test-browser test-real test-engines screenshots test-frameworks ui check check-deploy audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -46,6 +46,16 @@ real-model: $(STAMP)
 # Trains them for some minutes a model; not part of `make test`.
 test-real: real-model
 	$(BIN)/python -m pytest real_tests
+
+# Asks real servers (`transformers serve`, llama.cpp's) on these weights, from an environment of their
+# own; not part of `make test`.
+test-engines: real-model $(ENVIRONMENTS)/engines/.ready
+	$(BIN)/python -m pytest engines_tests
+
+$(ENVIRONMENTS)/engines/.ready: engines_tests/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 # The pictures of the docs, from the running product.
 screenshots: $(STAMP)

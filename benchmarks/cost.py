@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tokenizers import Tokenizer
 
-from replay_pipeline.ingesters import ingest
+from replay_pipeline.ingesters import Traces, ingest
 from replay_pipeline.replay import DEFAULT_GATES, measure_gates, parse_gates
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
 from replay_pipeline.replay.gates import ASK
@@ -93,14 +93,15 @@ def n_tokens(message: Message, count: Count) -> int:
 
 def read_sessions(folder: Path, count: Count, every: int) -> Sessions:
     """Sessions as they would be sent; every so many of them is taken."""
-    by_session: dict[str, list[TraceState]] = {}
+    by_session: dict[str, list[str]] = {}
     sessions: Sessions = []
     builder = RequestBuilder(RequestOptions())
     seen: set[Prefix] = set()
-    traces = ingest(folder)
-    rows = traces.states.select("state_id", "session_id").rows()
-    for state_id, session_id in rows:
-        by_session.setdefault(session_id, []).append(state_id)
+    read = ingest(folder)
+    traces = Traces(sessions=read.sessions, turns=read.turns, states=read.states, tools=read.tools)
+    rows = read.states.select(["state_id", "session_id"]).to_pylist()
+    for row in rows:
+        by_session.setdefault(row["session_id"], []).append(row["state_id"])
     for number, ids in enumerate(by_session.values()):
         if number % every or len(ids) < 5:
             continue

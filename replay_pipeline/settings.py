@@ -135,7 +135,7 @@ class NormalizeSettings(_Section):
     """Which pairs are fit to publish."""
 
     recipe: str = "tool_calls"
-    """A bundled recipe (`default`, `tool_calls`, `strict`, `lint`) or a path to a YAML file."""
+    """A bundled recipe (`default`, `tool_calls`, `strict`, `lint`, `none`) or a path to a YAML file."""
     executor: Literal["in_process", "default", "ray"] = "in_process"
     """Where row filters run: in this process, or in data-juicer's `ray` or `default` executor."""
     allow_operators: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class TraineeSettings(_Section):
     """The endpoint that serves it, instead of a folder."""
     n_samples: Annotated[int, Field(ge=1)] = 4
     """Samples at each state."""
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     """Of the samples; at 0 they are all the same."""
     max_prompt_tokens: Annotated[int, Field(ge=1)] = 1024
     """Longest prompt of a folder's model, in tokens; longer ones lose their oldest messages."""
@@ -330,7 +330,7 @@ class Settings(_Section):
         return self.replay.ledger or str(self.local_dir() / name)
 
     def local_dir(self) -> Path:
-        """The folder for what must be on this machine.
+        """Give the folder for what must be on this machine.
 
         Raises:
             ConfigError: the data root is on an object store, and no such folder is named.
@@ -346,11 +346,11 @@ class Settings(_Section):
         )
 
     def dataset_dir(self) -> Place:
-        """Where the published dataset lies: a folder, or its place on an object store."""
+        """Tell where the published dataset lies: a folder, or its place on an object store."""
         return self.publish.folder or self.data_dir / "dataset"
 
     def model_dir(self) -> Place:
-        """Where the trained model is kept: a folder, or its place on an object store."""
+        """Tell where the trained model is kept: a folder, or its place on an object store."""
         return self.train.output or self.data_dir / "model"
 
     def training_dir(self) -> Path:
@@ -358,7 +358,7 @@ class Settings(_Section):
         return self.train.output or self.local_dir() / "model"
 
     def secrets(self) -> list[str]:
-        """What must not leave this machine: keys and passwords of the environment, longest first.
+        """Tell what must not leave this machine: keys and passwords of the environment, longest first.
 
         Those of the teachers, of variables whose names say so, and of addresses.
         """
@@ -434,7 +434,7 @@ def _teachers(choice: str) -> dict[str, Any]:
 
 
 def api_key(name: str | None) -> SecretStr | None:
-    """The key in environment variable `name`, or `None` when `name` is `None` or empty.
+    """Give the key in environment variable `name`, or `None` when `name` is `None` or empty.
 
     Where the variable is not set, `<name>_FILE` may name a file that holds the key, as secrets are
     mounted in containers. It must be readable by its owner only.
@@ -483,7 +483,7 @@ def _private_text(path: Path, *, variable: str) -> str:
 
 
 def redaction_salt() -> str:
-    """What makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
+    """Tell what makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
     return variables().get("REPLAY_SALT", "")
 
 

@@ -35,7 +35,7 @@ class WindowPolicy:
     limit: int = 0
 
     def apply(self, messages: list[Message]) -> list[Message]:
-        """The messages shown of a prefix; `messages` itself stays as it is."""
+        """Give the messages shown of a prefix; `messages` itself stays as it is."""
         if self.kind == "clear_tool_results":
             return _clear_results(messages, self.limit)
         if self.kind == "token_budget":
@@ -44,7 +44,7 @@ class WindowPolicy:
 
 
 def parse_window(text: str) -> WindowPolicy:
-    """The policy that a setting names: `full`, `clear_tool_results:N` or `token_budget:N`.
+    """Give the policy that a setting names: `full`, `clear_tool_results:N` or `token_budget:N`.
 
     Raises:
         ConfigError: there is no such policy, or its number is missing or zero.
@@ -59,7 +59,7 @@ def parse_window(text: str) -> WindowPolicy:
 
 
 def window_messages(messages: list[Message], window: str) -> list[Message]:
-    """The messages shown of a prefix under the policy that `window` names.
+    """Give the messages shown of a prefix under the policy that `window` names.
 
     Raises:
         ConfigError: there is no such policy, or its number is missing or zero.

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from peft import PeftModel
 from repositories import BLANK, Repository, conversation, execute, repositories
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -32,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trainer.data.evaluation import end_tokens
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message
-from trainer.integrations.loading import with_adapter
+from trainer.integrations.loading import with_adapter, without_peft_warnings
 from trainer.integrations.settings import PeftOptions
 from trainer.losses.preference import simpo_loss
 
@@ -43,7 +44,7 @@ MEASURES = ("true", "blank", "shuffled", "consensus", "executed")
 TESTED = ("new_repositories", "new_families")
 BETA = 8.0
 TWINS = (0, 1)
-ARMS = ("untouched", "pairs", "swapped", "shuffled", "random", "sft", "on_policy")
+ARMS = ("untouched", "pairs", "then_sft", "swapped", "shuffled", "random", "sft", "on_policy")
 ANCHOR = 0.1
 """Weight of the log-probability of the chosen side, which preference losses let fall."""
 
@@ -85,6 +86,11 @@ class Policy:
             layers=f"{self.options.first_layer}-{len(self.base.model.layers) - 1}",
         )
         self.model = with_adapter(self.base, peft)
+
+    def adapt_from(self, folder: Path) -> None:
+        """Go on with the adapters of another arm."""
+        with without_peft_warnings():
+            self.model = PeftModel.from_pretrained(self.base, str(folder), is_trainable=True)
 
     def restore(self) -> None:
         """Take the adapters off."""
@@ -235,7 +241,8 @@ def contrast_loss(
     sides = policy.logps(twin_rows(policy, repository, shown), keep=shown is repository)
     good = torch.stack([both[c] for both, c in zip(sides, chosen, strict=True)])
     bad = torch.stack([both[1 - c] for both, c in zip(sides, chosen, strict=True)])
-    return simpo_loss(good, bad, beta=BETA, gamma=0.0) - ANCHOR * good.mean()
+    anchor = 1.0 if arm == "then_sft" else ANCHOR
+    return simpo_loss(good, bad, beta=BETA, gamma=0.0) - anchor * good.mean()
 
 
 def sft_rows(policy: Policy, repository: Repository) -> list[Row]:
@@ -246,10 +253,18 @@ def sft_rows(policy: Policy, repository: Repository) -> list[Row]:
     ]
 
 
-def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> dict[str, Any]:
+def train(
+    policy: Policy, arm: str, seed: int, pool: Sequence[Repository], output: Path
+) -> dict[str, Any]:
     """Train one arm; returns what it cost and its losses."""
     options, draw = policy.options, random.Random(seed)
-    policy.adapt(seed)
+    steps = options.steps
+    if arm == "then_sft":
+        # The contrast teaches which action is better, and lets both become unlikely.
+        policy.adapt_from(output / f"pairs-{seed}")
+        steps, draw = steps // 3, random.Random(-1 - seed)
+    else:
+        policy.adapt(seed)
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, weight_decay=0.0)
     losses: list[float] = []
@@ -257,7 +272,7 @@ def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> di
     # SFT sees half of the responses in a step, and so does more steps for as many tokens.
     rows_of = sft_rows if arm == "sft" else twin_rows
     per_step = len(_tree(rows_of(policy, pool[0]))[0])
-    budget = options.steps * len(_tree(twin_rows(policy, pool[0]))[0])
+    budget = steps * len(_tree(twin_rows(policy, pool[0]))[0])
     order: list[Repository] = []
     samples: dict[tuple[int, int], str] = {}
     while len(losses) * per_step < budget:
@@ -300,7 +315,7 @@ def on_policy_samples(
     prompts = [policy.prompt(one.prompt(wanted)) for one, wanted in states]
     answers = policy.generate(prompts, temperature=0.7)
     n_agree = sum(
-        agreement(as_message(text), one.calls[wanted]) is not None
+        agreement(as_message(text), one.calls[wanted]) == "exact"
         for (one, wanted), text in zip(states, answers, strict=True)
     )
     print(f"on-policy samples: {n_agree} of {len(states)} agree with the consensus", flush=True)
@@ -315,7 +330,7 @@ def on_policy_loss(
     for wanted in TWINS:
         text = samples[repository.number, wanted]
         sides = [policy.response(repository.calls[wanted])]
-        if agreement(as_message(text), repository.calls[wanted]) is None:
+        if agreement(as_message(text), repository.calls[wanted]) != "exact":
             sides.append(policy.response({"role": "assistant", "content": text}))
         rows.append((policy.prompt(repository.prompt(wanted)), sides))
     losses: list[Tensor] = []
@@ -335,11 +350,12 @@ def measure(
     general: Sequence[list[int]],
     *,
     with_actions: bool = True,
-    every: int = 1,
+    act_every: int = 1,
+    controls_every: int = 2,
 ) -> dict[str, Any]:
     """Measure one model: hits of every pair under three prompts, greedy actions, general loss.
 
-    Blank and foreign prompts cost a pass of their own: every second repository is shown them.
+    Blank and foreign prompts cost a pass of their own: not every repository is shown them.
     """
     draw = random.Random(0)
     blank = policy.prompt(conversation(BLANK))
@@ -347,7 +363,7 @@ def measure(
     for one in tested:
         rows = twin_rows(policy, one)
         sides = {"true": policy.logps(rows, keep=True)}
-        if one.number % 2 == 0:
+        if one.number % controls_every == 0:
             both = rows[0][1]
             sides["blank"] = policy.logps([(blank, both)]) * 2
             strangers = draw.sample([other for other in tested if other is not one], 2)
@@ -366,13 +382,13 @@ def measure(
     asked = [
         (state, one, wanted)
         for state, (one, wanted) in zip(states, product(tested, TWINS), strict=True)
-        if with_actions and one.number % every == 0
+        if with_actions and one.number % act_every == 0
     ]
     answers = policy.generate([policy.prompt(one.prompt(wanted)) for _, one, wanted in asked])
     for (state, one, wanted), text in zip(asked, answers, strict=True):
         message = as_message(text)
         state["answer"] = text
-        state["consensus"] = float(agreement(message, one.calls[wanted]) is not None)
+        state["consensus"] = float(agreement(message, one.calls[wanted]) == "exact")
         state["outcome"] = execute(message, one, wanted)
         state["executed"] = float(state["outcome"] == "success")
     return {"states": states, "general_loss": general_loss(policy, general)}
@@ -505,6 +521,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--likely-only", nargs="*", default=[], help="arms without greedy actions")
     parser.add_argument("--act-every", type=int, default=1, help="act on every n-th repository")
+    parser.add_argument(
+        "--controls-every", type=int, default=2, help="other prompts at every n-th repository"
+    )
     parser.add_argument("--steps", type=int, default=Options.steps)
     given = parser.parse_args()
     options = Options(steps=given.steps)
@@ -523,14 +542,15 @@ def main() -> None:
                 general = general_text(policy)
             training = None
             if arm != "untouched":
-                training = train(policy, arm, seed, pool)
+                training = train(policy, arm, seed, pool, given.output)
                 policy.model.save_pretrained(given.output / f"{arm}-{seed}")
             measured = measure(
                 policy,
                 tested,
                 general,
                 with_actions=arm not in given.likely_only,
-                every=given.act_every,
+                act_every=given.act_every,
+                controls_every=given.controls_every,
             )
             policy.restore()
             path.write_text(json.dumps({"training": training, **measured}, indent=1), "utf-8")
@@ -547,11 +567,32 @@ def _write_table(output: Path, pool: list[Repository], tested: list[Repository])
     }
     found = {"arms": table(runs), "ngrams": ngram_baseline(pool, tested)}
     (output / "table.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    for arm, figures in found["arms"].items():
-        for split in TESTED:
-            shown = {k: v[0] for k, v in figures[split].items() if k in MEASURES and v}
-            print(f"{arm:12} {split:17}", *(f"{k} {v:.2f}" for k, v in shown.items()), flush=True)
-    print("n-grams", found["ngrams"])
+    print(as_markdown(found), flush=True)
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    """Write the table of `table.json` for people: shares in percent, intervals in brackets."""
+    lines = [
+        "| arm, seeds | tested on | " + " | ".join(MEASURES) + " | general loss | p |",
+        "|" + "---|" * (len(MEASURES) + 4),
+    ]
+    for arm, split in product(found["arms"], TESTED):
+        figures = found["arms"][arm][split]
+        cells = [_percent(figures[name]) for name in MEASURES]
+        loss = ", ".join(f"{one:.3f}" for one in found["arms"][arm]["general_loss"])
+        p = ", ".join(f"{one:.1g}" for one in figures.get("mcnemar_p", ())) or "—"
+        where = f"{split.replace('_', ' ')}, {figures['n_states']} states"
+        cells = [f"{arm}, {found['arms'][arm]['seeds']}", where, *cells, loss, p]
+        lines.append(f"| {' | '.join(cells)} |")
+    ngrams = ", ".join(f"{100 * one:.1f} % on {name}" for name, one in found["ngrams"].items())
+    return "\n".join([*lines, "", f"Word n-grams: {ngrams.replace('_', ' ')}."])
+
+
+def _percent(figure: list[float] | None) -> str:
+    if figure is None:
+        return "—"
+    mean, low, high = (f"{100 * one:.1f}" for one in figure)
+    return f"{mean} ({low} to {high})"
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ MIN_GAIN = 15.0
 
 
 def gains(evaluation: dict[str, Any]) -> dict[str, float]:
-    """Percentage points gained on the pairs and on their format-only control."""
+    """Percentage points gained with the true prompt and with a blank one."""
     return {
         group: 100 * (evaluation["after"][group]["accuracy"] - before["accuracy"])
         for group, before in evaluation["before"].items()
-        if group in ("preference", "format_only")
+        if group in ("preference", "blank_prompt")
     }
 
 
@@ -50,7 +50,7 @@ def train(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def means(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    keys = ("before", "after", "preference", "format_only")
+    keys = ("before", "after", "preference", "blank_prompt")
     return {
         arm: {key: statistics.fmean(row[key] for row in rows if row["arm"] == arm) for key in keys}
         for arm in dict.fromkeys(row["arm"] for row in rows)
@@ -59,17 +59,17 @@ def means(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| arm | seed | before | after | gain | control gain |",
+        "| arm | seed | before | after | gain | gain with a blank prompt |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row['arm']} | {row['seed']} | {row['before']:.1f} | {row['after']:.1f} "
-        f"| {row['preference']:+.1f} | {row['format_only']:+.1f} |"
+        f"| {row['preference']:+.1f} | {row['blank_prompt']:+.1f} |"
         for row in rows
     ]
     lines += [
         f"| **{arm}** | mean | {mean['before']:.1f} | {mean['after']:.1f} "
-        f"| **{mean['preference']:+.1f}** | **{mean['format_only']:+.1f}** |"
+        f"| **{mean['preference']:+.1f}** | **{mean['blank_prompt']:+.1f}** |"
         for arm, mean in means(rows).items()
     ]
     return "\n".join(lines)
@@ -93,7 +93,7 @@ def main() -> int:
     mean = means(rows)
     is_good = all(
         (mean[arm]["preference"] >= MIN_GAIN) == (arm != "channel 2 alone")
-        and mean[arm]["format_only"] < MIN_GAIN
+        and mean[arm]["blank_prompt"] < MIN_GAIN
         for arm in ("channel 3 alone", "channel 2 alone", "all three")
         if arm in mean
     )

@@ -37,7 +37,7 @@ def agreement_level(
     *,
     same_text: TextComparator | None = None,
 ) -> AgreementLevel | None:
-    """The strictest level at which two actions are the same next action; `None` if at none.
+    """Give the strictest level at which two actions are the same next action; `None` if at none.
 
     Symmetric in `a` and `b`. An invalid action agrees with nothing, itself included.
 
@@ -133,7 +133,7 @@ def _is_same_change(ours: Edits, theirs: Edits) -> bool:
 
 
 def _set_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel | None:
-    """The weakest level of the best one-to-one assignment, edits of one file gathered or not."""
+    """Give the weakest level of the best one-to-one assignment, edits of one file gathered or not."""
     if len(a) == len(b) and Counter(a) == Counter(b) and not _edits_depend_on_order(a, b):
         return "exact"
     if max(len(a), len(b)) > _MAX_CALLS:
@@ -159,7 +159,7 @@ def _edits_depend_on_order(a: tuple[Call, ...], b: tuple[Call, ...]) -> bool:
 
 
 def _gathered(calls: tuple[Call, ...]) -> list[tuple[Call, ...]]:
-    """Each call alone, but the edits of one file together, in order."""
+    """Give each call alone, but the edits of one file together, in order."""
     groups: dict[Any, list[Call]] = {}
     for number, call in enumerate(calls):
         key = keys_of(call).target if _is_edit(call) else number

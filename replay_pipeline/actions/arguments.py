@@ -184,7 +184,7 @@ def _understood(
 def _of_command(
     program: Program, name: tuple[str, ...], parsed: _Parsed, path: PathReader, depth: int
 ) -> Arguments:
-    """The options of a program that runs another command, and that command's own."""
+    """Give the options of a program that runs another command, and that command's own."""
     own, rest = parsed.operands[: program.lead], parsed.operands[program.lead :]
     inner = Arguments(tuple(rest), tuple(rest))
     if rest and depth < _MAX_DEPTH:
@@ -219,7 +219,7 @@ def _in_one_order(flags: list[Flag], groups: Mapping[str, frozenset[str]]) -> tu
 def _objects(
     program: Program, operands: list[str], path: PathReader, *, has_pattern: bool
 ) -> tuple[str, ...]:
-    """The operands, those that are paths resolved."""
+    """Give the operands, those that are paths resolved."""
 
     def read(word: str) -> str:
         # `-` is the standard input; a glob could match a name that reads as an option.
@@ -248,7 +248,7 @@ def _objects(
 def _strictly(
     program: Program, name: tuple[str, ...], words: Sequence[str], path: PathReader
 ) -> Arguments:
-    """The words of a command in their order."""
+    """Give the words of a command in their order."""
     spelled = list(words)
     if program.operands == "find":
         spelled = _from_start(words, path)
@@ -265,7 +265,7 @@ def _strictly(
 
 
 def _from_start(words: Sequence[str], path: PathReader) -> list[str]:
-    """The words of `find`: the starting points resolved where nothing sees their spelling."""
+    """Give the words of `find`: the starting points resolved where nothing sees their spelling."""
     if any(_NAMES_START.match(word) for word in words):
         return list(words)
     n = 0
@@ -294,7 +294,7 @@ def _with_flags_sorted(words: list[str]) -> list[str]:
 
 
 def _spelled_path(word: str, path: PathReader) -> str:
-    """A word that can only be a path, resolved; any other word as it is."""
+    """Give a word that can only be a path, resolved; any other word as it is."""
     if QUOTED in word or "//" in word:
         return word
     if not _PATH_LIKE.fullmatch(word.replace(ACTIVE + "~", "~")) and not _FILE_LIKE.fullmatch(word):

@@ -54,11 +54,11 @@ class Call:
         return hash(self.arguments)
 
     def values(self) -> dict[str, Any]:
-        """The arguments as an object."""
+        """Give the arguments as an object."""
         return _decode(self.arguments)
 
     def shown(self) -> str:
-        """The arguments for a reader or a model: `arguments` without a needless `cd`.
+        """Give the arguments for a reader or a model: `arguments` without a needless `cd`.
 
         Some agents write `cd <working directory> &&` before every command. It does nothing, but
         it would tell the two sides of a pair apart.
@@ -98,13 +98,13 @@ class Action:
         return tuple(call.name for call in self.calls)
 
     def render(self) -> str:
-        """The canonical text: one line `Tool {arguments}` per call, or the text."""
+        """Give the canonical text: one line `Tool {arguments}` per call, or the text."""
         if not self.calls:
             return self.text
         return "\n".join(f"{call.name} {call.shown()}" for call in self.calls)
 
     def to_message(self) -> Message:
-        """The canonical assistant message. Call ids count from zero, so both sides have the same."""
+        """Give the canonical assistant message. Call ids count from zero, so both sides have the same."""
         if not self.calls:
             return {"role": "assistant", "content": self.text}
         calls = [
@@ -124,7 +124,7 @@ def canonical_action(
     cwd: str | None = None,
     tools: Sequence[Tool] | ToolList | None = None,
 ) -> Action:
-    """The canonical form of an assistant message.
+    """Give the canonical form of an assistant message.
 
     Thinking, ids, refusals, labels and the words beside a tool call are dropped. A message that
     cannot be carried out gives an action with `invalid_reason`; nothing raises.

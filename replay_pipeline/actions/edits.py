@@ -17,7 +17,7 @@ class Edit(NamedTuple):
 
 
 def edits_of(arguments: dict[str, Any]) -> tuple[Edit, ...] | None:
-    """The replacements of an Edit or MultiEdit call, in order; `None` if one is malformed."""
+    """Give the replacements of an Edit or MultiEdit call, in order; `None` if one is malformed."""
     found = []
     for edit in arguments.get("edits", [arguments]):
         if not isinstance(edit, dict):

@@ -24,7 +24,7 @@ class CallKeys(NamedTuple):
 
 
 def keys_of(call: Call) -> CallKeys:
-    """The keys of a valid call. Read once and kept with the call."""
+    """Give the keys of a valid call. Read once and kept with the call."""
     keys: CallKeys | None = call.keys
     if keys is None:
         keys = _read_keys(call)

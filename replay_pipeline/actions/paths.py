@@ -45,13 +45,13 @@ def relative(path: str, cwd: str | None) -> str:
 
 
 def home_of(cwd: str | None) -> str | None:
-    """The home folder that a working directory lies in, if its name shows one."""
+    """Give the home folder that a working directory lies in, if its name shows one."""
     match = _HOME.match(cwd or "")
     return match.group(1) if match else None
 
 
 def without_needless_cd(command: str, cwd: str | None) -> str:
-    """A shell command without a leading `cd` into `cwd`, where it is already."""
+    """Give a shell command without a leading `cd` into `cwd`, where it is already."""
     match = _LEADING_CD.match(command)
     if not cwd or match is None:
         return command

@@ -88,7 +88,7 @@ def _opaque(command: str) -> ShellPlan:
 
 
 def _plain_plan(command: str, cwd: str | None) -> ShellPlan | None:
-    """The plan of bare commands joined by `&&` or by `|`, which need no syntax tree."""
+    """Give the plan of bare commands joined by `&&` or by `|`, which need no syntax tree."""
     # A bare command has no quotes, so a comment in it is one, up to the end of the line.
     if " #" in command and "\n" not in command:
         command = command.partition(" #")[0].rstrip(" ")
@@ -130,7 +130,7 @@ def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
 
 
 def _parsed(source: bytes) -> Tree:
-    """The syntax tree of a command that is parsed without errors and in bounded time.
+    """Give the syntax tree of a command that is parsed without errors and in bounded time.
 
     Trying to recover from an error takes a time that grows with the square of the length. The
     parser reports its progress after a fixed number of steps, so that the same command is given
@@ -256,7 +256,7 @@ class _Reader:
         return tuple(parts)
 
     def nested(self, node: Node, depth: int) -> Form | str:
-        """An expression of a condition or arithmetic: its tokens, words normalised."""
+        """Give the tokens of an expression of a condition or arithmetic, words normalised."""
         if depth > _MAX_DEPTH:
             raise _UnreadableError
         if node.type not in ("binary_expression", "unary_expression", "parenthesized_expression"):
@@ -460,7 +460,7 @@ class _Reader:
         return ("command", environment, ("cd", folder), redirects)
 
     def path(self, word: str) -> str:
-        """A word that is known to be a path, resolved where that is certain."""
+        """Give a word that is known to be a path, resolved where that is certain."""
         home = word.startswith(ACTIVE + "~")
         if home and (word[2:3] in ("", "/")):
             resolved = absolute(word[1:], self.cwd)
@@ -472,7 +472,7 @@ class _Reader:
         return absolute(f"./{word}" if word.startswith("~") else word, self.folder)
 
     def word(self, node: Node, depth: int) -> str:
-        """A word with its quoting resolved; what is still active is marked (see `words`)."""
+        """Give a word with its quoting resolved; what is still active is marked (see `words`)."""
         if depth > _MAX_DEPTH:
             raise _UnreadableError
         kind = node.type
@@ -491,7 +491,7 @@ class _Reader:
         return ACTIVE + self.text(node)
 
     def joined(self, node: Node, depth: int, *, is_quoted: bool) -> str:
-        """The pieces of a composite word with the text between them."""
+        """Give the pieces of a composite word with the text between them."""
         start, end = node.start_byte, node.end_byte
         if is_quoted:
             start, end = start + 1, end - 1

@@ -31,7 +31,7 @@ out, so that the search for groups stays short."""
 def read_answer(
     answer: TeacherAction, *, cwd: str | None, tools: Sequence[Tool] | ToolList | None
 ) -> Action | None:
-    """What a teacher did; `None` for a failed call. Only a valid action votes."""
+    """Tell what a teacher did; `None` for a failed call. Only a valid action votes."""
     if answer.action is None or answer.error_code is not None:
         return None
     action = canonical_action(answer.action, cwd=cwd, tools=tools)
@@ -137,7 +137,7 @@ class Panel:
         return table
 
     def levels(self) -> Iterator[tuple[Vote, Vote, int]]:
-        """Each two votes of different teachers, with the strictness of their agreement."""
+        """Give each two votes of different teachers, with the strictness of their agreement."""
         voters = [(i, vote) for i, votes in enumerate(self._votes) for vote in votes]
         for place, (i, one) in enumerate(voters):
             row = self._levels[i]
@@ -145,7 +145,7 @@ class Panel:
                 yield one, other, row[j]
 
     def groups(self, level: AgreementLevel) -> list[list[Vote]]:
-        """The votes of each largest possible group of actions that agree pairwise at `level`.
+        """Give the votes of each largest possible group of actions that agree pairwise at `level`.
 
         Groups may overlap.
         """
@@ -169,7 +169,7 @@ class Panel:
         return Verdict(winner, largest, largest - rest, is_tie)
 
     def nearest_level(self, level: AgreementLevel, threshold: int) -> AgreementLevel | None:
-        """The next looser level at which there would have been a consensus."""
+        """Give the next looser level at which there would have been a consensus."""
         looser = LEVELS[LEVELS.index(level) + 1 :]
         return next((at for at in looser if self.verdict(at, threshold).winner), None)
 
@@ -212,7 +212,7 @@ class Panel:
         return blake2b(repr(_spelling(self.actions[i])).encode()).digest()
 
     def _groups(self, rank: int) -> list[int]:
-        """All maximal groups whose members agree pairwise at strictness `rank`."""
+        """Give all maximal groups whose members agree pairwise at strictness `rank`."""
         near: list[int] = []
         for row in self._levels:
             mask, bit = 0, 1
@@ -250,7 +250,7 @@ _PLACES = [[i for i in range(8) if mask >> i & 1] for mask in range(256)]
 
 
 def _places(mask: int) -> list[int]:
-    """The places of the bits that are set, from low to high."""
+    """Give the places of the bits that are set, from low to high."""
     if mask < len(_PLACES):
         return _PLACES[mask]
     return [i for i in range(mask.bit_length()) if mask >> i & 1]

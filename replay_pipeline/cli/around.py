@@ -8,6 +8,7 @@ import typer
 
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import (
+    err,
     escape,
     out,
     print_report,
@@ -52,10 +53,28 @@ def upgrade(
 
 @app.command()
 def doctor(
-    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Ask each teacher three tiny questions too: do tools reach it, does its cache hit, "
+            "does its price match? Says first what that costs.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check this machine and these settings: packages, keys, teachers, disk, folders."""
-    findings = open_pipeline(settings, data).examine()
+    work = open_pipeline(settings, data)
+    findings = work.examine()
+    if probe:
+        cost = work.probe_estimate()
+        err.print(
+            f"asking {len(cost.teachers)} teachers three questions each, for about "
+            f"${cost.expected_usd:.4f} (at most ${cost.bound_usd * 1.5:.4f})"
+        )
+        findings += work.probe()
     print_report({"findings": findings}, as_json=as_json, show=show_findings)
     if any(not finding["ok"] for finding in findings):
         raise typer.Exit(1)

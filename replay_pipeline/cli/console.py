@@ -123,10 +123,20 @@ def show_summary(summary: Report) -> None:
             ),
             ("channels", train["channels_live"]),
         ]
-    if train and "prompt_gain_after" in train:
-        rows.append(("learned", _learned(train)))
+    if train and "blank_prompt_accuracy_before" in train:
+        rows += [("accuracy", _accuracy(train)), ("learned", _learned(train))]
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+
+
+def _accuracy(train: Report) -> str:
+    """Accuracy on held-out pairs before and after, with the true prompt and with others."""
+    names = {"preference": "true", "blank_prompt": "blank", "shuffled_prompt": "another pair's"}
+    return ", ".join(
+        f"{prompt} prompt {train[f'{name}_accuracy_before']:.2f} → "
+        f"{train[f'{name}_accuracy_after']:.2f}"
+        for name, prompt in names.items()
+    )
 
 
 def _learned(train: Report) -> str:
@@ -136,6 +146,43 @@ def _learned(train: Report) -> str:
         f"{100 * train['preference_accuracy_after']:.1f} % of {train['held_out_pairs']} held-out "
         f"pairs, with a blank prompt in {100 * train['blank_prompt_accuracy_after']:.1f} %"
     )
+
+
+def show_look(overview: Report) -> None:
+    """Show what the sessions hold, largest first."""
+    total, replay = overview["total"], overview["replay"]
+    _table(
+        "Sessions",
+        [
+            ("sessions", f"{total['sessions']}, {total['subagents']} of them of subagents"),
+            ("projects", {each["name"]: each["sessions"] for each in overview["projects"]}),
+            ("dates", f"{total['first']} to {total['last']}"),
+            ("decisions", f"{total['states']:,} in {total['turns']:,} turns"),
+            ("tokens", {name: f"{n:,}" for name, n in overview["tokens"].items()}),
+            ("cost", _cost_words(overview)),
+            ("outcomes", overview["outcomes"]),
+            ("error kinds", overview["error_kinds"]),
+            ("tools", overview["tools"]),
+            ("redacted", overview["redactions"]),
+            ("skipped rows", overview["skipped"]),
+            ("skipped files", overview["skipped_files"]),
+        ],
+    )
+    _draw_batches(
+        "Models", ("turns", "tokens", "cost_usd"),
+        {each["model"]: each for each in overview["models"]}, first="model",
+    )  # fmt: skip
+    _draw_batches(
+        "Fidelity of prefixes", ("n_states", "share_within_10_percent"),
+        overview["fidelity"], first="client",
+    )  # fmt: skip
+    out.print(escape(replay["words"]), soft_wrap=True)
+
+
+def _cost_words(overview: Report) -> str:
+    words = f"${overview['cost_usd']:,.2f} at list prices of {overview['prices_of']}"
+    unpriced = ", ".join(overview["models_without_price"])
+    return f"{words}; without a price, so not in it: {unpriced}" if unpriced else words
 
 
 def show_ingest(report: Report) -> None:

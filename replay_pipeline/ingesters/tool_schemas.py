@@ -11,6 +11,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,55 @@ def _json_type(value: Any) -> str:
 def series_of(version: str | None) -> str:
     """The release series of a version: `2.1.38` is of `2.1`."""
     return ".".join((version or "").split(".")[:2])
+
+
+_NEWEST = (999, 0)
+
+
+def _number(series: str) -> tuple[int, int]:
+    try:
+        major, minor = series.split(".")
+        return int(major), int(minor)
+    except ValueError:
+        return _NEWEST
+
+
+@cache
+def offered_tools(series: str) -> dict[str, Tool]:
+    """Give the tools of Claude Code itself in a release series, by name; of the newest if unknown.
+
+    The list is written down, not learnt: requests keep their hashes whatever else is read.
+    """
+    version = _number(series)
+    return {
+        name: tool
+        for name, tool in known_tools().items()
+        if _number(_SPANS[name].get("since", "0.0")) <= version
+        and version <= _number(_SPANS[name].get("until", ""))
+    }
+
+
+_SPANS: dict[str, Any] = {each["name"]: each for each in _KNOWN_TOOLS["claude_code"]}
+
+
+@cache
+def known_tools() -> dict[str, Tool]:
+    """Give the tools of Claude Code in any release series, by name."""
+    return {
+        name: {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": each["description"],
+                "parameters": {
+                    "type": "object",
+                    "properties": each.get("properties", {}),
+                    "required": each.get("required", []),
+                },
+            },
+        }
+        for name, each in _SPANS.items()
+    }
 
 
 _FlatCall = tuple[str, str | None, tuple[str, ...], tuple[type, ...]]

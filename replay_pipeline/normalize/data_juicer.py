@@ -32,7 +32,7 @@ _IN_PROCESS = {"auto_op_parallelism": False, "num_proc": None, "skip_op_error": 
 
 @contextmanager
 def _root_logger_untouched() -> Iterator[None]:
-    """An import in there adds a handler to the root logger and raises its level."""
+    """Undo what an import in there does: it adds a handler to the root logger and raises its level."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -68,7 +68,8 @@ def load(*, with_ray: bool = False) -> Mapping[str, type]:
             importlib.import_module("replay_pipeline.normalize.operators")
     except ImportError as error:
         raise MissingDependencyError(
-            f"data-juicer cannot be imported ({error}): pip install 'replay-pipeline[normalize]'"
+            f"data-juicer cannot be imported ({error}): pip install 'replay-pipeline[normalize]', or "
+            "keep every pair with `replay-pipeline normalize --recipe none`"
         ) from error
     return modules
 
@@ -85,8 +86,11 @@ def known_operators() -> list[str]:
 
 
 def version() -> str:
-    """Version of the installed data-juicer."""
-    return importlib.metadata.version("py-data-juicer")
+    """Version of the installed data-juicer; `none` without it."""
+    try:
+        return importlib.metadata.version("py-data-juicer")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list[Any]:
@@ -97,6 +101,8 @@ def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list
             operator. The message begins with `where` and names what is known.
         MissingDependencyError: data-juicer, or a package that an operator needs, is missing.
     """
+    if not process:
+        return []
     modules = load()
     preflight = importlib.import_module("data_juicer.core.preflight")
     try:
@@ -132,7 +138,7 @@ def _in_words(errors: Sequence[Any], modules: Mapping[str, type], preflight: Any
 
 
 def kind_of(operator: Any) -> str:
-    """What an operator does with rows: `filter`, `mapper`, `dataset` or `other`."""
+    """Tell what an operator does with rows: `filter`, `mapper`, `dataset` or `other`."""
     base = importlib.import_module("data_juicer.ops.base_op")
     for kind, classes in {
         "filter": base.Filter,

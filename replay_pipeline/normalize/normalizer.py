@@ -75,7 +75,7 @@ class NormalizeReport:
     seconds_by_operator: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain values."""
+        """Give the report as plain values."""
         return asdict(self)
 
 
@@ -119,7 +119,7 @@ class DJNormalizer:
         ray_address: str = "local",
         allow_operators: Collection[str] = (),
     ) -> None:
-        """Load a bundled recipe by name (`default`, `tool_calls`, `strict`, `lint`) or a file.
+        """Load a bundled recipe by name (`default`, `tool_calls`, `strict`, `lint`, `none`) or a file.
 
         Args:
             recipe: name or path.
@@ -150,7 +150,7 @@ class DJNormalizer:
         return f"{self.recipe.sha}:{data_juicer.version()}:{_RULES}"
 
     def memories(self) -> dict[str, Memory]:
-        """An empty memory for each step that judges a row by the rows before it."""
+        """Give an empty memory for each step that judges a row by the rows before it."""
         return {
             label: operator.new_memory()
             for label, operator in zip(self.recipe.labels, self._operators, strict=True)
@@ -158,7 +158,7 @@ class DJNormalizer:
         }
 
     def normalize(self, pairs: Sequence[DPOPair]) -> list[NormalizedDPOPair]:
-        """The pairs that pass, in chat form, with the statistics they were judged by.
+        """Give the pairs that pass, in chat form, with the statistics they were judged by.
 
         Raises:
             NormalizeError: an operator failed.
@@ -383,7 +383,7 @@ def _check_columns(table: pa.Table) -> None:
 
 
 def _incomplete(table: pa.Table) -> RowVerdict:
-    """Rows without an id, a prompt or a side."""
+    """Give rows without an id, a prompt or a side."""
     verdict = RowVerdict.of(len(table))
     for name in _REQUIRED:
         missing = table[name].is_null().to_numpy()
@@ -409,7 +409,7 @@ def _split(
 
 
 def _messages(table: pa.Table, side: str) -> pa.ChunkedArray:
-    """Each side as a list of one message; an action without a message is text."""
+    """Give each side as a list of one message; an action without a message is text."""
     messages = table[f"{side}_action_json"]
     if messages.null_count:
         texts = [
@@ -420,7 +420,7 @@ def _messages(table: pa.Table, side: str) -> pa.ChunkedArray:
 
 
 def _stats_json(measures: Mapping[str, Measure], n_rows: int) -> pa.Array:
-    """The statistics of each row as a JSON object, built column by column."""
+    """Give the statistics of each row as a JSON object, built column by column."""
     parts: list[Any] = ["{"]
     for number, (key, measure) in enumerate(sorted(measures.items())):
         comma = ", " if number else ""

@@ -72,11 +72,11 @@ class PairFilter(Filter):
         self.explain = explain
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """The statistics of every row; rows that are not alive may be left at 0."""
+        """Give the statistics of every row; rows that are not alive may be left at 0."""
         raise NotImplementedError
 
     def judge(self, batch: PairBatch, alive: np.ndarray) -> RowVerdict:
-        """Which rows fail, by the first measure that is out of range."""
+        """Tell which rows fail, by the first measure that is out of range."""
         verdict = RowVerdict.of(len(batch), self.measure(batch, alive))
         for measure in verdict.measures:
             for row in np.flatnonzero(self._is_out(measure) & ~verdict.fails).tolist():
@@ -122,7 +122,7 @@ class PairFilter(Filter):
         return samples
 
     def process_batched(self, samples: dict[str, Any]) -> Any:
-        """Which rows stay; called by data-juicer's executors."""
+        """Tell which rows stay; called by data-juicer's executors."""
         return [not stats[self._flag] for stats in samples[Fields.stats]]
 
     @property
@@ -306,15 +306,15 @@ class PairDeduplicator(Deduplicator):
         super().__init__(*args, **kwargs)
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
-        """What a row is remembered by; empty bytes for a row that is not alive."""
+        """Tell what a row is remembered by; empty bytes for a row that is not alive."""
         raise NotImplementedError
 
     def new_memory(self, earlier: Any = None) -> Memory:
-        """A fresh memory of rows, on top of one of the same kind that earlier batches have left."""
+        """Give a fresh memory of rows, on top of one of the same kind that earlier batches have left."""
         raise NotImplementedError
 
     def judge(self, batch: PairBatch, alive: np.ndarray, memory: Memory) -> RowVerdict:
-        """Which rows fail; those that pass are put into the memory."""
+        """Tell which rows fail; those that pass are put into the memory."""
         verdict = RowVerdict.of(len(batch))
         keys = self.keys(batch, alive)
         for row in np.flatnonzero(alive):
@@ -372,7 +372,7 @@ class PairExactDeduplicator(PairDeduplicator):
         self.key_parts = tuple(keys)
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
-        """A 128-bit digest of the compared parts."""
+        """Compute a 128-bit digest of the compared parts."""
         parts = [self._part(batch, part) for part in self.key_parts]
         return [
             xxhash.xxh3_128_digest(b"".join(row)) if is_alive else b""
@@ -394,7 +394,7 @@ class PairExactDeduplicator(PairDeduplicator):
 
 
 def prompt_digests(batch: PairBatch) -> list[bytes]:
-    """A digest per prompt, call ids left out; of rows that only name their state, of its id."""
+    """Give a digest per prompt, call ids left out; of rows that only name their state, of its id."""
     prompts = batch.column(PROMPT)
     if prompts.null_count == len(prompts):
         prompts = batch.column("state_id")
@@ -440,7 +440,7 @@ class PairNearDeduplicator(PairDeduplicator):
         self.num_permutations, self.max_prompt_words = num_permutations, max_prompt_words
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
-        """The MinHash signature of each row."""
+        """Compute the MinHash signature of each row."""
         sides = [batch.view(side, self.view).to_pylist() for side in SIDES]
         prompts = batch.values(PROMPT)
         return [
@@ -510,7 +510,7 @@ class PairSessionCapFilter(PairDeduplicator):
 
 
 def _sessions(batch: PairBatch) -> list[str]:
-    """The session of each row; rows without one are sessions of their own."""
+    """Give the session of each row; rows without one are sessions of their own."""
     states = batch.values("state_id")
     return [
         session or f"\0{state}"

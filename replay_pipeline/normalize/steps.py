@@ -23,7 +23,7 @@ class Chunk:
         self.pairs = PairBatch.from_table(table)
 
     def columns(self) -> dict[str, list[Any]]:
-        """The rows that are alive, as lists of values."""
+        """Give the rows that are alive, as lists of values."""
         return self.table.filter(pa.array(self.alive)).to_pydict()
 
     def replace(self, name: str, values: Sequence[Any]) -> None:
@@ -47,7 +47,7 @@ class Step(Protocol):
     is_mark_only: bool
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """Which rows fail."""
+        """Tell which rows fail."""
         ...
 
 
@@ -118,7 +118,7 @@ class StockFilterStep:
 def _measures(
     stats: Sequence[Mapping[str, Any]], field: str, rows: np.ndarray, n_rows: int
 ) -> list[Measure]:
-    """The numeric statistics of a stock filter, 0 for rows that were dropped before."""
+    """Give the numeric statistics of a stock filter, 0 for rows that were dropped before."""
     measures = []
     for name in sorted(stats[0]):
         values = [stat.get(name) for stat in stats]
@@ -140,7 +140,7 @@ class StockMapperStep:
         self.name: str = operator._name
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """Every row passes, some of them changed.
+        """Let every row pass, some of them changed.
 
         Raises:
             NormalizeError: the operator changed the number of rows, the prompt, or the text of an
@@ -181,7 +181,7 @@ class StockMapperStep:
 
 
 def text_message(text: str) -> str:
-    """A text as an assistant message, in JSON."""
+    """Give a text as an assistant message, in JSON."""
     return msgspec.json.encode({"role": "assistant", "content": text}).decode()
 
 
@@ -197,7 +197,7 @@ class StockDatasetStep:
         self.name: str = operator._name
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """Rows that the operator left out fail."""
+        """Fail the rows that the operator left out."""
         verdict = RowVerdict.of(len(chunk.alive))
         rows = np.flatnonzero(chunk.alive)
         if len(rows):
@@ -217,7 +217,7 @@ def judges_by_order(operator: Any) -> bool:
 
 
 def start(operator: Any, arguments: Mapping[str, Any], earlier: Memory | None = None) -> Step:
-    """The step of an operator, fresh for one run, on top of what earlier batches have left.
+    """Give the step of an operator, fresh for one run, on top of what earlier batches have left.
 
     Raises:
         ConfigError: the operator makes other rows of rows, which is not possible for pairs.

@@ -36,7 +36,7 @@ class Measure:
         return f"{low}{self.metric}{high}"
 
     def value(self, row: int) -> str:
-        """What is reported for a row."""
+        """Tell what is reported for a row."""
         return self.notes[row] if self.notes else _number(self.values[row].item())
 
 
@@ -56,7 +56,7 @@ class RowVerdict:
 
     @classmethod
     def of(cls, n_rows: int, measures: Sequence[Measure] = ()) -> "RowVerdict":
-        """A verdict under which every row passes, so far."""
+        """Give a verdict under which every row passes, so far."""
         texts = [np.full(n_rows, "", object) for _ in range(3)]
         return cls(
             fails=np.zeros(n_rows, bool),

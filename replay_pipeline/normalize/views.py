@@ -52,7 +52,7 @@ class ParsedAction:
     calls: tuple[ToolCall, ...]
 
     def view(self, view: View) -> str:
-        """The action as the text of a view (any but `text`, which is the column itself)."""
+        """Give the action as the text of a view (any but `text`, which is the column itself)."""
         if view == "prose":
             return self.text
         if view == "canonical":
@@ -65,7 +65,7 @@ class ParsedAction:
         return "\n".join(parts)
 
     def texts(self) -> list[str]:
-        """The prose and the text values of the calls, one by one."""
+        """Give the prose and the text values of the calls, one by one."""
         return [self.text, *(leaf for call in self.calls for leaf in _leaves(call.arguments))]
 
 
@@ -147,7 +147,7 @@ def _call(call: Any) -> ToolCall:
 
 
 def string_leaves(value: str) -> list[str]:
-    """Every text in a JSON value; a text that is no JSON is itself the only one."""
+    """Give every text in a JSON value; a text that is no JSON is itself the only one."""
     if value[:1] not in ("{", "["):
         return [value]
     try:
@@ -157,12 +157,12 @@ def string_leaves(value: str) -> list[str]:
 
 
 def prompt_text(messages_json: str | None) -> str:
-    """What a prompt says, message by message, calls as their values."""
+    """Tell what a prompt says, message by message, calls as their values."""
     return "\n".join(_message_texts(messages_json))
 
 
 def last_message_text(messages_json: str | None) -> str:
-    """What the last message of a prompt says."""
+    """Tell what the last message of a prompt says."""
     texts = _message_texts(messages_json)
     return texts[-1] if texts else ""
 
@@ -186,12 +186,12 @@ class PairBatch:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "PairBatch":
-        """A batch over the columns of an Arrow table, without copying one-chunk columns."""
+        """Give a batch over the columns of an Arrow table, without copying one-chunk columns."""
         return cls({name: table[name].combine_chunks() for name in table.column_names})
 
     @classmethod
     def from_samples(cls, samples: Mapping[str, Sequence[Any]]) -> "PairBatch":
-        """A batch over lists of values, as data-juicer hands them to an operator."""
+        """Give a batch over lists of values, as data-juicer hands them to an operator."""
         columns = {
             name: pa.array(samples[name], pa.large_string())
             for name in READ_COLUMNS
@@ -203,17 +203,17 @@ class PairBatch:
         return len(self._columns[SIDES[0]])
 
     def column(self, name: str) -> pa.Array:
-        """A column as it is; nulls where the table has no such column."""
+        """Give a column as it is, or nulls where the table has no such column."""
         if name in self._columns:
             return self._columns[name]
         return pa.nulls(len(self), pa.large_string())
 
     def values(self, name: str) -> list[Any]:
-        """A column as Python values."""
+        """Give a column as Python values."""
         return self.column(name).to_pylist()
 
     def view(self, side: str, view: View) -> pa.Array:
-        """The texts of one side under a view."""
+        """Give the texts of one side under a view."""
         if view == "text":
             return self.column(side)
         key = side, view
@@ -244,7 +244,7 @@ class PairBatch:
 
 
 def check_view(view: str) -> View:
-    """The view of that name.
+    """Give the view of that name.
 
     Raises:
         ValueError: there is none.

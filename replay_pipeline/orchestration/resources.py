@@ -36,7 +36,7 @@ class PipelineResource(dg.ConfigurableResource):
         return own_settings.get() or Settings.load()
 
     def open(self, on_progress: OnProgress | None = None) -> Pipeline:
-        """The pipeline, reporting to `on_progress` and to a console bar if there is one."""
+        """Give the pipeline, reporting to `on_progress` and to a console bar if there is one."""
         console = console_progress.get()
         if console is None or on_progress is None:
             return Pipeline(self.settings(), on_progress=on_progress or console)

@@ -304,7 +304,7 @@ class _Extraction:
                 self.report.positives.append(_positive(state, side, answers, verdict.winner))
 
     def step(self, state: TraceState, side: _Side) -> _Step | None:
-        """What the student did, kept for the look-ahead of earlier states."""
+        """Tell what the student did, kept for the look-ahead of earlier states."""
         session_id, turn_idx = state.get("session_id"), state.get("turn_idx")
         if session_id is None or turn_idx is None or side.source != "recorded":
             return None
@@ -343,7 +343,7 @@ class _Extraction:
     def objection(
         self, state: TraceState, side: _Side, consensus: Consensus, balance: _Balance
     ) -> tuple[str, str | None]:
-        """The outcome of a state whose student differs from the consensus, and why no pair."""
+        """Give the outcome of a state whose student differs from the consensus, and why no pair."""
         if is_refusal(consensus.action):
             return "refusal", None
         if is_early_stop(consensus.action, side.action):
@@ -394,7 +394,7 @@ class _Extraction:
     def levels_with_student(
         self, side: _Side, everyone: Panel
     ) -> dict[Action, AgreementLevel | None]:
-        """How close the student's action comes to each distinct answer."""
+        """Tell how close the student's action comes to each distinct answer."""
         return {
             action: agreement_level(side.action, action, same_text=self.same_text)
             for action in everyone.distinct
@@ -407,7 +407,7 @@ class _Extraction:
         verdict: Verdict,
         with_student: dict[Action, AgreementLevel | None],
     ) -> tuple[str, AgreementLevel | None]:
-        """The outcome of a state, and how close the student comes to the consensus."""
+        """Give the outcome of a state, and how close the student comes to the consensus."""
         if not side.action.is_valid:
             return "invalid_action", None
         if len({vote.family for vote in answers.voting}) < self.report.agreement_threshold:
@@ -429,7 +429,7 @@ class _Extraction:
         )
 
     def toolbox(self, state: TraceState) -> ToolList | None:
-        """The tools of a state; states of a session usually share one list."""
+        """Give the tools of a state; states of a session usually share one list."""
         tools = state.get("tools")
         if not tools:
             return None
@@ -585,7 +585,7 @@ class _Extraction:
 
 
 def _shared(state: TraceState) -> dict[str, Any]:
-    """What a pair or positive takes over from its state."""
+    """Tell what a pair or positive takes over from its state."""
     return {
         "state_id": state["state_id"],
         "session_id": state.get("session_id"),
@@ -627,7 +627,7 @@ def _positive(
 
 
 def _for_natural(state: TraceState) -> TraceState:
-    """The state, without its long prefix unless a natural pair could start from it."""
+    """Give the state, without its long prefix unless a natural pair could start from it."""
     if state.get("alternatives") or state.get("outcome") == "user_rejected":
         return state
     return {**state, "messages": []}

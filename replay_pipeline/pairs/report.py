@@ -124,7 +124,7 @@ class PairReport:
         return sum(bool(pair.get("shares_vendor")) for pair in self.pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """All statistics as plain numbers and names, without the pairs themselves."""
+        """Give all statistics as plain numbers and names, without the pairs themselves."""
         return {
             "level": self.level,
             "agreement_threshold": self.agreement_threshold,

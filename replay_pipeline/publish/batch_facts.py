@@ -60,12 +60,12 @@ _OF_STAGES = {
 
 
 def general_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that hold for the whole dataset."""
+    """Give the facts that hold for the whole dataset."""
     return {name: facts[name] for name in _GENERAL if name in facts}
 
 
 def stage_facts(facts: Mapping[str, Any], batch: str) -> dict[str, Any]:
-    """What the stages reported about a batch, as far as it does not change when they run again."""
+    """Tell what the stages reported about a batch, as far as it does not change when they run again."""
     stages = {}
     for stage, names in _OF_STAGES.items():
         report = facts.get(stage, {}).get(batch)
@@ -83,16 +83,16 @@ class Retracted:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Retracted":
-        """What the dataset's facts say."""
+        """Tell what the dataset's facts say."""
         noted = facts.get("retracted", {})
         return cls(frozenset(noted.get("sessions", ())), frozenset(noted.get("batches", ())))
 
     def facts(self) -> dict[str, Any]:
-        """The same as facts."""
+        """Give the same as facts."""
         return {"retracted": {"sessions": sorted(self.sessions), "batches": sorted(self.batches)}}
 
     def without(self, table: pa.Table) -> pa.Table:
-        """The rows of a table that may stay."""
+        """Give the rows of a table that may stay."""
         if not self.sessions:
             return table
         pairs = zip(table["session_id"].to_pylist(), table["state_id"].to_pylist(), strict=True)
@@ -150,7 +150,7 @@ def manifest_of(
     pins: Mapping[str, str],
     stages: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The facts of one batch: its files with their rows, and sums that add up over batches."""
+    """Give the facts of one batch: its files with their rows, and sums that add up over batches."""
     totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
     return {
         "trace_batch": batch,
@@ -174,7 +174,7 @@ def encode(facts: Any) -> bytes:
 
 
 def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
-    """A name for the whole content of the dataset."""
+    """Give a name for the whole content of the dataset."""
     return hashlib.sha256(encode(manifests)).hexdigest()[:12]
 
 
@@ -184,7 +184,7 @@ def sessions_of(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def rows_by_split(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Rows of each config and split, over all batches."""
+    """Give rows of each config and split, over all batches."""
     return {
         config: {
             split: sum(

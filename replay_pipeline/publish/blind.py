@@ -100,7 +100,7 @@ def _hash_of(row: tuple[str, str, str]) -> bytes:
 
 
 def _folds(sessions: Sequence[str]) -> np.ndarray:
-    """The fold of each pair: whole sessions, the largest first, each to the smallest fold."""
+    """Give the fold of each pair: whole sessions, the largest first, each to the smallest fold."""
     sizes: dict[str, int] = {}
     for session in sessions:
         sizes[session] = sizes.get(session, 0) + 1

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import DatasetCardData
+import yaml
 from jinja2 import Template
 
 from replay_pipeline.publish import layout
@@ -78,7 +78,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
     dropped = _added(_stage(batch, "normalize").get("dropped", {}) for batch in batches)
     recipes = sorted({_stage(batch, "normalize").get("recipe", "") for batch in batches} - {""})
     card = _TEMPLATE.render(
-        card_data=DatasetCardData(**_metadata(rows, facts, content=digest)).to_yaml(),
+        card_data=_yaml(_metadata(rows, facts, content=digest)),
         table=_table,
         percent=_percent,
         amount=_amount,
@@ -120,6 +120,11 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
     return f"{card}\n".encode()
 
 
+def _yaml(metadata: Mapping[str, Any]) -> str:
+    known = {key: value for key, value in metadata.items() if value is not None}
+    return yaml.safe_dump(known, sort_keys=False, allow_unicode=True, width=float("inf")).strip()
+
+
 def _metadata(
     rows: Mapping[str, Mapping[str, int]], facts: Mapping[str, Any], *, content: str
 ) -> dict[str, Any]:
@@ -154,7 +159,7 @@ def _metadata(
 
 
 def _column_names() -> list[str]:
-    """Every column of every config once, those of a kind of row first."""
+    """Give every column of every config once, those of a kind of row first."""
     every = dict.fromkeys(name for schema in layout.CONFIGS.values() for name in schema.names)
     return [*(name for name in _COLUMNS), *(name for name in every if name not in _COLUMNS)]
 
@@ -192,7 +197,7 @@ def _period(teacher: Mapping[str, Any]) -> str:
 
 
 def _figures(batches: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    """What the stages counted, as far as they did."""
+    """Tell what the stages counted, as far as they did."""
     found = []
     for what, (stage, name) in _FIGURES.items():
         known = [n for batch in batches if (n := _stage(batch, stage).get(name)) is not None]
@@ -251,7 +256,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _code(text: str) -> str:
-    """A name that somebody else chose, as code: nothing in it is taken for Markdown or HTML."""
+    """Write a name that somebody else chose as code: nothing in it is taken for Markdown or HTML."""
     shown = " ".join(printable(text).replace("`", "'").split())
     return f"`{shown}`" if shown else ""
 

@@ -102,7 +102,7 @@ def recover(folder: Path) -> None:
 
 
 def read_files(folder: Path, under: str) -> dict[str, bytes]:
-    """The files below a path of the folder."""
+    """Give the files below a path of the folder."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted((folder / under).rglob("*"))

@@ -108,7 +108,7 @@ class HubDataset:
         )
 
     def head(self) -> Head:
-        """The newest version of the main branch."""
+        """Give the newest version of the main branch."""
 
         def read() -> Head:
             sha = self._api.dataset_info(self.repo_id, revision="main").sha or ""
@@ -125,7 +125,7 @@ class HubDataset:
         return self.retry(read)
 
     def read(self, path: str, *, revision: str) -> bytes:
-        """The bytes of a file at a version."""
+        """Give the bytes of a file at a version."""
 
         def download() -> bytes:
             name = self._api.hf_hub_download(
@@ -245,7 +245,7 @@ class HubDataset:
             raise known from error
 
     def _translated(self, error: BaseException) -> PublishError | None:
-        """The fault in our words; the client wraps what went wrong in an upload once more."""
+        """Give the fault in our words; the client wraps what went wrong in an upload once more."""
         if isinstance(error, HfHubHTTPError) and not isinstance(error, LocalEntryNotFoundError):
             return self._of_answer(error)
         package = type(error).__module__.split(".")[0]

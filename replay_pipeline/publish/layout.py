@@ -82,7 +82,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def features_of(schema: pa.Schema) -> list[dict[str, Any]]:
-    """The columns as `dataset_info` declares them in the card."""
+    """Give the columns as `dataset_info` declares them in the card."""
     features: list[dict[str, Any]] = []
     for field in schema:
         is_list = pa.types.is_list(field.type)
@@ -101,17 +101,17 @@ _KINDS = {
 
 
 def batch_dir(config: str, split: str, batch: str) -> str:
-    """The folder that the shards of a batch own."""
+    """Give the folder that the shards of a batch own."""
     return f"{DATA}/{config}/{split}/trace_batch={batch}"
 
 
 def manifest_path(batch: str) -> str:
-    """Where the manifest of a batch lies."""
+    """Tell where the manifest of a batch lies."""
     return f"{MANIFESTS}/{batch}.json"
 
 
 def batch_of(path: str) -> str | None:
-    """The batch that owns a path of the dataset, if one does."""
+    """Give the batch that owns a path of the dataset, if one does."""
     if match := re.fullmatch(rf"{DATA}/[^/]+/[^/]+/trace_batch=([^/]+)/[^/]+", path):
         return match[1]
     if match := re.fullmatch(rf"{MANIFESTS}/(?!_)([^/]+)\.json", path):
@@ -182,7 +182,7 @@ class Shards:
 
 
 def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
-    """The rows of a file that `Shards` made, in parts."""
+    """Give the rows of a file that `Shards` made, in parts."""
     schema = CONFIGS[config]
     with pq.ParquetFile(file if isinstance(file, Path) else io.BytesIO(file)) as shard:
         for part in shard.iter_batches(batch_size=ROWS_AT_ONCE):
@@ -190,7 +190,7 @@ def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
 
 
 def pair_rows(kept: pa.Table, batch: str) -> pa.Table:
-    """Rows of the config `pairs`, from a table `normalized_pairs`."""
+    """Give rows of the config `pairs`, from a table `normalized_pairs`."""
     return _table(
         kept,
         batch,
@@ -203,7 +203,7 @@ def pair_rows(kept: pa.Table, batch: str) -> pa.Table:
 
 
 def positive_rows(positives: pa.Table, batch: str) -> pa.Table:
-    """Rows of the config `positives`: states at which the student did what the teachers would."""
+    """Give rows of the config `positives`: states at which the student did what the teachers would."""
     actions = _each(positives, "action_json", lambda text: messages_of(f"[{text}]"))
     texts = positives["action"].to_pylist()
     return _table(
@@ -221,7 +221,7 @@ def positive_rows(positives: pa.Table, batch: str) -> pa.Table:
 
 
 def prompt_rows(rows: pa.Table, side: str, kind: str) -> pa.Table:
-    """Rows of the config `prompts`: states with a consensus of teachers, which is on `side`.
+    """Give rows of the config `prompts`: states with a consensus of teachers, which is on `side`.
 
     Args:
         rows: of the config `pairs` or `positives`.

@@ -20,7 +20,7 @@ from replay_pipeline.errors import (
     PublishError,
     SecretFoundError,
 )
-from replay_pipeline.publish import batch_facts, layout
+from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
@@ -60,7 +60,7 @@ class PublishReport:
     """Name of this content: equal content has an equal tag."""
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain values."""
+        """Give the report as plain values."""
         return asdict(self)
 
 
@@ -75,7 +75,7 @@ class HubOptions:
     patience_s: float = 300.0
 
     def open(self) -> Any:
-        """The repository, which need not exist yet; `None` without a `repo_id`."""
+        """Give the repository, which need not exist yet; `None` without a `repo_id`."""
         if self.repo_id is None:
             return None
         return _hub_room().hub.HubDataset(
@@ -308,7 +308,7 @@ class _Version:
         here = {**stay, **self._manifests}
         shared = {
             layout.FACTS: batch_facts.encode(self._facts),
-            layout.CARD: _hub_room().card.render(here, self._facts),
+            layout.CARD: card.render(here, self._facts),
         }
         for path, data in shared.items():
             _refuse_secrets([data.decode()], [path])
@@ -348,7 +348,7 @@ class _Version:
 
 
 def _hub_room() -> Any:
-    """The modules that need the Hub's client, which a folder does not need."""
+    """Give the modules that need the Hub's client, which a folder does not need."""
     try:
         importlib.import_module("replay_pipeline.publish.sync")
     except ImportError as error:
@@ -383,7 +383,7 @@ def _state_of(
 def _published_rows(
     folder: Path, hub: Any, manifest: Mapping[str, Any], config: str
 ) -> Iterator[pa.Table]:
-    """The rows of a batch in a config, from the folder, or from the Hub if it is not there."""
+    """Give the rows of a batch in a config, from the folder, or from the Hub if it is not there."""
     for side in SPLITS:
         for name in manifest["files"].get(config, {}).get(side, {}):
             path = f"{layout.batch_dir(config, side, manifest['trace_batch'])}/{name}"
@@ -393,7 +393,7 @@ def _published_rows(
 
 
 def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[pa.Table]:
-    """The rows of a table with their prompts, in parts."""
+    """Give the rows of a table with their prompts, in parts."""
     for part in with_prompts(table, states):
         missing = pc.filter(part["state_id"], pc.is_null(part["state_messages_json"])).to_pylist()
         if missing:
@@ -405,7 +405,7 @@ def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[
 
 
 def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
-    """The manifests of a dataset folder, by batch."""
+    """Give the manifests of a dataset folder, by batch."""
     return {
         batch: json.loads(data)
         for path, data in read_files(folder, layout.MANIFESTS).items()
@@ -455,7 +455,7 @@ def _sides(pairs: pa.Table) -> Iterator[tuple[str, str, str]]:
 
 
 def _sessions(table: pa.Table) -> list[str]:
-    """The session of each row; a row without one is a session of its own."""
+    """Give the session of each row; a row without one is a session of its own."""
     return [
         session or state
         for session, state in zip(

@@ -10,12 +10,12 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 def session_sha(session_id: str) -> str:
-    """The hash under which a session is known in the dataset's manifests."""
+    """Give the hash under which a session is known in the dataset's manifests."""
     return hashlib.sha256(session_id.encode()).hexdigest()[:32]
 
 
 def position(sha: str) -> float:
-    """Where a session hash lies, from 0 to 1: below the test fraction is the test split."""
+    """Tell where a session hash lies, from 0 to 1: below the test fraction is the test split."""
     return int(sha[:13], 16) / 16**13
 
 
@@ -28,7 +28,7 @@ class SessionSplit:
     """Sessions (by hash) that were put on a side so that no side stays empty."""
 
     def of(self, session_id: str) -> Split:
-        """The split of a session."""
+        """Give the split of a session."""
         sha = session_sha(session_id)
         by_hash: Split = "test" if position(sha) < self.test_fraction else "train"
         return self.pins.get(sha, by_hash)
@@ -42,7 +42,7 @@ class SessionSplit:
         pins: Mapping[str, Split],
         published: Iterable[Split] = (),
     ) -> "SessionSplit":
-        """A split under which neither side is empty, given at least two sessions.
+        """Give a split under which neither side is empty, given at least two sessions.
 
         When every session falls on one side, the session whose hash lies nearest to the other side
         is pinned there. Pins are kept with the dataset, so a session never changes its side later.

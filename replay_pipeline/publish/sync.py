@@ -148,7 +148,7 @@ def remote_manifests(
 
 
 def remote_facts(hub: HubDataset, head: Head) -> dict[str, Any]:
-    """What the card on the Hub says beyond the manifests."""
+    """Tell what the card on the Hub says beyond the manifests."""
     if layout.FACTS not in head.files:
         return {}
     return json.loads(hub.read(layout.FACTS, revision=head.sha))

@@ -32,7 +32,7 @@ _N_KEPT = 2
 
 
 def newest(place: Place) -> Place | None:
-    """The folder that holds the dataset now; `None` where nothing is published.
+    """Give the folder that holds the dataset now; `None` where nothing is published.
 
     On this machine that is `place` itself.
     """
@@ -43,7 +43,7 @@ def newest(place: Place) -> Place | None:
 
 
 def fetch(place: Place, folder: Path) -> Path:
-    """The dataset as a folder of this machine: `place` itself, or a copy of the newest version.
+    """Give the dataset as a folder of this machine: `place` itself, or a copy of the newest version.
 
     Args:
         place: where the dataset lies.
@@ -131,7 +131,7 @@ def _folder_of(place: Place, number: int) -> str:
 
 
 def _number_of(name: str) -> int:
-    """The number in the name of a mark or folder."""
+    """Give the number in the name of a mark or folder."""
     match = re.match(r"(\d{6})[-.]", name)
     if match is None:
         raise StorageError(f"{name!r} is no version of a dataset; clear the place, or take another")
@@ -144,7 +144,7 @@ def _lasts(name: str) -> bool:
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    """Each file: the bytes of those that may change, nothing for those that never do."""
+    """Give each file: the bytes of those that may change, nothing for those that never do."""
     return {
         name: b"" if _lasts(name) else (folder / name).read_bytes() for name in files_below(folder)
     }

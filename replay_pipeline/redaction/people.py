@@ -124,7 +124,9 @@ class People:
         for name in self._heads:
             if name in text:
                 before = name[: name.rfind("/", 0, -1) + 1]
-                text, n = _replaced(text, text, name, f"{before}user/", _is_path if before else _is_head)
+                text, n = _replaced(
+                    text, text, name, f"{before}user/", _is_path if before else _is_head
+                )
                 n_found += n
         if any(name in text for name in self._short):
             text, n = self._as_account.subn("user", text)

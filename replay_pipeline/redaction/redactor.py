@@ -69,14 +69,14 @@ def _scanner() -> Scanner:
 
 
 def find_secrets(text: str) -> list[SecretHit]:
-    """Every secret in `text`, in order, without overlaps; placeholders are no secrets."""
+    """Give every secret in `text`, in order, without overlaps; placeholders are no secrets."""
     if len(text) < _MIN_CHARS:
         return []
     return _find(text, Suspicion(), _scanned([text])[0])
 
 
 def find_secrets_in(texts: Sequence[str]) -> list[list[SecretHit]]:
-    """What `find_secrets` finds in each text, several times faster than one by one."""
+    """Tell what `find_secrets` finds in each text, several times faster than one by one."""
     return [
         _find(text, suspicion, scanned) if len(text) >= _MIN_CHARS else []
         for text, suspicion, scanned in zip(texts, suspicious(texts), _scanned(texts), strict=True)
@@ -220,7 +220,7 @@ class Redactor:
         self.prepare_groups([(users, texts)])
 
     def prepare_groups(self, groups: Iterable[tuple[frozenset[str], Iterable[str]]]) -> None:
-        """The same for texts of several conversations, each with its `users`."""
+        """Give the same for texts of several conversations, each with its `users`."""
         self._memo.clear()
         self._n_memo_chars = 0
         new: dict[_Key, str] = {}
@@ -338,6 +338,6 @@ def _home_rules(text: str) -> list[re.Pattern[str]]:
 
 
 def user_of(cwd: str | None) -> str | None:
-    """The login name in a home folder path, if there is one."""
+    """Give the login name in a home folder path, if there is one."""
     match = next((m for rule in _home_rules(cwd or "") if (m := rule.search(cwd or ""))), None)
     return match["name"] if match and is_private_login(match["name"]) else None

@@ -145,7 +145,7 @@ def own_hits(text: str, depth: int = 0, *, suspicion: Suspicion = _ANYTHING) -> 
 
 
 def _ends(text: str, literal: str) -> Iterator[int]:
-    """Where each occurrence of a literal ends."""
+    """Tell where each occurrence of a literal ends."""
     position = text.find(literal)
     while position >= 0:
         yield position + len(literal)
@@ -343,7 +343,7 @@ def _encoded(text: str, depth: int) -> Iterator[SecretHit]:
 
 
 def _decoded_base64(value: str) -> str:
-    """The text in a base64 value; empty if there is none."""
+    """Give the text in a base64 value; empty if there is none."""
     body = value.rstrip("=").replace("-", "+").replace("_", "/")
     if not _is_text(body[:24]):
         return ""

@@ -7,6 +7,7 @@ from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.facts import refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
+from replay_pipeline.replay.probe import Probe, probe_estimate, probe_teachers
 from replay_pipeline.replay.reconcile import LostCallReport, reconcile
 from replay_pipeline.replay.run import (
     estimate,
@@ -27,6 +28,7 @@ __all__ = [
     "Gates",
     "LedgerStatus",
     "LostCallReport",
+    "Probe",
     "ReplayOptions",
     "RetryPolicy",
     "TeacherCheck",
@@ -38,6 +40,8 @@ __all__ = [
     "ledger_status",
     "measure_gates",
     "parse_gates",
+    "probe_estimate",
+    "probe_teachers",
     "reconcile",
     "refuse_if_nobody_answers",
     "replay_batch",

@@ -9,7 +9,7 @@ from replay_pipeline.replay.engine import Task
 from replay_pipeline.replay.gates import DEFAULT_GATES, parse_gates
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.sizes import Learned
-from replay_pipeline.types import TeacherSpec
+from replay_pipeline.types import Message, TeacherSpec
 
 ASSUMED_STUDENT = 0.5
 """How often the cheapest teacher is assumed to do what the student did."""
@@ -190,6 +190,13 @@ def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
     )
 
 
+def _n_bytes(action: Message) -> int:
+    """Bytes that a model wrote to take this action."""
+    calls = [call["function"] for call in action.get("tool_calls") or ()]
+    written = "".join(f"{call['name']}{call['arguments']}" for call in calls)
+    return len((action.get("content") or "") + written)
+
+
 def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned) -> TeacherEstimate:
     n_calls = n_prompt = n_cached = n_completion = expected = bound = 0
     for lane in lanes:
@@ -206,7 +213,7 @@ def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned)
                 added = question.size.added_bound_tokens(before.question.size)
                 most = min(most, cached + added)
             cached = round(cached * learned.cache_share) if cached >= _MIN_CACHED_TOKENS else 0
-            n_student_bytes = len(str(task.state["student_action"]))
+            n_student_bytes = _n_bytes(task.state["student_action"])
             completion = learned.answer_tokens(n_student_bytes, question.max_completion_tokens)
             n_calls += 1
             n_prompt += prompt

@@ -27,7 +27,7 @@ _MIN_LEARNED = 8
 _MIN_BYTES = 4_096
 _LEAST_RATIO = 0.1
 _DENSE = re.compile(rb"[A-Za-z0-9+/=_-]{48,}")
-_MIN_ANSWER_TOKENS = 120
+_MIN_ANSWER_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class DiffRow(NamedTuple):
 
 
 def readable(action: Message | None, text: str = "") -> str:
-    """An action over several lines: each argument on its own, long texts as they would be typed.
+    """Give an action over several lines: each argument on its own, long texts as they would be typed.
 
     Args:
         action: The assistant message.
@@ -140,7 +140,7 @@ def _row(kind: str, one: str | None, other: str | None) -> DiffRow:
 
 
 def last_request(messages: Sequence[Message], *, max_chars: int = 300) -> str:
-    """What the user said last before the state."""
+    """Tell what the user said last before the state."""
     for message in reversed(messages):
         text = _LOCAL_COMMAND.sub("", _message_text(message)).strip()
         if message.get("role") == "user" and text:
@@ -151,7 +151,7 @@ def last_request(messages: Sequence[Message], *, max_chars: int = 300) -> str:
 def shown_prefix(
     messages: Sequence[Message], *, max_chars: int, max_message_chars: int = 4_000
 ) -> list[dict[str, str]]:
-    """The first message and as many of the last ones as fit, as role and text."""
+    """Give the first message and as many of the last ones as fit, as role and text."""
     texts = [_cut(_message_text(message), max_message_chars) for message in messages[:1]]
     left = max_chars - sum(map(len, texts))
     shown: list[dict[str, str]] = []

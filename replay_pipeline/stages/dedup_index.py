@@ -36,7 +36,7 @@ class DedupIndex:
         self._fold = Fold(batches, start=start, add=self._with_batch)
 
     def of(self, batch: str) -> "BatchIndex":
-        """What a batch has to know. It holds until another batch is asked for.
+        """Tell what a batch has to know. It holds until another batch is asked for.
 
         Raises:
             StorageError: a file of the index cannot be read.

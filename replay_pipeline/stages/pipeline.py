@@ -64,6 +64,7 @@ from replay_pipeline.review import apply_marks, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
+from replay_pipeline.stages.doctor import require_trainer
 from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_of, named
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
@@ -262,7 +263,7 @@ class Pipeline(Project):
         self._owners.update(dict.fromkeys(state_ids, batch))
 
     def replay(self, batch: str, *, max_total_usd: float | None = None) -> Receipt:
-        """States of a batch to `teacher_actions`, paying at most `max_total_usd` for new answers.
+        """Ask teachers at the states of a batch, paying at most `max_total_usd` for new answers.
 
         A stage that stopped before every question was asked is not final: the next call goes on.
         Without `max_total_usd` the ceiling is the setting; 0 takes what is in the ledger.
@@ -346,7 +347,7 @@ class Pipeline(Project):
         return replay
 
     def pairs(self, batch: str) -> Receipt:
-        """States and teacher actions of a batch to `dpo_pairs`, `positives` and `outcomes`."""
+        """Make `dpo_pairs`, `positives` and `outcomes` of what teachers would have done at a batch's states."""
         marks = read_marks(self.settings.pairs.marks) if self.settings.pairs.marks else {}
         given = [
             self.settings.pairs.model_dump_json(exclude={"marks"}),
@@ -468,7 +469,7 @@ class Pipeline(Project):
         return [state for state in self._states([batch]) if state["state_id"] in wanted]
 
     def normalize(self, batch: str) -> Receipt:
-        """Pairs of a batch to `normalized_pairs` and `dropped_pairs`, through data-juicer."""
+        """Send the pairs of a batch through data-juicer: into `normalized_pairs` or `dropped_pairs`."""
         normalizer = self._normalizer
         given = [
             normalizer.fingerprint,
@@ -498,7 +499,7 @@ class Pipeline(Project):
         )
 
     def publish(self) -> Receipt:
-        """All normalized pairs to one dataset folder, and to the Hub if a repository is set.
+        """Publish all normalized pairs to one dataset folder, and to the Hub if a repository is set.
 
         Raises:
             ConfigError: there is nothing to publish yet.
@@ -579,13 +580,16 @@ class Pipeline(Project):
             )
 
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
-        """The published dataset to a trained model, in a process of its own that `launch` runs.
+        """Train a model on the published dataset, in a process of its own that `launch` runs.
 
         A training that was stopped or killed goes on from its last checkpoint.
 
         Raises:
+            MissingDependencyError: the trainer's packages are not installed on this machine.
             TrainError: the trainer failed; the message ends with its last words.
         """
+        if launch is run_trainer:
+            require_trainer()
         config = self._trainer_config()
         output, kept = self.settings.training_dir(), self.settings.model_dir()
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
@@ -757,12 +761,12 @@ class Pipeline(Project):
         return config
 
     def _dataset_copy(self) -> Path:
-        """Where a dataset on an object store is worked on; not used for one that is a folder."""
+        """Tell where a dataset on an object store is worked on; not used for one that is a folder."""
         place = self.settings.dataset_dir()
         return place if isinstance(place, Path) else self.settings.local_dir() / "dataset"
 
     def _card_facts(self) -> CardFacts:
-        """What the dataset card tells beyond the rows: teachers, and what each stage reported."""
+        """Tell what the dataset card tells beyond the rows: teachers, and what each stage reported."""
         teachers: list[TeacherFacts] = [
             {"name": t.name, "model": t.model, "is_distillable": t.is_distillable}
             for t in self.settings.teachers()
@@ -822,10 +826,13 @@ def run(
 
     Raises:
         ConfigError: a setting is wrong, or no session was found; nothing was paid.
+        MissingDependencyError: an extra that a stage needs is not installed; nothing was paid.
     """
     pipeline = Pipeline(settings, on_progress=on_progress)
     since = pipeline.receipts.stamps() if since is None else since
     pipeline.check_settings()
+    if with_training:
+        require_trainer()
     batches = pipeline.ingest_new()
     replay = pipeline.replay_within()
     for batch in batches:

@@ -32,12 +32,14 @@ from replay_pipeline.replay import (
     estimate,
     has_ledger,
     ledger_status,
+    probe_estimate,
+    probe_teachers,
     spent_since,
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.review import rank_pairs, show_state, write_review
 from replay_pipeline.settings import Settings, key_for
-from replay_pipeline.stages.doctor import examine
+from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, summarize, summarize_night
@@ -124,7 +126,7 @@ class Project:
         return self._keys
 
     def fitting(self, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
-        """The first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
+        """Give the first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
 
         Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
         as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
@@ -147,7 +149,7 @@ class Project:
         return chosen
 
     def _kept_folder(self) -> Path | None:
-        """The folder for the bytes that were read; `None` if they are not kept."""
+        """Give the folder for the bytes that were read; `None` if they are not kept."""
         if not self.settings.ingest.keeps_bytes:
             return None
         # Unredacted logs never go to an object store.
@@ -190,7 +192,7 @@ class Project:
                 key_for(teacher.api_key_env, teacher.base_url)
 
     def check_teachers(self) -> list[dict[str, Any]]:
-        """Each teacher: key, endpoint, price, terms, and what is wrong with it."""
+        """Give each teacher: key, endpoint, price, terms, and what is wrong with it."""
         with self._teachers() as teachers:
             checks = check_teachers(teachers, price_folder=self._price_folder())
         return [check.to_json() for check in checks]
@@ -202,7 +204,7 @@ class Project:
             return estimate(states, teachers, ledger=self.settings.ledger_url(), **self._options())
 
     def status(self) -> dict[str, Any]:
-        """What is done for each batch, what it cost, and what the ledger holds."""
+        """Tell what is done for each batch, what it cost, and what the ledger holds."""
         done = {(r.stage, r.batch): r.report for r in self.receipts.all()}
         figure = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs"}
         batches = {
@@ -228,7 +230,7 @@ class Project:
         }
 
     def _other_ledger_usd(self) -> float | None:
-        """What the sample's ledger holds when real teachers are set, or the other way round."""
+        """Tell what the sample's ledger holds when real teachers are set, or the other way round."""
         if self.settings.replay.ledger is not None:
             return None
         is_sample = self.settings.replay.sample_teachers
@@ -308,22 +310,33 @@ class Project:
         return rank_pairs(self.root.read_all("dpo_pairs").to_pylist())
 
     def review_path(self, batch: str) -> Place:
-        """Where the review page of one batch is, written together with its pairs."""
+        """Tell where the review page of one batch is, written together with its pairs."""
         return self.root.path / "review" / f"{batch}.html"
 
     def examine(self) -> list[dict[str, Any]]:
         """Check this machine and these settings. One finding each: what, whether ok, detail."""
         return examine(self.settings, self.check_teachers())
 
+    def probe_estimate(self) -> Estimate:
+        """Say what `probe` would cost. Raises as `estimate` does."""
+        with self._teachers() as teachers:
+            return probe_estimate(teachers, **self._options())
+
+    def probe(self) -> list[dict[str, Any]]:
+        """Ask every teacher three tiny questions. One finding each, as of `examine`."""
+        with self._teachers() as teachers:
+            ledger = self.settings.ledger_url()
+            return examine_probes(probe_teachers(teachers, ledger=ledger, **self._options()))
+
     def summary(self, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
-        """The figures of all stages; what was done after `since` counts as done now."""
+        """Give the figures of all stages; what was done after `since` counts as done now."""
         figures = summarize(self.receipts.all(since=since))
         figures["max_total_usd"] = self.settings.replay.max_total_usd
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
 
     def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What was done since then, and what is still open; `failures` are runs that failed."""
+        """Tell what was done since then, and what is still open; `failures` are runs that failed."""
         return summarize_night(
             self.receipts.all(),
             since=since,
@@ -408,7 +421,7 @@ class Project:
         }
 
     def _price_folder(self) -> Place | None:
-        """Where price lists are kept; the sample's server has prices of its own each time."""
+        """Tell where price lists are kept; the sample's server has prices of its own each time."""
         return None if self.settings.replay.sample_teachers else self.root.path / "prices"
 
     def _fold(self, table: str, start: Callable[[], T], add: Callable[[T, pa.Table], T]) -> Fold[T]:
@@ -461,7 +474,7 @@ class Project:
 
 
 def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:
-    """The definitions of a batch added to those that are known.
+    """Add the definitions of a batch to those that are known.
 
     A definition counts at most twice: merging it a second time may leave out what a schema says
     beyond its shape, a third time changes nothing.

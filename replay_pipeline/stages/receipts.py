@@ -74,7 +74,7 @@ class Receipts:
         self._root = root / "receipts"
 
     def read(self, stage: str, batch: str) -> Receipt | None:
-        """The last receipt, or `None`. An unreadable one counts as none.
+        """Give the last receipt, or `None`. An unreadable one counts as none.
 
         Raises:
             StorageError: the object store that holds it cannot be reached.
@@ -94,7 +94,7 @@ class Receipts:
         return receipt
 
     def stamps(self, stage: str | None = None) -> dict[tuple[str, str], str]:
-        """What tells a receipt (of `stage`) from the one before it, to see later which are new."""
+        """Tell what tells a receipt (of `stage`) from the one before it, to see later which are new."""
         root = self._root if stage is None else self._root / stage
         found = {PurePosixPath(name): stamp for name, stamp in stamps_below(root).items()}
         return {
@@ -106,7 +106,7 @@ class Receipts:
     def all(
         self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
     ) -> list[Receipt]:
-        """Every receipt; those not written after the stamps `since` are marked as reused."""
+        """Give every receipt; those not written after the stamps `since` are marked as reused."""
         stamps = self.stamps(stage)
         texts = read_files(self._root, [f"{kind}/{batch}.json" for kind, batch in stamps])
         found = []

@@ -26,7 +26,7 @@ _MAX_CHARS = 500
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """A webhook that moves is a wrong setting; nothing is posted elsewhere."""
+        """Follow no redirect: a webhook that moves is a wrong setting, and nothing is posted elsewhere."""
 
 
 def notify(settings: NotifySettings, event: str, text: str, facts: Mapping[str, Any]) -> bool:
@@ -57,7 +57,7 @@ def notify(settings: NotifySettings, event: str, text: str, facts: Mapping[str, 
 
 
 def _post(url: SecretStr | None, body: bytes, timeout_s: float) -> str:
-    """What went wrong, or nothing."""
+    """Post it; give back what went wrong, if anything did."""
     if url is None:
         return "no address"
     try:

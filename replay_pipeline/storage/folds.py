@@ -30,7 +30,7 @@ class Fold(Generic[T]):
         self._last = ""
 
     def before(self, batch: str) -> T:
-        """The value over every batch whose key is below `batch`. Not to be changed."""
+        """Give the value over every batch whose key is below `batch`. Not to be changed."""
         keys = self._keys()
         end = bisect_left(keys, batch)
         if end < self._next or (self._next and keys[self._next - 1] != self._last):

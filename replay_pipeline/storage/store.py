@@ -211,7 +211,7 @@ def remove_tree(folder: Place) -> None:
 
 
 def _opened(place: Place) -> "tuple[AbstractFileSystem, str]":
-    """The file system that holds `place`, and its path there."""
+    """Give the file system that holds `place`, and its path there."""
     if not isinstance(place, Path):
         return place.fs, place.path.rstrip("/")
     from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415

@@ -135,7 +135,7 @@ class DataRoot:
         self.path = path
 
     def part(self, name: str, batch: str) -> Place:
-        """Where the rows of `batch` in table `name` lie."""
+        """Tell where the rows of `batch` in table `name` lie."""
         return self.path / name / f"trace_batch={batch}" / "part-0.parquet"
 
     def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> Place:
@@ -143,11 +143,11 @@ class DataRoot:
         return write_table(table, self.part(name, batch), name)
 
     def read(self, name: str, batch: str, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of `batch`, or some of their columns. Raises what `read_table` raises."""
+        """Give the rows of `batch`, or some of their columns. Raises what `read_table` raises."""
         return read_table(self.part(name, batch), name, columns=columns)
 
     def n_rows(self, name: str, batch: str) -> int:
-        """How many rows `batch` has, without reading them. Raises what `read_table` raises."""
+        """Tell how many rows `batch` has, without reading them. Raises what `read_table` raises."""
         path = self.part(name, batch)
         with _reading(path, name):
             return pq.read_metadata(readable(path)).num_rows
@@ -164,6 +164,6 @@ class DataRoot:
         )
 
     def read_all(self, name: str) -> pa.Table:
-        """The rows of all batches, in order of their keys."""
+        """Give the rows of all batches, in order of their keys."""
         parts = [self.read(name, batch) for batch in self.batches(name)]
         return pa.concat_tables(parts) if parts else TABLES[name].empty_table()

@@ -39,7 +39,7 @@ class ServedModel:
         return -(-pico // 1000)
 
     def listing(self) -> dict[str, Any]:
-        """The model as `/models` lists it."""
+        """Give the model as `/models` lists it."""
         pricing = {
             "prompt": _per_token(self.prompt),
             "completion": _per_token(self.completion),

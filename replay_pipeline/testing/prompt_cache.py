@@ -30,7 +30,7 @@ class PromptCache:
         return names
 
     def n_cached_tokens(self, blocks: list[bytes], now: float) -> int:
-        """Tokens of the longest prefix that is known and still warm."""
+        """Give tokens of the longest prefix that is known and still warm."""
         n = 0
         for name in blocks:
             if self._seen.get(name, float("-inf")) < now - self.ttl_s:

@@ -273,7 +273,7 @@ class Router:
                              "x-openrouter-cache-source-id": source})  # fmt: skip
 
     def _refusal(self, body: Mapping[str, Any], model: ServedModel) -> Response | None:
-        """What OpenRouter itself refuses before a provider sees the call."""
+        """Tell what OpenRouter itself refuses before a provider sees the call."""
         provider = body.get("provider") or {}
         if provider.get("enforce_distillable_text") and not model.is_distillable:
             return _error(404, "No endpoints found that allow distillation", error_type="not_found")
@@ -429,7 +429,7 @@ class _Call:
         return reply
 
     def finish(self) -> None:
-        """The model has read the prompt: from now on its prefix is in the cache."""
+        """Give the model has read the prompt: from now on its prefix is in the cache."""
         self.router.prompts.store(self.blocks, time.monotonic())
 
 

@@ -183,8 +183,8 @@ def _call(call: Any) -> Iterator[str]:
     if not isinstance(function.get("name"), str) or not _TOOL_NAME.match(function["name"]):
         yield "tool_calls.function.name: string should match '^[a-zA-Z0-9_-]{1,64}$'"
     try:
-        arguments = json.loads(function["arguments"], parse_constant=_refuse)
-    except (KeyError, TypeError, ValueError, RecursionError):
+        arguments = json.loads(function.get("arguments") or "", parse_constant=_refuse)
+    except (TypeError, ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         yield "tool_calls.function.arguments: input should be a valid dictionary"

@@ -134,7 +134,7 @@ class TeacherServer:
         )
 
     def bill(self) -> Bill:
-        """The server's own accounting; after the server has ended, its last."""
+        """Give the server's own accounting; after the server has ended, its last."""
         if self._process is None and self._bill is not None:
             return self._bill
         return Bill.from_json(self._control("_bill"))

@@ -1,6 +1,7 @@
 """A tiny model and tokenizer made on the spot, for runs that need no download and no GPU."""
 
 import json
+import random
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from trainer.data.rendering import template_message
+from trainer.losses.compose import pair_logps
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM
+
+    from trainer.data.collator import ComposerDataCollator
 
 MAX_CHARS = 4000
 """Of one text: a tokenizer learns no more from the rest of a long file."""
@@ -138,6 +142,43 @@ def _make_mimetic(model: "Qwen2ForCausalLM") -> None:
         of_heads = values.view(-1, attention.head_dim, values.size(1))
         repeated = of_heads.repeat_interleave(attention.num_key_value_groups, dim=0)
         attention.o_proj.weight.copy_(repeated.flatten(0, 1).T)
+
+
+def pretrain(
+    model: "Qwen2ForCausalLM",
+    collator: "ComposerDataCollator",
+    rows: Sequence[Any],
+    *,
+    n_steps: int,
+    n_rows: int = 8,
+    learning_rate: float = 2e-3,
+    seed: int = 0,
+) -> None:
+    """Teach a model of random weights what actions look like, and none of the preference.
+
+    Both sides of each pair are learned alike behind their prompt, as next tokens: a stand-in for the
+    pretraining that a tiny model never had.
+
+    Args:
+        model: changed in place.
+        collator: renders the pairs.
+        rows: pairs of the train split.
+        n_steps: updates.
+        n_rows: pairs of one update.
+        learning_rate: of AdamW, reached after five updates.
+        seed: of the order in which pairs are drawn.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    rng = random.Random(seed)
+    for step in range(n_steps):
+        batch = collator(rng.sample(rows, min(n_rows, len(rows))))
+        (chosen_B, n_chosen_B), (rejected_B, n_rejected_B) = pair_logps(model, batch)
+        loss = -(chosen_B / n_chosen_B + rejected_B / n_rejected_B).mean() / 2
+        optimizer.param_groups[0]["lr"] = learning_rate * min(1.0, (step + 1) / 5)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
 
 
 def corpus(rows: Sequence[Any]) -> list[str]:

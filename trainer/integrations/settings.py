@@ -219,6 +219,8 @@ class TinyOptions:
     n_heads: int = 4
     is_mimetic: bool = False
     """Whether attention starts out handing on what it looks at, which speeds learning to read."""
+    pretraining_steps: int = 0
+    """Steps that teach it what actions look like, both sides of the pairs alike, before the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

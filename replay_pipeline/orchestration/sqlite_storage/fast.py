@@ -206,7 +206,7 @@ class FastSqliteStorage(DagsterSqliteStorage):
     def from_config_value(
         cls, inst_data: ConfigurableClassData, config_value: SqliteStorageConfig
     ) -> "FastSqliteStorage":
-        """What `dagster.yaml` asks for."""
+        """Tell what `dagster.yaml` asks for."""
         return cls.from_local(inst_data=inst_data, **config_value)
 
     @property

@@ -149,7 +149,7 @@ def _sketch(prompt: Sequence[str] | None) -> Any:
 
 
 def _end_words(prompt: Sequence[str] | None) -> list[str]:
-    """The last words of a prompt, whose messages are JSON texts."""
+    """Give the last words of a prompt, whose messages are JSON texts."""
     words: list[str] = []
     for text in reversed(prompt or ()):
         message = json.loads(text)
@@ -176,7 +176,7 @@ def _rows(
 
 
 def _texts(path: Place) -> list[str]:
-    """Every text of a shard once, or the text of another file."""
+    """Give every text of a shard once, or the text of another file."""
     if path.suffix != ".parquet":
         return [path.read_text("utf-8", "replace")]
     table = pq.read_table(readable(path), partitioning=None)
@@ -192,7 +192,7 @@ def _texts(path: Place) -> list[str]:
 
 
 def _counted(folder: Place) -> dict[str, int]:
-    """Rows of each shard as the manifests have them."""
+    """Give rows of each shard as the manifests have them."""
     counted: dict[str, int] = {}
     for path in sorted((folder / "manifests").glob("[!_]*.json")):
         manifest = json.loads(path.read_text("utf-8"))

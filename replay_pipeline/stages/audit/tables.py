@@ -51,7 +51,7 @@ def _schema_problems(root: DataRoot, batch: str, name: str) -> list[str]:
 
 
 def rows_accounted(root: DataRoot, batches: Sequence[str]) -> Verdict:
-    """Rows in = rows used + rows skipped by reason?"""
+    """Check that rows in are rows used and rows skipped by reason."""
     problems, n_rows = [], 0
     for batch in batches:
         if receipt := Receipts(root.path).read("ingest", batch):
@@ -253,7 +253,7 @@ def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
 
 
 def _rows(root: DataRoot, name: str, batch: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows with some columns; a table that cannot be read has none, which its schema check tells."""
+    """Give rows with some columns; a table that cannot be read has none, which its schema check tells."""
     try:
         return root.read(name, batch, columns=columns).to_pylist()
     except ReplayPipelineError:

@@ -7,9 +7,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from replay_pipeline.ingesters import ClaudeCodeIngester, Traces, ingest
-from replay_pipeline.ingesters.tool_schemas import ToolLearner, merge_tools
+from replay_pipeline.ingesters.tool_schemas import ToolLearner, merge_tools, offered_tools
+from replay_pipeline.replay.dialects import RequestOptions
+from replay_pipeline.replay.requests import RequestBuilder
+from replay_pipeline.settings import DEFAULT_TEACHERS
 from tests.replay_pipeline.ingesters.logs import Log, tool_use
 
+BUILT_IN = offered_tools("2.1").keys()
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1) | st.text(max_size=3),
     lambda inner: (
@@ -80,7 +84,9 @@ def test_an_override_replaces_what_was_inferred(tmp_path: Path):
     traces = Traces(
         sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools
     )
-    assert next(traces.materialize())["tools"] == [own]
+    offered = {tool["function"]["name"]: tool for tool in next(traces.materialize())["tools"]}
+    assert offered["Read"] == own
+    assert len(offered["Edit"]["function"]["description"]) > 100
 
 
 def test_a_state_is_offered_the_built_in_tools_and_its_own_external_ones(tmp_path: Path):
@@ -90,10 +96,48 @@ def test_a_state_is_offered_the_built_in_tools_and_its_own_external_ones(tmp_pat
         log.says(f"m-{name}", tool_use(f"t-{name}", tool, q="x"), tool_use(f"r-{name}", "Read"))
         log.write(tmp_path)
     offered = {
-        state["session_id"]: [tool["function"]["name"] for tool in state["tools"]]
+        state["session_id"]: {tool["function"]["name"] for tool in state["tools"]} - BUILT_IN
         for state in ClaudeCodeIngester().ingest(tmp_path)
     }
-    assert offered == {"one": ["Read", "mcp__crm__find"], "two": ["Read", "mcp__db__query"]}
+    assert offered == {"one": {"mcp__crm__find"}, "two": {"mcp__db__query"}}
+
+
+def test_requests_keep_their_hashes_when_more_sessions_are_read(tmp_path: Path):
+    def asked():
+        builder = RequestBuilder(RequestOptions())
+        return {
+            state["state_id"]: builder.question(state, DEFAULT_TEACHERS[0]).sha
+            for state in ClaudeCodeIngester().ingest(tmp_path)
+        }
+
+    log = Log("one")
+    log.user("go")
+    log.does("m1", "Read", file_path="a")
+    log.does("m2", "mcp__crm__find", q="x")
+    log.write(tmp_path)
+    before = asked()
+    more = Log("two")
+    more.user("go")
+    more.does("n1", "Read", file_path="b", offset=3)
+    more.does("n2", "mcp__crm__find", q="x", limit=4)
+    more.does("n3", "Bash", command="ls")
+    more.write(tmp_path)
+    after = asked()
+    assert before
+    assert {state_id: after[state_id] for state_id in before} == before
+    assert len(after) > len(before)
+
+
+def test_the_tools_of_a_release_series_are_whole_definitions():
+    for series in ("2.0", "2.1", ""):
+        for name, tool in offered_tools(series).items():
+            schema = tool["function"]["parameters"]
+            Draft202012Validator.check_schema(schema)
+            assert set(schema["required"]) <= set(schema["properties"])
+            assert len(tool["function"]["description"]) >= 20, name
+    assert "TaskOutput" not in offered_tools("2.0")
+    assert "BashOutput" not in offered_tools("2.1")
+    assert offered_tools("") == offered_tools("2.1") == offered_tools("9.9")
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'Task" >', "x" * 200])

@@ -242,7 +242,7 @@ def test_10_damaged_rows_are_skipped_by_reason(tmp_path: Path, damage: bytes, re
     assert (report.rows, report.rows_used, report.n_states) == (3, 2, 1)
 
 
-def test_10_byte_order_mark_nuls_and_blank_lines_are_no_harm(tmp_path: Path):
+def test_10_byte_order_mark_nuls_and_blank_lines_are_no_harm_and_counted(tmp_path: Path):
     log = Log()
     log.raw(b"\xef\xbb\xbf")
     log.user("go")

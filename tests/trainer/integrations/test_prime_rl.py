@@ -3,7 +3,6 @@ them."""
 
 import asyncio
 import json
-import logging
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,7 +100,7 @@ def test_contract_has_the_recorded_loss_gradient_and_metrics(key):
 def test_policy_loss_is_the_default_loss(key):
     config = {k: v for k, v in CASES[key]["config"].items() if k != "type"}
     inputs = inputs_of(key)
-    outputs = adapter.policy_loss(inputs, alpha_sdpo=0.5, **config)
+    outputs = adapter.policy_loss(inputs, **config)
     assert torch.equal(outputs.loss, DefaultLoss(**config)(inputs).loss)
     torch.testing.assert_close(outputs.loss.detach(), tensor(key, "loss"), atol=1e-11, rtol=1e-11)
 
@@ -123,37 +122,6 @@ def test_overlapping_components_add_up_as_recorded(key):
     torch.testing.assert_close(loss.detach(), tensor(key, "loss"), atol=1e-10, rtol=1e-10)
     (gradient,) = torch.autograd.grad(loss, trained)
     torch.testing.assert_close(gradient, tensor(key, "grad"), atol=1e-10, rtol=1e-10)
-
-
-# -- older and unknown inputs ----------------------------------------------------------------------
-
-
-def old_inputs(**change: Any) -> SimpleNamespace:
-    """`LossInputs` as versions before 0.8 had them: `teacher_logprobs`, no weights."""
-    inputs = inputs_of("default/006")
-    fields = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
-    values = {name: getattr(inputs, name) for name in fields}
-    return SimpleNamespace(**values, teacher_logprobs=inputs.ref_logprobs, **change)
-
-
-def test_older_field_names_are_read_with_a_message_and_get_their_channel_2(caplog):
-    adapter._say_old.cache_clear()
-    inputs = old_inputs()
-    with caplog.at_level(logging.WARNING):
-        outputs = adapter.policy_loss(inputs, alpha_sdpo=0.5)
-    assert "older than 0.8: its teacher_logprobs is read as ref_logprobs" in caplog.text
-    today = adapter.as_inputs(inputs)
-    expected = DefaultLoss()(today).loss + 0.5 * ref_kl_loss(today).loss
-    torch.testing.assert_close(outputs.loss, expected)
-    assert "ref_kl" in outputs.metrics
-
-
-def test_older_version_that_scored_nothing_is_an_error_and_not_a_silent_channel():
-    inputs = old_inputs()
-    inputs.teacher_logprobs = None
-    with pytest.raises(TrainerConfigError, match="the orchestrator scored nothing"):
-        adapter.policy_loss(inputs, alpha_sdpo=0.5)
-    assert adapter.policy_loss(inputs).loss.requires_grad
 
 
 def test_inputs_of_an_unknown_version_are_refused_with_what_they_have():

@@ -90,11 +90,7 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
                 "weight_decay": shared.weight_decay,
                 "max_norm": shared.max_grad_norm,
             },
-            "loss": {
-                "type": "custom",
-                "import_path": POLICY_LOSS,
-                "kwargs": {"alpha_sdpo": shared.alpha_sdpo},
-            },
+            "loss": {"type": "custom", "import_path": POLICY_LOSS},
         },
         "orchestrator": {
             "batch_size": n_states * shared.num_generations,

@@ -25,6 +25,7 @@ from trainer.data.rendering import Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
+from trainer.data.tiny import pretrain
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.object_store import ObjectStore
 from trainer.errors import DatasetError, TrainerConfigError, TrainerError
@@ -177,16 +178,10 @@ def _run(
     data = load_preference_data(config.dataset, revision=config.revision)
     tokenizer = load_tokenizer(config, data)
     data, found = usable_data(config, tokenizer, data)
-    model = load_model(config, tokenizer, seed=args.seed)
     joined = section_of(OuterOptions, config.outer_options, "outer_options.")
     outer = outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
     data = sharded(data, parts.place) if outer else data
-    collator = ComposerDataCollator(
-        tokenizer,
-        max_prompt_tokens=args.max_prompt_tokens,
-        max_response_tokens=args.max_response_tokens,
-        with_tools=args.render_tools,
-    )
+    model, collator = model_and_collator(config, args, tokenizer, data)
     off = off_channels(args, data)
     recorded = recorded_rollouts(config, args, data, collator.renderer)
     level = load_function(config.agreement) if config.agreement else agreement
@@ -233,10 +228,11 @@ def _run(
         "cut_prompts": collator.renderer.n_cut_prompts,
         "preflight": found.as_report(),
         "pairs_forward": trainer.pair_forward,
-        "preference_accuracy_before": before["preference"]["accuracy"],
-        "preference_accuracy_after": after["preference"]["accuracy"],
-        "blank_prompt_accuracy_after": after["blank_prompt"]["accuracy"],
-        "shuffled_prompt_accuracy_after": after["shuffled_prompt"]["accuracy"],
+        **{
+            f"{name}_accuracy_{when}": scores[name]["accuracy"]
+            for name in ("preference", "blank_prompt", "shuffled_prompt")
+            for when, scores in (("before", before), ("after", after))
+        },
         "prompt_gain_before": before["prompt_gain"],
         "prompt_gain_after": after["prompt_gain"],
         "consensus_rate_after": after["consensus"]["any"],
@@ -247,6 +243,23 @@ def _run(
         if config.push_to_hub is not None:
             push_to_hub(config.push_to_hub, output)
     return report
+
+
+def model_and_collator(
+    config: RunConfig, args: ComposerConfig, tokenizer: Any, data: PreferenceData
+) -> tuple[Any, ComposerDataCollator]:
+    """Load or make the model, and the collator of its batches; a tiny model is pretrained here."""
+    model = load_model(config, tokenizer, seed=args.seed)
+    collator = ComposerDataCollator(
+        tokenizer,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_response_tokens=args.max_response_tokens,
+        with_tools=args.render_tools,
+    )
+    if config.model is None and config.tiny.pretraining_steps:
+        n_steps = config.tiny.pretraining_steps
+        pretrain(model, collator, data.pairs, n_steps=n_steps, seed=args.seed)
+    return model, collator
 
 
 def recorded_rollouts(
