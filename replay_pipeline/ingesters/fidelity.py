@@ -79,7 +79,7 @@ def shares_by_client(sessions: pa.Table, states: pa.Table) -> dict[str, dict[str
     ):
         if fidelity is not None:
             is_close = abs(fidelity - 1) <= TOLERANCE
-            found.setdefault(client_of[session_id], []).append(is_close)
+            found.setdefault(client_of.get(session_id, "unknown"), []).append(is_close)
     return {
         client: {"n_states": len(close), "share_within_10_percent": sum(close) / len(close)}
         for client, close in sorted(found.items())
