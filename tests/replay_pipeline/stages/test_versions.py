@@ -53,7 +53,13 @@ def token_rule(kind: str, literal: str, body: str) -> str:
 
 CHANGES = {
     "system prompt": (
-        [("ingesters/traces.py", "You are a coding agent.", "You are an agent that codes.")],
+        [
+            (
+                "ingesters/traces.py",
+                "You are a coding agent on a user",
+                "You are an agent that codes.",
+            )
+        ],
         {stage: ["prompts"] for stage in ("replay", "pairs", "normalize")},
         {"replay", "pairs", "normalize"},
     ),
