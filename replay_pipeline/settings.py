@@ -135,7 +135,7 @@ class NormalizeSettings(_Section):
     """Which pairs are fit to publish."""
 
     recipe: str = "tool_calls"
-    """A bundled recipe (`default`, `tool_calls`, `strict`, `lint`) or a path to a YAML file."""
+    """A bundled recipe (`default`, `tool_calls`, `strict`, `lint`, `none`) or a path to a YAML file."""
     executor: Literal["in_process", "default", "ray"] = "in_process"
     """Where row filters run: in this process, or in data-juicer's `ray` or `default` executor."""
     allow_operators: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class TraineeSettings(_Section):
     """The endpoint that serves it, instead of a folder."""
     n_samples: Annotated[int, Field(ge=1)] = 4
     """Samples at each state."""
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     """Of the samples; at 0 they are all the same."""
     max_prompt_tokens: Annotated[int, Field(ge=1)] = 1024
     """Longest prompt of a folder's model, in tokens; longer ones lose their oldest messages."""

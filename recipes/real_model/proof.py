@@ -567,11 +567,32 @@ def _write_table(output: Path, pool: list[Repository], tested: list[Repository])
     }
     found = {"arms": table(runs), "ngrams": ngram_baseline(pool, tested)}
     (output / "table.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    for arm, figures in found["arms"].items():
-        for split in TESTED:
-            shown = {k: v[0] for k, v in figures[split].items() if k in MEASURES and v}
-            print(f"{arm:12} {split:17}", *(f"{k} {v:.2f}" for k, v in shown.items()), flush=True)
-    print("n-grams", found["ngrams"])
+    print(as_markdown(found), flush=True)
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    """Write the table of `table.json` for people: shares in percent, intervals in brackets."""
+    lines = [
+        "| arm, seeds | tested on | " + " | ".join(MEASURES) + " | general loss | p |",
+        "|" + "---|" * (len(MEASURES) + 4),
+    ]
+    for arm, split in product(found["arms"], TESTED):
+        figures = found["arms"][arm][split]
+        cells = [_percent(figures[name]) for name in MEASURES]
+        loss = ", ".join(f"{one:.3f}" for one in found["arms"][arm]["general_loss"])
+        p = ", ".join(f"{one:.1g}" for one in figures.get("mcnemar_p", ())) or "—"
+        where = f"{split.replace('_', ' ')}, {figures['n_states']} states"
+        cells = [f"{arm}, {found['arms'][arm]['seeds']}", where, *cells, loss, p]
+        lines.append(f"| {' | '.join(cells)} |")
+    ngrams = ", ".join(f"{100 * one:.1f} % on {name}" for name, one in found["ngrams"].items())
+    return "\n".join([*lines, "", f"Word n-grams: {ngrams.replace('_', ' ')}."])
+
+
+def _percent(figure: list[float] | None) -> str:
+    if figure is None:
+        return "—"
+    mean, low, high = (f"{100 * one:.1f}" for one in figure)
+    return f"{mean} ({low} to {high})"
 
 
 if __name__ == "__main__":

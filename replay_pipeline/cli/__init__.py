@@ -13,7 +13,7 @@ from replay_pipeline.cli import whole, sessions, replay, pairs, dataset, model, 
 # isort: on
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import err, escape
-from replay_pipeline.errors import ConfigError, ReplayPipelineError
+from replay_pipeline.errors import ConfigError, MissingDependencyError, ReplayPipelineError
 
 __all__ = ["app", "main"]
 
@@ -25,7 +25,14 @@ def main() -> None:
         app(standalone_mode=True)
     except ReplayPipelineError as error:
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(2 if isinstance(error, ConfigError | MissingDependencyError) else 1)
+    except ModuleNotFoundError as error:
+        from replay_pipeline.stages.doctor import in_one_line
+
+        if (line := in_one_line(error)) is None:
+            raise
+        err.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True)
+        sys.exit(2)
     except Stopped as stopped:
         err.print("stopped; what was paid for is kept, and the same command goes on from here")
         sys.stdout.flush()

@@ -1,12 +1,13 @@
 """The program itself: its groups of commands, and what holds for every one of them."""
 
+import importlib.metadata
 import logging
 from typing import Annotated
 
 import typer
 from rich.logging import RichHandler
 
-from replay_pipeline.cli.console import PrintableFormatter, err
+from replay_pipeline.cli.console import PrintableFormatter, err, out
 
 app = typer.Typer(
     name="replay-pipeline",
@@ -23,8 +24,20 @@ app.add_typer(teachers_app, name="teachers")
 app.add_typer(pairs_app, name="pairs")
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        out.print(importlib.metadata.version("replay-pipeline"), highlight=False)
+        raise typer.Exit
+
+
 @app.callback()
 def _every_command(
+    version: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
     handler = RichHandler(console=err, show_path=False)

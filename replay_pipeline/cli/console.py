@@ -148,6 +148,43 @@ def _learned(train: Report) -> str:
     )
 
 
+def show_look(overview: Report) -> None:
+    """Show what the sessions hold, largest first."""
+    total, replay = overview["total"], overview["replay"]
+    _table(
+        "Sessions",
+        [
+            ("sessions", f"{total['sessions']}, {total['subagents']} of them of subagents"),
+            ("projects", {each["name"]: each["sessions"] for each in overview["projects"]}),
+            ("dates", f"{total['first']} to {total['last']}"),
+            ("decisions", f"{total['states']:,} in {total['turns']:,} turns"),
+            ("tokens", {name: f"{n:,}" for name, n in overview["tokens"].items()}),
+            ("cost", _cost_words(overview)),
+            ("outcomes", overview["outcomes"]),
+            ("error kinds", overview["error_kinds"]),
+            ("tools", overview["tools"]),
+            ("redacted", overview["redactions"]),
+            ("skipped rows", overview["skipped"]),
+            ("skipped files", overview["skipped_files"]),
+        ],
+    )
+    _draw_batches(
+        "Models", ("turns", "tokens", "cost_usd"),
+        {each["model"]: each for each in overview["models"]}, first="model",
+    )  # fmt: skip
+    _draw_batches(
+        "Fidelity of prefixes", ("n_states", "share_within_10_percent"),
+        overview["fidelity"], first="client",
+    )  # fmt: skip
+    out.print(escape(replay["words"]), soft_wrap=True)
+
+
+def _cost_words(overview: Report) -> str:
+    words = f"${overview['cost_usd']:,.2f} at list prices of {overview['prices_of']}"
+    unpriced = ", ".join(overview["models_without_price"])
+    return f"{words}; without a price, so not in it: {unpriced}" if unpriced else words
+
+
 def show_ingest(report: Report) -> None:
     """What was read, and what was skipped."""
     names = ("sessions", "turns", "states")

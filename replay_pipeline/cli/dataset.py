@@ -20,7 +20,8 @@ def normalize(
     settings: SettingsOption = None,
     batch: BatchOption = None,
     recipe: Annotated[
-        str | None, typer.Option(help="`default`, `tool_calls`, `strict`, `lint` or a YAML file.")
+        str | None,
+        typer.Option(help="`default`, `tool_calls`, `strict`, `lint`, `none` or a YAML file."),
     ] = None,
     allow_operator: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""The command that reads session logs."""
+"""The commands that read session logs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,11 +6,42 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import print_report, progress_bars, show_ingest
+from replay_pipeline.cli.console import (
+    escape,
+    out,
+    print_report,
+    progress_bars,
+    show_ingest,
+    show_look,
+)
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import exit_if_failed, load
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import redaction_salt
+
+
+@app.command()
+def look(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Session files or folders. By default Claude Code's own folder."),
+    ] = None,
+    page: Annotated[
+        Path, typer.Option("--page", help="The HTML file to write.", metavar="FILE")
+    ] = Path("look.html"),
+    as_json: JsonOption = False,
+) -> None:
+    """See your sessions: what they did, what they cost, where they failed. Nothing is sent.
+
+    Needs no key and no settings. The page is one file, redacted, with every session as a tree.
+    """
+    from replay_pipeline.look import look as look_at
+
+    with progress_bars() as on_progress:
+        overview = look_at(paths, page=page, salt=redaction_salt(), on_progress=on_progress)
+    print_report(overview, as_json=as_json, show=show_look)
+    if not as_json:
+        out.print(f"Every session as a tree: open {escape(str(page))} in a browser.")
 
 
 @app.command()

@@ -68,7 +68,8 @@ def load(*, with_ray: bool = False) -> Mapping[str, type]:
             importlib.import_module("replay_pipeline.normalize.operators")
     except ImportError as error:
         raise MissingDependencyError(
-            f"data-juicer cannot be imported ({error}): pip install 'replay-pipeline[normalize]'"
+            f"data-juicer cannot be imported ({error}): pip install 'replay-pipeline[normalize]', or "
+            "keep every pair with `replay-pipeline normalize --recipe none`"
         ) from error
     return modules
 
@@ -85,8 +86,11 @@ def known_operators() -> list[str]:
 
 
 def version() -> str:
-    """Version of the installed data-juicer."""
-    return importlib.metadata.version("py-data-juicer")
+    """Version of the installed data-juicer; `none` without it."""
+    try:
+        return importlib.metadata.version("py-data-juicer")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list[Any]:
@@ -97,6 +101,8 @@ def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list
             operator. The message begins with `where` and names what is known.
         MissingDependencyError: data-juicer, or a package that an operator needs, is missing.
     """
+    if not process:
+        return []
     modules = load()
     preflight = importlib.import_module("data_juicer.core.preflight")
     try:

@@ -87,7 +87,9 @@ def check(executor: Executor, steps: Sequence[Mapping[str, Any]], *, where: str)
             "not tell row by row; run this recipe in_process"
         )
     if executor == "ray" and importlib.util.find_spec("ray") is None:
-        raise MissingDependencyError("Ray is not installed: pip install 'replay-pipeline[ray]'")
+        raise MissingDependencyError(
+            "Ray is not installed: pip install 'replay-pipeline[normalize,ray]'"
+        )
 
 
 def execute(

@@ -125,7 +125,7 @@ def load_recipe(recipe: str | Path, *, allow_operators: Collection[str] = ()) ->
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"recipe {path}: {error}") from error
     steps = content.get("process") if isinstance(content, dict) else None
-    if not isinstance(steps, list) or not steps:
+    if not isinstance(steps, list) or not (steps or path.stem == "none"):
         raise ConfigError(f"recipe {path}: no `process` list, as data-juicer recipes have")
     if unused := sorted(map(str, set(content) - _WITHOUT_EFFECT - {"process"})):
         logger.warning(

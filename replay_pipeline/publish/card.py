@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import DatasetCardData
+import yaml
 from jinja2 import Template
 
 from replay_pipeline.publish import layout
@@ -78,7 +78,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
     dropped = _added(_stage(batch, "normalize").get("dropped", {}) for batch in batches)
     recipes = sorted({_stage(batch, "normalize").get("recipe", "") for batch in batches} - {""})
     card = _TEMPLATE.render(
-        card_data=DatasetCardData(**_metadata(rows, facts, content=digest)).to_yaml(),
+        card_data=_yaml(_metadata(rows, facts, content=digest)),
         table=_table,
         percent=_percent,
         amount=_amount,
@@ -118,6 +118,11 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         sample=_sample(batches),
     )
     return f"{card}\n".encode()
+
+
+def _yaml(metadata: Mapping[str, Any]) -> str:
+    known = {key: value for key, value in metadata.items() if value is not None}
+    return yaml.safe_dump(known, sort_keys=False, allow_unicode=True, width=float("inf")).strip()
 
 
 def _metadata(

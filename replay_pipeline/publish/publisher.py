@@ -20,7 +20,7 @@ from replay_pipeline.errors import (
     PublishError,
     SecretFoundError,
 )
-from replay_pipeline.publish import batch_facts, layout
+from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
@@ -308,7 +308,7 @@ class _Version:
         here = {**stay, **self._manifests}
         shared = {
             layout.FACTS: batch_facts.encode(self._facts),
-            layout.CARD: _hub_room().card.render(here, self._facts),
+            layout.CARD: card.render(here, self._facts),
         }
         for path, data in shared.items():
             _refuse_secrets([data.decode()], [path])

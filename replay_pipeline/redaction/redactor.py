@@ -8,18 +8,17 @@ do, are not used. What its rules miss is found by the rules below.
 import hashlib
 import logging
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from kingfisher_sdk import Scanner
 
 from replay_pipeline.redaction.people import (
-    BRANCH_SIGNS,
     HOSTS_HEAD,
     is_private_login,
-    replace_people,
-    without_branch_heads,
+    people,
     without_hosts,
 )
 from replay_pipeline.redaction.secret_rules import (
@@ -73,19 +72,19 @@ def find_secrets(text: str) -> list[SecretHit]:
     """Give every secret in `text`, in order, without overlaps; placeholders are no secrets."""
     if len(text) < _MIN_CHARS:
         return []
-    return _find(text, Suspicion())
+    return _find(text, Suspicion(), _scanned([text])[0])
 
 
 def find_secrets_in(texts: Sequence[str]) -> list[list[SecretHit]]:
     """Tell what `find_secrets` finds in each text, several times faster than one by one."""
     return [
-        _find(text, suspicion) if len(text) >= _MIN_CHARS else []
-        for text, suspicion in zip(texts, suspicious(texts), strict=True)
+        _find(text, suspicion, scanned) if len(text) >= _MIN_CHARS else []
+        for text, suspicion, scanned in zip(texts, suspicious(texts), _scanned(texts), strict=True)
     ]
 
 
-def _find(text: str, suspicion: Suspicion | None) -> list[SecretHit]:
-    hits = list(_kingfisher_hits(text))
+def _find(text: str, suspicion: Suspicion | None, scanned: list[SecretHit]) -> list[SecretHit]:
+    hits = list(scanned)
     if suspicion is not None:
         hits.extend(own_hits(text, suspicion=suspicion))
     if not hits:
@@ -108,21 +107,65 @@ def _merged(hits: Iterable[SecretHit]) -> list[SecretHit]:
     return merged
 
 
-def _kingfisher_hits(text: str) -> Iterator[SecretHit]:
-    data = text.encode("utf-8", "replace")
-    findings = _scanner().scan(data)
-    if not findings:
-        return
-    is_ascii = len(data) == len(text)
-    for finding in findings:
-        if not finding.visible or finding.secret.lower() in RULES.common_passwords:
+def _scanned(texts: Sequence[str]) -> list[list[SecretHit]]:
+    """What kingfisher finds in each text.
+
+    Many texts are scanned as one, since most of a scan is the same for a word and a page. Only
+    those in which something was found are then scanned by themselves: a rule may look for its
+    keyword at some distance, and must not find it in the text before.
+    """
+    found: list[list[SecretHit]] = [[] for _ in texts]
+    blob, ends, members = bytearray(), list[int](), list[int]()
+
+    def scan() -> None:
+        spans = _spans(bytes(blob)) if blob else []
+        suspects = {bisect_right(ends, at) for start, end, _ in spans for at in (start, end - 1)}
+        for index in sorted(suspects):
+            found[members[index]] = _kingfisher_hits(texts[members[index]])
+        blob.clear()
+        ends.clear()
+        members.clear()
+
+    for number, text in enumerate(texts):
+        data = text.encode("utf-8", "replace")
+        if len(data) > _BLOB_BYTES:
+            found[number] = _kingfisher_hits(text)
             continue
-        where = finding.location
-        start, end = where["start_offset"], where["end_offset"]
+        blob += data
+        blob += _BETWEEN
+        ends.append(len(blob))
+        members.append(number)
+        if len(blob) > _BLOB_BYTES:
+            scan()
+    scan()
+    return found
+
+
+_BLOB_BYTES = 1 << 18
+_BETWEEN = b"\n" * 3
+
+
+def _spans(data: bytes) -> list[tuple[int, int, str]]:
+    """Start, end and kind of what kingfisher finds, in bytes."""
+    return [
+        (where["start_offset"], where["end_offset"], _kind_of(finding.rule_id))
+        for finding in _scanner().scan(data)
+        if finding.visible and finding.secret.lower() not in RULES.common_passwords
+        if (where := finding.location)
+    ]
+
+
+def _kingfisher_hits(text: str) -> list[SecretHit]:
+    data = text.encode("utf-8", "replace")
+    is_ascii = len(data) == len(text)
+    hits = []
+    for first, last, kind in _spans(data):
+        start, end = first, last
         if not is_ascii:
-            start = len(data[:start].decode("utf-8", "replace"))
-            end = start + len(data[where["start_offset"] : end].decode("utf-8", "replace"))
-        yield SecretHit(start, end, _kind_of(finding.rule_id))
+            start = len(data[:first].decode("utf-8", "replace"))
+            end = start + len(data[first:last].decode("utf-8", "replace"))
+        hits.append(SecretHit(start, end, kind))
+    return hits
 
 
 def _kind_of(rule_id: str) -> str:
@@ -163,7 +206,7 @@ class Redactor:
             known = self._memo[key]
         except KeyError:
             self._forget()
-            known = self._remember(key, text, Suspicion(), has_host=True)
+            known = self._remember(key, text, find_secrets(text), has_host=True)
         if known is None:
             return text
         self.counts.update(known[1])
@@ -196,15 +239,15 @@ class Redactor:
 
     def _prepare(self, new: dict[_Key, str]) -> None:
         texts = list(new.values())
-        suspicions, hosts = suspicious(texts), matching(HOSTS_HEAD, texts)
-        for (key, text), suspicion, has_host in zip(new.items(), suspicions, hosts, strict=True):
-            self._remember(key, text, suspicion, has_host=has_host)
+        found, hosts = find_secrets_in(texts), matching(HOSTS_HEAD, texts)
+        for (key, text), hits, has_host in zip(new.items(), found, hosts, strict=True):
+            self._remember(key, text, hits, has_host=has_host)
 
     def _remember(
-        self, key: _Key, text: str, suspicion: Suspicion | None, *, has_host: bool
+        self, key: _Key, text: str, hits: list[SecretHit], *, has_host: bool
     ) -> _Redacted | None:
         counts: Counter[str] = Counter()
-        redacted = self._replaced(text, key[0], counts, suspicion, has_host=has_host)
+        redacted = self._replaced(text, key[0], counts, hits, has_host=has_host)
         known = self._memo[key] = None if redacted == text else (redacted, counts)
         self._n_memo_chars += len(redacted) if known else 0
         return known
@@ -219,11 +262,10 @@ class Redactor:
         text: str,
         users: frozenset[str],
         counts: Counter[str],
-        suspicion: Suspicion | None,
+        hits: list[SecretHit],
         *,
         has_host: bool,
     ) -> str:
-        hits = _find(text, suspicion)
         if hits:
             parts: list[str] = []
             position = 0
@@ -237,10 +279,13 @@ class Redactor:
         for rule in _home_rules(text):
             text = rule.sub(lambda m: _home(m, counts), text)
         if users:
-            text = replace_people(text, users, lambda match: self._person(match, counts))
-        if any(sign in text for sign in BRANCH_SIGNS):
-            text, n_heads = without_branch_heads(text)
-            counts["user_name"] += n_heads
+
+            def full_name(name: str) -> str:
+                counts["name"] += 1
+                return f"<NAME:{self._h8(name)}>"
+
+            text, n_found = people(users).replaced(text, full_name)
+            counts["user_name"] += n_found
         if has_host:
 
             def hidden(kind: str, value: str) -> str:
@@ -249,13 +294,6 @@ class Redactor:
 
             text = without_hosts(text, hidden)
         return text
-
-    def _person(self, match: re.Match[str], counts: Counter[str]) -> str:
-        if match.lastgroup == "name":
-            counts["name"] += 1
-            return f"<NAME:{self._h8(match.group())}>"
-        counts["user_name"] += 1
-        return "user"
 
     def _placeholder(self, kind: str, text: str, hit: SecretHit) -> str:
         return f"<SECRET:{kind}:{self._h8(text[hit.start : hit.end])}>"

@@ -1,13 +1,12 @@
 """The review page: one HTML file that needs nothing else."""
 
-import base64
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from replay_pipeline.inert_html import html_page, inert_json
 from replay_pipeline.review.marks import FORMAT
 from replay_pipeline.review.order import doubts, review_score
 from replay_pipeline.review.sides import (
@@ -24,23 +23,6 @@ from replay_pipeline.types import DPOPair
 
 _HERE = Path(__file__).parent
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>Review of preference pairs</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
 _DATA_MARK = "\0data\0"
 
 
@@ -84,10 +66,10 @@ def write_review(
         yield from (_state_item(row) for row in outcomes if row["state_id"] not in with_pair)
 
     with written_whole(path) as file:
-        file.write(f'{head}{_inert_json(facts)[:-1]},"items":['.encode())
+        file.write(f'{head}{inert_json(facts)[:-1]},"items":['.encode())
         for number, item in enumerate(items()):
             key.update((item.get("pair") or item["id"]).encode("utf-8", "replace"))
-            file.write(f"{',' if number else ''}{_inert_json(item)}".encode())
+            file.write(f"{',' if number else ''}{inert_json(item)}".encode())
         file.write(f'],"key":"{key.hexdigest()[:16]}"}}{tail}'.encode())
     return path
 
@@ -140,33 +122,9 @@ def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _page() -> str:
     """Give the page with a mark where the data go."""
-    style = (_HERE / "page.css").read_text("utf-8")
-    script = (_HERE / "page.js").read_text("utf-8")
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"style-src {_source(style)}",
-            f"script-src {_source(script)}",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
+    style, body, script = (
+        (_HERE / f"page.{kind}").read_text("utf-8") for kind in ("css", "html", "js")
     )
-    return _PAGE.format(
-        policy=policy,
-        style=style,
-        body=(_HERE / "page.html").read_text("utf-8"),
-        data=_DATA_MARK,
-        script=script,
+    return html_page(
+        title="Review of preference pairs", style=style, body=body, script=script, data=_DATA_MARK
     )
-
-
-def _source(text: str) -> str:
-    """Give a content security policy source that allows exactly this inline text."""
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
-
-
-def _inert_json(data: Mapping[str, Any]) -> str:
-    """JSON that cannot end its script element or start another one."""
-    text = json.dumps(data, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

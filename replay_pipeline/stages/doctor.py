@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.ingesters import default_sources
 from replay_pipeline.replay import Probe
 from replay_pipeline.settings import Settings
@@ -15,11 +16,41 @@ from replay_pipeline.settings import Settings
 _EXTRAS = {
     "dagster": "dagster",
     "data_juicer": "normalize",
-    "datasets": "publish",
+    "huggingface_hub": "publish",
     "torch": "train",
     "trl": "train",
 }
+_FURTHER_EXTRAS = {
+    "datasets": "train",
+    "dagster_webserver": "dagster",
+    "ray": "ray",
+    "upath": "s3",
+    "fsspec": "s3",
+    "psycopg": "postgres",
+    "dagster_postgres": "postgres",
+}
 _MIN_FREE_BYTES = 1_000_000_000
+
+
+def in_one_line(error: ModuleNotFoundError) -> str | None:
+    """Say which extra brings the package that is missing; `None` where no extra does."""
+    name = (error.name or "").partition(".")[0]
+    extra = {**_EXTRAS, **_FURTHER_EXTRAS}.get(name)
+    return extra and f"{name} is not installed: pip install 'replay-pipeline[{extra}]'"
+
+
+def require_trainer() -> None:
+    """Refuse where nothing can be trained, before the rest is worked on or paid for.
+
+    Raises:
+        MissingDependencyError: the trainer's packages are not installed.
+    """
+    for name in ("torch", "trl"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingDependencyError(
+                f"{name} is not installed: pip install 'replay-pipeline[train]', or give `run` the "
+                "option --no-train"
+            )
 
 
 def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

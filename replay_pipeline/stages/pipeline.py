@@ -64,6 +64,7 @@ from replay_pipeline.review import apply_marks, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
+from replay_pipeline.stages.doctor import require_trainer
 from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_of, named
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
@@ -584,8 +585,11 @@ class Pipeline(Project):
         A training that was stopped or killed goes on from its last checkpoint.
 
         Raises:
+            MissingDependencyError: the trainer's packages are not installed on this machine.
             TrainError: the trainer failed; the message ends with its last words.
         """
+        if launch is run_trainer:
+            require_trainer()
         config = self._trainer_config()
         output, kept = self.settings.training_dir(), self.settings.model_dir()
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
@@ -822,10 +826,13 @@ def run(
 
     Raises:
         ConfigError: a setting is wrong, or no session was found; nothing was paid.
+        MissingDependencyError: an extra that a stage needs is not installed; nothing was paid.
     """
     pipeline = Pipeline(settings, on_progress=on_progress)
     since = pipeline.receipts.stamps() if since is None else since
     pipeline.check_settings()
+    if with_training:
+        require_trainer()
     batches = pipeline.ingest_new()
     replay = pipeline.replay_within()
     for batch in batches:

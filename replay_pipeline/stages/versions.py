@@ -32,7 +32,12 @@ PARTS: dict[str, tuple[str, ...]] = {
         "ingesters/known_tools*",
         "windows.py",
     ),
-    "requests": ("replay/requests.py", "replay/wellformed.py", "replay/dialects/**/*"),
+    "requests": (
+        "replay/requests.py",
+        "replay/rules.py",
+        "replay/wellformed.py",
+        "replay/dialects/**/*",
+    ),
     "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
     "pairs": ("pairs/**/*", "review/marks.py", "storage/pair_rows.py", "types.py:FAILURES"),

@@ -40,6 +40,10 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     assert report["train"]["loss_last"] < report["train"]["loss_first"]
     assert len(report["train"]["channels_live"]) == 3
     assert report["train"]["steps"] > 0
+    assert report["train"]["preference_accuracy_after"] >= 0.70
+    assert abs(report["train"]["blank_prompt_accuracy_after"] - 0.5) <= 0.05
+    assert report["train"]["prompt_gain_after"] > 0.15
+    assert report["train"]["consensus_rate_after"] > 0
     assert set(report["seconds"]) >= {"ingest", "replay", "pairs", "normalize", "publish", "train"}
     for word in (
         "sessions",
@@ -50,6 +54,7 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
         "dropped",
         "dataset",
         "loss",
+        "points by reading the prompt",
         "make ui",
     ):
         assert word in shown

@@ -14,7 +14,7 @@ from tests.integration.test_training import CONFIG
 pytestmark = pytest.mark.slow
 
 N_SAMPLES = 2
-SESSIONS = ("6cfe9440", "a9359e44", "2b41d437")
+SESSIONS = ("6cfe9440", "a9359e44")
 """Short ones, with pairs and agreements."""
 
 
@@ -47,7 +47,7 @@ def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root):
         n_samples=N_SAMPLES,
         max_prompt_tokens=128,
         max_completion_tokens=400,
-        temperature=3.0,  # a model of 16 steps seldom ends by itself
+        temperature=2.0,  # a model of 16 steps seldom ends by itself
     )
     n_calls = work.estimate_samples([batch]).n_calls
     first = work.sample(batch).report

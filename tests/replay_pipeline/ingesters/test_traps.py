@@ -242,7 +242,7 @@ def test_10_damaged_rows_are_skipped_by_reason(tmp_path: Path, damage: bytes, re
     assert (report.rows, report.rows_used, report.n_states) == (3, 2, 1)
 
 
-def test_10_byte_order_mark_nuls_and_blank_lines_are_no_harm(tmp_path: Path):
+def test_10_byte_order_mark_nuls_and_blank_lines_are_no_harm_and_counted(tmp_path: Path):
     log = Log()
     log.raw(b"\xef\xbb\xbf")
     log.user("go")
@@ -250,7 +250,7 @@ def test_10_byte_order_mark_nuls_and_blank_lines_are_no_harm(tmp_path: Path):
     log.says("m1", "done")
     log.lines[-1] = b"\x00\x00" + log.lines[-1]
     report = ingest(log.write(tmp_path)).report
-    assert (report.rows, report.rows_used, report.skipped) == (2, 2, {})
+    assert (report.rows, report.rows_used, report.skipped) == (3, 2, {"null_bytes": 1})
 
 
 def test_11_a_foreign_file_is_told_by_its_content(tmp_path: Path):

@@ -38,6 +38,7 @@ CARRIES = {
         "ingesters.json_lines",
         "redaction.printable",
         "replay.prices",
+        "replay.sizes",
         "replay.__init__",
     ),
     *("review.__init__", "review.page", "review.text", "review.sides", "stages.receipts"),
@@ -53,18 +54,12 @@ def token_rule(kind: str, literal: str, body: str) -> str:
 
 CHANGES = {
     "system prompt": (
-        [
-            (
-                "ingesters/traces.py",
-                "You are a coding agent on a user",
-                "You are an agent that codes.",
-            )
-        ],
+        [("ingesters/traces.py", "You are a coding agent on", "You are an agent that codes on")],
         {stage: ["prompts"] for stage in ("replay", "pairs", "normalize")},
         {"replay", "pairs", "normalize"},
     ),
     "tool catalogue": (
-        [("ingesters/known_tools.toml", "Run a shell command in", "Run one shell command in")],
+        [("ingesters/known_tools.toml", "Run a command in a shell", "Run one command in a shell")],
         {
             "ingest": ["session readers"],
             **{stage: ["prompts"] for stage in ("replay", "pairs", "normalize")},

@@ -116,3 +116,14 @@ def test_one_tree_gives_the_log_probabilities_of_plain_calls(recipe, tokenizer, 
 def test_p_of_mcnemar_is_that_of_the_coin(recipe):
     assert recipe[0].mcnemar([0.0] * 8, [1.0] * 8) == pytest.approx(2 / 2**8)
     assert recipe[0].mcnemar([0.0, 1.0], [1.0, 0.0]) == 1.0
+
+
+def test_the_readme_shows_the_table_that_was_measured(recipe):
+    measured = json.loads((RECIPE / "table.json").read_text("utf-8"))
+    assert recipe[0].as_markdown(measured) in (RECIPE / "README.md").read_text("utf-8")
+    page = (RECIPE.parents[1] / "docs" / "how-to" / "train-a-real-model.md").read_text("utf-8")
+    for split in recipe[0].TESTED:
+        before, after = (
+            100 * measured["arms"][arm][split]["true"][0] for arm in ("untouched", "pairs")
+        )
+        assert f"from {before:.1f} to {after:.1f} %" in " ".join(page.split())
