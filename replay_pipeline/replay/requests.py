@@ -159,10 +159,15 @@ class RequestBuilder:
             messages = well_formed(cleaned(messages))
             messages_json = _json.encode(messages)
         tools, tools_json = _tools(state.get("tools") or [], messages)
+        # Without the bracket that closes the list.
+        before, was_tools = self._prompt.messages_json[:-1], self._prompt.tools_json
+        if self._size.n_messages and tools_json == was_tools and messages_json.startswith(before):
+            self._size = self._size.grown(messages_json[len(before) + 1 :], len(messages))
+        else:
+            self._size = Size.of(messages_json, tools_json, len(messages))
         self._prompt = Prompt(
             messages=messages, messages_json=messages_json, tools=tools, tools_json=tools_json
         )
-        self._size = Size.of(messages_json, tools_json, len(messages))
         self._state = state
         return self._prompt
 

@@ -43,10 +43,11 @@ class Size:
     def of(cls, messages_json: bytes, tools_json: bytes, n_messages: int) -> "Size":
         """Measure a prompt."""
         text = messages_json + tools_json
-        n_dense = sum(map(len, _DENSE.findall(text)))
-        if not text.isascii():
-            n_dense += len(text) - len(text.decode("utf-8", "replace").encode("ascii", "ignore"))
-        return cls(len(text), min(n_dense, len(text)), n_messages)
+        return cls(len(text), _n_dense(text), n_messages)
+
+    def grown(self, added: bytes, n_messages: int) -> "Size":
+        """Measure a prompt that begins with this one: only what was added is looked at."""
+        return Size(self.n_bytes + len(added), self.n_dense_bytes + _n_dense(added), n_messages)
 
     @property
     def bound_tokens(self) -> int:
@@ -57,6 +58,13 @@ class Size:
         """Count the tokens that this prompt can have at most beyond one that it begins with."""
         n_messages = self.n_messages - before.n_messages
         return self.n_bytes - before.n_bytes + (n_messages + 1) * _MESSAGE_TOKENS
+
+
+def _n_dense(text: bytes) -> int:
+    n_dense = sum(map(len, _DENSE.findall(text)))
+    if not text.isascii():
+        n_dense += len(text) - len(text.decode("utf-8", "replace").encode("ascii", "ignore"))
+    return min(n_dense, len(text))
 
 
 class Learned(msgspec.Struct, frozen=True):

@@ -231,6 +231,15 @@ def test_the_hash_names_the_question_and_nothing_else():
     assert len(set(different)) == len(different)
 
 
+def test_a_prompt_that_goes_on_is_measured_as_a_whole_one():
+    builder = RequestBuilder(RequestOptions())
+    dense = HISTORY + [{"role": "user", "content": "A" * 100 + " é"}]
+    for messages in (HISTORY[:2], HISTORY, dense, HISTORY[:2]):
+        grown = builder.question(state(messages=messages), CLAUDE).size
+        fresh = RequestBuilder(RequestOptions()).question(state(messages=messages), CLAUDE).size
+        assert grown == fresh
+
+
 def test_sizes_are_learned_from_what_a_teacher_counted():
     size = Size.of(b'"' + b"word " * 8_000 + b'"', b"", 10)
     assert Learned().bound_tokens(size) > size.n_bytes
