@@ -39,7 +39,7 @@ err = Console(stderr=True, emoji=False)
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[Progress], None]]:
-    """A bar per stage in a terminal; nothing where there is none."""
+    """A bar per stage in a terminal; where there is none, a plain line at every tenth."""
     bars = Bars(
         TextColumn("{task.description:<10}"),
         BarColumn(),
@@ -51,8 +51,12 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
         disable=not err.is_terminal,
     )
     tasks: dict[str, TaskID] = {}
+    tenths: dict[str, int] = {}
 
     def show(progress: Progress) -> None:
+        if not err.is_terminal:
+            _tell_tenth(progress, tenths)
+            return
         if progress.stage not in tasks:
             tasks[progress.stage] = bars.add_task(progress.stage, usd="")
         usd = "" if progress.cost_usd is None else f"${progress.cost_usd:.4f}"
@@ -62,6 +66,16 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
 
     with bars:
         yield show
+
+
+def _tell_tenth(progress: Progress, tenths: dict[str, int]) -> None:
+    """Print a line where a stage has come a tenth further since the last one."""
+    tenth = 10 * progress.n_done // progress.n_total if progress.n_total else 0
+    if tenths.get(progress.stage) != tenth:
+        tenths[progress.stage] = tenth
+        of = f" of {progress.n_total}" if progress.n_total else ""
+        usd = "" if progress.cost_usd is None else f", ${progress.cost_usd:.4f}"
+        err.print(f"{progress.stage} {progress.n_done}{of}{usd}", highlight=False)
 
 
 def print_report(report: Report, *, as_json: bool, show: Callable[[Report], None]) -> None:
@@ -107,6 +121,7 @@ def show_summary(summary: Report) -> None:
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
             f"ceiling ${summary['max_total_usd']:.2f}",
         ),
+        ("left", open_words(summary["open"])),
         (
             "agreements",
             f"{summary['agreements']} ({summary['agreements_with_student']} with the student)",
@@ -186,12 +201,34 @@ def _cost_words(overview: Report) -> str:
 
 
 def show_ingest(report: Report) -> None:
-    """What was read, and what was skipped."""
+    """What was read, what was skipped, and what to do next."""
     names = ("sessions", "turns", "states")
     rows = [(name, report.get(f"n_{name}", report.get(name))) for name in names]
     rows.append(("skipped rows", report.get("skipped", report.get("rows_skipped"))))
     rows.append(("skipped files", report.get("skipped_files", report.get("files_skipped"))))
+    rows.append(("redacted", report.get("redactions")))
+    fidelity = report.get("fidelity")
+    if isinstance(fidelity, float):
+        rows.append(("fidelity", f"{100 * fidelity:.1f} % of prefixes within 10 % of the recorded"))
+    if "new_states" in report:
+        rows.insert(0, ("new", f"{report['new_sessions']} sessions, {report['new_states']} states"))
     _table("Ingested", rows)
+    if "new_states" in report and not report["new_states"]:
+        out.print("Nothing was new: these sessions had been read before.")
+    if "written_to" in report:
+        out.print(f"Written to {escape(report['written_to'])}.", soft_wrap=True)
+    if "new_states" in report:
+        out.print("Next: `replay-pipeline estimate` says what asking teachers would cost.")
+
+
+def open_words(work: Report) -> str:
+    """Say in a line what is left to ask, why it stopped, and what finishing costs."""
+    reasons = _words(work["stop_reasons"])
+    if not work["n_questions_left"]:
+        return f"no question ({reasons})"
+    cost = work["left_usd"]
+    price = "" if cost is None else f", about ${cost:.4f} to finish"
+    return f"{work['n_questions_left']:,} questions were not sent ({reasons}){price}"
 
 
 def show_estimate(report: Report) -> None:
@@ -288,6 +325,11 @@ def show_status(report: Report) -> None:
             f"REPLAY_TEACHERS={how}.",
             soft_wrap=True,
         )
+    if "open" in report:
+        out.print(f"Left to ask: {escape(open_words(report['open']))}", soft_wrap=True)
+    for batch, clients in report.get("fidelity", {}).items():
+        shares = {name: row["share_within_10_percent"] for name, row in (clients or {}).items()}
+        out.print(f"Fidelity of {escape(batch)}: {escape(_words(shares))}", soft_wrap=True)
     if dataset := report.get("dataset"):
         from replay_pipeline.publish import in_words
 

@@ -9,6 +9,7 @@ from replay_pipeline.cli.app import app, teachers_app
 from replay_pipeline.cli.console import (
     err,
     escape,
+    open_words,
     out,
     print_report,
     progress_bars,
@@ -27,7 +28,7 @@ from replay_pipeline.cli.options import (
     SettingsOption,
     YesOption,
 )
-from replay_pipeline.cli.shared import chosen, confirm, load, open_pipeline
+from replay_pipeline.cli.shared import chosen, confirm, exit_if_most_failed, load, open_pipeline
 
 
 @app.command()
@@ -61,6 +62,7 @@ def replay(
 ) -> None:
     """Ask the teachers, under a hard ceiling. Answers that are paid for are never asked again."""
     from replay_pipeline.stages import pipeline
+    from replay_pipeline.stages.summary import open_work
 
     loaded = load(settings, data, max_total_usd=max_total_usd)
     work = pipeline.Pipeline(loaded)
@@ -78,6 +80,10 @@ def replay(
         replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(left_usd)
         reports = {key: replay_one(key).report for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
+    work_left = open_work(list(reports.values()))
+    if not as_json:
+        out.print(f"Left to ask: {escape(open_words(work_left))}", soft_wrap=True)
+    exit_if_most_failed(work_left)
 
 
 @app.command()

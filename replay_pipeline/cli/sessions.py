@@ -76,12 +76,12 @@ def ingest(
                 on_progress=on_progress,
             )
             ingesters.write_traces(result, out_dir)
-            report = result.report.to_json()
+            report = result.report.to_json() | {"written_to": str(out_dir)}
         else:
             work = pipeline.Pipeline(loaded, on_progress=on_progress)
             before = work.receipts.stamps()
             work.ingest_new()
             report = summarize(work.receipts.all(since=before))
-            report["failed_batches"] = work.failed
+            report |= {"failed_batches": work.failed, "written_to": str(work.root.path)}
     print_report(report, as_json=as_json, show=show_ingest)
     exit_if_failed(report)

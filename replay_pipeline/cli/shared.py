@@ -58,6 +58,25 @@ def exit_if_failed(report: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
+def exit_if_most_failed(work: dict[str, Any]) -> None:
+    """End the command with status 1 if more calls failed than were answered, and say why most did.
+
+    Args:
+        work: what `open_work` found.
+    """
+    errors = work["errors"]
+    n_failed = sum(errors.values())
+    if n_failed > work["n_answers"]:
+        worst = max(errors, key=lambda error: errors[error])
+        err.print(
+            f"{n_failed} of {n_failed + work['n_answers']} calls failed, most often with {worst} "
+            f"({errors[worst]}); `replay-pipeline doctor` asks the teachers what is wrong",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
+
+
 _DEMO_HEADER = "# Written by `replay-pipeline demo`."
 
 

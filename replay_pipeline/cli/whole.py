@@ -15,7 +15,13 @@ from replay_pipeline.cli.options import (
     SettingsOption,
     YesOption,
 )
-from replay_pipeline.cli.shared import confirm, exit_if_failed, load, prepare_demo
+from replay_pipeline.cli.shared import (
+    confirm,
+    exit_if_failed,
+    exit_if_most_failed,
+    load,
+    prepare_demo,
+)
 from replay_pipeline.storage.store import as_path
 
 
@@ -45,6 +51,7 @@ def run(
         summary = pipeline.run(loaded, with_training=train, since=before, on_progress=on_progress)
     print_report(summary, as_json=as_json, show=show_summary)
     exit_if_failed(summary)
+    exit_if_most_failed(summary["open"])
 
 
 @app.command()

@@ -42,7 +42,7 @@ from replay_pipeline.settings import Settings, key_for
 from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
-from replay_pipeline.stages.summary import BATCH_STAGES, summarize, summarize_night
+from replay_pipeline.stages.summary import BATCH_STAGES, open_work, summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
 from replay_pipeline.storage.folds import Fold
 from replay_pipeline.storage.pair_rows import PromptsOf
@@ -227,6 +227,12 @@ class Project:
             "ledger": ledger,
             "other_ledger_usd": self._other_ledger_usd(),
             "dataset": done.get(("publish", "all")),
+            "open": open_work([report for (stage, _), report in done.items() if stage == "replay"]),
+            "fidelity": {
+                key: done["ingest", key].get("fidelity")
+                for key in self.batches()
+                if ("ingest", key) in done
+            },
         }
 
     def _other_ledger_usd(self) -> float | None:

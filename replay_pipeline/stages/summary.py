@@ -10,6 +10,9 @@ from replay_pipeline.stages.receipts import Receipt
 BATCH_STAGES = ("ingest", "replay", "pairs", "normalize")
 """The stages that work batch by batch, in order."""
 
+_NOT_ASKED = ("budget", "stopped", "teacher_stopped", "in_batch", "ledger_failed")
+"""Why a question waits for the next run; the other reasons are gates, which saved it."""
+
 STAGES = (*BATCH_STAGES, "publish", "train")
 """All stages, in order."""
 
@@ -22,6 +25,11 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
     return {
         "batches": len(of["ingest"]),
         "sessions": _total(of["ingest"], "n_sessions"),
+        "new_sessions": _total(fresh["ingest"], "n_sessions"),
+        "new_states": _total(fresh["ingest"], "n_states"),
+        "redactions": added(r.report.get("redactions", {}) for r in of["ingest"]),
+        "fidelity": _fidelity(of["ingest"]),
+        "open": open_work([r.report for r in of["replay"]]),
         "turns": _total(of["ingest"], "n_turns"),
         "states": _total(of["ingest"], "n_states"),
         "rows_skipped": added(r.report.get("skipped", {}) for r in of["ingest"]),
@@ -41,6 +49,38 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "train": of["train"][-1].report if of["train"] else {},
         "seconds": {stage: round(sum(r.seconds for r in fresh[stage]), 3) for stage in STAGES},
     }
+
+
+def open_work(replays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Say what the replays have left to do, why they stopped, and what finishing costs.
+
+    Args:
+        replays: reports of the replays of all batches.
+
+    Returns:
+        Questions that were not asked though no gate saved them, what they cost in US dollars if
+        they cost what the answers did (`None` where nothing was answered), the reasons for which
+        the replays ended, and failed calls by error.
+    """
+    skipped = added(report.get("skipped", {}) for report in replays)
+    n_left = sum(skipped.get(reason, 0) for reason in _NOT_ASKED)
+    n_answers = sum(report["n_answers"] for report in replays)
+    spent_usd = sum(report["spent_usd"] for report in replays)
+    return {
+        "n_questions_left": n_left,
+        "left_usd": n_left * spent_usd / n_answers if n_answers else None,
+        "stop_reasons": dict(Counter(report["stop_reason"] for report in replays)),
+        "errors": added(report.get("errors", {}) for report in replays),
+        "n_answers": n_answers,
+    }
+
+
+def _fidelity(ingests: Sequence[Receipt]) -> float | None:
+    """Share of the states with a recorded usage whose prefix is predicted within 10 % of it."""
+    clients = [row for r in ingests for row in r.report.get("fidelity", {}).values()]
+    n_states = sum(row["n_states"] for row in clients)
+    n_near = sum(row["n_states"] * row["share_within_10_percent"] for row in clients)
+    return n_near / n_states if n_states else None
 
 
 def summarize_night(
