@@ -328,7 +328,7 @@ def lane_bound(sessions: Sessions) -> float:
         before: Step | None = None
         for step in steps:
             size = Size(step.n_bytes, 0, step.n_blocks)
-            most = learned.bound_tokens(size)
+            most = size.bound_tokens
             if before is not None and step.goes_on:
                 known = Size(before.n_bytes, 0, before.n_blocks)
                 most = min(most, before.n_tokens + size.added_bound_tokens(known))

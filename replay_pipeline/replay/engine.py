@@ -89,13 +89,13 @@ class Task:
         """Give the id of the state."""
         return self.question.state_id
 
-    def bound_tokens(self, learned: Learned) -> int:
-        """Count prompt tokens that are not passed.
+    def bound_tokens(self) -> int:
+        """Count prompt tokens that can't be passed.
 
         A teacher that has read the beginning of this prompt has counted it: only what was added
         is taken at one token a byte.
         """
-        bound = learned.bound_tokens(self.question.size)
+        bound = self.question.size.bound_tokens
         if self.previous is None or self.previous.n_read_tokens is None:
             return bound
         added = self.question.size.added_bound_tokens(self.previous.question.size)
@@ -608,7 +608,7 @@ class _Call:
         self.body = body
         self.takes_over = engine.takes_over(task)
         self.bound_nano = engine.prices[task.teacher.name].bound_nano(
-            task.bound_tokens(engine.learned.get(task.teacher.name, Learned())),
+            task.bound_tokens(),
             task.question.max_completion_tokens,
         )
         self.reply: Reply | None = None

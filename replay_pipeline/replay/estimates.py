@@ -207,7 +207,7 @@ def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned)
                 before = before.previous
             asked.add(task.index)
             prompt = learned.expected_tokens(question.size)
-            cached, most = 0, learned.bound_tokens(question.size)
+            cached, most = 0, question.size.bound_tokens
             if before is not None:
                 cached = learned.expected_tokens(before.question.size)
                 added = question.size.added_bound_tokens(before.question.size)

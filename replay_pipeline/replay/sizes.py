@@ -2,10 +2,10 @@
 
 A tokenizer is not at hand for most teachers. What their endpoints counted in earlier answers is: the
 tokens per byte of each teacher, the length of its answers, and how much its prompt cache served.
-They are kept in the ledger, and decide forecasts and reservations.
+They are kept in the ledger and decide forecasts. They decide no reservation, which must not be passed:
+what was dense in tokens so far says nothing of a table of figures that comes next.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -21,12 +21,9 @@ ASSUMED_SPREAD = 0.25
 
 _MESSAGE_TOKENS = 16
 _PROMPT_TOKENS = 1024
-_MARGIN = 1.25
-"""By so much the densest prompt seen is passed at most by one of the same kind of text."""
 _MIN_LEARNED = 8
 _MIN_BYTES = 4_096
 _LEAST_RATIO = 0.1
-_DENSE = re.compile(rb"[A-Za-z0-9+/=_-]{48,}")
 _MIN_ANSWER_TOKENS = 40
 
 
@@ -35,19 +32,16 @@ class Size:
     """How large a prompt is, as it is sent."""
 
     n_bytes: int = 0
-    n_dense_bytes: int = 0
-    """Bytes of text that tokenizers know no words for: other scripts, long unbroken strings."""
     n_messages: int = 0
 
     @classmethod
     def of(cls, messages_json: bytes, tools_json: bytes, n_messages: int) -> "Size":
         """Measure a prompt."""
-        text = messages_json + tools_json
-        return cls(len(text), _n_dense(text), n_messages)
+        return cls(len(messages_json) + len(tools_json), n_messages)
 
     def grown(self, added: bytes, n_messages: int) -> "Size":
-        """Measure a prompt that begins with this one: only what was added is looked at."""
-        return Size(self.n_bytes + len(added), self.n_dense_bytes + _n_dense(added), n_messages)
+        """Measure a prompt that begins with this one, and what was added."""
+        return Size(self.n_bytes + len(added), n_messages)
 
     @property
     def bound_tokens(self) -> int:
@@ -60,13 +54,6 @@ class Size:
         return self.n_bytes - before.n_bytes + (n_messages + 1) * _MESSAGE_TOKENS
 
 
-def _n_dense(text: bytes) -> int:
-    n_dense = sum(map(len, _DENSE.findall(text)))
-    if not text.isascii():
-        n_dense += len(text) - len(text.decode("utf-8", "replace").encode("ascii", "ignore"))
-    return min(n_dense, len(text))
-
-
 class Learned(msgspec.Struct, frozen=True):
     """What the settled answers of one teacher say of its tokenizer, answers and prompt cache."""
 
@@ -74,8 +61,6 @@ class Learned(msgspec.Struct, frozen=True):
     """Answers to prompts long enough to tell."""
     n_bytes: int = 0
     n_tokens: int = 0
-    densest: float = 0.0
-    """Most tokens per byte of any prompt, dense bytes left out."""
     n_answers: int = 0
     n_answer_tokens: int = 0
     n_expected_cached: int = 0
@@ -107,18 +92,6 @@ class Learned(msgspec.Struct, frozen=True):
         """Prompt tokens as they are likely to be counted."""
         return min(size.bound_tokens, round(size.n_bytes * self.tokens_per_byte))
 
-    def bound_tokens(self, size: Size) -> int:
-        """Prompt tokens that are not passed: learned where there is enough to learn from.
-
-        Text that tokenizers have words for has at most a quarter more tokens than the densest such
-        prompt seen; a byte of any other text counts as a token, as every byte does at first.
-        """
-        if not self.is_known:
-            return size.bound_tokens
-        plain = size.n_bytes - size.n_dense_bytes
-        bound = round(plain * self.densest * _MARGIN) + size.n_dense_bytes
-        return min(size.bound_tokens, bound + _PROMPT_TOKENS)
-
     def answer_tokens(self, n_student_bytes: int, limit: int) -> int:
         """Tokens of an answer: as long as the teacher's were, else as the student's action."""
         if self.n_answers >= _MIN_LEARNED:
@@ -142,7 +115,6 @@ class Learned(msgspec.Struct, frozen=True):
                 n_answers=learned.n_answers + 1,
                 n_answer_tokens=learned.n_answer_tokens + n_answer_tokens,
             )
-        plain = size.n_bytes - size.n_dense_bytes
         if n_tokens is None or size.n_bytes < _MIN_BYTES or n_tokens < size.n_bytes * _LEAST_RATIO:
             return learned
         return msgspec.structs.replace(
@@ -150,7 +122,6 @@ class Learned(msgspec.Struct, frozen=True):
             n=learned.n + 1,
             n_bytes=learned.n_bytes + size.n_bytes,
             n_tokens=learned.n_tokens + n_tokens,
-            densest=max(learned.densest, n_tokens / plain if plain else 1.0),
             n_expected_cached=learned.n_expected_cached + n_expected_cached,
             n_cached=learned.n_cached + (n_cached or 0),
         )
@@ -158,12 +129,9 @@ class Learned(msgspec.Struct, frozen=True):
 
 def merged(one: Learned, other: Learned) -> Learned:
     """Put together what was learned apart."""
-    sums = {
-        name: getattr(one, name) + getattr(other, name)
-        for name in one.__struct_fields__
-        if name != "densest"
-    }
-    return Learned(**sums, densest=max(one.densest, other.densest))
+    return Learned(
+        **{name: getattr(one, name) + getattr(other, name) for name in one.__struct_fields__}
+    )
 
 
 _KEY = "size:"

@@ -188,8 +188,8 @@ def test_the_default_gates_run_and_are_forecast(lively_server, tmp_path):
 
 def test_error_sites_come_first_when_money_is_short(lively_server, tmp_path):
     states = [
-        make_state(i, outcome="tool_error" if i >= 40 else "ok", text=f"with little money {i}")
-        for i in range(60)
+        make_state(i, outcome="tool_error" if i >= 280 else "ok", text=f"with little money {i}")
+        for i in range(300)
     ]
     report = asyncio.run(
         replay_states(
@@ -201,7 +201,7 @@ def test_error_sites_come_first_when_money_is_short(lively_server, tmp_path):
     answered = {action.state_id for action in report.actions}
     assert answered
     assert report.stop_reason == "budget"
-    assert answered <= {f"s{i}" for i in range(40, 60)}
+    assert answered <= {f"s{i}" for i in range(280, 300)}
 
 
 def read(offset, limit):
