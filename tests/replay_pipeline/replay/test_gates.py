@@ -199,9 +199,10 @@ def test_error_sites_come_first_when_money_is_short(lively_server, tmp_path):
         )
     )  # fmt: skip
     answered = {action.state_id for action in report.actions}
-    assert answered
     assert report.stop_reason == "budget"
-    assert answered <= {f"s{i}" for i in range(280, 300)}
+    # In their own order the states would have gone s0, s4, s8: a session at a time.
+    assert {f"s{i}" for i in range(280, 300)} < answered
+    assert len(answered) < 60
 
 
 def read(offset, limit):
