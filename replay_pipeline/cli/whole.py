@@ -39,11 +39,14 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Take all sessions through every stage: new work only, nothing is paid twice."""
-    from replay_pipeline.stages import pipeline
+    from replay_pipeline.stages import doctor, pipeline
 
     loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
+        work.check_settings()
+        if train:
+            doctor.require_trainer()
         before = work.receipts.stamps()
         work.ingest_new()
     confirm(work, yes=yes)

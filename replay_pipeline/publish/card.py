@@ -149,7 +149,8 @@ def _metadata(
                     for split in splits
                 ],
             }
-            for config, splits in rows.items()
+            # Without any config `datasets` would take every file for data, the manifests too.
+            for config, splits in (rows or {"pairs": {"train": 0}}).items()
         ],
         "dataset_info": [
             {"config_name": config, "features": layout.features_of(layout.CONFIGS[config])}

@@ -44,6 +44,16 @@ def test_the_default_config_is_pairs_of_messages(load, make_kept):
     assert {name: row[name] for name in scalars} == {name: source[name] for name in scalars}
 
 
+def test_a_dataset_without_rows_has_no_data_and_its_manifests_are_not_taken_for_it(
+    tmp_path, kept_table
+):
+    import datasets
+
+    publish([("b1", kept_table())], folder=tmp_path / "set")
+    with pytest.raises(FileNotFoundError):
+        datasets.load_dataset(str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"))
+
+
 def test_train_and_test_never_share_a_session(load):
     for config in ("pairs", "positives", "prompts", "pairs_distillable"):
         rows = load(config)
