@@ -264,7 +264,10 @@ def backfill(root: Path) -> dict[str, float]:
 
 def pss_mib(pid: int) -> float:
     """Memory of a process, what it shares counted by its part."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended in between
+        return 0.0
     return next(float(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.errors import ConfigError
+from replay_pipeline.errors import ConfigError, ReplayPipelineError
 from replay_pipeline.ingesters import (
     ingest,
     is_kept,
@@ -120,7 +120,8 @@ class Pipeline(Project):
                 self.ingest(batch)
             except Exception as error:
                 # The next batch has other files, and what is wrong with this one is told at the end.
-                logger.exception("%s: cannot be ingested", batch)
+                is_ours = isinstance(error, ReplayPipelineError)
+                logger.error("%s: cannot be ingested: %s", batch, error, exc_info=not is_ours)
                 self.failed[batch] = str(error)
                 if len(self.failed) == len(batches):
                     raise

@@ -69,7 +69,7 @@ def open_work(replays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "n_questions_left": n_left,
         "left_usd": n_left * spent_usd / n_answers if n_answers else None,
-        "stop_reasons": dict(Counter(report["stop_reason"] for report in replays)),
+        "stop_reasons": dict(Counter(report.get("stop_reason", "unknown") for report in replays)),
         "errors": added(report.get("errors", {}) for report in replays),
         "n_answers": n_answers,
     }

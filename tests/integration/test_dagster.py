@@ -43,6 +43,7 @@ ASSETS = {
     "night_summary",
     "normalized_pairs",
     "published_dataset",
+    "samples",
     "teacher_actions",
     "trace_states",
     "trained_model",

@@ -182,12 +182,18 @@ def pretrain(
 
 
 def corpus(rows: Sequence[Any]) -> list[str]:
-    """Collect the texts of dataset rows to train a tokenizer on: messages, calls, hints."""
+    """Collect the texts of dataset rows to train a tokenizer on: messages, calls, hints.
+
+    System prompts are left out: one that all rows share would take the few words that there are.
+    """
     texts = []
     for row in rows:
         for key in ("prompt", "chosen", "rejected"):
             texts.extend(
-                piece[:MAX_CHARS] for message in row.get(key) or () for piece in _pieces(message)
+                piece[:MAX_CHARS]
+                for message in row.get(key) or ()
+                if message["role"] != "system"
+                for piece in _pieces(message)
             )
         texts.append(row.get("hint") or "")
     return texts

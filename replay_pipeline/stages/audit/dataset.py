@@ -153,6 +153,8 @@ def _end_words(prompt: Sequence[str] | None) -> list[str]:
     words: list[str] = []
     for text in reversed(prompt or ()):
         message = json.loads(text)
+        if message.get("role") == "system":
+            break  # the same in every prompt, so it makes short ones alike
         words = f"{message.get('content') or ''} {message.get('tool_calls') or ''}".split() + words
         if len(words) >= _END_WORDS:
             break

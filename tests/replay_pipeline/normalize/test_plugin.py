@@ -126,7 +126,7 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "ray" else find(name, *a)
     )
-    with pytest.raises(MissingDependencyError, match=r"replay-pipeline\[ray\]"):
+    with pytest.raises(MissingDependencyError, match=r"replay-pipeline\[normalize,ray\]"):
         DJNormalizer(executor="ray")
 
 
