@@ -312,7 +312,7 @@ def size_error(sessions: Sessions) -> tuple[float, float]:
     learned = Learned()
     total = first = later = 0
     for step in steps:
-        size = Size(step.n_bytes, 0, step.n_blocks)
+        size = Size(step.n_bytes, step.n_blocks)
         first += Learned().expected_tokens(size)
         later += learned.expected_tokens(size)
         total += step.n_tokens
@@ -323,18 +323,15 @@ def size_error(sessions: Sessions) -> tuple[float, float]:
 def lane_bound(sessions: Sessions) -> float:
     """Tokens that money is reserved for, over those that are sent, in lanes."""
     bound = total = 0
-    learned, n_before = Learned(), 0
     for steps in sessions:
         before: Step | None = None
         for step in steps:
-            size = Size(step.n_bytes, 0, step.n_blocks)
+            size = Size(step.n_bytes, step.n_blocks)
             most = size.bound_tokens
             if before is not None and step.goes_on:
-                known = Size(before.n_bytes, 0, before.n_blocks)
+                known = Size(before.n_bytes, before.n_blocks)
                 most = min(most, before.n_tokens + size.added_bound_tokens(known))
             bound, total, before = bound + most, total + step.n_tokens, step
-            learned = learned.with_answer(size, step.n_tokens, ANSWER_TOKENS)
-            n_before += 1
     return bound / total
 
 

@@ -58,6 +58,11 @@ def n_tokens_of_result(text: str) -> float:
     )
 
 
+OF_SESSIONS = ("session_id", "agent", "versions")
+OF_STATES = ("session_id", "fidelity")
+"""Columns that `shares_by_client` reads."""
+
+
 def shares_by_client(sessions: pa.Table, states: pa.Table) -> dict[str, dict[str, float]]:
     """Count, by agent and version of the client, the states whose prefix has the recorded length.
 
@@ -67,8 +72,7 @@ def shares_by_client(sessions: pa.Table, states: pa.Table) -> dict[str, dict[str
         By client, e.g. `claude_code 2.1.38`: the states with a recorded usage, and the share of
         them that is predicted within 10 %.
     """
-    names = ("session_id", "agent", "versions")
-    columns = (sessions[name].to_pylist() for name in names)
+    columns = (sessions[name].to_pylist() for name in OF_SESSIONS)
     client_of = {
         session_id: f"{agent} {versions[-1] if versions else 'unknown'}"
         for session_id, agent, versions in zip(*columns, strict=True)

@@ -7,6 +7,7 @@ it as the whole file has it.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -71,16 +72,18 @@ def without_states(tables: Mapping[str, pa.Table], taken: Set[str]) -> dict[str,
             row["messages_json"] = _encode([action, *_decode(row["messages_json"])]).decode()
     rows = [row for row in rows if (row["session_id"], row["turn_idx"]) in needed]
     had_states = set(states["session_id"].to_pylist())
-    has_states = set(kept["session_id"].to_pylist())
+    n_turns = Counter(row["session_id"] for row in rows)
+    n_states = Counter(kept["session_id"].to_pylist())
     return {
         **tables,
         "states": kept,
         "turns": pa.Table.from_pylist(rows, schema=turns.schema),
         "sessions": pa.Table.from_pylist(
             [
-                _counted(row, rows, kept)
+                row | {"n_turns": n_turns[session_id], "n_states": n_states[session_id]}
                 for row in sessions.to_pylist()
-                if row["session_id"] in has_states or row["session_id"] not in had_states
+                for session_id in [row["session_id"]]
+                if session_id in n_states or session_id not in had_states
             ],
             schema=sessions.schema,
         ),
@@ -105,14 +108,3 @@ def _paths(rows: list[dict[str, Any]], states: pa.Table) -> set[tuple[str, int]]
             needed.add((session_id, index))
             index = parents.get((session_id, index))
     return needed
-
-
-def _counted(
-    session: dict[str, Any], turns: list[dict[str, Any]], states: pa.Table
-) -> dict[str, Any]:
-    of = session["session_id"]
-    n_states = sum(session_id == of for session_id in states["session_id"].to_pylist())
-    return session | {
-        "n_turns": sum(turn["session_id"] == of for turn in turns),
-        "n_states": n_states,
-    }

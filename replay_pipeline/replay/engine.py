@@ -147,7 +147,6 @@ class Engine:
         self._later: list[Task] = []
         self._short: list[Task] = []
         self._n_found_out = 0
-        self.learned: dict[str, Learned] = {}
         self.newly_learned: dict[str, Learned] = {}
         self._fatal: Exception | None = None
         self._day = today()
@@ -548,14 +547,13 @@ class Engine:
         """Learn the sizes of a teacher's prompts and answers from one that it counted."""
         before, name = task.last_asked(), task.teacher.name
         n_expected = before.n_read_tokens if before and before.n_read_tokens else 0
-        for known in (self.learned, self.newly_learned):
-            known[name] = known.get(name, Learned()).with_answer(
-                task.question.size,
-                row.n_prompt_tokens if row.error_code != "prompt_truncated" else None,
-                row.n_completion_tokens,
-                n_expected_cached=n_expected,
-                n_cached=row.n_cached_tokens,
-            )
+        self.newly_learned[name] = self.newly_learned.get(name, Learned()).with_answer(
+            task.question.size,
+            row.n_prompt_tokens if row.error_code != "prompt_truncated" else None,
+            row.n_completion_tokens,
+            n_expected_cached=n_expected,
+            n_cached=row.n_cached_tokens,
+        )
 
     def new_call(self, call: "_Call") -> NewCall:
         """Make the reservation for a call."""
@@ -608,8 +606,7 @@ class _Call:
         self.body = body
         self.takes_over = engine.takes_over(task)
         self.bound_nano = engine.prices[task.teacher.name].bound_nano(
-            task.bound_tokens(),
-            task.question.max_completion_tokens,
+            task.bound_tokens(), task.question.max_completion_tokens
         )
         self.reply: Reply | None = None
         self.n_attempts = 0

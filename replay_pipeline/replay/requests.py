@@ -61,7 +61,6 @@ class RequestBuilder:
     _prompt: Prompt = field(
         default=Prompt(messages=[], messages_json=b"[]", tools=[], tools_json=b"")
     )
-    _size: Size = field(default=Size())
 
     def question(self, state: TraceState, teacher: TeacherSpec) -> Question:
         """Name the question that `state` puts to `teacher`."""
@@ -82,7 +81,7 @@ class RequestBuilder:
             state_id=state["state_id"],
             teacher=teacher.name,
             sha=digest.hexdigest(),
-            size=self._size,
+            size=Size(len(prompt.messages_json) + len(prompt.tools_json), len(prompt.messages)),
             max_completion_tokens=params["max_completion_tokens"],
         )
 
@@ -159,12 +158,6 @@ class RequestBuilder:
             messages = well_formed(cleaned(messages))
             messages_json = _json.encode(messages)
         tools, tools_json = _tools(state.get("tools") or [], messages)
-        # Without the bracket that closes the list.
-        before, was_tools = self._prompt.messages_json[:-1], self._prompt.tools_json
-        if self._size.n_messages and tools_json == was_tools and messages_json.startswith(before):
-            self._size = self._size.grown(messages_json[len(before) + 1 :], len(messages))
-        else:
-            self._size = Size.of(messages_json, tools_json, len(messages))
         self._prompt = Prompt(
             messages=messages, messages_json=messages_json, tools=tools, tools_json=tools_json
         )

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -346,16 +346,14 @@ class _Replay:
                 stop=self.stop,
             )
             await asyncio.to_thread(self._open_scopes, engine, found)
-            engine.learned = await asyncio.wrap_future(
+            learned = await asyncio.wrap_future(
                 ledger.do(lambda database: read_learned(database, self.teachers))
             )
-            engine.board = self._board(lanes, engine)
+            engine.board = self._board(lanes, prices, learned)
             open_lanes = self._take_known(engine, lanes, found)
             expected = None
             if prices:
-                expected = forecast(
-                    open_lanes, prices, gates=self.asking.gates, learned=engine.learned
-                )
+                expected = forecast(open_lanes, prices, gates=self.asking.gates, learned=learned)
                 spent = usd(sum(each.cost_nano for each in found.decided.values()))
                 is_short = spent + expected.expected_usd > usd(self.limit_nano)
                 if self.gates.is_ordered_by_errors and is_short:
@@ -378,9 +376,13 @@ class _Replay:
         unknown_nano = await asyncio.to_thread(ledger.unknown_nano, f"run:{engine.run_id}")
         return self._report(engine, expected, unknown_nano)
 
-    def _board(self, lanes: list[tuple[TeacherSpec, deque[Task]]], engine: Engine) -> Board | None:
+    def _board(
+        self,
+        lanes: list[tuple[TeacherSpec, deque[Task]]],
+        prices: Mapping[str, Price],
+        learned: Mapping[str, Learned],
+    ) -> Board | None:
         """The votes, with teachers in order of what they cost; `None` without gates."""
-        prices, learned = engine.prices, engine.learned
         if not (self.gates.names and prices):
             return None
         costs = {

@@ -34,15 +34,6 @@ class Size:
     n_bytes: int = 0
     n_messages: int = 0
 
-    @classmethod
-    def of(cls, messages_json: bytes, tools_json: bytes, n_messages: int) -> "Size":
-        """Measure a prompt."""
-        return cls(len(messages_json) + len(tools_json), n_messages)
-
-    def grown(self, added: bytes, n_messages: int) -> "Size":
-        """Measure a prompt that begins with this one, and what was added."""
-        return Size(self.n_bytes + len(added), n_messages)
-
     @property
     def bound_tokens(self) -> int:
         """Tokens that can't be passed: no tokenizer makes more tokens than bytes."""

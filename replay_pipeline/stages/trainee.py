@@ -15,20 +15,16 @@ from replay_pipeline.types import TeacherSpec
 _STOP_S = 10.0
 
 
-def samplers(trainee: TraineeSettings, base_url: str = "http://127.0.0.1/v1") -> list[TeacherSpec]:
+def samplers(trainee: TraineeSettings) -> list[TeacherSpec]:
     """Name the model once for each sample, so that every sample is a question of its own.
 
     A folder counts by the bytes of its model: what was sampled of other weights is not taken for
-    a sample of these.
-
-    Args:
-        trainee: the settings.
-        base_url: where a folder is served.
+    a sample of these. Where a folder is served, only `serving` knows.
 
     Raises:
         ConfigError: neither a folder with a model nor an endpoint is named, or both.
     """
-    spec = trainee.endpoint or _local(_folder(trainee), base_url)
+    spec = trainee.endpoint or _local(_folder(trainee))
     limit = {"max_completion_tokens": trainee.max_completion_tokens}
     return [
         spec.model_copy(
@@ -57,8 +53,8 @@ def serving(trainee: TraineeSettings) -> Iterator[list[TeacherSpec]]:
     if trainee.endpoint is not None:
         yield samplers(trainee)
         return
-    folder = _folder(trainee)
-    command = [*python("trainer", "serve"), "--model", str(folder), "--name", _name(folder)]
+    folder, specs = _folder(trainee), samplers(trainee)
+    command = [*python("trainer", "serve"), "--model", str(folder), "--name", specs[0].model]
     command += ["--max-prompt-tokens", str(trainee.max_prompt_tokens)]
     with subprocess.Popen(
         command,
@@ -72,7 +68,8 @@ def serving(trainee: TraineeSettings) -> Iterator[list[TeacherSpec]]:
             line = server.stdout.readline() if server.stdout else ""
             if not line:
                 raise TrainError(f"{folder}: the model cannot be served: {' '.join(command)}")
-            yield samplers(trainee, json.loads(line)["base_url"])
+            place = {"base_url": json.loads(line)["base_url"]}
+            yield [spec.model_copy(update=place) for spec in specs]
         finally:
             server.terminate()
             try:
@@ -94,11 +91,11 @@ def _folder(trainee: TraineeSettings) -> Path:
     return trainee.folder
 
 
-def _local(folder: Path, base_url: str) -> TeacherSpec:
+def _local(folder: Path) -> TeacherSpec:
     return TeacherSpec(
         name="trainee",
         model=_name(folder),
-        base_url=base_url,
+        base_url="http://127.0.0.1/v1",
         # Our own server cuts prompts as training does, on purpose: no answer is suspect for that.
         dialect="vllm",
         api_key_env=None,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import CheckFailedError, ReplayPipelineError
-from replay_pipeline.ingesters.fidelity import shares_by_client
+from replay_pipeline.ingesters.fidelity import OF_SESSIONS, OF_STATES, shares_by_client
 from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.storage.schemas import TABLES
@@ -97,7 +97,8 @@ def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> Verdict:
     """Are predicted prompt tokens within 10 % of the recorded ones for 9 of 10 states?"""
     counts: dict[str, list[float]] = {}
     for batch in batches:
-        sessions, states = (root.read(name, batch) for name in ("sessions", "states"))
+        sessions = root.read("sessions", batch, columns=OF_SESSIONS)
+        states = root.read("states", batch, columns=OF_STATES)
         for client, found in shares_by_client(sessions, states).items():
             n_states = found["n_states"]
             count = counts.setdefault(client, [0, 0])

@@ -241,7 +241,7 @@ def test_a_prompt_that_goes_on_is_measured_as_a_whole_one():
 
 
 def test_sizes_are_learned_from_what_a_teacher_counted():
-    size = Size.of(b'"' + b"word " * 8_000 + b'"', b"", 10)
+    size = Size(len(b'"' + b"word " * 8_000 + b'"'), 10)
     assert size.bound_tokens > size.n_bytes
     learned = Learned()
     for _ in range(8):
