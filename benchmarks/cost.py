@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from replay_pipeline.ingesters import Traces, ingest
 from replay_pipeline.replay import DEFAULT_GATES, measure_gates, parse_gates
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
-from replay_pipeline.replay.gates import ASK
+from replay_pipeline.replay.gates import ASK, is_error_site
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.sizes import Learned, Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS
@@ -59,6 +59,7 @@ class Step:
     goes_on: bool
     """Its prompt begins with the whole of the one before."""
     n_bytes: int
+    is_error_site: bool = False
 
 
 Sessions = list[list[Step]]
@@ -91,11 +92,11 @@ def n_tokens(message: Message, count: Count) -> int:
     )
 
 
-def read_sessions(folder: Path, count: Count, every: int) -> Sessions:
+def read_sessions(folder: Path, count: Count, every: int, window: str = "full") -> Sessions:
     """Sessions as they would be sent; every so many of them is taken."""
     by_session: dict[str, list[str]] = {}
     sessions: Sessions = []
-    builder = RequestBuilder(RequestOptions())
+    builder = RequestBuilder(RequestOptions(window=window))
     seen: set[Prefix] = set()
     read = ingest(folder)
     traces = Traces(sessions=read.sessions, turns=read.turns, states=read.states, tools=read.tools)
@@ -122,7 +123,8 @@ def read_sessions(folder: Path, count: Count, every: int) -> Sessions:
             )
             total = sum(sizes) + count(prompt.tools_json.decode())
             n_bytes = len(prompt.messages_json) + len(prompt.tools_json)
-            steps.append(Step(state["state_id"], total, n_blocks, goes_on, n_bytes))
+            step = Step(state["state_id"], total, n_blocks, goes_on, n_bytes, is_error_site(state))
+            steps.append(step)
         sessions.append(steps)
     return sessions
 
