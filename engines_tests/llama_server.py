@@ -20,8 +20,7 @@ def main(model: str, template: str, port: str, context: str) -> None:
     # Its threads wait for each other by spinning: two of them on two busy cores are twenty times
     # slower than one.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    server = xllamacpp.Server(params)
-    print(server.listening_address, flush=True)
+    _server = xllamacpp.Server(params)  # serves as long as it lives
     signal.pause()
 
 
