@@ -142,9 +142,7 @@ def made_up_sessions(n: int = 40, seed: int = 0) -> Sessions:
             if is_compacted:
                 tokens, blocks = 12_000, 3
             goes_on, went_wrong = step > 0 and not is_compacted, chance.random() < 0.05
-            steps.append(
-                Step(f"{session}-{step}", tokens, blocks, goes_on, tokens * 4, went_wrong)
-            )
+            steps.append(Step(f"{session}-{step}", tokens, blocks, goes_on, tokens * 4, went_wrong))
             tokens += round(chance.expovariate(1 / 700)) + 100
             blocks += 2 + 2 * (chance.random() < 0.2)
         sessions.append(steps)
