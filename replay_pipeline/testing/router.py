@@ -183,6 +183,12 @@ class Router:
 
     def _batch_item(self, custom_id: str, body: dict[str, Any]) -> dict[str, Any]:
         model = self._models[body["model"]]
+        refusal = self._refusal(body, model)
+        if (problem := complaint(body)) is not None:
+            refusal = _error(400, problem, error_type="invalid_request")
+        if refusal is not None:
+            reply = {"status_code": refusal.status, "body": msgspec.json.decode(refusal.body)}
+            return {"custom_id": custom_id, "response": reply, "error": None}
         state_id = str((body.get("metadata") or {}).get("state_id", ""))
         recorded = self._recorded(model.model, state_id)
         if recorded is None:
