@@ -307,6 +307,13 @@ def show_train(report: Report) -> None:
     _draw_facts("Trained", {k: v for k, v in report.items() if not isinstance(v, dict)})
 
 
+_KINDS: dict[str | None, str] = {
+    None: "real teachers",
+    "sample": "the sample's recorded teachers",
+    "rehearsal": "a rehearsal, which is play",
+}
+
+
 def show_status(report: Report) -> None:
     """What is done, and what it cost."""
     if not report["batches"]:
@@ -315,14 +322,12 @@ def show_status(report: Report) -> None:
     _draw_batches("Batches", ("ingest", "replay", "pairs", "normalize"), report["batches"])
     ledger = report["ledger"]
     plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
-    kind = "of the sample's recorded teachers" if report["is_sample"] else "of real teachers"
-    _table(f"Money {kind}", list(plain.items()))
-    if report["other_ledger_usd"] is not None:
-        other = "real teachers" if report["is_sample"] else "the sample's teachers"
-        how = "openrouter" if report["is_sample"] else "sample"
+    _table(f"Money of {_KINDS[report['played']]}", list(plain.items()))
+    for choice, usd in report["other_ledgers_usd"].items():
+        kind = _KINDS[None if choice == "openrouter" else choice]
         out.print(
-            f"A second ledger holds ${report['other_ledger_usd']:.4f} of {other}: look at it with "
-            f"REPLAY_TEACHERS={how}.",
+            f"A second ledger holds ${usd:.4f} of {kind}: look at it with "
+            f"REPLAY_TEACHERS={choice}.",
             soft_wrap=True,
         )
     if "open" in report:

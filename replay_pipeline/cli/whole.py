@@ -13,6 +13,7 @@ from replay_pipeline.cli.options import (
     DataOption,
     JsonOption,
     SettingsOption,
+    TeachersOption,
     YesOption,
 )
 from replay_pipeline.cli.shared import (
@@ -33,6 +34,7 @@ def run(
     ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,
+    teachers: TeachersOption = None,
     max_total_usd: BudgetOption = None,
     train: Annotated[bool, typer.Option(help="Train on the dataset at the end.")] = True,
     yes: YesOption = False,
@@ -41,7 +43,7 @@ def run(
     """Take all sessions through every stage: new work only, nothing is paid twice."""
     from replay_pipeline.stages import doctor, pipeline
 
-    loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths)
+    loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths, teachers=teachers)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
         work.check_settings()
@@ -89,7 +91,7 @@ def demo(
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
         before = work.receipts.stamps()
         work.ingest_new()
-    if not loaded.replay.sample_teachers:
+    if loaded.played is None:
         confirm(work, yes=yes)
     with progress_bars() as on_progress:
         run_jobs(work, on_progress=on_progress)

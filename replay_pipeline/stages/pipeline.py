@@ -85,7 +85,7 @@ from replay_pipeline.types import ReplayReport, TraceState
 
 logger = logging.getLogger(__name__)
 
-_POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
+_POLL_S, _PLAYED_POLL_S = 30.0, 0.1
 """Seconds between two looks at a batch that was handed in."""
 
 
@@ -277,12 +277,12 @@ class Pipeline(Project):
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in self.settings.teachers()),
             json.dumps([replay.gates, self.settings.ingest.window]),
             *([self.settings.pairs.model_dump_json(exclude={"marks"})] if replay.gates else []),
-            *(["sample"] if replay.sample_teachers else []),
+            *([self.settings.played] if self.settings.played else []),
             *self._tool_definitions(batch),
         ]
 
         def work() -> dict[str, Any]:
-            with self._teachers() as teachers:
+            with self._teachers([batch]) as teachers:
                 report = replay_in_thread(
                     self._states([batch]),
                     teachers,
@@ -318,14 +318,14 @@ class Pipeline(Project):
             TeacherError: an endpoint did not take a batch, or can't be reached.
         """
         replay = self.settings.replay
-        with self._teachers() as teachers:
+        with self._teachers(batches) as teachers:
             return replay_batch(
                 self._states(batches),
                 teachers,
                 max_total_usd=replay.max_total_usd,
                 counts_recorded=False,
                 accepted_terms=replay.accepted_terms,
-                poll_s=_SAMPLE_POLL_S if replay.sample_teachers else _POLL_S,
+                poll_s=_PLAYED_POLL_S if self.settings.played else _POLL_S,
                 ledger=self.settings.ledger_url(),
                 **self._accounts(),
             )
@@ -630,12 +630,12 @@ class Pipeline(Project):
         A sample of states is enough. The figure goes into the dataset card.
 
         Raises:
-            ConfigError: the teachers are the sample's, whose server does not play the students.
+            ConfigError: the teachers are played, by a server that does not play the students.
         """
-        if self.settings.replay.sample_teachers:
+        if self.settings.played:
             raise ConfigError(
-                "the sample has no answers of its students: a control run needs real endpoints "
-                "(REPLAY_TEACHERS=openrouter)"
+                f"the {self.settings.played} has no answers of its students: a control run needs "
+                "real endpoints (REPLAY_TEACHERS=openrouter)"
             )
         started = time.perf_counter()
         report = control(
@@ -782,7 +782,7 @@ class Pipeline(Project):
         }
         if control_run := self.receipts.read("control", "all"):
             facts["control_run"] = control_run.report
-        if self.settings.replay.sample_teachers:
+        if self.settings.played == "sample":
             facts["notes"] = (
                 "Made from the bundled sample: its sessions and answers were written for it, and "
                 "the answers were not produced by the models they name."
