@@ -313,6 +313,12 @@ class Progress:
     n_done: int
     n_total: int | None = None
     cost_usd: float | None = None
+    part: str | None = None
+    """What of the stage this counts, such as a batch; `None`: all of it."""
+    unit: Literal["", "bytes"] = ""
+    """What is counted: bytes, or whatever the stage works through."""
+    limit_usd: float | None = None
+    """What may be spent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,12 +5,13 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from rich import markup
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
@@ -43,7 +44,7 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
     bars = Bars(
         TextColumn("{task.description:<10}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[amount]}"),
         TextColumn("{task.fields[usd]}"),
         TimeElapsedColumn(),
         console=err,
@@ -52,30 +53,77 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
     )
     tasks: dict[str, TaskID] = {}
     tenths: dict[str, int] = {}
+    stages: dict[str, _Stage] = {}
 
     def show(progress: Progress) -> None:
+        whole = stages.setdefault(progress.stage, _Stage()).whole(progress)
         if not err.is_terminal:
-            _tell_tenth(progress, tenths)
+            _tell_tenth(whole, tenths)
             return
-        if progress.stage not in tasks:
-            tasks[progress.stage] = bars.add_task(progress.stage, usd="")
-        usd = "" if progress.cost_usd is None else f"${progress.cost_usd:.4f}"
+        if whole.stage not in tasks:
+            tasks[whole.stage] = bars.add_task(whole.stage, amount="", usd="")
         bars.update(
-            tasks[progress.stage], completed=progress.n_done, total=progress.n_total, usd=usd
-        )
+            tasks[whole.stage], completed=whole.n_done, total=whole.n_total,
+            amount=_amount(whole), usd=_dollars(whole),
+        )  # fmt: skip
 
     with bars:
         yield show
 
 
+@dataclass
+class _Stage:
+    """A stage as one bar, however many batches it is done in: it never goes back."""
+
+    n_total: int = 0
+    limit_usd: float | None = None
+    parts: dict[str, Progress] = field(default_factory=dict)
+
+    def whole(self, progress: Progress) -> Progress:
+        """Take in how far a part has come, and give how far all of it has."""
+        if progress.limit_usd is not None:
+            self.limit_usd = progress.limit_usd
+        if progress.part is None:
+            self.n_total = progress.n_total or 0
+            if not self.parts:
+                return progress
+        else:
+            self.parts[progress.part] = progress
+        parts = self.parts.values()
+        costs = [part.cost_usd for part in parts if part.cost_usd is not None]
+        return replace(
+            progress,
+            n_done=sum(part.n_done for part in parts),
+            n_total=max(self.n_total, sum(part.n_total or 0 for part in parts)) or None,
+            cost_usd=sum(costs) if costs else None,
+            limit_usd=self.limit_usd,
+        )
+
+
+def _amount(progress: Progress) -> str:
+    unit, size = (" MB", 1e6) if progress.unit == "bytes" else ("", 0)
+    done, total = (
+        f"{n / size:.1f}" if size else f"{n:,}" for n in (progress.n_done, progress.n_total or 0)
+    )
+    return f"{done} of {total}{unit}" if progress.n_total else f"{done}{unit}"
+
+
+def _dollars(progress: Progress) -> str:
+    if progress.cost_usd is None:
+        return ""
+    of = "" if progress.limit_usd is None else f" of ${progress.limit_usd:.2f}"
+    return f"${progress.cost_usd:.4f}{of}"
+
+
 def _tell_tenth(progress: Progress, tenths: dict[str, int]) -> None:
-    """Print a line where a stage has come a tenth further since the last one."""
-    tenth = 10 * progress.n_done // progress.n_total if progress.n_total else 0
+    """Print a line where a stage has come a tenth further since the last one, or ten steps."""
+    if not (progress.n_done or progress.cost_usd is not None):
+        return
+    tenth = 10 * progress.n_done // progress.n_total if progress.n_total else progress.n_done // 10
     if tenths.get(progress.stage) != tenth:
         tenths[progress.stage] = tenth
-        of = f" of {progress.n_total}" if progress.n_total else ""
-        usd = "" if progress.cost_usd is None else f", ${progress.cost_usd:.4f}"
-        err.print(f"{progress.stage} {progress.n_done}{of}{usd}", highlight=False)
+        usd = f", {_dollars(progress)}" if progress.cost_usd is not None else ""
+        err.print(f"{progress.stage} {_amount(progress)}{usd}", highlight=False)
 
 
 def print_report(report: Report, *, as_json: bool, show: Callable[[Report], None]) -> None:

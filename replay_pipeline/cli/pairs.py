@@ -14,7 +14,7 @@ from replay_pipeline.cli.console import (
     show_ranked,
 )
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import chosen, open_pipeline
+from replay_pipeline.cli.shared import chosen, open_pipeline, ranked_row
 
 
 @pairs_app.callback()
@@ -63,22 +63,7 @@ def pairs_rank(
     as_json: JsonOption = False,
 ) -> None:
     """Order pairs for review: first those that count much and may well be wrong."""
-    from replay_pipeline.review import doubts, review_score
-
-    shown = [
-        {
-            "pair_id": pair["pair_id"],
-            "state_id": pair["state_id"],
-            "score": review_score(pair),
-            "weight": pair["weight"],
-            "margin": pair["margin"],
-            "doubts": doubts(pair),
-            "evidence": pair["evidence"] or [],
-            "chosen": pair["chosen"],
-            "rejected": pair["rejected"],
-        }
-        for pair in open_pipeline(settings, data).ranked_pairs()[:top]
-    ]
+    shown = [ranked_row(pair) for pair in open_pipeline(settings, data).ranked_pairs()[:top]]
     print_report({"pairs": shown}, as_json=as_json, show=show_ranked)
 
 

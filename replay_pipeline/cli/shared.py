@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,15 @@ def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
     if not known:
         raise ConfigError(f"{work.root.path}: no trace batches; run `replay-pipeline ingest` first")
     return [key for key in known if not batches or key in batches]
+
+
+def ranked_row(pair: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what is shown of a pair in the order of review."""
+    from replay_pipeline.review import doubts, review_score
+
+    names = ("pair_id", "state_id", "weight", "margin", "chosen", "rejected")
+    judged = {"score": review_score(pair), "doubts": doubts(pair)}
+    return {name: pair[name] for name in names} | judged | {"evidence": pair["evidence"] or []}
 
 
 def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) -> None:

@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import out, print_report, progress_bars, show_summary
+from replay_pipeline.cli.console import (
+    out,
+    print_report,
+    progress_bars,
+    show_pairs,
+    show_ranked,
+    show_summary,
+)
 from replay_pipeline.cli.options import (
     BudgetOption,
     DataOption,
@@ -22,6 +29,7 @@ from replay_pipeline.cli.shared import (
     exit_if_most_failed,
     load,
     prepare_demo,
+    ranked_row,
 )
 from replay_pipeline.storage.store import as_path
 
@@ -73,6 +81,14 @@ def demo(
             file_okay=False,
         ),
     ] = None,
+    until_pairs: Annotated[
+        bool,
+        typer.Option(
+            "--until-pairs",
+            help="Stop when pairs are there, which needs neither Dagster nor a trainer. The same "
+            "command without it goes on from here.",
+        ),
+    ] = False,
     yes: YesOption = False,
 ) -> None:
     """Run the whole product on the bundled sample, under Dagster.
@@ -81,20 +97,37 @@ def demo(
     With `OPENROUTER_API_KEY` and `REPLAY_TEACHERS=openrouter` the same command asks real ones,
     after showing what it would cost.
     """
-    from replay_pipeline.assets.in_process import run_jobs
     from replay_pipeline.stages import pipeline
     from replay_pipeline.storage.store import written_whole
 
+    if not until_pairs:
+        from replay_pipeline.assets.in_process import run_jobs
     prepare_demo(data, model)
     loaded = load(data / "settings.toml", data)
+    began = data / "began.json"
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
-        before = work.receipts.stamps()
+        if began.exists():  # what the first half did counts as done now
+            before = {(stage, key): at for stage, key, at in json.loads(began.read_text("utf-8"))}
+        else:
+            before = work.receipts.stamps()
         work.ingest_new()
     if loaded.played is None:
         confirm(work, yes=yes)
     with progress_bars() as on_progress:
+        work = pipeline.Pipeline(loaded, on_progress=on_progress)
+        if until_pairs:
+            with written_whole(began) as file:
+                file.write(json.dumps([[*name, at] for name, at in before.items()]).encode())
+            replay = work.replay_within()
+            for batch in work.batches():
+                replay(batch)
+            show_pairs({batch: work.pairs(batch).report for batch in work.batches()})
+            show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]})
+            out.print(f"All of them side by side: open {work.review()} in a browser.")
+            return
         run_jobs(work, on_progress=on_progress)
+    began.unlink(missing_ok=True)
     summary = work.summary(since=before)
     with written_whole(data / "report.json") as file:
         file.write(json.dumps(summary, indent=1).encode())

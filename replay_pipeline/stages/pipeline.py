@@ -24,6 +24,7 @@ from replay_pipeline.ingesters import (
     is_kept,
     is_there,
     keep,
+    list_manifests,
     read_manifest,
     restore,
     without_states,
@@ -49,6 +50,7 @@ from replay_pipeline.publish import (
     to_be_published,
 )
 from replay_pipeline.replay import (
+    NOT_ASKED,
     Estimate,
     control,
     estimate,
@@ -81,7 +83,7 @@ from replay_pipeline.stages.trainer_process import (
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import copy_files, files_below
-from replay_pipeline.types import ReplayReport, TraceState
+from replay_pipeline.types import Progress, ReplayReport, TraceState
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ class Pipeline(Project):
             ReplayPipelineError: every batch has failed; the error is that of the last.
         """
         self.find_batches()
-        batches = self.batches()
+        batches, manifests = self.batches(), list_manifests(self.root.path)
         if not batches:
             sources = ", ".join(map(str, self.settings.ingest.sources))
             raise ConfigError(
@@ -115,6 +117,12 @@ class Pipeline(Project):
                 "name a folder or a .jsonl file"
             )
         self.failed = {}
+        new = [each for each in manifests if self.receipts.read("ingest", each.key) is None]
+        self._on_progress(
+            Progress(
+                stage="ingest", n_done=0, n_total=sum(each.n_bytes for each in new), unit="bytes"
+            )
+        )
         for batch in batches:
             try:
                 self.ingest(batch)
@@ -191,7 +199,7 @@ class Pipeline(Project):
                     known_state_ids=_Owned(self._owners, lambda owner: owner < batch),
                     superseded_state_ids=_Owned(self._owners, lambda owner: owner > batch),
                     salt=redaction_salt(),
-                    on_progress=self._on_progress,
+                    on_progress=self._tell_part(batch),
                 )
             self._write_ingested(batch, {name: getattr(result, name) for name in INGESTED})
             for source in lost:
@@ -289,10 +297,18 @@ class Pipeline(Project):
                     max_total_usd=replay.max_total_usd if max_total_usd is None else max_total_usd,
                     counts_recorded=False,
                     partition=batch,
-                    tick=self._on_progress,
+                    tick=self._tell_part(batch),
                     ledger=self.settings.ledger_url(),
                     **self._options(),
                 )
+            left = sum(n for why, n in report.skipped.items() if why in NOT_ASKED)
+            n_total = len(report.actions) + sum(report.skipped.values())
+            self._tell_part(batch)(
+                Progress(
+                    stage="replay", n_done=n_total - left, n_total=n_total,
+                    cost_usd=report.newly_spent_usd,
+                )
+            )  # fmt: skip
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
             refuse_if_nobody_answers(report)
             return replay_facts(report)
@@ -336,6 +352,12 @@ class Pipeline(Project):
         Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the setting.
         """
         left_usd = self.settings.replay.max_total_usd if max_total_usd is None else max_total_usd
+        open_batches = set(self.root.batches("states")) - self.completed_batches()
+        n_states = sum(self.root.n_rows("states", batch) for batch in open_batches)
+        n_questions = n_states * len(self.settings.teachers())
+        self._on_progress(
+            Progress(stage="replay", n_done=0, n_total=n_questions, limit_usd=left_usd)
+        )
 
         def replay(batch: str) -> Receipt:
             nonlocal left_usd
@@ -420,7 +442,7 @@ class Pipeline(Project):
                     max_total_usd=trainee.max_total_usd,
                     counts_recorded=False,
                     partition=batch,
-                    tick=self._on_progress,
+                    tick=self._tell_part(batch, stage="sample"),
                     ledger=self.settings.ledger_url(),
                     **self._accounts(),
                 )

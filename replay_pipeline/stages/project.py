@@ -6,6 +6,7 @@ The stages that change it are in `replay_pipeline.stages.pipeline`.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -357,6 +358,10 @@ class Project:
         )
 
     # For the stages
+
+    def _tell_part(self, part: str, **more: Any) -> OnProgress:
+        """Give what tells the progress of a batch as a part of its stage."""
+        return lambda progress: self._on_progress(replace(progress, part=part, **more))
 
     def _versions(self, stage: str) -> dict[str, str]:
         is_gated = stage == "replay" and bool(self.settings.replay.gates)
