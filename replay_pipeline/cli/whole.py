@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,6 +32,9 @@ from replay_pipeline.cli.shared import (
     ranked_row,
 )
 from replay_pipeline.storage.store import as_path
+
+if TYPE_CHECKING:
+    from replay_pipeline.stages.pipeline import OnProgress, Pipeline
 
 
 @app.command()
@@ -97,40 +100,62 @@ def demo(
     With `OPENROUTER_API_KEY` and `REPLAY_TEACHERS=openrouter` the same command asks real ones,
     after showing what it would cost.
     """
-    from replay_pipeline.stages import pipeline
+    if until_pairs:
+        _show_pairs_of_demo(data, model, yes=yes)
+        return
+    from replay_pipeline.assets.in_process import run_jobs
     from replay_pipeline.storage.store import written_whole
 
-    if not until_pairs:
-        from replay_pipeline.assets.in_process import run_jobs
-    prepare_demo(data, model)
-    loaded = load(data / "settings.toml", data)
-    began = data / "began.json"
     with progress_bars() as on_progress:
-        work = pipeline.Pipeline(loaded, on_progress=on_progress)
-        if began.exists():  # what the first half did counts as done now
-            before = {(stage, key): at for stage, key, at in json.loads(began.read_text("utf-8"))}
-        else:
-            before = work.receipts.stamps()
-        work.ingest_new()
-    if loaded.played is None:
+        work, before = _open_demo(data, model, on_progress)
+    if work.settings.played is None:
         confirm(work, yes=yes)
     with progress_bars() as on_progress:
-        work = pipeline.Pipeline(loaded, on_progress=on_progress)
-        if until_pairs:
-            with written_whole(began) as file:
-                file.write(json.dumps([[*name, at] for name, at in before.items()]).encode())
-            replay = work.replay_within()
-            for batch in work.batches():
-                replay(batch)
-            show_pairs({batch: work.pairs(batch).report for batch in work.batches()})
-            show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]})
-            out.print(f"All of them side by side: open {work.review()} in a browser.")
-            return
         run_jobs(work, on_progress=on_progress)
-    began.unlink(missing_ok=True)
+    (data / _BEGAN).unlink(missing_ok=True)
     summary = work.summary(since=before)
     with written_whole(data / "report.json") as file:
         file.write(json.dumps(summary, indent=1).encode())
     show_summary(summary)
     out.print(f"Everything is in [bold]{data}[/]; the figures are in {data / 'report.json'}.")
     out.print("Look at it in Dagster: [bold]make ui[/] prints the address to open.")
+
+
+_BEGAN = "began.json"
+"""Stamps of the receipts before a demo that stopped at the pairs: what it did counts as done now."""
+
+
+def _open_demo(
+    data: Path, model: Path | None, on_progress: "OnProgress"
+) -> "tuple[Pipeline, dict[tuple[str, str], str]]":
+    """Set the demo up and read its sessions. Gives the stamps from before it began, too."""
+    from replay_pipeline.stages.pipeline import Pipeline
+
+    prepare_demo(data, model)
+    work = Pipeline(load(data / "settings.toml", data), on_progress=on_progress)
+    began = data / _BEGAN
+    if began.exists():
+        before = {(stage, key): at for stage, key, at in json.loads(began.read_text("utf-8"))}
+    else:
+        before = dict(work.receipts.stamps())
+    work.ingest_new()
+    return work, before
+
+
+def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
+    from replay_pipeline.storage.store import written_whole
+
+    with progress_bars() as on_progress:
+        work, before = _open_demo(data, model, on_progress)
+    with written_whole(data / _BEGAN) as file:
+        file.write(json.dumps([[*name, at] for name, at in before.items()]).encode())
+    confirm(work, yes=yes)
+    with progress_bars() as on_progress:
+        work.watch(on_progress)
+        replay = work.replay_within()
+        for batch in work.batches():
+            replay(batch)
+        reports = {batch: work.pairs(batch).report for batch in work.batches()}
+    show_pairs(reports)
+    show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]})
+    out.print(f"All of them side by side: open {work.review()} in a browser.")

@@ -359,6 +359,10 @@ class Project:
 
     # For the stages
 
+    def watch(self, on_progress: OnProgress) -> None:
+        """Tell `on_progress` from now on how far long work has come."""
+        self._on_progress = on_progress
+
     def _tell_part(self, part: str, **more: Any) -> OnProgress:
         """Give what tells the progress of a batch as a part of its stage."""
         return lambda progress: self._on_progress(replace(progress, part=part, **more))
