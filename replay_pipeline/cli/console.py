@@ -308,13 +308,24 @@ def show_estimate(report: Report) -> None:
             )
 
 
+_HEADINGS = {"dropped": "dropped by"}
+"""Columns whose name does not say enough."""
+_EXPLAINED = {
+    "cut_prompts": "{n} prompts were longer than `max_prompt_tokens`, so their oldest messages were "
+    "left out."
+}
+"""Figures of a training that need a sentence."""
+
+
 def _draw_batches(
     title: str, names: tuple[str, ...], reports: Report, *, first: str = "batch"
 ) -> None:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column(first, no_wrap=True)
     for name in names:
-        heading = name.removeprefix("n_").replace("_usd", " $").replace("_", " ")
+        heading = _HEADINGS.get(name) or name.removeprefix("n_").replace("_usd", " $").replace(
+            "_", " "
+        )
         longest_word = max(map(len, heading.split()))
         table.add_column(heading, overflow="fold", min_width=longest_word)
     for key, report in reports.items():
@@ -353,6 +364,9 @@ show_publish = partial(_draw_facts, "Published")
 def show_train(report: Report) -> None:
     """Show what the training came to, without its curves."""
     _draw_facts("Trained", {k: v for k, v in report.items() if not isinstance(v, dict)})
+    for name, words in _EXPLAINED.items():
+        if n := report.get(name):
+            out.print(words.format(n=n), soft_wrap=True)
 
 
 _KINDS: dict[str | None, str] = {
@@ -436,11 +450,12 @@ def show_findings(report: Report) -> None:
 
 
 def show_teachers(report: Report) -> None:
-    """One row per teacher."""
+    """One row per teacher, and each problem once below them."""
     table = Table(
-        "teacher", "model", "$ per million in / out", "allows training", "state",
+        "teacher", "model", "$ per M in / out", "may train", "state",
         title="Teachers", title_justify="left", title_style="bold",
     )  # fmt: skip
+    problems: dict[str, list[str]] = {}
     for row in report["teachers"]:
         prices = (row["prompt_usd_per_mtok"], row["completion_usd_per_mtok"])
         table.add_row(
@@ -448,9 +463,13 @@ def show_teachers(report: Report) -> None:
             escape(row["model"]),
             "unknown" if None in prices else f"{prices[0]:.3g} / {prices[1]:.3g}",
             {True: "yes", False: "no", None: "not known"}[row["is_distillable"]],
-            escape(row["problem"] or "ok"),
+            "no" if row["problem"] else "ok",
         )
+        if row["problem"]:
+            problems.setdefault(row["problem"], []).append(row["teacher"])
     out.print(table)
+    for problem, names in problems.items():
+        out.print(f"{escape(', '.join(names))}: {escape(problem)}", soft_wrap=True)
 
 
 def show_lost_calls(report: Report) -> None:

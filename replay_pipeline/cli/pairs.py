@@ -72,8 +72,14 @@ def review(
     data: DataOption = None,
     settings: SettingsOption = None,
     to: Annotated[Path | None, typer.Option("--to", help="The HTML file to write.")] = None,
+    look: Annotated[
+        Path,
+        typer.Option(
+            "--look", help="The page of `look`; where it is there, pairs link to their sessions."
+        ),
+    ] = Path("look.html"),
 ) -> None:
     """Write a page that shows all pairs side by side; it needs no server."""
     work = open_pipeline(settings, data)
-    path = work.review(to)
+    path = work.review(to, look=look if look.exists() else None)
     out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")

@@ -294,8 +294,10 @@ class Project:
             outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
         )
 
-    def review(self, path: Place | None = None) -> Place:
+    def review(self, path: Place | None = None, *, look: Path | None = None) -> Place:
         """Write the page that shows all pairs side by side. Returns where it is.
+
+        Pairs link to their sessions in `look`, the page of `replay-pipeline look`.
 
         Raises:
             ConfigError: no batch has come as far as pairs.
@@ -303,6 +305,7 @@ class Project:
         return write_review(
             self._pairs(self._batches_with("dpo_pairs")),
             path=path or self.root.path / "review.html",
+            look=look,
             outcomes=self.root.read_all("outcomes").to_pylist(),
         )
 
