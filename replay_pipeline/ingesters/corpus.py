@@ -130,12 +130,18 @@ def ingest(
         superseded=superseded_state_ids,
     )
     with without_collector():
+        sizes = {source: _size(source) for source in slices}
+        n_bytes = 0
         for n_done, source in enumerate(_in_order(slices), 1):
             corpus.take(source)
-            if corpus.n_open_bytes >= _OPEN_BYTES or n_done == len(slices):
-                corpus.flush()
+            n_bytes += sizes[source]
+            if corpus.n_open_bytes < _OPEN_BYTES and n_done < len(slices):
+                continue
+            # What is read and not redacted yet has its longer half before it.
+            corpus.flush()
             if on_progress is not None:
-                on_progress(Progress(stage="ingest", n_done=n_done, n_total=len(slices)))
+                total = sum(sizes.values())
+                on_progress(Progress(stage="ingest", n_done=n_bytes, n_total=total, unit="bytes"))
     if slices and not corpus.n_read:
         raise IngestError(_nothing_read(slices, corpus))
     return corpus.result(tool_overrides)
@@ -199,6 +205,15 @@ def _tell_unreadable(error: OSError) -> None:
 
 def _may_be_session(path: Path) -> bool:
     return not (path.name.endswith(".meta.json") or path.name == "journal.jsonl")
+
+
+def _size(source: SourceSlice) -> int:
+    """Bytes of a slice, 0 of a file that cannot be looked at."""
+    try:
+        end = source.place.stat().st_size if source.end is None else source.end
+    except OSError:
+        return 0
+    return max(0, end - source.start)
 
 
 def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
