@@ -139,12 +139,13 @@ _KINDS = {
 }
 
 
-def batch_dir(config: str, split: str, batch: str) -> str:
-    """Give the folder that the shards of a batch own.
+def batch_dir(config: str, split: str, batch: str, *, version: int = VERSION) -> str:
+    """Give the folder that the shards of a batch own, or owned in an older version.
 
-    It is not called `trace_batch=…`: readers would take that for a second column of this name.
+    It is not called `trace_batch=…` any more: readers took that for a second column of this name.
     """
-    return f"{DATA}/{config}/{split}/{batch}"
+    folder = batch if version > 1 else f"trace_batch={batch}"
+    return f"{DATA}/{config}/{split}/{folder}"
 
 
 def manifest_path(batch: str) -> str:

@@ -79,41 +79,55 @@ class TokenSizes:
 def cut_pairs(pairs: pa.Table, n_tokens: int, sizes: TokenSizes, not_cut: Counter[str]) -> pa.Table:
     """Give the pairs whose prompts fit, or can be cut until they do.
 
-    The system message, the first request and the last step stay; `not_cut` counts, by reason, the
-    pairs for which these alone are too long.
+    Whole steps go first, oldest first: the system message, the first request and the last step stay.
+    Where these alone are too long, long messages lose their middle. Sides and tools stay as they are.
 
     Args:
         pairs: rows of the config `pairs`.
         n_tokens: length of prompt, tools and the longer side together.
         sizes: how tokens are counted.
-        not_cut: reasons and how often, added to.
+        not_cut: how many pairs could not be cut, by reason; added to.
     """
     rows = []
     for row in pairs.to_pylist():
-        prompt, size = _cut(row, n_tokens, sizes)
-        if size <= n_tokens:
-            rows.append({**row, "prompt": prompt, "n_tokens": size})
-        else:
-            not_cut[_reason(row, n_tokens, sizes)] += 1
+        budget = n_tokens - sizes.fixed(row)
+        prompt = _cut(row["prompt"], budget, sizes) if budget > 0 else None
+        if prompt is None:
+            not_cut[_reason(row, budget, sizes)] += 1
+            continue
+        size = n_tokens - budget + sum(map(sizes.of, prompt))
+        rows.append({**row, "prompt": prompt, "n_tokens": size})
     return pa.Table.from_pylist(rows, schema=layout.PAIRS)
 
 
-def _cut(row: Mapping[str, Any], n_tokens: int, sizes: TokenSizes) -> tuple[Sequence[Message], int]:
-    """Give the prompt of a row as far as it fits, and the tokens of the row with it."""
-    prompt, fixed = row["prompt"], sizes.fixed(row)
-    note = sizes.of({"role": "user", "content": OMITTED})
-    kept = cut_steps(prompt, [sizes.of(m) for m in prompt], budget=n_tokens - fixed)
-    if kept is not prompt:
-        kept = cut_steps(prompt, [sizes.of(m) for m in prompt], budget=n_tokens - fixed - note)
-    return kept, fixed + sum(map(sizes.of, kept))
+def _cut(prompt: Sequence[Message], budget: int, sizes: TokenSizes) -> Sequence[Message] | None:
+    """Give as much of a prompt as fits into a budget of tokens; `None` if too little does."""
+    for max_chars in (None, budget, budget // 2, budget // 4):
+        shown = list(prompt) if max_chars is None else [_shortened(m, max_chars) for m in prompt]
+        tokens = [sizes.of(message) for message in shown]
+        note = sizes.of({"role": "user", "content": OMITTED})
+        kept = shown
+        if sum(tokens) > budget:
+            kept = cut_steps(shown, tokens, budget=max(budget - note, 0))
+        if sum(map(sizes.of, kept)) <= budget:
+            return kept
+    return None
 
 
-def _reason(row: Mapping[str, Any], n_tokens: int, sizes: TokenSizes) -> str:
-    fixed = sizes.fixed(row)
-    if fixed >= n_tokens:
+def _shortened(message: Message, max_chars: int) -> Message:
+    content, half = message["content"], max_chars // 2
+    if len(content) <= max_chars:
+        return message
+    n_left_out = len(content) - 2 * half
+    text = f"{content[:half]}\n[{n_left_out} characters left out]\n{content[-half:]}"
+    return {**message, "content": text}
+
+
+def _reason(row: Mapping[str, Any], budget: int, sizes: TokenSizes) -> str:
+    if budget <= 0:
         return "the tools and a side alone"
     first = row["prompt"][: n_pinned(row["prompt"])]
-    if fixed + sum(map(sizes.of, first)) >= n_tokens:
+    if sum(map(sizes.of, first)) > budget:
         return "the first request alone"
     return "the last step alone"
 

@@ -444,9 +444,10 @@ def _published_rows(
     folder: Path, hub: Any, manifest: Mapping[str, Any], config: str
 ) -> Iterator[pa.Table]:
     """Give the rows of a batch in a config, from the folder, or from the Hub if it is not there."""
+    batch, version = manifest["trace_batch"], manifest.get("layout", 1)
     for side in SPLITS:
         for name in manifest["files"].get(config, {}).get(side, {}):
-            path = f"{layout.batch_dir(config, side, manifest['trace_batch'])}/{name}"
+            path = f"{layout.batch_dir(config, side, batch, version=version)}/{name}"
             local = folder / path
             file = local if local.exists() else hub.read(path, revision="main")
             yield from layout.read_shard(file, config)
