@@ -2,17 +2,14 @@
 
 from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
 from replay_pipeline.publish.blind import BlindControl, blind_control, in_words
-from replay_pipeline.publish.exports import ExportReport, Format, export
-from replay_pipeline.publish.lengths import DEFAULT_LENGTHS
+from replay_pipeline.publish.exports import ExportReport, export
 from replay_pipeline.publish.publisher import PublishReport, publish, retract
 from replay_pipeline.publish.versions import fetch, newest, to_be_published
 
 __all__ = [
-    "DEFAULT_LENGTHS",
     "BlindControl",
     "CardFacts",
     "ExportReport",
-    "Format",
     "PublishReport",
     "TeacherFacts",
     "blind_control",

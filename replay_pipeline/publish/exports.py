@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 import yaml
@@ -20,10 +20,7 @@ from replay_pipeline.publish import layout
 from replay_pipeline.publish.folder import alone, list_files, replace_files
 from replay_pipeline.publish.publisher import SecretScan, read_manifests
 from replay_pipeline.publish.splits import SPLITS
-from replay_pipeline.types import Message
-
-Format = Literal["trl", "llama-factory", "axolotl", "unsloth", "jsonl"]
-"""Trainers, and plain JSON lines in the OpenAI form."""
+from replay_pipeline.types import ExportFormat, Message
 
 LEFT_OUT = "[earlier messages are left out]"
 CALL_FORM = '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
@@ -36,7 +33,7 @@ class ExportReport:
     """What was written for another trainer."""
 
     folder: str
-    format: Format
+    format: ExportFormat
     config: str
     """The config of the dataset whose pairs these are."""
     rows_by_split: dict[str, int]
@@ -49,7 +46,9 @@ class ExportReport:
         return asdict(self)
 
 
-def export(dataset: Path, folder: Path, form: Format, *, config: str | None = None) -> ExportReport:
+def export(
+    dataset: Path, folder: Path, form: ExportFormat, *, config: str | None = None
+) -> ExportReport:
     """Write the pairs of a published dataset as files of another trainer.
 
     The folder goes from its old content to the new one at once; files of others in it stay.
@@ -65,8 +64,8 @@ def export(dataset: Path, folder: Path, form: Format, *, config: str | None = No
         SecretFoundError: a secret is in the rows; nothing was written.
         StorageError: the folder cannot be written; it is as before.
     """
-    if form not in get_args(Format):
-        raise ConfigError(f"format {form!r} is not one of {', '.join(get_args(Format))}")
+    if form not in get_args(ExportFormat):
+        raise ConfigError(f"format {form!r} is not one of {', '.join(get_args(ExportFormat))}")
     manifests = read_manifests(dataset)
     config = _config_of(manifests, dataset, config)
     n_rows: dict[str, int] = dict.fromkeys(SPLITS, 0)
@@ -247,7 +246,7 @@ def _functions(message: Message) -> list[dict[str, Any]]:
     ]
 
 
-_ROWS: dict[Format, Callable[[Row], dict[str, Any]]] = {
+_ROWS: dict[ExportFormat, Callable[[Row], dict[str, Any]]] = {
     "trl": _trl,
     "llama-factory": _sharegpt,
     "axolotl": _axolotl,
@@ -256,7 +255,7 @@ _ROWS: dict[Format, Callable[[Row], dict[str, Any]]] = {
 }
 
 
-def _companions(form: Format, names: Sequence[str]) -> dict[str, bytes]:
+def _companions(form: ExportFormat, names: Sequence[str]) -> dict[str, bytes]:
     """Give what a trainer wants beside the rows to read them."""
     if form == "trl":
         return {layout.CARD: _declared(names)}

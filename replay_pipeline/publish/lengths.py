@@ -17,8 +17,6 @@ from replay_pipeline.publish import layout
 from replay_pipeline.types import Message
 from replay_pipeline.windows import OMITTED, cut_steps, n_pinned
 
-DEFAULT_LENGTHS = (8_192,)
-"""Tokens of prompt, tools and the longer side together."""
 _BYTES_PER_TOKEN = 2.0
 """Without a tokenizer. Real sessions of coding agents took 2.2 to 4.3 bytes a token, so what fits by
 this figure fits."""

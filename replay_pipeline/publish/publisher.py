@@ -25,12 +25,12 @@ from replay_pipeline.errors import (
 from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
-from replay_pipeline.publish.lengths import DEFAULT_LENGTHS, TokenSizes, cut_pairs
+from replay_pipeline.publish.lengths import TokenSizes, cut_pairs
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
 from replay_pipeline.storage.pair_rows import PromptsOf, with_prompts
 from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, POSITIVES
-from replay_pipeline.types import TEST_FRACTION
+from replay_pipeline.types import PAIR_LENGTHS, TEST_FRACTION
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def publish(
     test_fraction: float = TEST_FRACTION,
     card_facts: Mapping[str, Any] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    lengths: Sequence[int] = DEFAULT_LENGTHS,
+    lengths: Sequence[int] = PAIR_LENGTHS,
     tokenizer: Path | None = None,
     token: str | None = None,
     endpoint: str | None = None,
