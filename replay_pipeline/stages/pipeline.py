@@ -42,8 +42,10 @@ from replay_pipeline.pairs import (
 from replay_pipeline.processes import python
 from replay_pipeline.publish import (
     CardFacts,
+    ExportReport,
     PublishReport,
     TeacherFacts,
+    export,
     fetch,
     publish,
     retract,
@@ -83,7 +85,7 @@ from replay_pipeline.stages.trainer_process import (
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import copy_files, files_below
-from replay_pipeline.types import Progress, ReplayReport, TraceState
+from replay_pipeline.types import ExportFormat, Progress, ReplayReport, TraceState
 
 logger = logging.getLogger(__name__)
 
@@ -558,10 +560,27 @@ class Pipeline(Project):
                     private=options.is_private,
                     test_fraction=options.test_fraction,
                     card_facts=facts,
+                    lengths=options.lengths,
+                    tokenizer=options.tokenizer,
                 )
             return report.to_json()
 
         return self._stage("publish", "all", given, {}, (), work, has_outputs=place.exists)
+
+    def export(self, form: ExportFormat, *, config: str | None = None) -> ExportReport:
+        """Write the published pairs as files of another trainer, into a folder of this machine.
+
+        Args:
+            form: whose files.
+            config: which pairs; by default those cut to the smallest length.
+
+        Raises:
+            ConfigError: there is no such format, or the dataset has no such pairs.
+            SecretFoundError: a secret is in the rows; nothing was written.
+            StorageError: the folder cannot be written; it is as before.
+        """
+        dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
+        return export(dataset, self.settings.local_dir() / "exports" / form, form, config=config)
 
     def _positives(self, batch: str) -> pa.Table:
         has_samples = self.root.has("sampled_positives", batch)

@@ -189,13 +189,14 @@ def template_message(message: Message) -> Message:
     rendered: Message = {"role": message["role"], "content": content or ""}
     if calls := message.get("tool_calls"):
         rendered["tool_calls"] = [
-            {"type": "function", "function": _with_object_arguments(call["function"])}
+            {"type": "function", "function": with_object_arguments(call["function"])}
             for call in calls
         ]
     return rendered
 
 
-def _with_object_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+def with_object_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the function of a call with its arguments as an object, however they were written."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
