@@ -96,6 +96,25 @@ $(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
+# PRIME-RL is in no index: a checkout with its submodule deps/verifiers, ours unless one is named.
+PYTHON312 ?= python3.12
+PRIME_RL_GIT ?= https://github.com/PrimeIntellect-ai/prime-rl
+PRIME_RL_COMMIT := $(shell sed -n 's/^COMMIT = "\(.*\)"/\1/p' trainer/integrations/prime_rl/register.py)
+PRIME_RL_SOURCE ?= $(CURDIR)/$(ENVIRONMENTS)/prime_rl-$(PRIME_RL_COMMIT)
+
+$(ENVIRONMENTS)/prime_rl/.installed: recipes/prime_rl/requirements.txt pyproject.toml | $(PRIME_RL_SOURCE)
+	$(PYTHON312) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	printf '%s\n' src packages/prime-rl-configs/src deps/verifiers | sed 's|^|$(abspath $(PRIME_RL_SOURCE))/|' \
+	  > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/prime_rl.pth
+	@touch $@
+
+$(ENVIRONMENTS)/prime_rl-%:
+	git clone --quiet --filter=blob:none $(PRIME_RL_GIT) $@
+	git -C $@ checkout --quiet $*
+	git -C $@ submodule update --quiet --init deps/verifiers
+
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
