@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_i
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
-from replay_pipeline.redaction.people import people_in
-from replay_pipeline.redaction.redactor import Redactor, user_of
+from replay_pipeline.redaction.people import user_of
+from replay_pipeline.redaction.redactor import Redactor
+from replay_pipeline.redaction.scanning import people_in
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.store import written_whole
 from replay_pipeline.storage.tables import write_table
@@ -227,6 +228,11 @@ class _OpenLog:
     counts: ReadCounts
     origin: dict[str, Any]
 
+    def texts(self) -> Iterator[str]:
+        """Every text that will be redacted."""
+        yield from texts_of(self.needed)
+        yield from filter(None, (self.labels[turn].hint for _, turn in self.fresh))
+
 
 class _Corpus:
     """Columns of the tables while files come in."""
@@ -305,9 +311,7 @@ class _Corpus:
     def flush(self) -> None:
         """Make the rows of the conversations that were read so far."""
         if self.redactor is not None:
-            self.redactor.prepare_groups(
-                (item.users, texts_of(item.needed)) for item in self.open_logs
-            )
+            self.redactor.prepare_groups((item.users, item.texts()) for item in self.open_logs)
         while self.open_logs:
             self._add_rows(self.open_logs.popleft())
         self.turns.close()

@@ -94,10 +94,12 @@ class Cleaner:
 
 def texts_of(turns: Sequence[Turn]) -> Iterator[str]:
     """Every text of the turns that will be redacted."""
+    yield from {turn.cwd for turn in turns if turn.cwd}
     for turn in turns:
         yield "\n\n".join(turn.texts)
         yield "\n\n".join(turn.thinking)
         for call in turn.calls:
+            yield call.name
             yield from _strings_in(call.arguments)
         for result in turn.results.values():
             yield result.text
