@@ -108,6 +108,43 @@ def correctness(paths: list[Path]) -> dict[str, Any]:
     }
 
 
+def long_session(paths: list[Path], path: Path, n_bytes: int) -> None:
+    """Write one session of about so many bytes: the largest of `paths`, gone through many times.
+
+    Every time its rows, messages and calls have new names, below the last row of the time before.
+    """
+    source = max(
+        (s.path for b in batches_of(paths) for s in b.slices), key=lambda p: p.stat().st_size
+    )
+    rows = [row for line in source.read_bytes().splitlines() if (row := _row(line))]
+    with path.open("wb") as file:
+        number, last = 0, None
+        while file.tell() < n_bytes:
+            number += 1
+            for row in rows:
+                file.write(orjson.dumps(_renamed(row, f"-{number}", last)) + b"\n")
+            last = f"{rows[-1]['uuid']}-{number}"
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return row if row.get("uuid") else None
+
+
+def _renamed(value: Any, ending: str, last: str | None) -> Any:
+    if isinstance(value, list):
+        return [_renamed(item, ending, last) for item in value]
+    if not isinstance(value, dict):
+        return value
+    renamed = {key: _renamed(item, ending, last) for key, item in value.items()}
+    for key in {"uuid", "parentUuid", "id", "tool_use_id", "agentId"} & value.keys():
+        renamed[key] = f"{value[key]}{ending}" if value[key] is not None else last
+    return renamed
+
+
 def in_order(messages: list[dict[str, Any]]) -> bool:
     waiting: list[str] = []
     for message in messages:
@@ -207,8 +244,14 @@ def main() -> None:
     parser.add_argument("--mode", choices=["parse", "plain", "redacted"], help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--share", default="0/0", help=argparse.SUPPRESS)
+    parser.add_argument("--long-mb", type=int, help="one session of that size: memory only")
     options = parser.parse_args()
-    if options.mode == "parse":
+    if options.long_mb and not options.mode:
+        with tempfile.TemporaryDirectory() as folder:
+            long = Path(folder) / "long.jsonl"
+            long_session(options.paths, long, options.long_mb * 1_000_000)
+            report = {mode: finished(in_child(mode, [long])) for mode in ("plain", "redacted")}
+    elif options.mode == "parse":
         report = parse_only(options.paths)
     elif options.mode:
         number, total = map(int, options.share.split("/"))

@@ -100,6 +100,9 @@ class IngestResult:
     states: pa.Table
     tools: pa.Table
     report: IngestReport
+    decided: frozenset[str] = frozenset()
+    """Ids of the decisions that belong to it, those included that were left out for want of a
+    prefix."""
 
 
 def ingest(
@@ -437,7 +440,12 @@ class _Corpus:
                 "rows that the model may have seen are not shown: %s", ", ".join(unknown)
             )
         return IngestResult(
-            sessions=sessions, turns=turns, states=states, tools=tools.table(), report=report
+            sessions=sessions,
+            turns=turns,
+            states=states,
+            tools=tools.table(),
+            report=report,
+            decided=frozenset(self.taken),
         )
 
 
