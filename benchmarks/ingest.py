@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -109,21 +110,20 @@ def correctness(paths: list[Path]) -> dict[str, Any]:
 
 
 def long_session(paths: list[Path], path: Path, n_bytes: int) -> None:
-    """Write one session of about so many bytes: the largest of `paths`, gone through many times.
+    """Write one session of about so many bytes: those in `paths`, one below the other, again and again.
 
-    Every time its rows, messages and calls have new names, below the last row of the time before.
+    Every time rows, messages and calls have new names.
     """
-    source = max(
-        (s.path for b in batches_of(paths) for s in b.slices), key=lambda p: p.stat().st_size
-    )
-    rows = [row for line in source.read_bytes().splitlines() if (row := _row(line))]
+    sources = [source.path for batch in batches_of(paths) for source in batch.slices]
     with path.open("wb") as file:
-        number, last = 0, None
-        while file.tell() < n_bytes:
-            number += 1
+        last = None
+        for number, source in enumerate(cycle(sources)):
+            rows = [row for line in source.read_bytes().splitlines() if (row := _row(line))]
             for row in rows:
                 file.write(orjson.dumps(_renamed(row, f"-{number}", last)) + b"\n")
-            last = f"{rows[-1]['uuid']}-{number}"
+            last = f"{rows[-1]['uuid']}-{number}" if rows else last
+            if file.tell() >= n_bytes:
+                return
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

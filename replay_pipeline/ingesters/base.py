@@ -100,6 +100,10 @@ class Turn(msgspec.Struct, eq=False):
         """Whether the student decided something here."""
         return self.kind == "assistant" and "copy" not in self.flags
 
+    def let_go(self) -> None:
+        """Forget all texts, once there are rows of them."""
+        self.texts, self.thinking, self.calls, self.results = [], [], [], {}
+
 
 @dataclass(slots=True)
 class SessionLog:

@@ -148,24 +148,19 @@ class Redactor:
 
         What was prepared before is forgotten.
         """
-        self.prepare_groups([(users, texts)])
-
-    def prepare_groups(self, groups: Iterable[tuple[frozenset[str], Iterable[str]]]) -> None:
-        """Give the same for texts of several conversations, each with its `users`."""
         self._forget()
-        for users, texts in groups:
-            new: dict[_Key, str] = {}
-            n_chars = 0
-            for text in texts:
-                key = (users, hash(text), len(text))
-                if len(text) < _MIN_CHARS or key in self._memo or key in new:
-                    continue
-                new[key] = text
-                n_chars += len(text)
-                if n_chars > _CHUNK_CHARS:
-                    self._prepare(users, new)
-                    new, n_chars = {}, 0
-            self._prepare(users, new)
+        new: dict[_Key, str] = {}
+        n_chars = 0
+        for text in texts:
+            key = (users, hash(text), len(text))
+            if len(text) < _MIN_CHARS or key in self._memo or key in new:
+                continue
+            new[key] = text
+            n_chars += len(text)
+            if n_chars > _CHUNK_CHARS:
+                self._prepare(users, new)
+                new, n_chars = {}, 0
+        self._prepare(users, new)
 
     def _forget(self) -> None:
         self._memo.clear()

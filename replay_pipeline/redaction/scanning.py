@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -105,13 +106,26 @@ def _suspects(data: bytes, ends: list[int]) -> dict[int, Suspect]:
 
 def people_in(texts: Iterable[str]) -> frozenset[str]:
     """Collect the people of a session from what was said and done in it, as `names_in` gives them."""
-    text = "\n".join(texts)
+    found: frozenset[str] = frozenset()
+    together, n_chars = list[str](), 0
+    for text in chain(texts, [None]):
+        if text is not None:
+            together.append(text)
+            n_chars += len(text)
+        if text is None or n_chars > _PEOPLE_CHARS:
+            found |= _people_in("\n".join(together))
+            together, n_chars = [], 0
+    return found
+
+
+def _people_in(text: str) -> frozenset[str]:
     data = text.encode("utf-8", "replace")
     starts = [f.location["start_offset"] for f in _scanner_for(*PEOPLE_SIGNALS).scan(data)]
     pieces = (data[at : at + _PIECE_BYTES].decode("utf-8", "replace") for at in starts)
     return names_in(text, "\n".join(pieces))
 
 
+_PEOPLE_CHARS = 1_000_000
 _PIECE_BYTES = 240
 
 

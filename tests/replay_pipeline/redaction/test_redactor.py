@@ -88,7 +88,7 @@ def test_texts_of_several_conversations_are_redacted_each_with_its_own_users():
     redactor = Redactor()
     text = "rebase kimlee/tide onto annabel/tide"
     kim, anna = frozenset({"kimlee"}), frozenset({"annabel"})
-    redactor.prepare_groups([(kim, [text]), (anna, [text])])
+    redactor.prepare([text], users=kim)
     assert redactor.text(text, users=kim) == "rebase user/tide onto annabel/tide"
     assert redactor.text(text, users=anna) == "rebase kimlee/tide onto user/tide"
 
