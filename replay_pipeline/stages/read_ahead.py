@@ -4,20 +4,28 @@ What comes out is what reading them here, one after the other, gives: whoever as
 checks that no decision in it belongs to another batch, and reads the batch again if one does.
 """
 
+import json
 import logging
 import os
-import pickle
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import IO, Self, cast
+from typing import IO, Any, Self
 
-from replay_pipeline.ingesters import IngestResult, TraceBatch, ingest
+from replay_pipeline.errors import ReplayPipelineError
+from replay_pipeline.ingesters import IngestResult, TraceBatch, ingest, write_traces
+from replay_pipeline.ingesters.base import SourceSlice
+from replay_pipeline.ingesters.corpus import IngestReport
 from replay_pipeline.processes import python, start_environment
+from replay_pipeline.storage.schemas import INGESTED
+from replay_pipeline.storage.tables import read_table
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +63,8 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(max(1, self._n))
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         self._started: list[subprocess.Popen[bytes]] = []
-        self._running: dict[str, Future[IngestResult]] = {}
+        self._running: dict[str, Future[Path | None]] = {}
+        self._folder = TemporaryDirectory()
 
     def __enter__(self) -> Self:
         for _ in range(self._n):
@@ -83,19 +92,15 @@ class ReadAhead:
         for process in self._started:
             with suppress(BrokenPipeError), process:
                 pass
+        self._folder.cleanup()
 
     def result(self, batch: TraceBatch) -> IngestResult | None:
         """Give what was read of a batch; `None` if it was not, or could not be read."""
         self._waiting.pop(batch.key, None)
         future = self._running.pop(batch.key, None)
         self._go_on()
-        if future is None:
-            return None
-        try:
-            return future.result()
-        except Exception as error:  # what is wrong is found again, and told, by reading it here
-            logger.info("%s: not read ahead (%r)", batch.key, error)
-            return None
+        folder = future.result() if future is not None else None
+        return None if folder is None else _result_in(folder)
 
     def _go_on(self) -> None:
         """Start the next batches; not all, since their tables wait in memory."""
@@ -103,17 +108,26 @@ class ReadAhead:
             key = next(iter(self._waiting))
             self._running[key] = self._pool.submit(self._read, self._waiting.pop(key))
 
-    def _read(self, batch: TraceBatch) -> IngestResult:
+    def _read(self, batch: TraceBatch) -> Path | None:
+        """Have a batch read into a folder; `None` if that failed: reading it here tells why."""
+        folder = Path(self._folder.name) / batch.key
+        slices = [[str(s.path), s.start, s.end, s.revision] for s in batch.slices]
         process = self._idle.get()
         try:
-            pickle.dump((batch.slices, self._options), _pipe(process.stdin))
+            question = {"slices": slices, "into": str(folder), "options": self._options}
+            _pipe(process.stdin).write(json.dumps(question).encode() + b"\n")
             _pipe(process.stdin).flush()
-            answer = pickle.load(_pipe(process.stdout))
+            is_read = _pipe(process.stdout).readline() == _DONE
+        except OSError:
+            is_read = False
         finally:
             self._idle.put(process)
-        if isinstance(answer, str):
-            raise RuntimeError(answer)
-        return cast("IngestResult", answer)
+        if not is_read:
+            logger.info("%s: could not be read ahead", batch.key)
+        return folder if is_read else None
+
+
+_DONE = b"done\n"
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
@@ -121,20 +135,32 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
+def _result_in(folder: Path) -> IngestResult:
+    tables = {name: read_table(folder / f"{name}.parquet", name) for name in INGESTED}
+    fields: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    fields |= {name: Counter(fields[name]) for name in ("skipped_files", "outcomes", "usage")}
+    decided = frozenset((folder / "decided").read_text().split())
+    return IngestResult(**tables, report=IngestReport(**fields), decided=decided)
+
+
 def _serve() -> None:
     """Read the batches that are named on standard input, until it ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     sys.stdout = sys.stderr  # whatever else is printed is no answer
-    while True:
+    for line in sys.stdin.buffer:
+        question = json.loads(line)
+        folder = Path(question["into"])
+        slices = [
+            SourceSlice(Path(path), start, end, revision)
+            for path, start, end, revision in question["slices"]
+        ]
         try:
-            slices, options = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        try:
-            answer: IngestResult | str = ingest(slices, **options)
-        except Exception as error:
-            answer = repr(error)
-        pickle.dump(answer, answers)
+            result = ingest(slices, **question["options"])
+            write_traces(result, folder)
+            (folder / "decided").write_text("\n".join(sorted(result.decided)))
+            answers.write(_DONE)
+        except (ReplayPipelineError, OSError) as error:
+            answers.write(repr(str(error)).encode() + b"\n")
         answers.flush()
 
 
