@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from replay_pipeline.redaction.people import homes_in, hosts_in, people
 from replay_pipeline.redaction.scanning import Suspect, secrets_by_kingfisher, suspects_in
-from replay_pipeline.redaction.secret_rules import SecretHit, own_hits
+from replay_pipeline.redaction.secret_rules import CUT_SIGNAL, SecretHit, own_hits
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,14 @@ def find_secrets_in(texts: Sequence[str]) -> list[list[SecretHit]]:
     return found
 
 
+_CUT = str.maketrans("&<", "  ")
+"""Most rules of kingfisher want a blank, a quote or the end of the line behind a token."""
+
+
 def _find(text: str, suspect: Suspect) -> list[SecretHit]:
     hits = secrets_by_kingfisher(text) if suspect.is_known else []
+    if CUT_SIGNAL in suspect.signals:
+        hits += secrets_by_kingfisher(text.translate(_CUT))
     if suspect.signals:
         hits += own_hits(text, signals=suspect.signals)
     if not hits:

@@ -373,6 +373,8 @@ def _is_text(head: str) -> bool:
 # What a linear-time engine looks for in many texts at once, to spare nearly all of them the rest. It
 # is made from the rules, so that no rule can be forgotten here.
 
+CUT_SIGNAL = "cut"
+"""A value that ends where a query or an element goes on; not for our own rules, which know that."""
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 
@@ -390,6 +392,7 @@ def _signals_of(rules: Rules) -> dict[str, str]:
         "key": "PRIVATE KEY",
         "base64": rf"(?:{_ASCII_GROUP}){{6}}",
         "percent": r"%[0-9A-Fa-f]{2}",
+        CUT_SIGNAL: r"[=>\"'][\w.~+/=:%-]{16,512}[&<]",
     }
 
 
