@@ -202,8 +202,11 @@ _DUMMY = re.compile(
 _EXPRESSION = re.compile(
     r"[$%@/.<{\[(-]|[A-Za-z_][\w.]*[(\[<{]|\w+://|[A-Za-z_]+\.[A-Za-z_.]+(?!\w)"
 )
-_PAGE = re.compile(r"(?:next|page|continuation|cursor|sync)[ _-]?token\Z", re.IGNORECASE)
-"""A place in a list, which opens nothing."""
+_PAGE = re.compile(
+    r"(?:next|page|continuation|cursor|sync|change|client[ _-]?request|idempotency)[ _-]?token\Z",
+    re.IGNORECASE,
+)
+"""A place in a list, or the name of a request: they open nothing."""
 _HEX = re.compile(r"[0-9a-fA-F]{8,}(?:[-:][0-9a-fA-F]{4,})*")
 
 
