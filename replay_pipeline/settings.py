@@ -97,6 +97,8 @@ class IngestSettings(_Section):
     settle_s: Annotated[float, Field(ge=0)] = 60.0
     """The sensor leaves a file alone until it has not been written to for this long, in seconds,
     so that no message is taken half written."""
+    n_processes: Annotated[int, Field(ge=1)] | None = None
+    """Processes that read batches, one each; by default one per core. Tables are the same."""
     keeps_bytes: bool = True
     """Keep the bytes that were read, compressed and unredacted, for their owner alone: agents delete
     their logs after some weeks. They stay on this machine, under `home_dir` or the data root."""
