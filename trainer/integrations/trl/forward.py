@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.integrations.causal_lm import completion_outputs, logit_rule
+from trainer.integrations.causal_lm import completion_outputs
 from trainer.integrations.kv_reuse import (
     hinted_batch,
     student_hidden,
     teacher_hidden_with_prefix_reuse,
 )
+from trainer.integrations.scoring import project
 from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.divergence import log_probs
 
@@ -145,10 +146,3 @@ def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last:
     causal = model.get_base_model() if hasattr(model, "peft_config") else model
     output = causal.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     return output.last_hidden_state[:, -n_last - 1 : -1]
-
-
-def project(model: Any, hidden: Tensor) -> Tensor:
-    """Project hidden states to logits, with the model's own scaling and soft cap."""
-    scale, softcap = logit_rule(model)
-    logits = model.get_output_embeddings()(hidden) * scale
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
