@@ -32,6 +32,7 @@ __all__ = [
     "FlexAttention",
     "TreeAttention",
     "attention_for",
+    "tree_block_mask",
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.integrations.causal_lm import completion_outputs
+from trainer.integrations.causal_lm import completion_outputs, model_head_outputs
 from trainer.integrations.kv_reuse import (
     hinted_batch,
     student_hidden,
@@ -93,6 +93,18 @@ def policy_and_distillation(
         entropy_BC=-(logp_BCV.exp() * logp_BCV).sum(-1),
         sdpo_sum=per_token_N.sum(),
     )
+
+
+def policy_alone(
+    model: nn.Module, ids_BT: Tensor, mask_BT: Tensor, n_last: int, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Compute log-probs and entropies of the last `n_last` tokens, [B, n_last], with a fused head."""
+    hidden_BCH = hidden_states(model, ids_BT, mask_BT, n_last)
+    ids_BC = ids_BT[:, -n_last:]
+    outputs = model_head_outputs(
+        model, hidden_BCH.flatten(0, 1), ids_BC.flatten(), temperature=temperature
+    )
+    return outputs.logps_N.view(ids_BC.shape), outputs.entropy_N.view(ids_BC.shape)
 
 
 def _states(

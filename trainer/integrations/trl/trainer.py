@@ -31,7 +31,7 @@ from trainer.data.sampler import PairSampler
 from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
 from trainer.hints import HintFunction, hint_for_row
-from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of
+from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of, lm_head_of
 from trainer.integrations.packing import (
     enable_tree_attention,
     packed_pair_logps,
@@ -42,6 +42,7 @@ from trainer.integrations.scoring import pair_logps
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.forward import (
     HintedInputs,
+    policy_alone,
     policy_and_distillation,
 )
 from trainer.integrations.trl.teacher import Teacher
@@ -119,6 +120,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._taid_window: list[Tensor] = []
         self._payload: HintedInputs | None = None
         self._sdpo_sum: Tensor | None = None
+        self._is_in_loss = False
         self.n_live_steps = {"policy": 0, "sdpo": 0, "replay": 0}
         """Micro-batches in which a channel contributed something."""
         self._explain_off_channels()
@@ -376,11 +378,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if not needs_policy:  # its forward pass would be multiplied by 0
             return loss
         self._payload = self._teacher_inputs(inputs) if has_sdpo else None
-        self._sdpo_sum = None
+        self._sdpo_sum, self._is_in_loss = None, True
         try:
             policy = super()._compute_loss(model, inputs)
         finally:
-            payload, self._payload = self._payload, None
+            payload, self._payload, self._is_in_loss = self._payload, None, False
         loss = loss + self.composer.policy_weight * policy
         self._note_policy(policy, inputs)
         if payload is not None:
@@ -397,10 +399,23 @@ class ComposerReplicationTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute TRL's numbers; with a hinted batch, channel 2 from the same forward as well."""
-        if self._payload is None:
+        if self._payload is None and not self._fuses_policy(model, kwargs):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
+        if self._payload is None:
+            rows = args[0] if args else kwargs.get("batch_size")
+            with self.accelerator.autocast():
+                parts = [
+                    policy_alone(model, ids, mask, logits_to_keep, temperature=self.temperature)
+                    for ids, mask in zip(
+                        input_ids.split(rows or len(input_ids)),
+                        attention_mask.split(rows or len(input_ids)),
+                        strict=True,
+                    )
+                ]
+            logps_BC, entropy_BC = (torch.cat(one) for one in zip(*parts, strict=True))
+            return logps_BC, self._logged_or_charged(entropy_BC), None
         assert self.teacher is not None
         with self.accelerator.autocast():
             output = policy_and_distillation(
@@ -413,13 +428,24 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 pad_token_id=self._tokenizer.pad_token_id,
             )
         self._sdpo_sum = output.sdpo_sum
-        entropy_BC = output.entropy_BC
+        return output.logps_BC, self._logged_or_charged(output.entropy_BC), None
+
+    def _logged_or_charged(self, entropy_BC: Tensor) -> Tensor:
         # TRL reduces the entropy across processes in place, unless it is part of the loss.
-        return (
-            output.logps_BC,
-            entropy_BC if self._entropy_bonus_enabled else entropy_BC.detach(),
-            None,
-        )
+        return entropy_BC if self._entropy_bonus_enabled else entropy_BC.detach()
+
+    def _fuses_policy(self, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+        """Whether the policy's own pass can do without the logits of its batch."""
+        is_text = all(value is None for name, value in inputs.items() if "image" in name)
+        if self.composer.head == "reference" or self.aux_loss_enabled or not is_text:
+            return False
+        if isinstance(model, FSDPModule) and not self._is_in_loss:
+            return False  # only its own forward call gathers the head
+        try:
+            lm_head_of(model)
+        except TrainerConfigError:
+            return False
+        return True
 
     # -- channel 2 -------------------------------------------------------------------------------
 
