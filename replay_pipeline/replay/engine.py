@@ -29,6 +29,7 @@ from replay_pipeline.replay.calls import (
     encode_row,
 )
 from replay_pipeline.replay.dialects import dialect_of
+from replay_pipeline.replay.facts import NOT_ASKED
 from replay_pipeline.replay.lanes import Slots
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client, Reply
@@ -266,7 +267,7 @@ class Engine:
 
     def _report_progress(self) -> None:
         if self.on_progress:
-            n_skipped = sum(self.skipped.values())
+            n_skipped = sum(n for why, n in self.skipped.items() if why not in NOT_ASKED)
             spent = usd(self.newly_spent_nano)
             n_done = len(self.decided) + n_skipped
             progress = Progress(stage="replay", n_done=n_done, n_total=self.n_total, cost_usd=spent)
