@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import attachments, ingest
-from replay_pipeline.ingesters.base import Turn, Usage
+from replay_pipeline.ingesters.base import Result, Turn, Usage
 from replay_pipeline.ingesters.fidelity import (
     clear_unlogged,
     n_tokens_of,
