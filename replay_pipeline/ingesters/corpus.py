@@ -141,10 +141,14 @@ def ingest(
         superseded=superseded_state_ids,
     )
     with without_collector():
-        for n_done, source in enumerate(_in_order(slices), 1):
+        sizes = {source: _size(source) for source in slices}
+        n_bytes = 0
+        for source in _in_order(slices):
             corpus.take(source)
+            n_bytes += sizes[source]
             if on_progress is not None:
-                on_progress(Progress(stage="ingest", n_done=n_done, n_total=len(slices)))
+                total = sum(sizes.values())
+                on_progress(Progress(stage="ingest", n_done=n_bytes, n_total=total, unit="bytes"))
     if slices and not corpus.n_read:
         raise IngestError(_nothing_read(slices, corpus))
     return corpus.result(tool_overrides)
@@ -208,6 +212,15 @@ def _tell_unreadable(error: OSError) -> None:
 
 def _may_be_session(path: Path) -> bool:
     return not (path.name.endswith(".meta.json") or path.name == "journal.jsonl")
+
+
+def _size(source: SourceSlice) -> int:
+    """Bytes of a slice, 0 of a file that cannot be looked at."""
+    try:
+        end = source.place.stat().st_size if source.end is None else source.end
+    except OSError:
+        return 0
+    return max(0, end - source.start)
 
 
 def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:

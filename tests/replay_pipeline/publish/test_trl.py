@@ -28,6 +28,14 @@ def tokenizer():
     return fast
 
 
+def for_templates(folder):
+    """The function that the card gives."""
+    code = (folder / "README.md").read_text("utf-8").split("```python\n")[2].split("\n```")[0]
+    scope = {}
+    exec(code.split("\n\npairs = ")[0], scope)
+    return scope["for_templates"]
+
+
 @pytest.fixture
 def model(tokenizer, tmp_path):
     """Path of a tiny model."""
@@ -60,9 +68,14 @@ def load(tmp_path_factory, kept_table, positives_table):
         folder=root / "set",
         positives=[("b1", positives_table(*range(40, 46)))],
     )
-    return lambda config: datasets.load_dataset(
-        str(root / "set"), config, split="train", cache_dir=str(root / "cache")
-    )
+
+    def load(config, *, with_objects=False):
+        rows = datasets.load_dataset(
+            str(root / "set"), config, split="train", cache_dir=str(root / "cache")
+        )
+        return rows.with_transform(for_templates(root / "set")) if with_objects else rows
+
+    return load
 
 
 def options(tmp_path):
@@ -93,7 +106,7 @@ def test_dpo_trainer_trains_on_pairs(load, model, tokenizer, tmp_path, config):
     trainer = DPOTrainer(
         model,
         args=DPOConfig(**options(tmp_path), max_length=None),
-        train_dataset=load(config),
+        train_dataset=load(config, with_objects=True),
         processing_class=tokenizer,
     )
     prompt = tokenizer.decode(trainer.train_dataset[0]["prompt_ids"])
