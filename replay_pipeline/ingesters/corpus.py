@@ -34,6 +34,7 @@ from replay_pipeline.ingesters.log_rows import (
     texts_of,
 )
 from replay_pipeline.ingesters.opencode import OpenCode
+from replay_pipeline.ingesters.pi import Pi
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redaction.people import user_of
@@ -52,6 +53,7 @@ INGESTERS: tuple[Ingester, ...] = (
     GeminiCli(),
     OpenCode(),
     Copilot(),
+    Pi(),
     VerifiersTraces(),
     AgentTraces(),
 )
