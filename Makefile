@@ -82,15 +82,12 @@ real-model: $(STAMP)
 test-real: real-model
 	$(BIN)/python -m pytest real_tests
 
-# Asks real servers (`transformers serve`, llama.cpp's) on these weights, from an environment of their
-# own; not part of `make test`.
-test-engines: real-model $(ENVIRONMENTS)/engines/.ready
+# Asks real servers (`transformers serve`, llama.cpp's) on these weights; not part of `make test`.
+test-engines: $(STAMP)
+	$(BIN)/python recipes/real_model/weights.py build/real-model --only smollm2-135m-instruct
+	$(BIN)/python recipes/real_model/weights.py build/real-model --only gemma-3-270m --gguf
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r engines_tests/requirements.txt
 	$(BIN)/python -m pytest engines_tests
-
-$(ENVIRONMENTS)/engines/.ready: engines_tests/requirements.txt
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	@touch $@
 
 # The pictures of the docs, from the running product.
 screenshots: $(STAMP)
@@ -102,14 +99,51 @@ screenshots: $(STAMP)
 test-frameworks: $(FRAMEWORKS:%=test-framework-%)
 	@echo "frameworks tested: $(FRAMEWORKS)"
 
+# Trainers and readers that take the published pairs are tried on sessions of real length: made from
+# this repository's own files, or SESSIONS names a folder of others.
+SESSIONS ?= build/framework-sessions
+export SESSIONS
+ON_SESSIONS := axolotl llama_factory readers unsloth
+$(ON_SESSIONS:%=test-framework-%): $(SESSIONS)/.made
+
+$(SESSIONS)/.made: frameworks_tests/sessions.py $(STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m frameworks_tests.sessions $(@D)
+	@touch $@
+
+# Their lists are whole; what they leave out is explained in them.
+$(ON_SESSIONS:%=$(ENVIRONMENTS)/%/.installed): PIP_OPTIONS := --no-deps
+
 test-framework-%: $(ENVIRONMENTS)/%/.installed
 	$(<D)/bin/python -m pytest -c frameworks_tests/pytest.ini --rootdir . frameworks_tests/$*
 
+# What does not run on Python 3.11.
+PYTHON312 ?= python3.12
+$(ENVIRONMENTS)/prime_rl/.installed $(ENVIRONMENTS)/skyrl/.installed: PYTHON := $(PYTHON312)
+
 $(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -r $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+# PRIME-RL is in no index: a checkout with its submodule deps/verifiers, ours unless one is named.
+PRIME_RL_GIT ?= https://github.com/PrimeIntellect-ai/prime-rl
+PRIME_RL_COMMIT := $(shell sed -n 's/^COMMIT = "\(.*\)"/\1/p' trainer/integrations/prime_rl/register.py)
+PRIME_RL_SOURCE ?= $(CURDIR)/$(ENVIRONMENTS)/prime_rl-$(PRIME_RL_COMMIT)
+
+$(ENVIRONMENTS)/prime_rl/.installed: recipes/prime_rl/requirements.txt pyproject.toml | $(PRIME_RL_SOURCE)
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	printf '%s\n' src packages/prime-rl-configs/src deps/verifiers | sed 's|^|$(abspath $(PRIME_RL_SOURCE))/|' \
+	  > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/prime_rl.pth
 	@touch $@
+
+$(ENVIRONMENTS)/prime_rl-%:
+	git clone --quiet --filter=blob:none $(PRIME_RL_GIT) $@
+	git -C $@ checkout --quiet $*
+	git -C $@ submodule update --quiet --init deps/verifiers
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

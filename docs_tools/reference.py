@@ -43,7 +43,7 @@ window = "clear_tool_results:10"
 [replay]
 max_total_usd = 5.0
 max_daily_usd = 20.0
-gates = ["near_duplicates", "error_sites_first", "cheap_screen:0.1", "cheap_first"]
+gates = ["error_sites_first", "cheap_screen:0.1", "cheap_first"]
 
 [[replay.teachers]]
 name = "local"

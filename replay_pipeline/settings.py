@@ -24,7 +24,14 @@ from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
 from replay_pipeline.processes import secrets_in, variables
 from replay_pipeline.storage.store import Place, as_path, check_reachable
 from replay_pipeline.storage.trust import check_binding, check_file
-from replay_pipeline.types import REHEARSAL, TEST_FRACTION, AgreementLevel, RetryPolicy, TeacherSpec
+from replay_pipeline.types import (
+    PAIR_LENGTHS,
+    REHEARSAL,
+    TEST_FRACTION,
+    AgreementLevel,
+    RetryPolicy,
+    TeacherSpec,
+)
 
 _PlaceField = Annotated[Place, PlainValidator(as_path), PlainSerializer(str)]
 """A folder of this machine, or a URL of an object store."""
@@ -90,6 +97,8 @@ class IngestSettings(_Section):
     settle_s: Annotated[float, Field(ge=0)] = 60.0
     """The sensor leaves a file alone until it has not been written to for this long, in seconds,
     so that no message is taken half written."""
+    n_processes: Annotated[int, Field(ge=1)] | None = None
+    """Processes that read batches, one each; by default one per core. Tables are the same."""
     keeps_bytes: bool = True
     """Keep the bytes that were read, compressed and unredacted, for their owner alone: agents delete
     their logs after some weeks. They stay on this machine, under `home_dir` or the data root."""
@@ -171,6 +180,12 @@ class PublishSettings(_Section):
     """Visibility of a repository that is created."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = TEST_FRACTION
     """Share of sessions (by hash) that go to the test split."""
+    lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
+    """Lengths in tokens to which prompts are cut, each in a config of its own: 8192 is `pairs_8k`.
+    The first request and the last steps stay."""
+    tokenizer: Path | None = None
+    """What counts the tokens: a `tokenizer.json`, or the folder of a model that has one. Without it
+    they are estimated by bytes, rather too many."""
 
 
 class TrainSettings(_Section):

@@ -58,6 +58,12 @@ What is so called is play, and is kept away from the Hub."""
 TEST_FRACTION = 0.25
 """Share of sessions, by hash, that go to the test split unless somebody says otherwise."""
 
+ExportFormat = Literal["trl", "llama-factory", "axolotl", "unsloth", "jsonl"]
+"""Whose files pairs are written as: those of a trainer, or JSON lines in the OpenAI form."""
+
+PAIR_LENGTHS = (8_192,)
+"""Tokens of prompt, tools and the longer side to which pairs are cut unless somebody says otherwise."""
+
 
 class TraceState(TypedDict):
     """One decision point of a recorded agent session: what the agent saw, and what it did.

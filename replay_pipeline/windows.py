@@ -21,6 +21,7 @@ WindowKind = Literal["full", "clear_tool_results", "token_budget"]
 CLEARED_RESULT = "[Old tool result content cleared]"
 """Stands for a result that the agent itself, or a window, took out of the prefix."""
 OMITTED = "[Earlier messages were left out]"
+_BLOCK = 20
 BYTES_PER_TOKEN = 3.5
 """Used to hold a budget in tokens without a tokenizer."""
 
@@ -91,12 +92,15 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _clear_results(messages: list[Message], n_keep: int) -> list[Message]:
-    """Blank old results in blocks of `n_keep`, so that between two blocks nothing changes.
+    """Blank old results in blocks, so that between two blocks nothing changes.
 
-    At least the last `n_keep` results stay, and fewer than twice as many.
+    At least the last `n_keep` results stay. Each block writes what follows it into the prompt cache
+    anew: blocks of five results cost more than they save, those of twenty save most
+    (`benchmarks/cost.py`).
     """
+    n_block = max(n_keep, _BLOCK)
     results = [i for i, message in enumerate(messages) if message["role"] == "tool"]
-    cleared = set(results[: max(0, len(results) - n_keep) // n_keep * n_keep])
+    cleared = set(results[: max(0, len(results) - n_keep) // n_block * n_block])
     return [
         {**message, "content": CLEARED_RESULT} if i in cleared else message
         for i, message in enumerate(messages)
@@ -104,20 +108,28 @@ def _clear_results(messages: list[Message], n_keep: int) -> list[Message]:
 
 
 def _within_budget(messages: list[Message], n_tokens: int) -> list[Message]:
+    sizes = [len(msgspec.json.encode(message)) for message in messages]
+    return cut_steps(messages, sizes, budget=n_tokens * BYTES_PER_TOKEN)
+
+
+def cut_steps(messages: list[Message], sizes: list[int], *, budget: float) -> list[Message]:
     """Leave out whole steps after the first request until the rest fits.
 
     A step is a message with the results of its calls; the last one always stays. The cut moves
     by half the budget at a time, measured from the root: one cut serves all prefixes until the
     next move.
+
+    Args:
+        messages: a prefix.
+        sizes: the size of each message, in the unit of the budget.
+        budget: the size of what is kept; the note that stands for what is left out comes on top.
     """
-    sizes = [len(msgspec.json.encode(message)) for message in messages]
-    budget = n_tokens * BYTES_PER_TOKEN
     excess = sum(sizes) - budget
     if excess <= 0:
         return messages
     stride = max(1.0, budget / 2)
     n_cut = -(-excess // stride) * stride
-    first = _n_pinned(messages)
+    first = n_pinned(messages)
     steps = [i for i in range(first, len(messages)) if messages[i]["role"] != "tool"]
     end, n_dropped = first, 0
     for step, following in pairwise(steps):
@@ -131,8 +143,8 @@ def _within_budget(messages: list[Message], n_tokens: int) -> list[Message]:
     return merged_users([*messages[:first], omitted, *messages[end:]])
 
 
-def _n_pinned(messages: list[Message]) -> int:
-    """Messages at the front that stay: the system prompt, and the first request or summary."""
+def n_pinned(messages: list[Message]) -> int:
+    """Count the messages at the front that stay: the system prompt, and the first request or summary."""
     for index, message in enumerate(messages):
         if message["role"] == "user":
             return index + 1

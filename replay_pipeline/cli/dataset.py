@@ -18,6 +18,7 @@ from replay_pipeline.cli.options import (
 from replay_pipeline.cli.shared import chosen, open_pipeline
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.store import as_path
+from replay_pipeline.types import ExportFormat
 
 
 @app.command()
@@ -61,9 +62,21 @@ def publish(
     repo: Annotated[
         str | None, typer.Option(help="Hub dataset `owner/name`; needs `HF_TOKEN`.")
     ] = None,
+    form: Annotated[
+        ExportFormat | None,
+        typer.Option(
+            "--format", help="Also write the pairs as files of this trainer, under `exports`."
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(help="Pairs for `--format`; by default the shortest that were cut."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the dataset folder, and push it to the Hub if a repository is named."""
+    if config is not None and form is None:
+        raise ConfigError("--config says which pairs --format writes: give a format too")
     changes: dict[str, Any] = {"publish": {}}
     if to is not None:
         changes["publish"]["folder"] = to
@@ -74,6 +87,9 @@ def publish(
             settings, data, teachers=teachers, changes=changes, on_progress=on_progress
         )
         report = work.publish().report
+        exported = work.export(form, config=config).to_json() if form else None
+    if exported:
+        report = {**report, "exported": exported}
     print_report(report, as_json=as_json, show=show_publish)
 
 

@@ -4,9 +4,10 @@ import codecs
 import json
 import logging
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,22 @@ from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.increments import digests_of
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
-from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of, texts_of
+from replay_pipeline.ingesters.log_rows import (
+    Cleaner,
+    LogRows,
+    hints_of,
+    pieces_of,
+    sha_of,
+    state_ids_of,
+    texts_of,
+)
 from replay_pipeline.ingesters.opencode import OpenCode
+from replay_pipeline.ingesters.pi import Pi
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
-from replay_pipeline.redaction.people import people_in
-from replay_pipeline.redaction.redactor import Redactor, user_of
+from replay_pipeline.redaction.people import user_of
+from replay_pipeline.redaction.redactor import Redactor
+from replay_pipeline.redaction.scanning import people_in
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.store import written_whole
 from replay_pipeline.storage.tables import write_table
@@ -42,14 +53,13 @@ INGESTERS: tuple[Ingester, ...] = (
     GeminiCli(),
     OpenCode(),
     Copilot(),
+    Pi(),
     VerifiersTraces(),
     AgentTraces(),
 )
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536
-_OPEN_BYTES = 8_000_000
-"""Of files that are read before their rows are made: redaction is faster on many texts at once."""
 _TAIL_BYTES = 4_096
 _SUFFIXES = frozenset({".jsonl", ".json"})
 
@@ -99,6 +109,9 @@ class IngestResult:
     states: pa.Table
     tools: pa.Table
     report: IngestReport
+    decided: frozenset[str] = frozenset()
+    """Ids of the decisions that belong to it, those included that were left out for want of a
+    prefix."""
 
 
 def ingest(
@@ -132,13 +145,9 @@ def ingest(
     with without_collector():
         sizes = {source: _size(source) for source in slices}
         n_bytes = 0
-        for n_done, source in enumerate(_in_order(slices), 1):
+        for source in _in_order(slices):
             corpus.take(source)
             n_bytes += sizes[source]
-            if corpus.n_open_bytes < _OPEN_BYTES and n_done < len(slices):
-                continue
-            # What is read and not redacted yet has its longer half before it.
-            corpus.flush()
             if on_progress is not None:
                 total = sum(sizes.values())
                 on_progress(Progress(stage="ingest", n_done=n_bytes, n_total=total, unit="bytes"))
@@ -229,20 +238,6 @@ def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
     return sorted(slices, key=key)
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenLog:
-    """A conversation that is read and labelled, and has no rows yet."""
-
-    log: SessionLog
-    session_id: str
-    needed: list[Turn]
-    fresh: list[tuple[str, Turn]]
-    labels: dict[Turn, Label]
-    users: frozenset[str]
-    counts: ReadCounts
-    origin: dict[str, Any]
-
-
 class _Corpus:
     """Columns of the tables while files come in."""
 
@@ -267,8 +262,6 @@ class _Corpus:
         self.tools = ToolLearner()
         self.counts = ReadCounts()
         self.report = IngestReport()
-        self.open_logs: deque[_OpenLog] = deque()
-        self.n_open_bytes = 0
         self.n_read = 0
 
     def take(self, source: SourceSlice) -> None:
@@ -298,6 +291,9 @@ class _Corpus:
             return
         self.n_read += 1
         self.report.bytes += end - source.start
+        self._read(reader, source, end, tail)
+
+    def _read(self, reader: Ingester, source: SourceSlice, end: int, tail: bytes) -> None:
         counts = ReadCounts()
         logs = list(reader.read(source.place, counts, end))
         before: dict[str, bytes] = {}
@@ -313,56 +309,53 @@ class _Corpus:
             "source_offset_bytes": end,
             "source_tail_sha": sha_of(tail),
         }
-        for position, log in enumerate(logs):
-            self._log(log, source, before, origin, counts if position == 0 else ReadCounts())
-        self.n_open_bytes += n_bytes
-
-    def flush(self) -> None:
-        """Make the rows of the conversations that were read so far."""
-        if self.redactor is not None:
-            self.redactor.prepare_groups(
-                (item.users, texts_of(item.needed)) for item in self.open_logs
-            )
-        while self.open_logs:
-            self._add_rows(self.open_logs.popleft())
+        decided = [self._decided(log, source, before) for log in logs]
+        users = self._people(logs, [needed for _, needed, _ in decided])
+        for log, (fresh, needed, labels) in zip(logs, decided, strict=True):
+            if needed or not any(turn.is_state for turn in log.turns):
+                session_id = self._unique_id(log, source, fresh)
+                cleaner = Cleaner(self.redactor, users)
+                rows = LogRows(log, session_id, needed, fresh, cleaner)
+                self._add_rows(rows, labels, cleaner)
+                session = rows.session(
+                    counts if log is logs[0] else ReadCounts(),
+                    n_states=len(fresh),
+                    hash_project=self.hash_project,
+                )
+                self.sessions.append({**session, **origin})
         self.turns.close()
         self.states.close()
-        self.n_open_bytes = 0
 
-    def _add_rows(self, item: _OpenLog) -> None:
-        cleaner = Cleaner(self.redactor, item.users)
-        rows = LogRows(item.log, item.session_id, item.needed, item.fresh, cleaner)
-        self.turns.extend(rows.turns())
-        self.states.extend(rows.states(item.labels))
-        session = rows.session(
-            item.counts, n_states=len(item.fresh), hash_project=self.hash_project
-        )
-        self.sessions.append({**session, **item.origin})
+    def _add_rows(self, rows: LogRows, labels: Mapping[Turn, Label], cleaner: Cleaner) -> None:
+        """Make the rows of a conversation, piece by piece: of a long one no text is there twice."""
+        for piece in pieces_of(rows.kept):
+            cleaner.prepare(chain(texts_of(piece), hints_of(piece, labels)))
+            self.turns.extend(rows.turns(piece))
+            self.states.extend(rows.states(piece, labels))
+            if len(piece) < len(rows.kept):
+                self.turns.close()
+                self.states.close()
+            for turn in piece:
+                turn.let_go()
 
-    def _log(
-        self,
-        log: SessionLog,
-        source: SourceSlice,
-        before: Mapping[str, bytes],
-        origin: dict[str, Any],
-        counts: ReadCounts,
-    ) -> None:
-        users = frozenset(filter(None, map(user_of, {turn.cwd for turn in log.turns})))
-        self.users |= users
+    def _decided(
+        self, log: SessionLog, source: SourceSlice, before: Mapping[str, bytes]
+    ) -> tuple[list[tuple[str, Turn]], list[Turn], dict[Turn, Label]]:
+        """Give the new decisions of a conversation, the turns they need, and what became of all."""
         labels = label_turns(log.turns)
         self._learn_tools(log)
         fresh = self._fresh(log, source, before, labels)
-        needed = _needed(log.turns, fresh)
-        if self.redactor is not None:
-            users |= people_in(texts_of(needed))
-            self.users |= users
-        if not needed and any(turn.is_state for turn in log.turns):
-            return
-        session_id = self._unique_id(log, source, fresh)
         self.report.outcomes.update(labels[turn].outcome for _, turn in fresh)
-        self.open_logs.append(
-            _OpenLog(log, session_id, needed, fresh, labels, users, counts, origin)
-        )
+        return fresh, _needed(log.turns, fresh), labels
+
+    def _people(self, logs: list[SessionLog], needed: list[list[Turn]]) -> frozenset[str]:
+        """Collect who is named in a file: a subagent is told of people whom the session knows."""
+        cwds = {turn.cwd for log in logs for turn in log.turns}
+        users = frozenset(filter(None, map(user_of, cwds)))
+        if self.redactor is not None and any(needed):
+            users |= people_in(chain.from_iterable(map(texts_of, needed)))
+        self.users |= users
+        return users
 
     def _fresh(
         self,
@@ -448,7 +441,12 @@ class _Corpus:
                 "rows that the model may have seen are not shown: %s", ", ".join(unknown)
             )
         return IngestResult(
-            sessions=sessions, turns=turns, states=states, tools=tools.table(), report=report
+            sessions=sessions,
+            turns=turns,
+            states=states,
+            tools=tools.table(),
+            report=report,
+            decided=frozenset(self.taken),
         )
 
 

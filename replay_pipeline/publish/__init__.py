@@ -2,15 +2,18 @@
 
 from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
 from replay_pipeline.publish.blind import BlindControl, blind_control, in_words
+from replay_pipeline.publish.exports import ExportReport, export
 from replay_pipeline.publish.publisher import PublishReport, publish, retract
 from replay_pipeline.publish.versions import fetch, newest, to_be_published
 
 __all__ = [
     "BlindControl",
     "CardFacts",
+    "ExportReport",
     "PublishReport",
     "TeacherFacts",
     "blind_control",
+    "export",
     "fetch",
     "in_words",
     "newest",

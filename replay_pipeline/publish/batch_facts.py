@@ -14,6 +14,7 @@ from replay_pipeline.publish import layout
 from replay_pipeline.publish.splits import SPLITS, session_sha
 
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
+_SHORTEST = 1_024
 _COUNTED = ("agreement_level", "outcome", "source", "student_model")
 
 
@@ -119,6 +120,16 @@ class Summed:
         self.sample: dict[str, Any] | None = None
         """Last prompt message and sides of the row with the first state id, in any row order."""
         self._first: str | None = None
+        self.tokens: dict[str, Counter[str]] = {}
+        """Pairs of each config by the power of two, in tokens, that they fit into."""
+        self.longest: dict[str, int] = {}
+
+    def measure(self, config: str, pairs: pa.Table) -> None:
+        """Count how long the pairs of a config are; those of an older publication may not say."""
+        lengths = [n for n in pairs["n_tokens"].to_pylist() if n is not None]
+        counts = self.tokens.setdefault(config, Counter())
+        counts.update(str(max(_SHORTEST, 1 << (n - 1).bit_length())) for n in lengths)
+        self.longest[config] = max([self.longest.get(config, 0), *lengths])
 
     def add(self, pairs: pa.Table) -> None:
         """Count rows of the config `pairs`."""
@@ -130,12 +141,13 @@ class Summed:
         self.totals["n_sharing_vendor"] += pc.sum(pairs["shares_vendor"]).as_py() or 0
         self.totals["n_hints"] += len(pairs) - pairs["hint"].null_count
         for side in ("chosen", "rejected"):
-            lengths = pc.binary_length(pc.list_flatten(pairs[side]))
-            self.n_bytes[side] += pc.sum(lengths).as_py() or 0
+            messages = pc.list_flatten(pairs[side]).to_pylist()
+            self.n_bytes[side] += sum(len(layout.json_of(m).encode()) for m in messages)
         first = pc.min(pairs["state_id"]).as_py()
         if first is not None and (self._first is None or first < self._first):
             row = pairs.slice(pc.index(pairs["state_id"], first).as_py(), 1).to_pylist()[0]
-            self.sample = {n: row[n][-1] for n in ("prompt", "chosen", "rejected") if row[n]}
+            shown = {n: row[n][-1] for n in ("prompt", "chosen", "rejected") if row[n]}
+            self.sample = {name: layout.json_of(message) for name, message in shown.items()}
             self._first = first
 
 
@@ -149,6 +161,8 @@ def manifest_of(
     test_fraction: float,
     pins: Mapping[str, str],
     stages: Mapping[str, Any],
+    counted: str | None = None,
+    not_cut: Mapping[str, Mapping[str, int]] | None = None,
 ) -> dict[str, Any]:
     """Give the facts of one batch: its files with their rows, and sums that add up over batches."""
     totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
@@ -165,6 +179,15 @@ def manifest_of(
         "n_bytes": {side: pairs.n_bytes[side] for side in ("chosen", "rejected")},
         "stages": stages,
         "sample": pairs.sample,
+        "layout": layout.VERSION,
+        "tokens": {
+            "counted": counted,
+            "pairs": {name: dict(sorted(n.items())) for name, n in sorted(pairs.tokens.items())},
+            "longest": dict(sorted(pairs.longest.items())),
+            "not_cut": {
+                name: dict(sorted(n.items())) for name, n in sorted((not_cut or {}).items())
+            },
+        },
     }
 
 
@@ -193,5 +216,5 @@ def rows_by_split(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[
             )
             for split in SPLITS
         }
-        for config in layout.CONFIGS
+        for config in layout.configs_of(manifests.values())
     }

@@ -41,7 +41,8 @@ _COLUMNS = {
     "label": "Always true (`positives`).",
     "consensus": "The action of the consensus, as a message (`prompts`).",
     "kind": "`pair` or `agreement`: whether the student did otherwise (`prompts`).",
-    "tools": "The tools that were offered, in the OpenAI form; null where none were.",
+    "tools": "The tools that were offered, in the OpenAI form, as JSON text; null where none were.",
+    "n_tokens": "Tokens of prompt, tools and the longer side together.",
     "session_id": "The session; splits never cut one.",
     "trace_batch": "The batch it came with; a batch is replaced as a whole.",
 }
@@ -97,10 +98,14 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
             side: round(n_bytes.get(side, 0) / max(n_pairs, 1)) for side in ("chosen", "rejected")
         },
         configs=[
-            (f"`{config}`", _ABOUT[config], *(counts.get(split, 0) for split in SPLITS))
+            (f"`{config}`", _about(config), *(counts.get(split, 0) for split in SPLITS))
             for config, counts in rows.items()
         ],
         other_config=next((config for config in rows if config != "pairs"), None),
+        lengths=_lengths(batches, rows),
+        max_lengths=_max_lengths(batches, rows),
+        counted=_listed(_tokens(batch).get("counted") for batch in batches),
+        not_cut=_not_cut(batches),
         columns=[(f"`{name}`", _meaning(name)) for name in _column_names()],
         counts=[
             (
@@ -154,7 +159,7 @@ def _metadata(
             for config, splits in (rows or {"pairs": {"train": 0}}).items()
         ],
         "dataset_info": [
-            {"config_name": config, "features": layout.features_of(layout.CONFIGS[config])}
+            {"config_name": config, "features": layout.features_of(layout.schema_of(config))}
             for config in rows
         ],
     }
@@ -168,6 +173,61 @@ def _column_names() -> list[str]:
 
 def _meaning(column: str) -> str:
     return _COLUMNS.get(column) or describe("dpo_pairs", column)
+
+
+def _about(config: str) -> str:
+    if (length := layout.length_of(config)) is None:
+        return _ABOUT[config]
+    return f"the pairs, prompts cut to {length:,} tokens: the first request and the last steps stay"
+
+
+def _tokens(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    return batch.get("tokens", {})
+
+
+def _lengths(
+    batches: Sequence[Mapping[str, Any]], rows: Mapping[str, Any]
+) -> tuple[list[str], list[Sequence[Any]]] | None:
+    """Head and rows of the table of lengths in tokens; `None` where none was counted."""
+    counts = {
+        config: _added(_tokens(batch).get("pairs", {}).get(config, {}) for batch in batches)
+        for config in rows
+    }
+    sizes = sorted({int(size) for found in counts.values() for size in found})
+    head = ["config", *(f"≤ {size:,}" for size in sizes), "longest"]
+    lines: list[Sequence[Any]] = [
+        (f"`{config}`", *(found.get(str(size), 0) for size in sizes), _longest(batches, config))
+        for config, found in counts.items()
+        if found
+    ]
+    return (head, lines) if lines else None
+
+
+def _longest(batches: Iterable[Mapping[str, Any]], config: str) -> int:
+    return max(_tokens(batch).get("longest", {}).get(config, 0) for batch in batches)
+
+
+def _max_lengths(
+    batches: Sequence[Mapping[str, Any]], rows: Mapping[str, Any]
+) -> list[tuple[str, int]]:
+    """What to tell a trainer for a config, so that it drops and truncates nothing."""
+    found = {
+        config: layout.length_of(config) or -(-_longest(batches, config) // 1_024) * 1_024
+        for config in rows
+    }
+    return [(config, length) for config, length in found.items() if length]
+
+
+def _not_cut(batches: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
+    found: Counter[tuple[str, str]] = Counter()
+    for batch in batches:
+        for config, reasons in _tokens(batch).get("not_cut", {}).items():
+            found.update({(f"`{config}`", reason): n for reason, n in reasons.items()})
+    return [(*key, n) for key, n in sorted(found.items())]
+
+
+def _listed(names: Iterable[str | None]) -> str:
+    return "; ".join(sorted({printable(name) for name in names if name}))
 
 
 def _teachers(

@@ -17,6 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from replay_pipeline.errors import StorageError
+from replay_pipeline.publish import layout
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -148,7 +149,7 @@ def _write(path: Path, data: bytes | Path) -> None:
 
 def _drop_empty(folder: Path) -> None:
     """Remove folders that hold nothing any more, deepest first."""
-    for path in sorted(folder.rglob("trace_batch=*"), reverse=True):
+    for path in sorted((folder / layout.DATA).rglob("*"), reverse=True):
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 

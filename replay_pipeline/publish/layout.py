@@ -1,16 +1,17 @@
-"""The dataset's columns, configs and paths: what a row of each config looks like.
+"""What the dataset's folder and the rows of each config look like.
 
-Messages and tools are lists of JSON texts in the files and are declared as `List(Json())` in the
-card, so that `datasets` gives back the very same messages, whatever tools a batch has. A config
-has one form of a side only, messages: TRL decides by a single column whether a dataset is
-conversational.
+Messages are structs of text, so that every reader of parquet takes them: pandas, polars, duckdb and
+each version of `datasets`. What has no fixed shape stays JSON text: the arguments of a call, as in
+the form of OpenAI, and the list of tools. So a batch with tools that nobody had before never breaks
+the batches before it. A config has one form of a side only, messages: TRL decides by a single column
+whether a dataset is conversational.
 """
 
 import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
+from replay_pipeline.types import Message
 
-_MESSAGES = pa.list_(pa.string())
-_JSON = {b"is_json": b"1"}
+VERSION = 2
+"""Of the columns. In 1, messages and tools were lists of JSON texts."""
 
-
-def _json(name: str, kind: pa.DataType = _MESSAGES) -> pa.Field:
-    return pa.field(name, kind, metadata=_JSON)
-
+_TEXT = pa.string()
+_FUNCTION = pa.struct([("name", _TEXT), ("arguments", _TEXT)])
+_CALL = pa.struct([("id", _TEXT), ("type", _TEXT), ("function", _FUNCTION)])
+MESSAGE = pa.struct(
+    [
+        ("role", _TEXT),
+        ("content", _TEXT),
+        ("tool_calls", pa.list_(_CALL)),
+        ("tool_call_id", _TEXT),
+    ]
+)
+"""One message. Null is what it does not have: calls, or the id of the call that it answers."""
+MESSAGES = pa.list_(MESSAGE)
 
 _COMMON = [
     ("hint", pa.string()),
@@ -50,19 +61,20 @@ _OF_PAIRS = [
     ("rejected_source", pa.string()),
     ("shares_vendor", pa.bool_()),
     ("weight", pa.float64()),
+    ("n_tokens", pa.int32()),
 ]
 
 PAIRS = pa.schema(
-    [_json("prompt"), _json("chosen"), _json("rejected"), _json("tools"), *_KEYS, *_COMMON]
-    + _OF_PAIRS
+    [("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), ("tools", _TEXT)]
+    + [*_KEYS, *_COMMON, *_OF_PAIRS]
 )
 POSITIVES = pa.schema(
-    [_json("prompt"), _json("completion"), pa.field("label", pa.bool_()), _json("tools")]
+    [("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_()), ("tools", _TEXT)]
     + [*_KEYS, *_COMMON]
 )
 PROMPTS = pa.schema(
-    [_json("prompt"), _json("tools"), _json("consensus", pa.string())]
-    + [("kind", pa.string()), *_KEYS, *_COMMON]
+    [("prompt", MESSAGES), ("tools", _TEXT), ("consensus", MESSAGE), ("kind", _TEXT)]
+    + [*_KEYS, *_COMMON]
 )
 CONFIGS: dict[str, pa.Schema] = {
     "pairs": PAIRS,
@@ -70,7 +82,31 @@ CONFIGS: dict[str, pa.Schema] = {
     "prompts": PROMPTS,
     "pairs_distillable": PAIRS,
 }
-"""Every config by name; the first is the default."""
+"""Every config by name; the first is the default. Pairs that were cut come on top."""
+
+
+def config_of_length(n_tokens: int) -> str:
+    """Name the config of pairs that are cut to a length: 8,192 tokens are `pairs_8k`."""
+    size = f"{n_tokens // 1024}k" if n_tokens % 1024 == 0 else str(n_tokens)
+    return f"pairs_{size}"
+
+
+def length_of(config: str) -> int | None:
+    """Give the length in tokens that a config is cut to; `None` where nothing is cut."""
+    match = re.fullmatch(r"pairs_(\d+)(k?)", config)
+    return int(match[1]) * (1024 if match[2] else 1) if match else None
+
+
+def schema_of(config: str) -> pa.Schema:
+    """Give the columns of a config."""
+    return PAIRS if length_of(config) else CONFIGS[config]
+
+
+def configs_of(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Name the configs that batches can have rows in, those that are cut last."""
+    cut = {name for manifest in manifests for name in manifest["files"]} - CONFIGS.keys()
+    return [*CONFIGS, *sorted(cut, key=lambda name: length_of(name) or 0)]
+
 
 DATA = "data"
 MANIFESTS = "manifests"
@@ -81,15 +117,18 @@ _ROW_GROUP_BYTES, _ROW_GROUP_ROWS = 8_000_000, 1_000
 _encode = msgspec.json.Encoder().encode
 
 
-def features_of(schema: pa.Schema) -> list[dict[str, Any]]:
+def features_of(schema: Iterable[pa.Field]) -> list[dict[str, Any]]:
     """Give the columns as `dataset_info` declares them in the card."""
-    features: list[dict[str, Any]] = []
-    for field in schema:
-        is_list = pa.types.is_list(field.type)
-        scalar = field.type.value_type if is_list else field.type
-        kind = "json" if field.metadata else _KINDS[scalar]
-        features.append({"name": field.name, ("list" if is_list else "dtype"): kind})
-    return features
+    return [{"name": field.name, **_declared(field.type)} for field in schema]
+
+
+def _declared(kind: pa.DataType) -> dict[str, Any]:
+    if pa.types.is_list(kind):
+        inner = _declared(kind.value_type)
+        return {"list": inner.get("struct") or inner["dtype"]}
+    if pa.types.is_struct(kind):
+        return {"struct": [{"name": field.name, **_declared(field.type)} for field in kind]}
+    return {"dtype": _KINDS[kind]}
 
 
 _KINDS = {
@@ -100,9 +139,13 @@ _KINDS = {
 }
 
 
-def batch_dir(config: str, split: str, batch: str) -> str:
-    """Give the folder that the shards of a batch own."""
-    return f"{DATA}/{config}/{split}/trace_batch={batch}"
+def batch_dir(config: str, split: str, batch: str, *, version: int = VERSION) -> str:
+    """Give the folder that the shards of a batch own, or owned in an older version.
+
+    It is not called `trace_batch=…` any more: readers took that for a second column of this name.
+    """
+    folder = batch if version > 1 else f"trace_batch={batch}"
+    return f"{DATA}/{config}/{split}/{folder}"
 
 
 def manifest_path(batch: str) -> str:
@@ -112,7 +155,7 @@ def manifest_path(batch: str) -> str:
 
 def batch_of(path: str) -> str | None:
     """Give the batch that owns a path of the dataset, if one does."""
-    if match := re.fullmatch(rf"{DATA}/[^/]+/[^/]+/trace_batch=([^/]+)/[^/]+", path):
+    if match := re.fullmatch(rf"{DATA}/[^/]+/[^/]+/(?:trace_batch=)?([^/]+)/[^/]+", path):
         return match[1]
     if match := re.fullmatch(rf"{MANIFESTS}/(?!_)([^/]+)\.json", path):
         return match[1]
@@ -182,11 +225,27 @@ class Shards:
 
 
 def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
-    """Give the rows of a file that `Shards` made, in parts."""
-    schema = CONFIGS[config]
+    """Give the rows of a file that `Shards` made, in this version or an older one, in parts."""
+    schema = schema_of(config)
     with pq.ParquetFile(file if isinstance(file, Path) else io.BytesIO(file)) as shard:
         for part in shard.iter_batches(batch_size=ROWS_AT_ONCE):
-            yield pa.table([part.column(name) for name in schema.names], schema=schema)
+            yield pa.table([_column(part, field) for field in schema], schema=schema)
+
+
+def _column(part: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    if field.name not in part.schema.names:
+        return pa.nulls(len(part), field.type)
+    column = part.column(field.name)
+    if column.type == field.type:
+        return column
+    # Version 1: every message and every tool is a JSON text.
+    read = {
+        MESSAGES: lambda texts: [message_of(json.loads(text)) for text in texts],
+        MESSAGE: lambda text: message_of(json.loads(text)),
+        _TEXT: lambda texts: f"[{','.join(texts)}]",
+    }[field.type]
+    old = [None if value is None else read(value) for value in column.to_pylist()]
+    return pa.array(old, field.type)
 
 
 def pair_rows(kept: pa.Table, batch: str) -> pa.Table:
@@ -212,7 +271,7 @@ def positive_rows(positives: pa.Table, batch: str) -> pa.Table:
         POSITIVES,
         prompt=_each(positives, "state_messages_json", messages_of),
         completion=[
-            action or messages_of(json.dumps([{"role": "assistant", "content": text or ""}]))
+            action or [message_of({"role": "assistant", "content": text})]
             for action, text in zip(actions, texts, strict=True)
         ],
         label=[True] * len(positives),
@@ -232,7 +291,7 @@ def prompt_rows(rows: pa.Table, side: str, kind: str) -> pa.Table:
         by_consensus = [source in (None, "consensus") for source in rows["source"].to_pylist()]
         rows = rows.filter(pa.array(by_consensus, pa.bool_()))
     columns = {name: rows[name] for name in PROMPTS.names if name in rows.column_names}
-    columns["consensus"] = pa.array([side[-1] for side in rows[side].to_pylist()], pa.string())
+    columns["consensus"] = pa.array([side[-1] for side in rows[side].to_pylist()], MESSAGE)
     columns["kind"] = pa.array([kind] * len(rows), pa.string())
     return pa.table([columns[name] for name in PROMPTS.names], schema=PROMPTS)
 
@@ -251,41 +310,73 @@ def _table(source: pa.Table, batch: str, schema: pa.Schema, **made: list[Any]) -
     return pa.table(columns, schema=schema)
 
 
-def _each(
-    table: pa.Table, name: str, convert: Callable[[str], list[str] | None]
-) -> list[list[str] | None]:
+def _each(table: pa.Table, name: str, convert: Callable[[str], Any]) -> list[Any]:
     return [None if text is None else convert(text) for text in table[name].to_pylist()]
 
 
-def messages_of(messages_json: str) -> list[str]:
-    """Messages as TRL and chat templates want them, each as JSON.
+def messages_of(messages_json: str) -> list[Message]:
+    """Give messages as they are published, from their JSON text."""
+    return [message_of(message) for message in json_value(messages_json)]
 
-    Arguments of tool calls are objects, not text, and no content is null: templates put both into
-    the prompt as they are.
+
+def message_of(message: Mapping[str, Any]) -> Message:
+    """Give a message as it is published: no content is null, and arguments of calls are JSON text.
+
+    Both sides of a pair write their arguments alike, whoever wrote them.
     """
-    return [_encode(_published(message)).decode() for message in json_value(messages_json)]
+    calls = message.get("tool_calls")
+    return {
+        "role": message["role"],
+        "content": text_of(message.get("content")),
+        "tool_calls": [_call(call) for call in calls] if calls else None,
+        "tool_call_id": message.get("tool_call_id"),
+    }
 
 
-def _published(message: dict[str, Any]) -> dict[str, Any]:
-    published = {key: value for key, value in message.items() if value is not None}
-    published.setdefault("content", "")
-    if calls := published.get("tool_calls"):
-        published["tool_calls"] = [_published_call(call) for call in calls]
-    return published
+def text_of(content: Any) -> str:
+    """Give the text of a message's content, which may come in parts."""
+    if isinstance(content, list):
+        parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]
+        return "\n".join(map(str, parts))
+    return content or ""
 
 
-def _published_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    arguments = arguments_of(call)
+    text = arguments if isinstance(arguments, str) else _encode(arguments).decode()
+    named = {"name": function.get("name"), "arguments": text}
+    return {"id": call.get("id"), "type": call.get("type") or "function", "function": named}
+
+
+def arguments_of(call: Mapping[str, Any]) -> Any:
+    """Give the arguments of a call as an object; what is no JSON stays the text it is."""
+    arguments = (call.get("function") or {}).get("arguments")
+    if not isinstance(arguments, str):
+        return arguments or {}
     try:
-        arguments = json_value(function["arguments"] or "{}")
+        return json_value(arguments or "{}")
     except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+        return arguments
 
 
-def tools_of(tools_json: str) -> list[str] | None:
-    """Tools, each as JSON; `None` for a state without tools."""
+def with_objects(message: Mapping[str, Any]) -> Message:
+    """Give a published message without nulls, arguments as objects, as chat templates write them."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    if calls := plain.get("tool_calls"):
+        plain["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": arguments_of(call)}}
+            for call in calls
+        ]
+    return plain
+
+
+def json_of(message: Mapping[str, Any]) -> str:
+    """Give a published message as JSON text."""
+    return _encode(with_objects(message)).decode()
+
+
+def tools_of(tools_json: str) -> str | None:
+    """Give the tools as one JSON text; `None` for a state without tools."""
     tools = json_value(tools_json)
-    return [_encode(tool).decode() for tool in tools] or None
+    return _encode(tools).decode() if tools else None

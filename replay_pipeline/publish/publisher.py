@@ -3,8 +3,10 @@
 import importlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,12 +25,13 @@ from replay_pipeline.errors import (
 from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
+from replay_pipeline.publish.lengths import TokenSizes, cut_pairs
 from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
 from replay_pipeline.storage.pair_rows import PromptsOf, with_prompts
 from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, POSITIVES
-from replay_pipeline.types import TEST_FRACTION
+from replay_pipeline.types import PAIR_LENGTHS, TEST_FRACTION
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +98,8 @@ def publish(
     test_fraction: float = TEST_FRACTION,
     card_facts: Mapping[str, Any] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    lengths: Sequence[int] = PAIR_LENGTHS,
+    tokenizer: Path | None = None,
     token: str | None = None,
     endpoint: str | None = None,
     patience_s: float = 300.0,
@@ -115,13 +120,16 @@ def publish(
         test_fraction: share of sessions, by hash, in the test split.
         card_facts: what the card should say beyond what the rows say, as in `CardFacts`.
         max_shard_bytes: size at which a batch is written as several files.
+        lengths: tokens to which prompts are cut in configs of their own, such as `pairs_8k`.
+        tokenizer: what counts the tokens, as in `TokenSizes`.
         token: token for the Hub; by default `HF_TOKEN`, or what `hf auth login` has stored.
         endpoint: address of the Hub, where it is not the public one.
         patience_s: how long faults of the Hub are waited out, in seconds.
 
     Raises:
         ConfigError: a batch key cannot be a folder name or comes twice, the repository name is
-            none, or the test fraction differs from that of batches that stay.
+            none, there is no such tokenizer, or the test fraction differs from that of batches
+            that stay.
         SchemaError: there is nowhere to take the prompts from.
         SecretFoundError: a secret is in the rows or in the card; nothing was published.
         StorageError: the folder cannot be written; it is as before.
@@ -130,6 +138,7 @@ def publish(
         MissingDependencyError: the Hub is asked for, but its client is not installed.
     """
     given, agreed = _by_key(batches), _by_key(positives)
+    sizes = TokenSizes(tokenizer)
     options = HubOptions(
         repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
     )
@@ -142,17 +151,39 @@ def publish(
         given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
         split = _session_split([*given.values(), *agreed.values()], there, test_fraction)
-        version = _Version(Path(aside), facts=facts, owned=keys)
+        old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
+        version = _Version(Path(aside), facts=facts, owned=keys | old.keys())
+
+        def add(
+            key: str, pairs: Iterable[pa.Table], agreed: Iterable[pa.Table], **facts: Any
+        ) -> None:
+            not_cut: dict[str, Counter[str]] = {}
+            rows = _with_cuts(pairs, lengths, sizes, not_cut)
+            parts = chain(rows, (("positives", part) for part in agreed))
+            version.add(
+                key,
+                parts,
+                max_shard_bytes=max_shard_bytes,
+                counted=sizes.name,
+                not_cut=not_cut,
+                **facts,
+            )
+
         for key in sorted(keys):
             states = prompts(key) if prompts else None
-            version.add(
+            add(
                 key,
                 (layout.pair_rows(part, key) for part in _in_full(given[key], states, key)),
                 (layout.positive_rows(part, key) for part in _in_full(agreed[key], states, key)),
-                split,
-                max_shard_bytes=max_shard_bytes,
+                split=split,
                 stages=batch_facts.stage_facts(card_facts or {}, key),
             )
+        for key, manifest in sorted(old.items()):  # one dataset has one form of columns
+            pairs, positive = (
+                map(gone.without, _published_rows(folder, hub, manifest, config))
+                for config in ("pairs", "positives")
+            )
+            add(key, pairs, positive, split=_split_of(manifest), stages=manifest["stages"])
         version.measure(folder)
         report = version.write(folder, options)
         return version.bring(folder, hub, options, report)
@@ -194,17 +225,29 @@ def retract(
         touched = {
             key
             for key, manifest in there.items()
-            if key in new.batches or new.sessions & set(batch_facts.sessions_of(manifest))
+            if key in new.batches
+            or new.sessions & set(batch_facts.sessions_of(manifest))
+            or manifest.get("layout") != layout.VERSION
         }
         merged = batch_facts.merge_facts(facts, new.facts())
         version = _Version(Path(aside), facts=merged, owned=touched)
         for key in sorted(touched - new.batches):
-            pairs, agreed = (
-                map(new.without, _published_rows(folder, hub, there[key], config))
-                for config in ("pairs", "positives")
+            manifest = there[key]
+            configs = ["positives", "pairs", *filter(layout.length_of, manifest["files"])]
+            parts = (
+                (config, new.without(part))
+                for config in configs
+                for part in _published_rows(folder, hub, manifest, config)
             )
-            split = SessionSplit(there[key]["test_fraction"], there[key]["pins"])
-            version.add(key, pairs, agreed, split, stages=there[key]["stages"])
+            tokens = manifest.get("tokens", {})
+            version.add(
+                key,
+                parts,
+                _split_of(manifest),
+                stages=manifest["stages"],
+                counted=tokens.get("counted"),
+                not_cut=tokens.get("not_cut"),
+            )
         report = version.write(folder, options)
         report = version.bring(folder, hub, options, report)
     if erase and hub is not None:
@@ -229,22 +272,30 @@ class _Version:
     def add(
         self,
         key: str,
-        pairs: Iterable[pa.Table],
-        positives: Iterable[pa.Table],
+        parts: Iterable[tuple[str, pa.Table]],
         split: SessionSplit,
         *,
         stages: Mapping[str, Any],
+        counted: str | None,
+        not_cut: Mapping[str, Mapping[str, int]] | None,
         max_shard_bytes: int = MAX_SHARD_BYTES,
     ) -> None:
-        """Make the files and the manifest of a batch, from rows without secrets."""
-        shards = {
-            (config, side): layout.Shards(
-                self._aside / key / config / side, schema, max_shard_bytes=max_shard_bytes
-            )
-            for config, schema in layout.CONFIGS.items()
-            for side in SPLITS
-        }
-        scan, summed = _SecretScan(key), batch_facts.Summed()
+        """Make the files and the manifest of a batch, from rows by config.
+
+        Args:
+            key: the batch.
+            parts: rows of `pairs`, `positives` and the configs that are cut.
+            split: who is in which split.
+            stages: what the stages reported about the batch.
+            counted: how tokens were counted, in words.
+            not_cut: pairs too long for a config that is cut, by reason.
+            max_shard_bytes: size at which a config is written as several files.
+
+        Raises:
+            SecretFoundError: there is a secret in the rows.
+        """
+        shards: dict[tuple[str, Split], layout.Shards] = {}
+        scan, summed = SecretScan(key), batch_facts.Summed()
         sessions: dict[str, set[str]] = {side: set() for side in SPLITS}
 
         n_play = 0
@@ -255,22 +306,29 @@ class _Version:
             sides = [split.of(session) for session in _sessions(rows)]
             for side in SPLITS:
                 part = rows.filter(pa.array([s == side for s in sides], pa.bool_()))
+                if (config, side) not in shards:
+                    shards[config, side] = layout.Shards(
+                        self._aside / key / config / side,
+                        layout.schema_of(config),
+                        max_shard_bytes=max_shard_bytes,
+                    )
                 shards[config, side].add(part)
                 sessions[side].update(map(session_sha, _sessions(part)))
 
-        for part in pairs:
-            scan.take(part, "pairs")
-            summed.add(part)
-            put("pairs", part)
-            put("prompts", layout.prompt_rows(part, "chosen", "pair"))
-            put("pairs_distillable", part.filter(part["is_distillable"]))
-            self._sides += _sides(part)
         n_positives = 0
-        for part in positives:
-            scan.take(part, "positives")
-            n_positives += len(part)
-            put("positives", part)
-            put("prompts", layout.prompt_rows(part, "completion", "agreement"))
+        for config, part in parts:
+            scan.take(part, config)
+            put(config, part)
+            if config == "positives":
+                n_positives += len(part)
+                put("prompts", layout.prompt_rows(part, "completion", "agreement"))
+                continue
+            summed.measure(config, part)
+            if config == "pairs":
+                summed.add(part)
+                put("prompts", layout.prompt_rows(part, "chosen", "pair"))
+                put("pairs_distillable", part.filter(part["is_distillable"]))
+                self._sides += _sides(part)
         scan.finish()
         counts: dict[str, dict[str, dict[str, int]]] = {}
         for (config, side), shard in shards.items():
@@ -288,6 +346,8 @@ class _Version:
             test_fraction=split.test_fraction,
             pins={sha: side for sha, side in split.pins.items() if sha in shas},
             stages=stages,
+            counted=counted,
+            not_cut=not_cut,
         )
         self._manifests[key] |= {"n_rehearsed": n_play} if n_play else {}
         self._files[layout.manifest_path(key)] = batch_facts.encode(self._manifests[key])
@@ -391,12 +451,31 @@ def _published_rows(
     folder: Path, hub: Any, manifest: Mapping[str, Any], config: str
 ) -> Iterator[pa.Table]:
     """Give the rows of a batch in a config, from the folder, or from the Hub if it is not there."""
+    batch, version = manifest["trace_batch"], manifest.get("layout", 1)
     for side in SPLITS:
         for name in manifest["files"].get(config, {}).get(side, {}):
-            path = f"{layout.batch_dir(config, side, manifest['trace_batch'])}/{name}"
+            path = f"{layout.batch_dir(config, side, batch, version=version)}/{name}"
             local = folder / path
             file = local if local.exists() else hub.read(path, revision="main")
             yield from layout.read_shard(file, config)
+
+
+def _with_cuts(
+    pairs: Iterable[pa.Table],
+    lengths: Sequence[int],
+    sizes: TokenSizes,
+    not_cut: dict[str, Counter[str]],
+) -> Iterator[tuple[str, pa.Table]]:
+    """Give rows of `pairs` with their lengths, and as rows of the configs that are cut."""
+    for part in pairs:
+        yield "pairs", (rows := sizes.counted(part))
+        for length in sorted(set(lengths)):
+            config = layout.config_of_length(length)
+            yield config, cut_pairs(rows, length, sizes, not_cut.setdefault(config, Counter()))
+
+
+def _split_of(manifest: Mapping[str, Any]) -> SessionSplit:
+    return SessionSplit(manifest["test_fraction"], manifest["pins"])
 
 
 def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[pa.Table]:
@@ -457,7 +536,10 @@ _SIDES = ["chosen", "rejected", "session_id", "state_id"]
 
 def _sides(pairs: pa.Table) -> Iterator[tuple[str, str, str]]:
     """Chosen, rejected and session of rows of the config `pairs`."""
-    sides = ([side[-1] for side in pairs[name].to_pylist()] for name in ("chosen", "rejected"))
+    sides = (
+        [layout.json_of(side[-1]) for side in pairs[name].to_pylist()]
+        for name in ("chosen", "rejected")
+    )
     return zip(*sides, _sessions(pairs), strict=True)
 
 
@@ -471,7 +553,7 @@ def _sessions(table: pa.Table) -> list[str]:
     ]
 
 
-class _SecretScan:
+class SecretScan:
     """Scans every text of a batch once: states of one session share most of their messages."""
 
     def __init__(self, batch: str) -> None:
@@ -490,11 +572,12 @@ class _SecretScan:
         names = [
             field.name
             for field in rows.schema
-            if pa.types.is_string(field.type) or pa.types.is_list(field.type)
+            if pa.types.is_string(field.type) or pa.types.is_nested(field.type)
         ]
         for row in rows.select(names).to_pylist():
             for name, value in row.items():
-                for text in value if isinstance(value, list) else [value]:
+                for each in value if isinstance(value, list) else [value]:
+                    text = layout.json_of(each) if isinstance(each, dict) else each
                     if text is None or (sha := _sha(text)) in self._seen:
                         continue
                     self._seen.add(sha)

@@ -763,22 +763,25 @@ def settled_lost(lost: LostCall, cost: int) -> Settlement:
 
 
 def _checked(task: Task, answer: Answer) -> Answer:
-    """Flag an answer to a prompt that the server cut short without saying so, as Ollama does."""
-    n_tokens, n_bytes = answer.usage.n_prompt_tokens, task.question.size.n_bytes
+    """Flag an answer to a prompt that the server cut short without saying so, as Ollama does.
+
+    A chat template that knows no tools leaves them out as silently (SmolLM2's, Gemma's).
+    """
+    n_tokens, size = answer.usage.n_prompt_tokens, task.question.size
     if (
         n_tokens is None
         or answer.is_replayed
         or dialect_of(task.teacher).is_whole
-        or n_tokens > n_bytes / _MOST_BYTES_PER_TOKEN
-        or n_bytes < _LEAST_BYTES_CHECKED
+        or n_tokens > size.n_bytes / _MOST_BYTES_PER_TOKEN
+        or size.n_bytes < _LEAST_BYTES_CHECKED
     ):
         return answer
-    return replace(
-        answer,
-        error_code="prompt_truncated",
-        error_message=f"the server read {n_tokens} tokens of a prompt of {n_bytes} bytes: raise its "
-        "context length (Ollama: OLLAMA_CONTEXT_LENGTH) or choose a window",
-    )
+    seen = f"the server read {n_tokens} tokens of a prompt of {size.n_bytes} bytes"
+    if n_tokens > (size.n_bytes - size.n_tool_bytes) / _MOST_BYTES_PER_TOKEN:
+        why = "its chat template drops the tools; serve the model with one that knows tools"
+    else:
+        why = "raise its context length (Ollama: OLLAMA_CONTEXT_LENGTH) or choose a window"
+    return replace(answer, error_code="prompt_truncated", error_message=f"{seen}: {why}")
 
 
 def _plausible(task: Task, n_tokens: int | None) -> int | None:

@@ -42,8 +42,10 @@ from replay_pipeline.pairs import (
 from replay_pipeline.processes import python
 from replay_pipeline.publish import (
     CardFacts,
+    ExportReport,
     PublishReport,
     TeacherFacts,
+    export,
     fetch,
     publish,
     retract,
@@ -68,6 +70,7 @@ from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import require_trainer
 from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_of, named
+from replay_pipeline.stages.read_ahead import ReadAhead
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
 from replay_pipeline.stages.staleness import changed_parts, find_outdated, refuse_outdated
@@ -83,7 +86,7 @@ from replay_pipeline.stages.trainer_process import (
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import copy_files, files_below
-from replay_pipeline.types import Progress, ReplayReport, TraceState
+from replay_pipeline.types import ExportFormat, Progress, ReplayReport, TraceState
 
 logger = logging.getLogger(__name__)
 
@@ -123,16 +126,24 @@ class Pipeline(Project):
                 stage="ingest", n_done=0, n_total=sum(each.n_bytes for each in new), unit="bytes"
             )
         )
-        for batch in batches:
-            try:
-                self.ingest(batch)
-            except Exception as error:
-                # The next batch has other files, and what is wrong with this one is told at the end.
-                is_ours = isinstance(error, ReplayPipelineError)
-                logger.error("%s: cannot be ingested: %s", batch, error, exc_info=not is_ours)
-                self.failed[batch] = str(error)
-                if len(self.failed) == len(batches):
-                    raise
+        options = self.settings.ingest
+        with ReadAhead(
+            new,
+            redact=options.is_redacted,
+            hash_project=options.is_project_hashed,
+            salt=redaction_salt(),
+            n_processes=options.n_processes,
+        ) as ahead:
+            for batch in batches:
+                try:
+                    self.ingest(batch, ahead=ahead)
+                except Exception as error:
+                    # The next batch has other files; what is wrong with this one is told at the end.
+                    is_ours = isinstance(error, ReplayPipelineError)
+                    logger.error("%s: cannot be ingested: %s", batch, error, exc_info=not is_ours)
+                    self.failed[batch] = str(error)
+                    if len(self.failed) == len(batches):
+                        raise
         return [batch for batch in batches if batch not in self.failed]
 
     def upgrade(self) -> dict[str, Any]:
@@ -160,12 +171,16 @@ class Pipeline(Project):
             self._is_upgrading = False
         return {"tables": tables, "receipts": dict(receipts)}
 
-    def ingest(self, batch: str) -> Receipt:
+    def ingest(self, batch: str, *, ahead: ReadAhead | None = None) -> Receipt:
         """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
 
         A decision that an earlier batch had before it was complete moves here; of that batch only
         what depends on it is made again, and no answer is paid twice. A log that is gone is read
         from the bytes that were kept of it; if none were, it is counted, and the rest is read.
+
+        Args:
+            batch: which.
+            ahead: where it may have been read already.
         """
         manifest = read_manifest(batch, self.root.path)
         options = self.settings.ingest
@@ -192,15 +207,26 @@ class Pipeline(Project):
                     for source, is_here in found
                     if source not in lost
                 ]
-                result = ingest(
-                    slices,
-                    redact=options.is_redacted,
-                    hash_project=options.is_project_hashed,
-                    known_state_ids=_Owned(self._owners, lambda owner: owner < batch),
-                    superseded_state_ids=_Owned(self._owners, lambda owner: owner > batch),
-                    salt=redaction_salt(),
-                    on_progress=self._tell_part(batch),
-                )
+                tell = self._tell_part(batch)
+                # Read elsewhere, it could not know what other batches have.
+                result = ahead.result(manifest) if ahead is not None else None
+                if (
+                    result is None
+                    or slices != list(manifest.slices)
+                    or not self._owners.keys().isdisjoint(result.decided)
+                ):
+                    result = ingest(
+                        slices,
+                        redact=options.is_redacted,
+                        hash_project=options.is_project_hashed,
+                        known_state_ids=_Owned(self._owners, lambda owner: owner < batch),
+                        superseded_state_ids=_Owned(self._owners, lambda owner: owner > batch),
+                        salt=redaction_salt(),
+                        on_progress=tell,
+                    )
+                else:
+                    n_bytes = manifest.n_bytes
+                    tell(Progress(stage="ingest", n_done=n_bytes, n_total=n_bytes, unit="bytes"))
             self._write_ingested(batch, {name: getattr(result, name) for name in INGESTED})
             for source in lost:
                 logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
@@ -558,10 +584,27 @@ class Pipeline(Project):
                     private=options.is_private,
                     test_fraction=options.test_fraction,
                     card_facts=facts,
+                    lengths=options.lengths,
+                    tokenizer=options.tokenizer,
                 )
             return report.to_json()
 
         return self._stage("publish", "all", given, {}, (), work, has_outputs=place.exists)
+
+    def export(self, form: ExportFormat, *, config: str | None = None) -> ExportReport:
+        """Write the published pairs as files of another trainer, into a folder of this machine.
+
+        Args:
+            form: whose files.
+            config: which pairs; by default those cut to the smallest length.
+
+        Raises:
+            ConfigError: there is no such format, or the dataset has no such pairs.
+            SecretFoundError: a secret is in the rows; nothing was written.
+            StorageError: the folder cannot be written; it is as before.
+        """
+        dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
+        return export(dataset, self.settings.local_dir() / "exports" / form, form, config=config)
 
     def _positives(self, batch: str) -> pa.Table:
         has_samples = self.root.has("sampled_positives", batch)

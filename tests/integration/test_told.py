@@ -67,7 +67,7 @@ def test_status_tells_the_fidelity_of_a_batch(run):
 
 def test_finishing_costs_what_the_answers_cost():
     report = {
-        "skipped": {"budget": 30, "near_duplicates": 7}, "n_answers": 10, "spent_usd": 2.0,
+        "skipped": {"budget": 30, "screened": 7}, "n_answers": 10, "spent_usd": 2.0,
         "stop_reason": "budget", "errors": {"timeout": 1},
     }  # fmt: skip
     work = open_work([report])

@@ -1,5 +1,6 @@
 """The published dataset, from a folder or the Hub. The only room that imports `datasets`."""
 
+import json
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ from typing import Any
 
 from datasets import Dataset, disable_progress_bars, load_dataset
 
+from trainer.data.rendering import with_object_arguments
 from trainer.errors import DatasetError
-from trainer.types import PairRow, PositiveRow, PromptRow
+from trainer.types import Message, PairRow, PositiveRow, PromptRow
 
 logger = logging.getLogger(__name__)
 
@@ -87,4 +89,25 @@ def _checked_rows(table: Dataset, where: str, columns: Sequence[str]) -> list[An
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise DatasetError(f"{where} has no column {', '.join(missing)}")
-    return table.to_list()
+    return [_row(row) for row in table.to_list()]
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """Give a row as messages without nulls, whichever way its publisher wrote them."""
+    for column in ("prompt", "chosen", "rejected", "completion"):
+        if isinstance(row.get(column), list):
+            row[column] = [_message(message) for message in row[column]]
+    if row.get("consensus") is not None:
+        row["consensus"] = _message(row["consensus"])
+    if isinstance(row.get("tools"), str):
+        row["tools"] = json.loads(row["tools"])
+    return row
+
+
+def _message(message: Message) -> Message:
+    plain = {key: value for key, value in message.items() if value is not None}
+    if calls := plain.get("tool_calls"):
+        plain["tool_calls"] = [
+            {**call, "function": with_object_arguments(call["function"])} for call in calls
+        ]
+    return plain

@@ -1,7 +1,7 @@
 """The published dataset folder, read as a stranger would read it."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -144,7 +144,7 @@ def shards_against_manifests(folder: Place) -> Verdict:
     )
 
 
-def _sketch(prompt: Sequence[str] | None) -> Any:
+def _sketch(prompt: Sequence[Mapping[str, Any]] | None) -> Any:
     """Sketch the word shingles of the end of a prompt."""
     words = _end_words(prompt)
     n_shingles = max(1, len(words) - _SHINGLE_WORDS + 1)
@@ -153,11 +153,11 @@ def _sketch(prompt: Sequence[str] | None) -> Any:
     return sketch
 
 
-def _end_words(prompt: Sequence[str] | None) -> list[str]:
-    """Give the last words of a prompt, whose messages are JSON texts."""
+def _end_words(prompt: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """Give the last words of a prompt."""
     words: list[str] = []
-    for text in reversed(prompt or ()):
-        message = json.loads(text)
+    for published in reversed(prompt or ()):
+        message = layout.with_objects(published)
         if message.get("role") == "system":
             break  # the same in every prompt, so it makes short ones alike
         words = f"{message.get('content') or ''} {message.get('tool_calls') or ''}".split() + words
@@ -188,12 +188,15 @@ def _texts(path: Place) -> list[str]:
         return [path.read_text("utf-8", "replace")]
     table = pq.read_table(readable(path), partitioning=None)
     texts: set[str] = set()
-    for column in table.columns:
-        while pa.types.is_list(column.type):
-            column = pa.chunked_array(
-                [chunk.flatten() for chunk in column.chunks], column.type.value_type
-            )
-        if pa.types.is_string(column.type):
+    waiting = list(table.columns)
+    while waiting:
+        column = waiting.pop()
+        if pa.types.is_struct(column.type):
+            waiting += column.flatten()
+        elif pa.types.is_list(column.type):
+            inner = column.type.value_type
+            waiting.append(pa.chunked_array([c.flatten() for c in column.chunks], inner))
+        elif pa.types.is_string(column.type):
             texts.update(text for text in column.unique().to_pylist() if text)
     return sorted(texts)
 

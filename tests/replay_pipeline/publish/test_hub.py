@@ -213,8 +213,8 @@ def test_a_retracted_batch_can_be_erased_for_good(server, target, kept_table):
     retract(batches=["b2"], erase=True, **target)
     repository = held(server, target)
     assert len(repository["commits"]) == 1
-    assert not any("trace_batch=b2" in path for path in repository["files"])
-    gone = {sha for path, sha in old.items() if "trace_batch=b2" in path}
+    assert not any("/b2/" in path for path in repository["files"])
+    gone = {sha for path, sha in old.items() if "/b2/" in path}
     from http.client import HTTPConnection
     from urllib.parse import urlsplit
 

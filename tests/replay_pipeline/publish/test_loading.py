@@ -33,12 +33,14 @@ def test_the_default_config_is_pairs_of_messages(load, make_kept):
     every = {row["state_id"]: row for split in rows.values() for row in split}
     assert len(every) == 16
     row, source = every["state-3"], make_kept(3)
-    assert row["prompt"][0] == json.loads(source["state_messages_json"])[0]
+    none = {"tool_calls": None, "tool_call_id": None}
+    assert row["prompt"][0] == none | json.loads(source["state_messages_json"])[0]
     (chosen,) = row["chosen"]
     assert chosen["content"] == ""
-    assert chosen["tool_calls"][0]["function"]["arguments"] == {"file_path": "src/module_3.py"}
-    assert row["rejected"] == json.loads(source["rejected_messages_json"])
-    assert row["tools"] == json.loads(source["tools_json"])
+    function = {"name": "Read", "arguments": '{"file_path":"src/module_3.py"}'}
+    assert chosen["tool_calls"] == [{"id": "call_1", "type": "function", "function": function}]
+    assert row["rejected"] == [none | json.loads(source["rejected_messages_json"])[0]]
+    assert json.loads(row["tools"]) == json.loads(source["tools_json"])
     scalars = ["session_id", "agreement_level", "n_teachers_agreeing", "teachers_agreeing"]
     scalars += ["hint", "weight", "source", "is_distillable", "student_model", "outcome"]
     assert {name: row[name] for name in scalars} == {name: source[name] for name in scalars}

@@ -79,8 +79,8 @@ def test_fifty_vocabularies_load_alike_everywhere(
     assert len(rows) == 150
     by_state = {row["state_id"]: row for row in rows}
     (chosen,) = by_state["state-14"]["chosen"]
-    assert chosen["tool_calls"][0]["function"]["arguments"] == {
+    assert json.loads(chosen["tool_calls"][0]["function"]["arguments"]) == {
         "arg_4_0": "x", "arg_4_1": 3, "arg_4_2": True, "arg_4_3": [1, "a"], "arg_4_4": {"deep": None},
     }  # fmt: skip
     assert by_state["state-12"]["tools"] is None
-    assert by_state["state-13"]["tools"][0]["function"]["name"] == "Tool4"
+    assert json.loads(by_state["state-13"]["tools"])[0]["function"]["name"] == "Tool4"
