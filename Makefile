@@ -51,7 +51,7 @@ $(VENV)/.demo-installed: $(VENV)/.pairs-installed
 	  $(INSTALL_SOME) -e '.[dagster,normalize,publish,train]'; }
 	@touch $@
 
-ui: $(STAMP)
+ui: $(VENV)/.demo-installed
 	$(BIN)/replay-pipeline ui --demo
 
 test: $(STAMP)
