@@ -24,9 +24,32 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
+# Pairs are shown before the trainer's gigabytes come, and what only tests need does not come at all.
 # `make demo MODEL=smollm2` trains real weights by adapters, after fetching them.
-demo: $(STAMP) $(if $(MODEL),real-model)
-	$(BIN)/replay-pipeline demo $(if $(MODEL),--data demo-$(MODEL) --model build/real-model/$(MODEL)*)
+DEMO := $(BIN)/replay-pipeline demo $(if $(MODEL),--data demo-$(MODEL) --model build/real-model/$(MODEL)*)
+demo: $(if $(MODEL),real-model)
+	@$(MAKE) --no-print-directory $(VENV)/.pairs-installed
+	@echo "step 1 of 2: sessions to pairs"
+	@$(DEMO) --until-pairs
+	@$(MAKE) --no-print-directory $(VENV)/.demo-installed
+	@echo "step 2 of 2: pairs to a dataset and a model, under Dagster"
+	@$(DEMO)
+
+# Nothing is left to install where `make install` was here before.
+is_installed = [ -e $(STAMP) ] && [ ! pyproject.toml -nt $(STAMP) ] && [ ! constraints.txt -nt $(STAMP) ]
+# Python compiles what it loads by itself; to compile all of it first takes longer than to use it.
+INSTALL_SOME := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+
+$(VENV)/.pairs-installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@$(is_installed) || { echo "step 1 of 2: installing what makes pairs (half a gigabyte)"; \
+	  $(PYTHON) -m venv $(VENV) && $(INSTALL_SOME) -e .; }
+	@touch $@
+
+$(VENV)/.demo-installed: $(VENV)/.pairs-installed
+	@$(is_installed) || { echo "step 2 of 2: installing Dagster, data-juicer and the trainer (two gigabytes)"; \
+	  $(INSTALL_SOME) -e '.[dagster,normalize,publish,train]'; }
+	@touch $@
 
 ui: $(STAMP)
 	$(BIN)/replay-pipeline ui --demo
@@ -47,15 +70,12 @@ real-model: $(STAMP)
 test-real: real-model
 	$(BIN)/python -m pytest real_tests
 
-# Asks real servers (`transformers serve`, llama.cpp's) on these weights, from an environment of their
-# own; not part of `make test`.
-test-engines: real-model $(ENVIRONMENTS)/engines/.ready
+# Asks real servers (`transformers serve`, llama.cpp's) on these weights; not part of `make test`.
+test-engines: $(STAMP)
+	$(BIN)/python recipes/real_model/weights.py build/real-model --only smollm2-135m-instruct
+	$(BIN)/python recipes/real_model/weights.py build/real-model --only gemma-3-270m --gguf
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r engines_tests/requirements.txt
 	$(BIN)/python -m pytest engines_tests
-
-$(ENVIRONMENTS)/engines/.ready: engines_tests/requirements.txt
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	@touch $@
 
 # The pictures of the docs, from the running product.
 screenshots: $(STAMP)
@@ -90,6 +110,25 @@ $(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -r $<
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
+
+# PRIME-RL is in no index: a checkout with its submodule deps/verifiers, ours unless one is named.
+PYTHON312 ?= python3.12
+PRIME_RL_GIT ?= https://github.com/PrimeIntellect-ai/prime-rl
+PRIME_RL_COMMIT := $(shell sed -n 's/^COMMIT = "\(.*\)"/\1/p' trainer/integrations/prime_rl/register.py)
+PRIME_RL_SOURCE ?= $(CURDIR)/$(ENVIRONMENTS)/prime_rl-$(PRIME_RL_COMMIT)
+
+$(ENVIRONMENTS)/prime_rl/.installed: recipes/prime_rl/requirements.txt pyproject.toml | $(PRIME_RL_SOURCE)
+	$(PYTHON312) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	printf '%s\n' src packages/prime-rl-configs/src deps/verifiers | sed 's|^|$(abspath $(PRIME_RL_SOURCE))/|' \
+	  > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/prime_rl.pth
+	@touch $@
+
+$(ENVIRONMENTS)/prime_rl-%:
+	git clone --quiet --filter=blob:none $(PRIME_RL_GIT) $@
+	git -C $@ checkout --quiet $*
+	git -C $@ submodule update --quiet --init deps/verifiers
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

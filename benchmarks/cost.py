@@ -18,9 +18,12 @@ import argparse
 import json
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -30,8 +33,9 @@ from tokenizers import Tokenizer
 from replay_pipeline.ingesters import Traces, ingest
 from replay_pipeline.replay import DEFAULT_GATES, measure_gates, parse_gates
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
-from replay_pipeline.replay.gates import ASK
+from replay_pipeline.replay.gates import ASK, is_error_site
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
+from replay_pipeline.replay.run import _errors_first
 from replay_pipeline.replay.sizes import Learned, Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS
 from replay_pipeline.testing.catalog import served
@@ -43,6 +47,7 @@ LATENCY_S = 10.0
 CACHE_TTL_S = 300.0
 LOOK_BACK_BLOCKS = 20
 MIN_CACHED_TOKENS = 1024
+WINDOWS = ("clear_tool_results:5", "clear_tool_results:10", "token_budget:32000")
 MARK_USD = 1.50
 MARK_PAIRS = 0.9
 
@@ -59,6 +64,7 @@ class Step:
     goes_on: bool
     """Its prompt begins with the whole of the one before."""
     n_bytes: int
+    is_error_site: bool = False
 
 
 Sessions = list[list[Step]]
@@ -91,17 +97,14 @@ def n_tokens(message: Message, count: Count) -> int:
     )
 
 
-def read_sessions(folder: Path, count: Count, every: int) -> Sessions:
+def read_sessions(traces: Traces, count: Count, every: int, window: str = "full") -> Sessions:
     """Sessions as they would be sent; every so many of them is taken."""
     by_session: dict[str, list[str]] = {}
     sessions: Sessions = []
-    builder = RequestBuilder(RequestOptions())
+    builder = RequestBuilder(RequestOptions(window=window))
     seen: set[Prefix] = set()
-    read = ingest(folder)
-    traces = Traces(sessions=read.sessions, turns=read.turns, states=read.states, tools=read.tools)
-    rows = read.states.select(["state_id", "session_id"]).to_pylist()
-    for row in rows:
-        by_session.setdefault(row["session_id"], []).append(row["state_id"])
+    for session, state in traces.states.select("session_id", "state_id").iter_rows():
+        by_session.setdefault(session, []).append(state)
     for number, ids in enumerate(by_session.values()):
         if number % every or len(ids) < 5:
             continue
@@ -122,7 +125,8 @@ def read_sessions(folder: Path, count: Count, every: int) -> Sessions:
             )
             total = sum(sizes) + count(prompt.tools_json.decode())
             n_bytes = len(prompt.messages_json) + len(prompt.tools_json)
-            steps.append(Step(state["state_id"], total, n_blocks, goes_on, n_bytes))
+            step = Step(state["state_id"], total, n_blocks, goes_on, n_bytes, is_error_site(state))
+            steps.append(step)
         sessions.append(steps)
     return sessions
 
@@ -137,9 +141,8 @@ def made_up_sessions(n: int = 40, seed: int = 0) -> Sessions:
             is_compacted = tokens > 120_000
             if is_compacted:
                 tokens, blocks = 12_000, 3
-            steps.append(
-                Step(f"{session}-{step}", tokens, blocks, step > 0 and not is_compacted, tokens * 4)
-            )
+            goes_on, went_wrong = step > 0 and not is_compacted, chance.random() < 0.05
+            steps.append(Step(f"{session}-{step}", tokens, blocks, goes_on, tokens * 4, went_wrong))
             tokens += round(chance.expovariate(1 / 700)) + 100
             blocks += 2 + 2 * (chance.random() < 0.2)
         sessions.append(steps)
@@ -214,6 +217,7 @@ def make_votes(
                     "turn_idx": place,
                     "messages": [{"role": "user", "content": step.state_id}],
                     "student_action": act(step.state_id, of_student),
+                    "outcome": "tool_error" if step.is_error_site else "ok",
                 }
             )
             for teacher in teachers:
@@ -295,8 +299,13 @@ def table(
         if heading == next(iter(VOTES)):
             in_order = asked_steps(states, teachers, answers, ())
             yield row("lanes in order", asked_usd(sessions, teachers, in_order))
-            alone = asked_steps(states, teachers, answers, ("cheap_first",))
-            yield row(f"lanes, cheap_first ({heading})", asked_usd(sessions, teachers, alone))
+        alone = asked_steps(states, teachers, answers, ("cheap_first",))
+        *_, exact = measure_gates(states, teachers, answers.values(), ("cheap_first",))
+        yield row(
+            f"lanes, cheap_first ({heading})",
+            asked_usd(sessions, teachers, alone),
+            1 - (exact.n_pairs_lost or 0) / max(1, exact.n_pairs or 0),
+        )
         *_, together = measure_gates(states, teachers, answers.values(), DEFAULT_GATES)
         kept = 1 - (together.n_pairs_lost or 0) / max(1, together.n_pairs or 0)
         asked = asked_steps(states, teachers, answers, DEFAULT_GATES)
@@ -304,6 +313,52 @@ def table(
         one_mark = asked_usd(sessions, teachers, asked, marks_last_asked=False)
         yield row(f"gates, one cache mark ({heading})", one_mark, kept)
         yield row(f"gates ({heading})", asked_usd(sessions, teachers, asked), kept, mark)
+
+
+def in_lanes_usd(
+    lanes: Iterable[tuple[int, Sequence[int]]], sessions: Sessions, teachers: Sequence[TeacherSpec]
+) -> Iterator[float]:
+    """Dollars of each lane: these steps of a session, one after the other, put to all teachers."""
+    for session, places in lanes:
+        asked = [(place, number * LATENCY_S) for number, place in enumerate(places)]
+        yield sum(lane_usd(teacher, sessions[session], asked) for teacher in teachers)
+
+
+def orders(sessions: Sessions, teachers: Sequence[TeacherSpec]) -> Iterator[dict[str, Any]]:
+    """Print what it costs to ask only where something went wrong, or there first."""
+    n_steps, n_sites = sum(map(len, sessions)), sum(s.is_error_site for s in chain(*sessions))
+    every = [(number, range(len(steps))) for number, steps in enumerate(sessions)]
+    sites = [
+        (number, [place for place, step in enumerate(steps) if step.is_error_site])
+        for number, steps in enumerate(sessions)
+    ]
+    everything = sum(in_lanes_usd(every, sessions, teachers))
+    alone = sum(in_lanes_usd(sites, sessions, teachers))
+    print(f"\n  {n_sites} error sites: asked alone ${alone * 50 / max(1, n_sites):.2f} per 50 asked, "
+          f"in lanes ${everything * 50 / n_steps:.2f}")  # fmt: skip
+    lanes = [
+        (teachers[0], deque(
+            SimpleNamespace(
+                session=number, place=place,
+                state={"outcome": "tool_error" if step.is_error_site else "ok"},
+            )
+            for place, step in enumerate(steps)
+        ))
+        for number, steps in enumerate(sessions)
+    ]  # fmt: skip
+    shuffled = random.Random(0).sample(lanes, len(lanes))
+    for name, order in (("in no order", shuffled), ("error_sites_first", _errors_first(lanes))):
+        plan = [(lane[0].session, [task.place for task in lane]) for _, lane in order]
+        n_asked = n_found = 0
+        left = everything / 2
+        for (number, places), usd in zip(plan, in_lanes_usd(plan, sessions, teachers), strict=True):
+            if (left := left - usd) < 0:
+                break
+            n_asked += len(places)
+            n_found += sum(sessions[number][place].is_error_site for place in places)
+        print(f"  half the money, {name:20s} {n_asked / n_steps:6.1%} of states, "
+              f"{n_found / max(1, n_sites):6.1%} of error sites")  # fmt: skip
+        yield {"order": name, "states": n_asked / n_steps, "error_sites": n_found / max(1, n_sites)}
 
 
 def size_error(sessions: Sessions) -> tuple[float, float]:
@@ -342,17 +397,28 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every so many sessions")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
-    sessions = (
-        read_sessions(arguments.sessions, counter(arguments.tokenizer), arguments.every)
-        if arguments.sessions
-        else made_up_sessions()
-    )
+    sessions, shortened = made_up_sessions(), {}
+    if arguments.sessions:
+        count, read = counter(arguments.tokenizer), ingest(arguments.sessions)
+        traces = Traces(
+            sessions=read.sessions, turns=read.turns, states=read.states, tools=read.tools
+        )
+        sessions, *others = (
+            read_sessions(traces, count, arguments.every, window) for window in ("full", *WINDOWS)
+        )
+        shortened = dict(zip(WINDOWS, others, strict=True))
     if not sessions:
         sys.exit(f"{arguments.sessions}: no session with 5 steps or more")
     n_steps = sum(map(len, sessions))
     mean = sum(step.n_tokens for steps in sessions for step in steps) / n_steps
     print(f"{len(sessions)} sessions, {n_steps:,} distinct steps, {mean:,.0f} tokens sent a step\n")
     rows = list(table("frontier teachers", sessions, FRONTIER_TEACHERS))
+    for window, short in shortened.items():
+        every = [(number, range(len(steps))) for number, steps in enumerate(short)]
+        usd = sum(in_lanes_usd(every, short, FRONTIER_TEACHERS)) * 50 / n_steps
+        print(f"  {f'lanes, window {window}':52s} ${usd:7.3f}")
+        rows.append({"policy": window, "usd_per_50_steps": round(usd, 4)})
+    rows += orders(sessions, FRONTIER_TEACHERS)
     rows += table("default teachers", sessions, DEFAULT_TEACHERS)
     first, later = size_error(sessions)
     bound = lane_bound(sessions)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,42 @@ def correctness(paths: list[Path]) -> dict[str, Any]:
         "materialize_ms_per_state": round(per_state_ms, 4),
         "held_out_calls_accepted": round(held_out(paths), 4),
     }
+
+
+def long_session(paths: list[Path], path: Path, n_bytes: int) -> None:
+    """Write one session of about so many bytes: those in `paths`, one below the other, again and again.
+
+    Every time rows, messages and calls have new names.
+    """
+    sources = [source.path for batch in batches_of(paths) for source in batch.slices]
+    with path.open("wb") as file:
+        last = None
+        for number, source in enumerate(cycle(sources)):
+            rows = [row for line in source.read_bytes().splitlines() if (row := _row(line))]
+            for row in rows:
+                file.write(orjson.dumps(_renamed(row, f"-{number}", last)) + b"\n")
+            last = f"{rows[-1]['uuid']}-{number}" if rows else last
+            if file.tell() >= n_bytes:
+                return
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return row if row.get("uuid") else None
+
+
+def _renamed(value: Any, ending: str, last: str | None) -> Any:
+    if isinstance(value, list):
+        return [_renamed(item, ending, last) for item in value]
+    if not isinstance(value, dict):
+        return value
+    renamed = {key: _renamed(item, ending, last) for key, item in value.items()}
+    for key in {"uuid", "parentUuid", "id", "tool_use_id", "agentId"} & value.keys():
+        renamed[key] = f"{value[key]}{ending}" if value[key] is not None else last
+    return renamed
 
 
 def in_order(messages: list[dict[str, Any]]) -> bool:
@@ -207,8 +244,14 @@ def main() -> None:
     parser.add_argument("--mode", choices=["parse", "plain", "redacted"], help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--share", default="0/0", help=argparse.SUPPRESS)
+    parser.add_argument("--long-mb", type=int, help="one session of that size: memory only")
     options = parser.parse_args()
-    if options.mode == "parse":
+    if options.long_mb and not options.mode:
+        with tempfile.TemporaryDirectory() as folder:
+            long = Path(folder) / "long.jsonl"
+            long_session(options.paths, long, options.long_mb * 1_000_000)
+            report = {mode: finished(in_child(mode, [long])) for mode in ("plain", "redacted")}
+    elif options.mode == "parse":
         report = parse_only(options.paths)
     elif options.mode:
         number, total = map(int, options.share.split("/"))

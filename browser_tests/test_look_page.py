@@ -4,7 +4,9 @@ import json
 
 from playwright.sync_api import expect
 
+from replay_pipeline.ingesters import ingest
 from replay_pipeline.look import look
+from replay_pipeline.review import write_review
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
 ATTACK = "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"
@@ -52,3 +54,25 @@ def test_hostile_text_does_nothing_in_the_tree(opened, tmp_path):
     expect(page.locator("article")).to_contain_text("onerror")
     assert page.evaluate("window.hit") is None
     assert page.locator("img").count() == 0
+
+
+def test_a_decision_leads_to_its_pair_and_the_pair_back_to_its_session(opened, tmp_path):
+    page_file, review_file = tmp_path / "look.html", tmp_path / "data" / "review.html"
+    result = ingest([SESSIONS_DIR])
+    states = [s for s in result.states.to_pylist() if s["siblings"]] or result.states.to_pylist()
+    state = states[0]
+    pair = {
+        "state_id": state["state_id"], "session_id": state["session_id"], "chosen": "a",
+        "rejected": "b", "n_teachers_agreeing": 2, "state_messages": [],
+    }  # fmt: skip
+    other = {**pair, "state_id": "another", "pair_id": "p_other", "chosen": "c"}
+    review_file.parent.mkdir()
+    look([SESSIONS_DIR], page=page_file, review=review_file)
+    write_review([other, pair], path=review_file, look=page_file)
+    page = opened(f"{page_file.as_uri()}#{state['session_id']}/{state['state_id']}")
+    turn = page.locator(".turn.linked")
+    expect(turn).to_contain_text(state["state_id"])
+    turn.get_by_role("link", name="its pair").click()
+    expect(page.locator("#detail h2")).to_have_text(state["state_id"])
+    page.get_by_role("link", name="see it in its session").click()
+    expect(page.locator(".turn.linked")).to_contain_text(state["state_id"])

@@ -108,8 +108,8 @@ def choose(page: Page, name: str, value: str) -> None:
     page.locator(f"[data-filter={name}]").select_option(value)
 
 
-def test_page_opens_on_the_first_pair_and_fits_its_width(page: Page):
-    assert current(page) == "s1"
+def test_page_opens_on_the_pair_most_worth_a_look_and_fits_its_width(page: Page):
+    assert current(page) == "s4"
     assert len(shown(page)) == 4
     assert page.locator("#counts").inner_text() == "States by outcome: 4 pair · 1 no consensus"
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -163,26 +163,26 @@ def test_search_looks_into_both_sides(page: Page):
 
 
 def test_changed_words_are_marked_and_equal_lines_are_not(page: Page):
-    page.keyboard.press("j")
+    page.locator("#list button").filter(has_text="Edit a.py").click()
     assert page.locator(".left mark").all_inner_texts() == ["3"]
     assert page.locator(".right mark").all_inner_texts() == ["2"]
 
 
 def test_marks_are_exported_and_read_back(page: Page, tmp_path: Path):
     page.keyboard.press("a")
-    assert current(page) == "s2"
+    assert current(page) == "s1"
     page.locator("#reject").click()
     page.keyboard.press("r")
     page.keyboard.press("k")
     page.keyboard.press("u")
     assert page.locator("#progress").inner_text() == "2 of 4 pairs marked"
     choose(page, "mark", "accept")
-    assert shown(page) == ["Read a.py"]
+    assert shown(page) == ["Bash pytest"]
     with page.expect_download() as download:
         page.locator("#export").click()
     exported = tmp_path / "marks.json"
     download.value.save_as(exported)
-    assert read_marks(exported) == {"p_s1": "accept", "p_s2": "reject"}
+    assert read_marks(exported) == {"p_s4": "accept", "p_s1": "reject"}
 
 
 def test_marks_survive_a_reload(page: Page):
@@ -214,6 +214,7 @@ def test_help_opens_and_closes_by_keyboard(page: Page):
                 "s2",
                 action("Bash", command="pytest"),
                 action("Bash", command="rm x"),
+                pair_id="p_s2_other",
                 source="rejection",
                 n_teachers_agreeing=0,
                 teachers_agreeing=[],
@@ -221,21 +222,36 @@ def test_help_opens_and_closes_by_keyboard(page: Page):
         ]
     ],
 )
-def test_every_count_of_the_page_says_what_it_counts_and_they_agree(page: Page):
+def test_a_mark_is_for_one_pair_of_a_state_and_every_count_says_so(page: Page):
     counts = page.locator("#n-shown"), page.locator("#progress")
     assert [count.inner_text() for count in counts] == [
         "5 of 5 pairs, 0 of 1 states without one",
         "0 of 5 pairs marked",
     ]
-    assert "for all" not in page.locator(".chips").inner_text()
-    page.keyboard.press("j")
-    assert "mark for all 2 pairs of this state" in page.locator(".chips").inner_text()
+    page.locator("#list button").filter(has_text="Edit a.py").click()
+    assert current(page) == "s2"
     page.keyboard.press("r")
-    assert page.locator("#progress").inner_text() == "2 of 5 pairs marked"
-    assert page.locator("#list [data-mark=reject]").count() == 2
+    assert page.locator("#progress").inner_text() == "1 of 5 pairs marked"
+    assert page.locator("#list [data-mark=reject]").count() == 1
     choose(page, "outcome", "")
     assert page.locator("#n-shown").inner_text() == "5 of 5 pairs, 1 of 1 states without one"
     choose(page, "mark", "reject")
-    assert page.locator("#n-shown").inner_text() == "2 of 5 pairs, 0 of 1 states without one"
+    assert page.locator("#n-shown").inner_text() == "1 of 5 pairs, 0 of 1 states without one"
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
+
+
+def test_the_list_is_of_use_on_a_narrow_screen(browser, tmp_path):
+    path = write_review(PAIRS, path=tmp_path / "review.html")
+    context = browser.new_context(viewport={"width": 400, "height": 800})
+    page = context.new_page()
+    page.goto(path.as_uri())
+    box = page.locator("nav").bounding_box()
+    assert box["height"] >= 200
+    inside = [
+        entry
+        for entry in page.locator("#list button").all()
+        if entry.bounding_box()["y"] + entry.bounding_box()["height"] <= box["y"] + box["height"]
+    ]
+    assert len(inside) >= 3
+    context.close()

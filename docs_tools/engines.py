@@ -14,7 +14,7 @@ TESTED_WITH = {
     "trl": "trl 1.16.0",
     "monarch": "torchmonarch 0.7.0, trl 1.16.0",
     "verl": "verl 0.9.1",
-    "prime_rl": "0.8.0 (recorded contract)",
+    "prime_rl": "commit 559b44772 (to the loss)",
 }
 SPREAD_OVER = {
     "trl": "DDP, FSDP",

@@ -25,7 +25,7 @@ the one that `REPLAY_SETTINGS` names, else `settings.toml` in the data root.
 | `REPLAY_DATA` | the data root, as `--data`: a folder, `s3://bucket/root` or `gs://bucket/root` |
 | `REPLAY_HOME` | folder for what must be on this machine, where the data root is a URL |
 | `REPLAY_SETTINGS` | the settings file |
-| `REPLAY_TEACHERS` | `sample` (recorded, local), `openrouter` (the default teachers) or `frontier` |
+| `REPLAY_TEACHERS` | `sample` (recorded, local), `rehearsal` (made up, local), `openrouter` (the default teachers) or `frontier` |
 | `REPLAY_CONFIG_DIR` | your own configuration folder, an absolute path: `trust.json` says there which hosts keys may be sent to and which settings files are used; by default that of the platform |
 | `REPLAY_SALT` | makes placeholders of secrets unguessable outside this installation |
 | `REPLAY_LEDGER` | the ledger, as `replay.ledger`: the place for a URL with a password |
@@ -43,7 +43,7 @@ window = "clear_tool_results:10"
 [replay]
 max_total_usd = 5.0
 max_daily_usd = 20.0
-gates = ["near_duplicates", "error_sites_first", "cheap_screen:0.1", "cheap_first"]
+gates = ["error_sites_first", "cheap_screen:0.1", "cheap_first"]
 
 [[replay.teachers]]
 name = "local"

@@ -1,9 +1,10 @@
-"""Real servers on real weights: started from an environment of their own, ended with the tests."""
+"""Real servers on real weights: started as processes of their own, ended with the tests."""
 
 import contextlib
 import json
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,10 +16,9 @@ import pytest
 
 from replay_pipeline.types import TeacherSpec
 
-ROOT = Path(__file__).parents[1]
-PYTHON = ROOT / ".venv-frameworks" / "engines" / "bin" / "python"
-MODELS = ROOT / "build" / "real-model"
-SMOL = MODELS / "smollm2-135m-instruct"
+HERE = Path(__file__).parent
+MODELS = HERE.parent / "build" / "real-model"
+LLAMA_CONTEXT = 4096
 START_S = 300
 
 
@@ -48,14 +48,18 @@ class Engine:
 
 
 def commands(port: int) -> dict[str, tuple[list[str], str]]:
-    """Command and model name of each server."""
-    python, at = str(PYTHON), ["--host", "127.0.0.1", "--port", str(port)]
-    gguf = str(MODELS / "gguf" / f"{SMOL.name}.gguf")
+    """Command and model name of each server.
+
+    SmolLM2 is served with its own chat template, which drops tools without a word; Gemma 3, a base
+    model without one, with a template that knows tools.
+    """
+    host = ["--host", "127.0.0.1", "--port", str(port)]
+    smol, gemma = str(MODELS / "smollm2-135m-instruct"), str(MODELS / "gguf" / "gemma-3-270m.gguf")
+    llama, template = (str(HERE / name) for name in ("llama_server.py", "tools.jinja"))
     return {
-        "transformers": ([python, "-m", "transformers.cli.transformers", "serve", str(SMOL), *at], str(SMOL)),
-        "llama.cpp": ([python, "-m", "llama_cpp.server", "--model", gguf, "--n_ctx", "2048",
-                       "--n_threads", "2", *at], "smollm2"),
-    }  # fmt: skip
+        "transformers": (["-m", "transformers.cli.transformers", "serve", smol, *host], smol),
+        "llama.cpp": ([llama, gemma, template, str(port), str(LLAMA_CONTEXT)], "gemma-3-270m"),
+    }
 
 
 @contextlib.contextmanager
@@ -67,7 +71,9 @@ def served(name: str, folder: Path) -> Iterator[Engine]:
     command, model = commands(port)[name]
     log = folder / f"{name}.log"
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=folder)
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=file, stderr=subprocess.STDOUT, cwd=folder
+        )
     teacher = TeacherSpec.model_validate(
         {
             "name": name, "model": model, "base_url": f"http://127.0.0.1:{port}/v1",

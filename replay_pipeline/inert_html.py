@@ -3,8 +3,11 @@
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -30,11 +33,12 @@ def html_page(*, title: str, style: str, body: str, script: str, data: str) -> s
 
     Args:
         title: title of the page.
-        style: its style sheet.
+        style: its style sheet; the colours that all pages share come before it.
         body: HTML of its body, written by this package: nothing in it is escaped.
         script: its script.
         data: JSON for the script, as `inert_json` writes it.
     """
+    style = Path(__file__).with_name("palette.css").read_text("utf-8") + style
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -47,6 +51,11 @@ def html_page(*, title: str, style: str, body: str, script: str, data: str) -> s
     return _PAGE.format(
         title=title, policy=policy, style=style, body=body, data=data, script=script
     )
+
+
+def address_of(page: Path, *, seen_from: Path) -> str:
+    """Give the address of one page as a link of another has it, wherever both are moved together."""
+    return quote(os.path.relpath(page.absolute(), seen_from.absolute().parent).replace(os.sep, "/"))
 
 
 def _source(text: str) -> str:

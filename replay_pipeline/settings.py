@@ -26,6 +26,7 @@ from replay_pipeline.storage.store import Place, as_path, check_reachable
 from replay_pipeline.storage.trust import check_binding, check_file
 from replay_pipeline.types import (
     PAIR_LENGTHS,
+    REHEARSAL,
     TEST_FRACTION,
     AgreementLevel,
     RetryPolicy,
@@ -53,6 +54,18 @@ SAMPLE_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="glm", model="z-ai/glm-4.6", is_distillable=True),
 )
 """The teachers whose answers the bundled sample holds, whoever the default teachers are."""
+
+REHEARSAL_TEACHERS: tuple[TeacherSpec, ...] = tuple(
+    TeacherSpec(
+        name=f"{REHEARSAL}-{name}",
+        model=f"{REHEARSAL}/{name}",
+        family=f"{REHEARSAL}-{name}",
+        api_key_env=None,
+        dialect="openrouter",
+    )
+    for name in ("one", "two", "three")
+)
+"""Teachers that are no models: their answers are made up from the sessions themselves."""
 
 FRONTIER_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="opus", model="anthropic/claude-opus-4.7", is_distillable=False),
@@ -84,6 +97,8 @@ class IngestSettings(_Section):
     settle_s: Annotated[float, Field(ge=0)] = 60.0
     """The sensor leaves a file alone until it has not been written to for this long, in seconds,
     so that no message is taken half written."""
+    n_processes: Annotated[int, Field(ge=1)] | None = None
+    """Processes that read batches, one each; by default one per core. Tables are the same."""
     keeps_bytes: bool = True
     """Keep the bytes that were read, compressed and unredacted, for their owner alone: agents delete
     their logs after some weeks. They stay on this machine, under `home_dir` or the data root."""
@@ -119,6 +134,9 @@ class ReplaySettings(_Section):
     """Models whose vendor forbids distillation and that are used all the same. Recorded."""
     sample_teachers: bool = False
     """Use the bundled local teacher server with the sample's recorded answers."""
+    rehearsal_teachers: bool = False
+    """Play made-up answers at one's own sessions, without a key and for nothing. All that comes of it
+    is marked as play, and is not published to the Hub."""
 
 
 class PairSettings(_Section):
@@ -291,7 +309,7 @@ class Settings(_Section):
         The file is `path`, else what `REPLAY_SETTINGS` names, else `settings.toml` in the data
         root if there is one: a file of this machine. One that was found, not named, in the current
         folder is used once the user has trusted it. `REPLAY_DATA` is the data root, and
-        `REPLAY_TEACHERS` is `sample`, `openrouter` or `frontier`.
+        `REPLAY_TEACHERS` is `sample`, `rehearsal`, `openrouter` or `frontier`.
 
         Args:
             path: the settings file.
@@ -333,12 +351,20 @@ class Settings(_Section):
             raise ConfigError(f"{path}: {error}") from error
 
     def teachers(self) -> tuple[TeacherSpec, ...]:
-        """Give the models that are asked: those of the settings, or those of the sample."""
-        return SAMPLE_TEACHERS if self.replay.sample_teachers else self.replay.teachers
+        """Give the models that are asked: those of the settings, or those that are played."""
+        played = {"sample": SAMPLE_TEACHERS, "rehearsal": REHEARSAL_TEACHERS}
+        return played.get(self.played or "", self.replay.teachers)
+
+    @property
+    def played(self) -> Literal["sample", "rehearsal"] | None:
+        """Name the teachers that a server of ours plays; `None` where real ones are asked."""
+        if self.replay.rehearsal_teachers:
+            return "rehearsal"
+        return "sample" if self.replay.sample_teachers else None
 
     def ledger_url(self) -> str:
-        """Path or URL of the ledger. The sample's answers never mix with those of real models."""
-        name = "sample-ledger.sqlite" if self.replay.sample_teachers else "ledger.sqlite"
+        """Path or URL of the ledger. Played answers never mix with those of real models."""
+        name = f"{self.played}-ledger.sqlite" if self.played else "ledger.sqlite"
         return self.replay.ledger or str(self.local_dir() / name)
 
     def local_dir(self) -> Path:
@@ -434,15 +460,16 @@ def _merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def _teachers(choice: str) -> dict[str, Any]:
     named: dict[str, dict[str, Any]] = {
         "sample": {"teachers": SAMPLE_TEACHERS, "sample_teachers": True},
-        "openrouter": {"teachers": DEFAULT_TEACHERS, "sample_teachers": False},
-        "frontier": {"teachers": FRONTIER_TEACHERS, "sample_teachers": False},
+        "rehearsal": {"rehearsal_teachers": True},
+        "openrouter": {"teachers": DEFAULT_TEACHERS},
+        "frontier": {"teachers": FRONTIER_TEACHERS},
     }
     if choice not in named:
         raise ConfigError(
             f"REPLAY_TEACHERS={choice!r} is not one of {', '.join(named)}; list other models "
             "in the settings file"
         )
-    return named[choice]
+    return {"sample_teachers": False, "rehearsal_teachers": False, **named[choice]}
 
 
 def api_key(name: str | None) -> SecretStr | None:

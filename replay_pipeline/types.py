@@ -51,6 +51,10 @@ FAILURES: frozenset[Outcome] = frozenset(
 )
 """Outcomes in which hindsight says that another action would likely have been better."""
 
+REHEARSAL = "rehearsal"
+"""How everything that was made up for a rehearsal begins: models, teachers, the source of a pair.
+What is so called is play, and is kept away from the Hub."""
+
 TEST_FRACTION = 0.25
 """Share of sessions, by hash, that go to the test split unless somebody says otherwise."""
 
@@ -247,6 +251,12 @@ class TeacherAction:
     propensity: float = 1.0
     """With which probability this call was made; weigh by its inverse."""
 
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether the answer was made up: its endpoint says so, whatever the teacher is called."""
+        told = (self.model, self.provider, self.teacher, self.family)
+        return any((name or "").lower().startswith(REHEARSAL) for name in told)
+
 
 class DPOPair(TypedDict):
     """A preference: at `state_messages`, the teachers' `chosen` beats the student's `rejected`.
@@ -276,7 +286,7 @@ class DPOPair(TypedDict):
     """Votes for the student's action: the student, and every family that sides with it."""
     evidence: NotRequired[list[str]]
     """What the record itself says for the chosen side: `rewind`, `rejection`."""
-    source: NotRequired[Literal["consensus", "rewind", "rejection"]]
+    source: NotRequired[Literal["consensus", "rewind", "rejection", "rehearsal"]]
     rejected_source: NotRequired[Literal["recorded", "sampled"]]
     hint: NotRequired[str | None]
     outcome: NotRequired[Outcome | None]
@@ -309,6 +319,12 @@ class Progress:
     n_done: int
     n_total: int | None = None
     cost_usd: float | None = None
+    part: str | None = None
+    """What of the stage this counts, such as a batch; `None`: all of it."""
+    unit: Literal["", "bytes"] = ""
+    """What is counted: bytes, or whatever the stage works through."""
+    limit_usd: float | None = None
+    """What may be spent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ WindowKind = Literal["full", "clear_tool_results", "token_budget"]
 CLEARED_RESULT = "[Old tool result content cleared]"
 """Stands for a result that the agent itself, or a window, took out of the prefix."""
 OMITTED = "[Earlier messages were left out]"
+_BLOCK = 20
 BYTES_PER_TOKEN = 3.5
 """Used to hold a budget in tokens without a tokenizer."""
 
@@ -91,12 +92,15 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _clear_results(messages: list[Message], n_keep: int) -> list[Message]:
-    """Blank old results in blocks of `n_keep`, so that between two blocks nothing changes.
+    """Blank old results in blocks, so that between two blocks nothing changes.
 
-    At least the last `n_keep` results stay, and fewer than twice as many.
+    At least the last `n_keep` results stay. Each block writes what follows it into the prompt cache
+    anew: blocks of five results cost more than they save, those of twenty save most
+    (`benchmarks/cost.py`).
     """
+    n_block = max(n_keep, _BLOCK)
     results = [i for i, message in enumerate(messages) if message["role"] == "tool"]
-    cleared = set(results[: max(0, len(results) - n_keep) // n_keep * n_keep])
+    cleared = set(results[: max(0, len(results) - n_keep) // n_block * n_block])
     return [
         {**message, "content": CLEARED_RESULT} if i in cleared else message
         for i, message in enumerate(messages)

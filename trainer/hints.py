@@ -11,6 +11,7 @@ from typing import Any, Literal
 __all__ = [
     "Hint",
     "HintContext",
+    "HintFunction",
     "HintGenerator",
     "JudgeHints",
     "hint_for_row",
@@ -45,6 +46,9 @@ class Hint:
 
 
 HintGenerator = Callable[[HintContext], Hint | None]
+
+HintFunction = Callable[[Mapping[str, Any]], Hint | None]
+"""What to tell the teacher at a row's state; `None` leaves the row out of channel 2."""
 
 _TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
     (

@@ -144,12 +144,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fetch and convert real pretrained weights.")
     parser.add_argument("folder", type=Path, nargs="?", default=Path("build/real-model"))
     parser.add_argument("--only", choices=[weights.name for weights in MODELS])
+    parser.add_argument("--gguf", action="store_true", help="fetch the GGUF file, convert nothing")
     options = parser.parse_args()
     for weights in MODELS:
         target = options.folder / weights.name
         if options.only not in (None, weights.name):
             continue
-        if not target.is_dir():
+        if options.gguf:
+            target = assemble(weights, options.folder)
+        elif not target.is_dir():
             gguf = assemble(weights, options.folder)
             convert(gguf, options.folder, target)
         print(f"{target}  ({weights.licence})", flush=True)

@@ -83,7 +83,10 @@ def as_result(verdict: Verdict) -> dg.AssetCheckResult:
         passed=verdict.holds,
         severity=severity,
         description=verdict.message() or None,
-        metadata={**verdict.facts},
+        metadata={
+            **verdict.facts,
+            **({} if verdict.judged is None else {"judged": verdict.judged}),
+        },
     )
 
 

@@ -17,7 +17,7 @@ from replay_pipeline.cli.console import (
     show_status,
     show_upgrade,
 )
-from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
+from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption, TeachersOption
 from replay_pipeline.cli.shared import open_pipeline, prepare_demo
 
 
@@ -25,6 +25,7 @@ from replay_pipeline.cli.shared import open_pipeline, prepare_demo
 def status(
     data: DataOption = None,
     settings: SettingsOption = None,
+    teachers: TeachersOption = None,
     stale: Annotated[
         bool,
         typer.Option(
@@ -35,7 +36,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """What is done, what it cost, and what is still open."""
-    work = open_pipeline(settings, data)
+    work = open_pipeline(settings, data, teachers=teachers)
     if stale:
         print_report(work.stale(), as_json=as_json, show=show_stale)
     else:

@@ -5,12 +5,13 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from rich import markup
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
@@ -43,7 +44,7 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
     bars = Bars(
         TextColumn("{task.description:<10}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[amount]}"),
         TextColumn("{task.fields[usd]}"),
         TimeElapsedColumn(),
         console=err,
@@ -52,30 +53,77 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
     )
     tasks: dict[str, TaskID] = {}
     tenths: dict[str, int] = {}
+    stages: dict[str, _Stage] = {}
 
     def show(progress: Progress) -> None:
+        whole = stages.setdefault(progress.stage, _Stage()).whole(progress)
         if not err.is_terminal:
-            _tell_tenth(progress, tenths)
+            _tell_tenth(whole, tenths)
             return
-        if progress.stage not in tasks:
-            tasks[progress.stage] = bars.add_task(progress.stage, usd="")
-        usd = "" if progress.cost_usd is None else f"${progress.cost_usd:.4f}"
+        if whole.stage not in tasks:
+            tasks[whole.stage] = bars.add_task(whole.stage, amount="", usd="")
         bars.update(
-            tasks[progress.stage], completed=progress.n_done, total=progress.n_total, usd=usd
-        )
+            tasks[whole.stage], completed=whole.n_done, total=whole.n_total,
+            amount=_amount(whole), usd=_dollars(whole),
+        )  # fmt: skip
 
     with bars:
         yield show
 
 
+@dataclass
+class _Stage:
+    """A stage as one bar, however many batches it is done in: it never goes back."""
+
+    n_total: int = 0
+    limit_usd: float | None = None
+    parts: dict[str, Progress] = field(default_factory=dict)
+
+    def whole(self, progress: Progress) -> Progress:
+        """Take in how far a part has come, and give how far all of it has."""
+        if progress.limit_usd is not None:
+            self.limit_usd = progress.limit_usd
+        if progress.part is None:
+            self.n_total = progress.n_total or 0
+            if not self.parts:
+                return progress
+        else:
+            self.parts[progress.part] = progress
+        parts = self.parts.values()
+        costs = [part.cost_usd for part in parts if part.cost_usd is not None]
+        return replace(
+            progress,
+            n_done=sum(part.n_done for part in parts),
+            n_total=max(self.n_total, sum(part.n_total or 0 for part in parts)) or None,
+            cost_usd=sum(costs) if costs else None,
+            limit_usd=self.limit_usd,
+        )
+
+
+def _amount(progress: Progress) -> str:
+    unit, size = (" MB", 1e6) if progress.unit == "bytes" else ("", 0)
+    done, total = (
+        f"{n / size:.1f}" if size else f"{n:,}" for n in (progress.n_done, progress.n_total or 0)
+    )
+    return f"{done} of {total}{unit}" if progress.n_total else f"{done}{unit}"
+
+
+def _dollars(progress: Progress) -> str:
+    if progress.cost_usd is None:
+        return ""
+    of = "" if progress.limit_usd is None else f" of ${progress.limit_usd:.2f}"
+    return f"${progress.cost_usd:.4f}{of}"
+
+
 def _tell_tenth(progress: Progress, tenths: dict[str, int]) -> None:
-    """Print a line where a stage has come a tenth further since the last one."""
-    tenth = 10 * progress.n_done // progress.n_total if progress.n_total else 0
+    """Print a line where a stage has come a tenth further since the last one, or ten steps."""
+    if not (progress.n_done or progress.cost_usd is not None):
+        return
+    tenth = 10 * progress.n_done // progress.n_total if progress.n_total else progress.n_done // 10
     if tenths.get(progress.stage) != tenth:
         tenths[progress.stage] = tenth
-        of = f" of {progress.n_total}" if progress.n_total else ""
-        usd = "" if progress.cost_usd is None else f", ${progress.cost_usd:.4f}"
-        err.print(f"{progress.stage} {progress.n_done}{of}{usd}", highlight=False)
+        usd = f", {_dollars(progress)}" if progress.cost_usd is not None else ""
+        err.print(f"{progress.stage} {_amount(progress)}{usd}", highlight=False)
 
 
 def print_report(report: Report, *, as_json: bool, show: Callable[[Report], None]) -> None:
@@ -260,13 +308,24 @@ def show_estimate(report: Report) -> None:
             )
 
 
+_HEADINGS = {"dropped": "dropped by"}
+"""Columns whose name does not say enough."""
+_EXPLAINED = {
+    "cut_prompts": "{n} prompts were longer than `max_prompt_tokens`, so their oldest messages were "
+    "left out."
+}
+"""Figures of a training that need a sentence."""
+
+
 def _draw_batches(
     title: str, names: tuple[str, ...], reports: Report, *, first: str = "batch"
 ) -> None:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column(first, no_wrap=True)
     for name in names:
-        heading = name.removeprefix("n_").replace("_usd", " $").replace("_", " ")
+        heading = _HEADINGS.get(name) or name.removeprefix("n_").replace("_usd", " $").replace(
+            "_", " "
+        )
         longest_word = max(map(len, heading.split()))
         table.add_column(heading, overflow="fold", min_width=longest_word)
     for key, report in reports.items():
@@ -305,6 +364,16 @@ show_publish = partial(_draw_facts, "Published")
 def show_train(report: Report) -> None:
     """Show what the training came to, without its curves."""
     _draw_facts("Trained", {k: v for k, v in report.items() if not isinstance(v, dict)})
+    for name, words in _EXPLAINED.items():
+        if n := report.get(name):
+            out.print(words.format(n=n), soft_wrap=True)
+
+
+_KINDS: dict[str | None, str] = {
+    None: "real teachers",
+    "sample": "the sample's recorded teachers",
+    "rehearsal": "a rehearsal, which is play",
+}
 
 
 def show_status(report: Report) -> None:
@@ -315,14 +384,12 @@ def show_status(report: Report) -> None:
     _draw_batches("Batches", ("ingest", "replay", "pairs", "normalize"), report["batches"])
     ledger = report["ledger"]
     plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
-    kind = "of the sample's recorded teachers" if report["is_sample"] else "of real teachers"
-    _table(f"Money {kind}", list(plain.items()))
-    if report["other_ledger_usd"] is not None:
-        other = "real teachers" if report["is_sample"] else "the sample's teachers"
-        how = "openrouter" if report["is_sample"] else "sample"
+    _table(f"Money of {_KINDS[report['played']]}", list(plain.items()))
+    for choice, usd in report["other_ledgers_usd"].items():
+        kind = _KINDS[None if choice == "openrouter" else choice]
         out.print(
-            f"A second ledger holds ${report['other_ledger_usd']:.4f} of {other}: look at it with "
-            f"REPLAY_TEACHERS={how}.",
+            f"A second ledger holds ${usd:.4f} of {kind}: look at it with "
+            f"REPLAY_TEACHERS={choice}.",
             soft_wrap=True,
         )
     if "open" in report:
@@ -383,11 +450,12 @@ def show_findings(report: Report) -> None:
 
 
 def show_teachers(report: Report) -> None:
-    """One row per teacher."""
+    """One row per teacher, and each problem once below them."""
     table = Table(
-        "teacher", "model", "$ per million in / out", "allows training", "state",
+        "teacher", "model", "$ per M in / out", "may train", "state",
         title="Teachers", title_justify="left", title_style="bold",
     )  # fmt: skip
+    problems: dict[str, list[str]] = {}
     for row in report["teachers"]:
         prices = (row["prompt_usd_per_mtok"], row["completion_usd_per_mtok"])
         table.add_row(
@@ -395,9 +463,13 @@ def show_teachers(report: Report) -> None:
             escape(row["model"]),
             "unknown" if None in prices else f"{prices[0]:.3g} / {prices[1]:.3g}",
             {True: "yes", False: "no", None: "not known"}[row["is_distillable"]],
-            escape(row["problem"] or "ok"),
+            "no" if row["problem"] else "ok",
         )
+        if row["problem"]:
+            problems.setdefault(row["problem"], []).append(row["teacher"])
     out.print(table)
+    for problem, names in problems.items():
+        out.print(f"{escape(', '.join(names))}: {escape(problem)}", soft_wrap=True)
 
 
 def show_lost_calls(report: Report) -> None:

@@ -8,7 +8,13 @@ import typer
 
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import print_report, progress_bars, show_normalize, show_publish
-from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
+from replay_pipeline.cli.options import (
+    BatchOption,
+    DataOption,
+    JsonOption,
+    SettingsOption,
+    TeachersOption,
+)
 from replay_pipeline.cli.shared import chosen, open_pipeline
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.store import as_path
@@ -48,6 +54,7 @@ def normalize(
 def publish(
     data: DataOption = None,
     settings: SettingsOption = None,
+    teachers: TeachersOption = None,
     to: Annotated[
         Path | None,
         typer.Option("--to", help="Dataset folder or URL.", parser=as_path, metavar="DIR"),
@@ -76,7 +83,9 @@ def publish(
     if repo is not None:
         changes["publish"]["repo_id"] = repo
     with progress_bars() as on_progress:
-        work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)
+        work = open_pipeline(
+            settings, data, teachers=teachers, changes=changes, on_progress=on_progress
+        )
         report = work.publish().report
         exported = work.export(form, config=config).to_json() if form else None
     if exported:

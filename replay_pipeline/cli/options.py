@@ -25,6 +25,16 @@ SettingsOption = Annotated[
         metavar="FILE",
     ),
 ]
+TeachersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--teachers",
+        help="Who is asked: `openrouter`, `frontier`, `sample` (recorded answers at the sample), or "
+        "`rehearsal` (made-up answers at your own sessions: play, no key). By default "
+        "`REPLAY_TEACHERS`, else the settings.",
+        metavar="WHO",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 BatchOption = Annotated[
     list[str] | None,

@@ -14,7 +14,7 @@ from replay_pipeline.cli.console import (
     show_ranked,
 )
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import chosen, open_pipeline
+from replay_pipeline.cli.shared import chosen, open_pipeline, ranked_row
 
 
 @pairs_app.callback()
@@ -63,22 +63,7 @@ def pairs_rank(
     as_json: JsonOption = False,
 ) -> None:
     """Order pairs for review: first those that count much and may well be wrong."""
-    from replay_pipeline.review import doubts, review_score
-
-    shown = [
-        {
-            "pair_id": pair["pair_id"],
-            "state_id": pair["state_id"],
-            "score": review_score(pair),
-            "weight": pair["weight"],
-            "margin": pair["margin"],
-            "doubts": doubts(pair),
-            "evidence": pair["evidence"] or [],
-            "chosen": pair["chosen"],
-            "rejected": pair["rejected"],
-        }
-        for pair in open_pipeline(settings, data).ranked_pairs()[:top]
-    ]
+    shown = [ranked_row(pair) for pair in open_pipeline(settings, data).ranked_pairs()[:top]]
     print_report({"pairs": shown}, as_json=as_json, show=show_ranked)
 
 
@@ -87,8 +72,14 @@ def review(
     data: DataOption = None,
     settings: SettingsOption = None,
     to: Annotated[Path | None, typer.Option("--to", help="The HTML file to write.")] = None,
+    look: Annotated[
+        Path,
+        typer.Option(
+            "--look", help="The page of `look`; where it is there, pairs link to their sessions."
+        ),
+    ] = Path("look.html"),
 ) -> None:
     """Write a page that shows all pairs side by side; it needs no server."""
     work = open_pipeline(settings, data)
-    path = work.review(to)
+    path = work.review(to, look=look if look.exists() else None)
     out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")

@@ -26,6 +26,7 @@ from replay_pipeline.cli.options import (
     DataOption,
     JsonOption,
     SettingsOption,
+    TeachersOption,
     YesOption,
 )
 from replay_pipeline.cli.shared import chosen, confirm, exit_if_most_failed, load, open_pipeline
@@ -35,11 +36,12 @@ from replay_pipeline.cli.shared import chosen, confirm, exit_if_most_failed, loa
 def estimate(
     data: DataOption = None,
     settings: SettingsOption = None,
+    teachers: TeachersOption = None,
     batch: BatchOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """What the replay would cost at today's prices, before anything is paid."""
-    work = open_pipeline(settings, data)
+    work = open_pipeline(settings, data, teachers=teachers)
     print_report(work.estimate(chosen(work, batch)).to_json(), as_json=as_json, show=show_estimate)
 
 
@@ -47,6 +49,7 @@ def estimate(
 def replay(
     data: DataOption = None,
     settings: SettingsOption = None,
+    teachers: TeachersOption = None,
     batch: BatchOption = None,
     max_total_usd: BudgetOption = None,
     half_price: Annotated[
@@ -64,7 +67,7 @@ def replay(
     from replay_pipeline.stages import pipeline
     from replay_pipeline.stages.summary import open_work
 
-    loaded = load(settings, data, max_total_usd=max_total_usd)
+    loaded = load(settings, data, max_total_usd=max_total_usd, teachers=teachers)
     work = pipeline.Pipeline(loaded)
     batches = chosen(work, batch)
     confirm(work, yes=yes, batches=batches)
@@ -163,10 +166,13 @@ def reconcile(
 
 @teachers_app.command("list")
 def teachers_list(
-    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    teachers: TeachersOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """The teachers of these settings: model, key, price, terms."""
-    checks = open_pipeline(settings, data).check_teachers()
+    checks = open_pipeline(settings, data, teachers=teachers).check_teachers()
     print_report({"teachers": checks}, as_json=as_json, show=show_teachers)
 
 

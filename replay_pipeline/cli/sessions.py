@@ -29,6 +29,13 @@ def look(
     page: Annotated[
         Path, typer.Option("--page", help="The HTML file to write.", metavar="FILE")
     ] = Path("look.html"),
+    review: Annotated[
+        Path,
+        typer.Option(
+            "--review",
+            help="The review page; where it is there, decisions link to their pairs.",
+        ),
+    ] = Path("data/review.html"),
     as_json: JsonOption = False,
 ) -> None:
     """See your sessions: what they did, what they cost, where they failed. Nothing is sent.
@@ -38,7 +45,13 @@ def look(
     from replay_pipeline.look import look as look_at
 
     with progress_bars() as on_progress:
-        overview = look_at(paths, page=page, salt=redaction_salt(), on_progress=on_progress)
+        overview = look_at(
+            paths,
+            page=page,
+            review=review if review.exists() else None,
+            salt=redaction_salt(),
+            on_progress=on_progress,
+        )
     print_report(overview, as_json=as_json, show=show_look)
     if not as_json:
         out.print(f"Every session as a tree: open {escape(str(page))} in a browser.")

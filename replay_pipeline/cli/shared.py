@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from replay_pipeline.cli.console import err, show_estimate
 from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.processes import variables
 from replay_pipeline.settings import Settings, config_dir
 from replay_pipeline.storage.trust import trust_file
 
@@ -23,6 +25,7 @@ def load(
     *,
     max_total_usd: float | None = None,
     sources: list[Path] | None = None,
+    teachers: str | None = None,
     changes: dict[str, Any] | None = None,
 ) -> Settings:
     """Read the settings, and put what the command line says over them."""
@@ -31,20 +34,24 @@ def load(
         changes["replay"] = {"max_total_usd": max_total_usd}
     if sources:
         changes["ingest"] = {"sources": sources}
-    return Settings.load(settings, data_dir=data, changes=changes)
+    env = {**variables(), **({"REPLAY_TEACHERS": teachers} if teachers else {})}
+    return Settings.load(settings, data_dir=data, changes=changes, env=env)
 
 
 def open_pipeline(
     settings: Path | None,
     data: Path | None,
     *,
+    teachers: str | None = None,
     changes: dict[str, Any] | None = None,
     on_progress: "OnProgress | None" = None,
 ) -> "Pipeline":
     """Open the pipeline of these settings; what it stands on is imported only now."""
     from replay_pipeline.stages.pipeline import Pipeline
 
-    return Pipeline(load(settings, data, changes=changes), on_progress=on_progress)
+    return Pipeline(
+        load(settings, data, teachers=teachers, changes=changes), on_progress=on_progress
+    )
 
 
 def exit_if_failed(report: dict[str, Any]) -> None:
@@ -121,10 +128,19 @@ def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
     return [key for key in known if not batches or key in batches]
 
 
+def ranked_row(pair: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what is shown of a pair in the order of review."""
+    from replay_pipeline.review import doubts, review_score
+
+    names = ("pair_id", "state_id", "weight", "margin", "chosen", "rejected")
+    judged = {"score": review_score(pair), "doubts": doubts(pair)}
+    return {name: pair[name] for name in names} | judged | {"evidence": pair["evidence"] or []}
+
+
 def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) -> None:
     """Show the estimate of a run that costs more than the threshold, and ask."""
     work.check_keys()
-    if yes or work.settings.replay.sample_teachers:
+    if yes or work.settings.played:
         return
     estimate = work.estimate(batches).to_json()
     # The ceiling holds whatever is expected: no more than it can be spent.

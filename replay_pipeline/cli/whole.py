@@ -2,17 +2,25 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import out, print_report, progress_bars, show_summary
+from replay_pipeline.cli.console import (
+    out,
+    print_report,
+    progress_bars,
+    show_pairs,
+    show_ranked,
+    show_summary,
+)
 from replay_pipeline.cli.options import (
     BudgetOption,
     DataOption,
     JsonOption,
     SettingsOption,
+    TeachersOption,
     YesOption,
 )
 from replay_pipeline.cli.shared import (
@@ -21,8 +29,12 @@ from replay_pipeline.cli.shared import (
     exit_if_most_failed,
     load,
     prepare_demo,
+    ranked_row,
 )
 from replay_pipeline.storage.store import as_path
+
+if TYPE_CHECKING:
+    from replay_pipeline.stages.pipeline import OnProgress, Pipeline
 
 
 @app.command()
@@ -33,6 +45,7 @@ def run(
     ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,
+    teachers: TeachersOption = None,
     max_total_usd: BudgetOption = None,
     train: Annotated[bool, typer.Option(help="Train on the dataset at the end.")] = True,
     yes: YesOption = False,
@@ -41,7 +54,7 @@ def run(
     """Take all sessions through every stage: new work only, nothing is paid twice."""
     from replay_pipeline.stages import doctor, pipeline
 
-    loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths)
+    loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths, teachers=teachers)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
         work.check_settings()
@@ -71,6 +84,14 @@ def demo(
             file_okay=False,
         ),
     ] = None,
+    until_pairs: Annotated[
+        bool,
+        typer.Option(
+            "--until-pairs",
+            help="Stop when pairs are there, which needs neither Dagster nor a trainer. The same "
+            "command without it goes on from here.",
+        ),
+    ] = False,
     yes: YesOption = False,
 ) -> None:
     """Run the whole product on the bundled sample, under Dagster.
@@ -79,23 +100,62 @@ def demo(
     With `OPENROUTER_API_KEY` and `REPLAY_TEACHERS=openrouter` the same command asks real ones,
     after showing what it would cost.
     """
+    if until_pairs:
+        _show_pairs_of_demo(data, model, yes=yes)
+        return
     from replay_pipeline.assets.in_process import run_jobs
-    from replay_pipeline.stages import pipeline
     from replay_pipeline.storage.store import written_whole
 
-    prepare_demo(data, model)
-    loaded = load(data / "settings.toml", data)
     with progress_bars() as on_progress:
-        work = pipeline.Pipeline(loaded, on_progress=on_progress)
-        before = work.receipts.stamps()
-        work.ingest_new()
-    if not loaded.replay.sample_teachers:
+        work, before = _open_demo(data, model, on_progress)
+    if work.settings.played is None:
         confirm(work, yes=yes)
     with progress_bars() as on_progress:
         run_jobs(work, on_progress=on_progress)
+    (data / _BEGAN).unlink(missing_ok=True)
     summary = work.summary(since=before)
     with written_whole(data / "report.json") as file:
         file.write(json.dumps(summary, indent=1).encode())
     show_summary(summary)
     out.print(f"Everything is in [bold]{data}[/]; the figures are in {data / 'report.json'}.")
     out.print("Look at it in Dagster: [bold]make ui[/] prints the address to open.")
+
+
+_BEGAN = "began.json"
+"""Stamps of the receipts before a demo that stopped at the pairs: what it did counts as done now."""
+
+
+def _open_demo(
+    data: Path, model: Path | None, on_progress: "OnProgress"
+) -> "tuple[Pipeline, dict[tuple[str, str], str]]":
+    """Set the demo up and read its sessions. Gives the stamps from before it began, too."""
+    from replay_pipeline.stages.pipeline import Pipeline
+
+    prepare_demo(data, model)
+    work = Pipeline(load(data / "settings.toml", data), on_progress=on_progress)
+    began = data / _BEGAN
+    if began.exists():
+        before = {(stage, key): at for stage, key, at in json.loads(began.read_text("utf-8"))}
+    else:
+        before = dict(work.receipts.stamps())
+    work.ingest_new()
+    return work, before
+
+
+def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
+    from replay_pipeline.storage.store import written_whole
+
+    with progress_bars() as on_progress:
+        work, before = _open_demo(data, model, on_progress)
+    with written_whole(data / _BEGAN) as file:
+        file.write(json.dumps([[*name, at] for name, at in before.items()]).encode())
+    confirm(work, yes=yes)
+    with progress_bars() as on_progress:
+        work.watch(on_progress)
+        replay = work.replay_within()
+        for batch in work.batches():
+            replay(batch)
+        reports = {batch: work.pairs(batch).report for batch in work.batches()}
+    show_pairs(reports)
+    show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]})
+    out.print(f"All of them side by side: open {work.review()} in a browser.")

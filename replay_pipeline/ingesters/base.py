@@ -55,6 +55,8 @@ class Result(msgspec.Struct, gc=False):
     """The user's own words with a rejection."""
     verdict: tuple[Outcome, str | None] | None = None
     """Outcome and error kind, once somebody has asked for them."""
+    n_tokens: float | None = None
+    """Estimated tokens, likewise."""
 
 
 class Turn(msgspec.Struct, eq=False):
@@ -85,6 +87,8 @@ class Turn(msgspec.Struct, eq=False):
     flags: set[str] = msgspec.field(default_factory=set)
     cleared: list[str] = []
     """Call ids whose results the model no longer saw from here on."""
+    n_tokens: float | None = None
+    """Estimated tokens of its messages, once somebody has asked for them."""
     index: int = -1
     """Position among the turns of its session, in the order of the file."""
 
@@ -95,6 +99,10 @@ class Turn(msgspec.Struct, eq=False):
     def is_state(self) -> bool:
         """Whether the student decided something here."""
         return self.kind == "assistant" and "copy" not in self.flags
+
+    def let_go(self) -> None:
+        """Forget all texts, once there are rows of them."""
+        self.texts, self.thinking, self.calls, self.results = [], [], [], {}
 
 
 @dataclass(slots=True)

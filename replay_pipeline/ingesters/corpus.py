@@ -4,9 +4,10 @@ import codecs
 import json
 import logging
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,21 @@ from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.increments import digests_of
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
-from replay_pipeline.ingesters.log_rows import Cleaner, LogRows, sha_of, state_ids_of, texts_of
+from replay_pipeline.ingesters.log_rows import (
+    Cleaner,
+    LogRows,
+    hints_of,
+    pieces_of,
+    sha_of,
+    state_ids_of,
+    texts_of,
+)
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
-from replay_pipeline.redaction.people import people_in
-from replay_pipeline.redaction.redactor import Redactor, user_of
+from replay_pipeline.redaction.people import user_of
+from replay_pipeline.redaction.redactor import Redactor
+from replay_pipeline.redaction.scanning import people_in
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.store import written_whole
 from replay_pipeline.storage.tables import write_table
@@ -48,8 +58,6 @@ INGESTERS: tuple[Ingester, ...] = (
 """Asked in this order whose file it is."""
 
 _HEAD_BYTES = 65_536
-_OPEN_BYTES = 8_000_000
-"""Of files that are read before their rows are made: redaction is faster on many texts at once."""
 _TAIL_BYTES = 4_096
 _SUFFIXES = frozenset({".jsonl", ".json"})
 
@@ -99,6 +107,9 @@ class IngestResult:
     states: pa.Table
     tools: pa.Table
     report: IngestReport
+    decided: frozenset[str] = frozenset()
+    """Ids of the decisions that belong to it, those included that were left out for want of a
+    prefix."""
 
 
 def ingest(
@@ -130,12 +141,14 @@ def ingest(
         superseded=superseded_state_ids,
     )
     with without_collector():
-        for n_done, source in enumerate(_in_order(slices), 1):
+        sizes = {source: _size(source) for source in slices}
+        n_bytes = 0
+        for source in _in_order(slices):
             corpus.take(source)
-            if corpus.n_open_bytes >= _OPEN_BYTES or n_done == len(slices):
-                corpus.flush()
+            n_bytes += sizes[source]
             if on_progress is not None:
-                on_progress(Progress(stage="ingest", n_done=n_done, n_total=len(slices)))
+                total = sum(sizes.values())
+                on_progress(Progress(stage="ingest", n_done=n_bytes, n_total=total, unit="bytes"))
     if slices and not corpus.n_read:
         raise IngestError(_nothing_read(slices, corpus))
     return corpus.result(tool_overrides)
@@ -201,6 +214,15 @@ def _may_be_session(path: Path) -> bool:
     return not (path.name.endswith(".meta.json") or path.name == "journal.jsonl")
 
 
+def _size(source: SourceSlice) -> int:
+    """Bytes of a slice, 0 of a file that cannot be looked at."""
+    try:
+        end = source.place.stat().st_size if source.end is None else source.end
+    except OSError:
+        return 0
+    return max(0, end - source.start)
+
+
 def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
     """Subagents before the sessions that quote them, long files before their partial copies."""
 
@@ -212,20 +234,6 @@ def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
         return (not source.path.name.startswith("agent-"), -n_bytes, str(source.path), source.start)
 
     return sorted(slices, key=key)
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenLog:
-    """A conversation that is read and labelled, and has no rows yet."""
-
-    log: SessionLog
-    session_id: str
-    needed: list[Turn]
-    fresh: list[tuple[str, Turn]]
-    labels: dict[Turn, Label]
-    users: frozenset[str]
-    counts: ReadCounts
-    origin: dict[str, Any]
 
 
 class _Corpus:
@@ -252,8 +260,6 @@ class _Corpus:
         self.tools = ToolLearner()
         self.counts = ReadCounts()
         self.report = IngestReport()
-        self.open_logs: deque[_OpenLog] = deque()
-        self.n_open_bytes = 0
         self.n_read = 0
 
     def take(self, source: SourceSlice) -> None:
@@ -300,29 +306,20 @@ class _Corpus:
         }
         for position, log in enumerate(logs):
             self._log(log, source, before, origin, counts if position == 0 else ReadCounts())
-        self.n_open_bytes += n_bytes
-
-    def flush(self) -> None:
-        """Make the rows of the conversations that were read so far."""
-        if self.redactor is not None:
-            self.redactor.prepare_groups(
-                (item.users, texts_of(item.needed)) for item in self.open_logs
-            )
-        while self.open_logs:
-            self._add_rows(self.open_logs.popleft())
         self.turns.close()
         self.states.close()
-        self.n_open_bytes = 0
 
-    def _add_rows(self, item: _OpenLog) -> None:
-        cleaner = Cleaner(self.redactor, item.users)
-        rows = LogRows(item.log, item.session_id, item.needed, item.fresh, cleaner)
-        self.turns.extend(rows.turns())
-        self.states.extend(rows.states(item.labels))
-        session = rows.session(
-            item.counts, n_states=len(item.fresh), hash_project=self.hash_project
-        )
-        self.sessions.append({**session, **item.origin})
+    def _add_rows(self, rows: LogRows, labels: Mapping[Turn, Label], cleaner: Cleaner) -> None:
+        """Make the rows of a conversation, piece by piece: of a long one no text is there twice."""
+        for piece in pieces_of(rows.kept):
+            cleaner.prepare(chain(texts_of(piece), hints_of(piece, labels)))
+            self.turns.extend(rows.turns(piece))
+            self.states.extend(rows.states(piece, labels))
+            if len(piece) < len(rows.kept):
+                self.turns.close()
+                self.states.close()
+            for turn in piece:
+                turn.let_go()
 
     def _log(
         self,
@@ -345,9 +342,11 @@ class _Corpus:
             return
         session_id = self._unique_id(log, source, fresh)
         self.report.outcomes.update(labels[turn].outcome for _, turn in fresh)
-        self.open_logs.append(
-            _OpenLog(log, session_id, needed, fresh, labels, users, counts, origin)
-        )
+        cleaner = Cleaner(self.redactor, users)
+        rows = LogRows(log, session_id, needed, fresh, cleaner)
+        self._add_rows(rows, labels, cleaner)
+        session = rows.session(counts, n_states=len(fresh), hash_project=self.hash_project)
+        self.sessions.append({**session, **origin})
 
     def _fresh(
         self,
@@ -433,7 +432,12 @@ class _Corpus:
                 "rows that the model may have seen are not shown: %s", ", ".join(unknown)
             )
         return IngestResult(
-            sessions=sessions, turns=turns, states=states, tools=tools.table(), report=report
+            sessions=sessions,
+            turns=turns,
+            states=states,
+            tools=tools.table(),
+            report=report,
+            decided=frozenset(self.taken),
         )
 
 

@@ -11,7 +11,7 @@ from statistics import median
 
 import pyarrow as pa
 
-from replay_pipeline.ingesters.base import Turn, path_to
+from replay_pipeline.ingesters.base import Result, Turn, path_to
 
 FITTED_AGENT = "claude_code"
 """Its sessions are those to which the figures below were fitted."""
@@ -34,6 +34,8 @@ def n_tokens_of(turn: Turn) -> float:
 
     A message of the model adds at least what it took to write: its thinking may not be logged.
     """
+    if turn.n_tokens is not None:
+        return turn.n_tokens
     n_tokens = TOKENS_PER_TURN
     for text in turn.texts:
         n_tokens += TOKENS_PER_CHAR_TEXT * len(text)
@@ -44,18 +46,22 @@ def n_tokens_of(turn: Turn) -> float:
     if turn.usage is not None:
         n_tokens = max(n_tokens, turn.usage.n_output)
     for result in turn.results.values():
-        n_tokens += n_tokens_of_result(result.text)
+        n_tokens += n_tokens_of_result(result)
+    turn.n_tokens = n_tokens
     return n_tokens
 
 
-def n_tokens_of_result(text: str) -> float:
+def n_tokens_of_result(result: Result) -> float:
     """Estimated tokens of one tool result."""
-    n_images = text.count("[image]") if len(text) < 1_000 else 0
-    return (
-        TOKENS_PER_IMAGE * n_images
-        + TOKENS_PER_CHAR_RESULT * len(text)
-        + TOKENS_PER_RESULT_LINE * text.count("\n")
-    )
+    if result.n_tokens is None:
+        text = result.text
+        n_images = text.count("[image]") if len(text) < 1_000 else 0
+        result.n_tokens = (
+            TOKENS_PER_IMAGE * n_images
+            + TOKENS_PER_CHAR_RESULT * len(text)
+            + TOKENS_PER_RESULT_LINE * text.count("\n")
+        )
+    return result.n_tokens
 
 
 OF_SESSIONS = ("session_id", "agent", "versions")
@@ -178,12 +184,14 @@ class _Costs:
     def add(self, turn: Turn) -> None:
         """Take in a turn whose parent is known, or whose results were cleared since."""
         above = turn.parent
-        self.before[turn] = self.total[above] if above is not None else 0.0
-        own = 0.0 if "retracted" in turn.flags else n_tokens_of(turn)
+        self.before[turn] = total = self.total[above] if above is not None else 0.0
+        if "retracted" not in turn.flags:
+            total += n_tokens_of(turn)
         for call_id, result in turn.results.items():
-            self.results[call_id] = n_tokens_of_result(result.text)
-        own -= sum(self.results.get(call_id, 0.0) for call_id in turn.cleared)
-        self.total[turn] = self.before[turn] + own
+            self.results[call_id] = n_tokens_of_result(result)
+        for call_id in turn.cleared:
+            total -= self.results.get(call_id, 0.0)
+        self.total[turn] = total
         self._models[turn] = turn.model or (self._models[above] if above is not None else None)
         self.run[turn] = turn if self._begins_run(turn) else self.run[above] if above else None
 

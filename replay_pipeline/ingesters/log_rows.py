@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from replay_pipeline.ingesters.labels import Label
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.types import Message
 
+_PIECE_CHARS = 4_000_000
 _ID_BYTES = 10
 """A multiple of 5, so that ids in base 32 lie side by side without padding."""
 _ID_CHARS = _ID_BYTES * 8 // 5
@@ -61,6 +62,11 @@ class Cleaner:
         self._redactor = redactor
         self._users = users
 
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Redact many texts at once, which is faster; they are then asked for one by one."""
+        if self._redactor is not None:
+            self._redactor.prepare(texts, users=self._users)
+
     def text(self, text: str) -> str:
         """One text."""
         return text if self._redactor is None else self._redactor.text(text, users=self._users)
@@ -94,13 +100,33 @@ class Cleaner:
 
 def texts_of(turns: Sequence[Turn]) -> Iterator[str]:
     """Every text of the turns that will be redacted."""
+    yield from {turn.cwd for turn in turns if turn.cwd}
     for turn in turns:
         yield "\n\n".join(turn.texts)
         yield "\n\n".join(turn.thinking)
         for call in turn.calls:
+            yield call.name
             yield from _strings_in(call.arguments)
         for result in turn.results.values():
             yield result.text
+
+
+def hints_of(turns: Sequence[Turn], labels: Mapping[Turn, Label]) -> Iterator[str]:
+    """Every hint at the turns."""
+    for turn in turns:
+        if turn in labels and (hint := labels[turn].hint):
+            yield hint
+
+
+def pieces_of(turns: list[Turn]) -> Iterator[list[Turn]]:
+    """The turns in order, cut where the results of calls come to some megabytes."""
+    start = n_chars = 0
+    for position, turn in enumerate(turns, 1):
+        n_chars += sum(len(result.text) for result in turn.results.values())
+        if n_chars > _PIECE_CHARS:
+            yield turns[start:position]
+            start, n_chars = position, 0
+    yield turns[start:]
 
 
 def _strings_in(arguments: str) -> Iterator[str]:
@@ -137,15 +163,17 @@ class LogRows:
     ) -> None:
         self._log = log
         self._session_id = session_id
-        self._kept = turns
-        self._fresh = fresh
-        self._decided = {turn for _, turn in fresh}
+        self.kept = turns
+        self._state_ids = {turn: state_id for state_id, turn in fresh}
         self._cleaner = cleaner
+        self._depths = _depths(log.turns)
+        self._predicted = predict_context(log.turns, agent=log.agent)
+        self._cwd = next((turn.cwd for turn in log.turns if turn.cwd), None)
         self._moments = [_milliseconds(turn.timestamp) for turn in log.turns]
 
-    def turns(self) -> Rows:
-        """Rows of `turns`, in the order of the file."""
-        kept, clean = self._kept, self._cleaner
+    def turns(self, kept: Sequence[Turn]) -> Rows:
+        """Rows of `turns` for some of those that are kept, in the order of the file."""
+        clean = self._cleaner
         usages = [turn.usage for turn in kept]
         return {
             "session_id": [self._session_id] * len(kept),
@@ -165,16 +193,14 @@ class LogRows:
             "flags": [_flags_of(turn) for turn in kept],
         }
 
-    def states(self, labels_of: Mapping[Turn, Label]) -> Rows:
-        """Rows of `states`: the fresh decisions."""
-        clean = self._cleaner
-        states = [turn for _, turn in self._fresh]
+    def states(self, kept: Sequence[Turn], labels_of: Mapping[Turn, Label]) -> Rows:
+        """Rows of `states`: the fresh decisions among these turns."""
+        clean, depth, predicted = self._cleaner, self._depths, self._predicted
+        states = [turn for turn in kept if turn in self._state_ids]
         labels = [labels_of[turn] for turn in states]
-        depth = _depths(self._log.turns)
-        predicted = predict_context(self._log.turns, agent=self._log.agent)
         n_context = [turn.usage.n_context if turn.usage else 0 for turn in states]
         return {
-            "state_id": [state_id for state_id, _ in self._fresh],
+            "state_id": [self._state_ids[turn] for turn in states],
             "session_id": [self._session_id] * len(states),
             "turn_idx": [turn.index for turn in states],
             "depth": [depth[turn] for turn in states],
@@ -203,7 +229,7 @@ class LogRows:
     def session(self, counts: ReadCounts, *, n_states: int, hash_project: bool) -> dict[str, Any]:
         """The row of `sessions`, without its source."""
         log = self._log
-        cwd = next((turn.cwd for turn in log.turns if turn.cwd), None)
+        cwd = self._cwd
         moments = [moment for moment in self._moments if moment is not None]
         project = cwd
         if cwd is not None:
@@ -218,7 +244,7 @@ class LogRows:
             "models": sorted({turn.model for turn in log.turns if turn.model}),
             "first_timestamp": min(moments, default=None),
             "last_timestamp": max(moments, default=None),
-            "n_turns": len(self._kept),
+            "n_turns": len(self.kept),
             "n_states": n_states,
             "n_rows": counts.rows,
             "n_rows_used": counts.rows_used,
@@ -247,7 +273,7 @@ class LogRows:
         if turn.kind != "assistant":
             return [{"role": "user", "content": clean.text("\n\n".join(turn.texts))}]
         messages: list[Message] = []
-        if turn not in self._decided:
+        if turn not in self._state_ids:
             action: Message = {"role": "assistant", "content": clean.text("\n\n".join(turn.texts))}
             if turn.calls:
                 action["tool_calls"] = self._tool_calls(turn)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.errors import IngestError
-from replay_pipeline.inert_html import html_page, inert_json
+from replay_pipeline.inert_html import address_of, html_page, inert_json
 from replay_pipeline.ingesters import default_sources, ingest
 from replay_pipeline.look.overview import Row, facts_of_session, overview
 from replay_pipeline.redaction.printable import printable
@@ -29,6 +29,7 @@ def look(
     paths: Sequence[Path] | None = None,
     *,
     page: Path,
+    review: Path | None = None,
     salt: str = "",
     on_progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def look(
     Args:
         paths: session files or folders; by default those of the agents on this machine.
         page: the HTML file; it appears complete or not at all.
+        review: the review page, to which decisions link.
         salt: what makes placeholders of secrets unguessable.
         on_progress: called as files are read.
 
@@ -60,7 +62,9 @@ def look(
         pieces.append(_packed(own, decisions))
     figures = overview(facts, turns, states, result.report)
     with written_whole(page) as file:
-        file.write(_html({"overview": figures, "sessions": facts, "pieces": pieces}).encode())
+        link = None if review is None else address_of(review, seen_from=page)
+        data = {"overview": figures, "sessions": facts, "pieces": pieces, "review": link}
+        file.write(_html(data).encode())
     return figures
 
 

@@ -15,6 +15,12 @@
     return made;
   }
 
+  function link(label, address) {
+    const made = element("a", "", label);
+    made.href = address;
+    return made;
+  }
+
   function card(title, rows) {
     const made = element("div", "card");
     made.append(element("h3", "", title));
@@ -117,7 +123,11 @@
       about.push(`decision ${state.state_id}`, words(state.outcome), state.error_kind && words(state.error_kind));
       if (state.fidelity !== undefined) about.push(`fidelity ${state.fidelity.toFixed(2)}`);
     }
-    made.append(element("div", "what", about.filter(Boolean).join(" · ")));
+    const what = element("div", "what", about.filter(Boolean).join(" · "));
+    if (state && data.review) {
+      what.append(" · ", link("its pair", `${data.review}#${encodeURIComponent(state.state_id)}`));
+    }
+    made.append(what);
     if (turn.thinking) {
       const thought = element("details");
       thought.append(element("summary", "", "thinking"), text(turn.thinking));
@@ -163,6 +173,22 @@
     return folded;
   }
 
+  // `#SESSION/STATE`, as the review page links here.
+  async function followAddress() {
+    const [id, stateId] = location.hash.slice(1).split("/").map(decodeURIComponent);
+    const session = sessions.find((each) => each.id === id);
+    if (!session) return;
+    await show(session);
+    // A decision on a way that was left lies in a folded branch; branches lie in branches.
+    for (let folded; stateId && !document.getElementById(stateId) && (folded = document.querySelector("details.branch:not([open])")); ) {
+      folded.open = true;
+      await new Promise((drawn) => setTimeout(drawn));
+    }
+    const turn = stateId && document.getElementById(stateId);
+    turn?.classList.add("linked");
+    turn?.scrollIntoView();
+  }
+
   async function show(session) {
     const turns = await turnsOf(session);
     const known = new Set(turns.map((turn) => turn.i));
@@ -196,6 +222,8 @@
 
   document.querySelector("#sessions thead tr").append(...Object.keys(columns).map((name) => element("th", "", name)));
   $("search").addEventListener("input", showSessions);
+  addEventListener("hashchange", followAddress);
   showOverview();
   showSessions();
+  followAddress();
 })();

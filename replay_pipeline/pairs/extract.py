@@ -33,6 +33,7 @@ from replay_pipeline.pairs.weights import FAILURES, PairWeights
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import (
+    REHEARSAL,
     AgreementLevel,
     DPOPair,
     Message,
@@ -518,11 +519,11 @@ class _Extraction:
             "n_teachers_agreeing": consensus.n_families,
             "n_teachers_asked": answers.asked,
             "n_teachers_valid": len(answers.voting),
-            "teachers_agreeing": [vote.row.teacher for vote in consensus.votes],
+            "teachers_agreeing": _names(consensus),
             "agreement_level": consensus.level,
             "n_against": balance.n_against,
             "margin": balance.margin,
-            "source": "consensus",
+            "source": _source(consensus),
             "rejected_source": side.source,
             "shares_vendor": shares_vendor,
             "is_distillable": _is_distillable(consensus),
@@ -619,11 +620,26 @@ def _positive(
         "action_message": side.action.to_message(),
         "n_teachers_agreeing": consensus.n_families,
         "n_teachers_asked": answers.asked,
-        "teachers_agreeing": [vote.row.teacher for vote in consensus.votes],
+        "teachers_agreeing": _names(consensus),
         "agreement_level": consensus.level,
         "is_distillable": _is_distillable(consensus),
         "cost_usd": answers.cost_usd,
     }
+
+
+def _names(consensus: Consensus) -> list[str]:
+    """Name the teachers that agree, those of a rehearsal as such: the mark goes with the row."""
+    return [
+        f"{REHEARSAL}:{row.teacher}"
+        if row.is_rehearsal and not row.teacher.startswith(REHEARSAL)
+        else row.teacher
+        for row in (vote.row for vote in consensus.votes)
+    ]
+
+
+def _source(consensus: Consensus) -> str:
+    """Say where a pair comes from; one made-up vote is enough to make all of it play."""
+    return REHEARSAL if any(vote.row.is_rehearsal for vote in consensus.votes) else "consensus"
 
 
 def _for_natural(state: TraceState) -> TraceState:

@@ -90,6 +90,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         n_sessions=len({sha for batch in batches for sha in sessions_of(batch)}),
         n_batches=len(batches),
         n_pairs=n_pairs,
+        n_rehearsed=sum(batch.get("n_rehearsed", 0) for batch in batches),
         n_hints=_sum(batches, "n_hints"),
         n_sharing_vendor=_sum(batches, "n_sharing_vendor"),
         n_distillable=_sum(batches, "n_distillable"),

@@ -26,6 +26,7 @@ from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.lengths import TokenSizes, cut_pairs
+from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
 from replay_pipeline.storage.pair_rows import PromptsOf, with_prompts
@@ -297,7 +298,11 @@ class _Version:
         scan, summed = SecretScan(key), batch_facts.Summed()
         sessions: dict[str, set[str]] = {side: set() for side in SPLITS}
 
+        n_play = 0
+
         def put(config: str, rows: pa.Table) -> None:
+            nonlocal n_play
+            n_play += n_rehearsed(rows) if config in ("pairs", "positives") else 0
             sides = [split.of(session) for session in _sessions(rows)]
             for side in SPLITS:
                 part = rows.filter(pa.array([s == side for s in sides], pa.bool_()))
@@ -344,6 +349,7 @@ class _Version:
             counted=counted,
             not_cut=not_cut,
         )
+        self._manifests[key] |= {"n_rehearsed": n_play} if n_play else {}
         self._files[layout.manifest_path(key)] = batch_facts.encode(self._manifests[key])
 
     def measure(self, folder: Path) -> None:
@@ -366,6 +372,7 @@ class _Version:
         """Bring the folder to this version."""
         stay = {key: m for key, m in read_manifests(folder).items() if key not in self._owned}
         here = {**stay, **self._manifests}
+        refuse_rehearsal(here, options.repo_id)
         shared = {
             layout.FACTS: batch_facts.encode(self._facts),
             layout.CARD: card.render(here, self._facts),

@@ -4,16 +4,19 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from replay_pipeline.redaction.secret_rules import RULES
 
 _MIN_LOGIN_CHARS = 3
+_MAX_HEAD_CHARS = 160
+_AROUND_CHARS = 120
 _MIN_PLAIN_CHARS = 4
 """A shorter login name is replaced only where an account stands: it may be a word of code."""
 
 _NAME = r"[A-Z][\w.'-]*(?: [A-Z][\w.'-]*){1,3}"
 _HOME = re.compile(r"\\{0,3}([A-Za-z0-9][\w.-]{0,63})")
-_HOMES = ("/Users/", "/home/", "Users\\")
+_HOME_ROOTS = ("/Users/", "/home/", "Users\\")
 _AUTHOR = re.compile(rf"(?:ter)?[:= ]{{1,3}}\"?({_NAME})\"?(?= <|\n|\"|$)")
 _AUTHORS = ("uthor", "ommit", "agger", "-by", "-By", "user.name")
 _ACCOUNT = re.compile(
@@ -21,7 +24,7 @@ _ACCOUNT = re.compile(
     r"(?:,\s*\\*\"name\\*\": ?\\*\"([A-Z][^\"\\]{2,60} [^\"\\]{2,60}))?"
 )
 _BRANCH = re.compile(r"[A-Za-z][\w-]{2,38}(?=/[\w-]+)")
-_OF_ORGANIZATION = re.compile(r"[\w.-]+/([A-Za-z][\w-]{2,38})(?=/[\w-]+)")
+_OF_ORGANIZATION = re.compile(r".{0,12}from ([\w.-]{1,64}/([A-Za-z][\w-]{2,38}))(?=/[\w-]+)")
 _BRANCHES = ("origin/", "worktrees/", "branch ", "branch '", "into ", "into '")
 _NOBODY = re.compile(r"\b(?:Claude|Copilot|Test|User|Unknown|Name|GitHub|Bot|Date|Merge|Code)\b")
 
@@ -41,18 +44,37 @@ _ADDRESS = re.compile(r"(?<![\w./:-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.-])")
 _VERSION = re.compile(r"(?:version\W{1,6}|[=~<>^v@]\s?)\Z", re.IGNORECASE)
 _KNOWN_ADDRESSES = frozenset({"8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "1.2.3.4"})
 
-Placeholder = Callable[[str, str], str]
-"""Names a kind and a value; gives what stands for it."""
+
+class Mention(NamedTuple):
+    """Somebody or some place at `text[start:end]`."""
+
+    start: int
+    end: int
+    kind: str
+    """`name`, `user_name`, `home`, `host` or `address`."""
 
 
-def people_in(texts: Iterable[str]) -> frozenset[str]:
+PEOPLE_SIGNALS = {
+    "author": r"(?:uthor|ommit|agger|-by|-By|user\.name)(?:ter)?[:= ]{1,3}\"?[A-Z][\w.'-]* [A-Z]",
+    "account": r'"login\\*": ?\\*"[A-Za-z]',
+    "branch": r"(?:origin/|worktrees/|branch '?|into '?)[A-Za-z][\w-]{2,38}/",
+    "organization": r"ull request .{0,12}from [\w.-]{1,64}/[A-Za-z][\w-]{2,38}/",
+}
+"""Found wherever somebody may be named outside a home folder, by a linear-time engine."""
+
+
+def names_in(text: str, pieces: str) -> frozenset[str]:
     """Collect the people of a session: of home folders, commits, accounts and branches.
 
     Login names and full names are given as they are. What ends with a slash is a login name at the
     head of branch names, alone or behind what stood before it.
+
+    Args:
+        text: what was said and done in the session.
+        pieces: those of it that one of `PEOPLE_SIGNALS` begins.
     """
-    text = "\n".join(texts)
-    found = {match[1].rstrip(".") for match in _after(text, _HOMES, _HOME)}
+    found = {match[1].rstrip(".") for match in _after(text, _HOME_ROOTS, _HOME)}
+    text = pieces
     found.update(match[1] for match in _after(text, _AUTHORS, _AUTHOR))
     for match in _after(text, ('"login',), _ACCOUNT):
         found.update(filter(None, match.groups()))
@@ -62,10 +84,9 @@ def people_in(texts: Iterable[str]) -> frozenset[str]:
         for name in {match[0] for match in _after(text, (literal,), _BRANCH)}:
             if _owns_branches(name):
                 found |= {f"{name}/", f"{before}{name}/"}
-    if "pull request" in text:
-        for match in _after(text, (" from ",), _OF_ORGANIZATION):
-            if _owns_branches(match[1]):
-                found |= {f"{match[1]}/", f"{match[0]}/"}
+    for match in _after(text, ("ull request ",), _OF_ORGANIZATION):
+        if _owns_branches(match[2]):
+            found |= {f"{match[2]}/", f"{match[1]}/"}
     return frozenset(name for name in found if {" ", "/"} & set(name) or is_private_login(name))
 
 
@@ -74,14 +95,14 @@ def _owns_branches(name: str) -> bool:
 
 
 def _after(text: str, literals: Iterable[str], pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-    """Match a pattern behind each literal: a search for literals takes a tenth of its time."""
+    """Match a pattern behind each literal, once for places that go on alike.
+
+    Splitting at a literal takes a tenth of the time of a search for the expression.
+    """
     for literal in literals:
-        position = text.find(literal)
-        while position >= 0:
-            position += len(literal)
-            if match := pattern.match(text, position):
+        for head in {rest[:_MAX_HEAD_CHARS] for rest in text.split(literal)[1:]}:
+            if match := pattern.match(head):
                 yield match
-            position = text.find(literal, position)
 
 
 def is_private_login(name: str) -> bool:
@@ -110,46 +131,53 @@ class People:
             rf"|(?<=[\w-] ){one}(?= +\w+ +\d)|(?m:^){one}(?= +\d)|(?<=\d ){one}(?= +\d)"
         )
 
-    def replaced(self, text: str, full_name: Callable[[str], str]) -> tuple[str, int]:
-        """Replace login names by `user` and full names as told; count the login names."""
-        n_found = 0
+    def mentions(self, text: str) -> Iterator[Mention]:
+        """Find login names and full names, in no order; they may overlap."""
         for name in self._full:
-            if name in text:
-                text = _replaced(text, text, name, full_name(name), _is_word)[0]
-        lowered = text.lower()
-        for name in self._plain:
-            if (low := name.lower()) in lowered:
-                text, n = _replaced(text, lowered, low, "user", _is_apart)
-                lowered, n_found = text.lower(), n_found + n
+            yield from _found(text, name, _is_word, "name")
+        if self._plain:
+            lowered = text.lower()
+            if len(lowered) != len(text):  # letters whose lower case is two
+                lowered = text.translate(_ASCII_LOWER)
+            for name in self._plain:
+                yield from _found(lowered, name.lower(), _is_apart, "user_name")
         for name in self._heads:
-            if name in text:
-                before = name[: name.rfind("/", 0, -1) + 1]
-                text, n = _replaced(
-                    text, text, name, f"{before}user/", _is_path if before else _is_head
-                )
-                n_found += n
-        if any(name in text for name in self._short):
-            text, n = self._as_account.subn("user", text)
-            n_found += n
-        return text, n_found
+            where = name.rfind("/", 0, -1) + 1
+            for _, end, kind in _found(text, name, _is_path if where else _is_head, "user_name"):
+                yield Mention(end - len(name) + where, end - 1, kind)
+        for name in self._short:
+            for end in _ends_of(text, name):
+                if match := self._as_account.match(text, end - len(name)):
+                    yield Mention(*match.span(), "user_name")
+
+    def in_homes(self, text: str) -> list[tuple[str, str]]:
+        """Give each home folder that occurs in a text, and what stands for it."""
+        logins = sorted((*self._plain, *self._short), key=lambda name: (-len(name), name))
+        return [
+            (folder, f"{root}user/")
+            for name in logins
+            for root in ("/Users/", "/home/")
+            if (folder := f"{root}{name}/") in text
+        ]
 
 
-def _replaced(
-    text: str, where: str, name: str, by: str, fits: Callable[[str, str], bool]
-) -> tuple[str, int]:
-    """Put `by` wherever `where` has the name between two characters that fit."""
-    if len(where) != len(text):  # a letter whose lower case is two: rare enough to look for case
-        where = text
-    parts: list[str] = []
-    copied = 0
-    position = where.find(name)
+_ASCII_LOWER = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
+
+
+def _ends_of(text: str, name: str) -> Iterator[int]:
+    position = text.find(name)
     while position >= 0:
-        end = position + len(name)
-        if fits(text[position - 1 : position] if position else "", text[end : end + 1]):
-            parts += (text[copied:position], by)
-            copied = end
-        position = where.find(name, end)
-    return "".join([*parts, text[copied:]]), len(parts) // 2
+        position += len(name)
+        yield position
+        position = text.find(name, position)
+
+
+def _found(text: str, name: str, fits: Callable[[str, str], bool], kind: str) -> Iterator[Mention]:
+    """Find a name between two characters that fit."""
+    for end in _ends_of(text, name):
+        start = end - len(name)
+        if fits(text[start - 1 : start] if start else "", text[end : end + 1]):
+            yield Mention(start, end, kind)
 
 
 def _is_word(before: str, after: str) -> bool:
@@ -174,25 +202,60 @@ def people(names: frozenset[str]) -> People:
     return People(names)
 
 
-def without_hosts(text: str, placeholder: Placeholder) -> str:
-    """Replace host names and public addresses."""
-
-    def host(match: re.Match[str]) -> str:
-        found = next(filter(None, match.groups()))
-        if found.lower() in _KNOWN_HOSTS | _DEVICES or found.startswith("<"):
-            return match.group()
-        return match.group().replace(found, placeholder("HOST", found))
-
-    def address(match: re.Match[str]) -> str:
+def hosts_in(text: str, start: int, end: int) -> Iterator[Mention]:
+    """Find host names and public addresses around `text[start:end]`."""
+    start, end = max(0, start - _AROUND_CHARS), end + _AROUND_CHARS
+    for match in _HOST.finditer(text, start, end):
+        group = match.lastgroup or 0
+        if match[group].lower() not in _KNOWN_HOSTS | _DEVICES:
+            yield Mention(*match.span(group), "host")
+    for match in _ADDRESS.finditer(text, start, end):
         value = match.group()
-        before = text[max(0, match.start() - 12) : match.start()]
-        if value in _KNOWN_ADDRESSES or value.endswith(".0.0") or _VERSION.search(before):
-            return value
+        if value in _KNOWN_ADDRESSES or value.endswith(".0.0"):
+            continue
+        if _VERSION.search(text[max(0, match.start() - 12) : match.start()]):
+            continue
         try:
             is_public = ipaddress.ip_address(value).is_global
         except ValueError:
-            return value
-        return placeholder("ADDRESS", value) if is_public else value
+            continue
+        if is_public:
+            yield Mention(*match.span(), "address")
 
-    text = _HOST.sub(host, text)
-    return _ADDRESS.sub(address, text)
+
+def homes_in(text: str) -> Iterator[Mention]:
+    """Find the login names in paths of home folders."""
+    for word, rules in _HOMES.items():
+        if word in text:
+            for literal, rule in rules:
+                if literal in text:
+                    for match in rule.finditer(text):
+                        if match[1].lower() not in RULES.common_logins:
+                            yield Mention(*match.span(1), "home")
+
+
+_LOGIN = r"(?!user/)([A-Za-z0-9][\w.-]{0,63})"
+_HOMES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
+    "Users": (
+        ("/Users/", re.compile(rf"/Users/{_LOGIN}")),
+        ("Users\\", re.compile(rf"Users\\{{1,4}}{_LOGIN}")),
+        ("-Users-", re.compile(r"-Users-([A-Za-z0-9]+)")),
+    ),
+    "home": (
+        ("/home/", re.compile(rf"/home/{_LOGIN}")),
+        ("-home-", re.compile(r"-home-([A-Za-z0-9]+)")),
+    ),
+}
+"""By a word that must occur: literals of which one must, and the rule for a login name after it."""
+
+
+def user_of(cwd: str | None) -> str | None:
+    """Give the login name in a home folder path, if there is one."""
+    return (
+        next(
+            (cwd[m.start : m.end] for m in homes_in(cwd) if m.end - m.start >= _MIN_LOGIN_CHARS),
+            None,
+        )
+        if cwd
+        else None
+    )

@@ -11,18 +11,14 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 from urllib.parse import unquote
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from replay_pipeline.storage.arrays import string_array
 
 MIN_CHARS = 8
 _MAX_DEPTH = 2
@@ -97,12 +93,12 @@ def load_rules(text: str) -> Rules:
     """
     try:
         rules = msgspec.convert(tomllib.loads(text), Rules)
-        for rule in (*rules.token, *rules.line):
-            matching(rule.signal, [""])
+        if looks := next(filter(_LOOK_AROUND.search, _signals_of(rules).values()), None):
+            raise ValueError(f"secret_rules.toml: look-around in a signal: {looks}")
         valid = all(rule.expressions for rule in rules.token) and all(
             "secret" in rule.expression.groupindex for rule in rules.line
         )
-    except (re.error, msgspec.ValidationError, pa.ArrowInvalid) as error:
+    except (re.error, msgspec.ValidationError) as error:
         raise ValueError(f"secret_rules.toml: {error}") from error
     if not valid:
         raise ValueError("secret_rules.toml: the pattern of a line has no group `secret`")
@@ -118,27 +114,31 @@ class SecretHit:
     kind: str
 
 
-class Suspicion(NamedTuple):
-    """Which of the slow rules may find something in a text."""
+def own_hits(
+    text: str, depth: int = 0, *, signals: Collection[str] | None = None
+) -> Iterator[SecretHit]:
+    """Find secrets by our rules, in no order; they may overlap.
 
-    has_token: bool = True
-    is_encoded: bool = True
-
-
-_ANYTHING = Suspicion()
-
-
-def own_hits(text: str, depth: int = 0, *, suspicion: Suspicion = _ANYTHING) -> Iterator[SecretHit]:
-    """Secrets that our rules find, in no order; they may overlap."""
-    if suspicion.has_token:
+    Args:
+        text: where they are looked for.
+        depth: how many encodings it was inside.
+        signals: which of `SIGNALS` were found in it, if that is known.
+    """
+    families = SIGNALS if signals is None else signals
+    if "token" in families:
         yield from _tokens(text)
-    yield from _assignments(text)
-    yield from _in_lines(text)
-    if "PRIVATE KEY" in text:
+    if "assigned" in families:
+        yield from _assignments(text)
+    if "line" in families:
+        yield from _in_lines(text)
+    if "key" in families:
         for match in _PEM.finditer(text):
             yield SecretHit(*match.span(), "private-key")
-    if suspicion.is_encoded and depth < _MAX_DEPTH:
-        yield from _encoded(text, depth)
+    if depth < _MAX_DEPTH:
+        if "base64" in families:
+            yield from _in_base64(text, depth)
+        if "percent" in families:
+            yield from _in_urls(text, depth)
 
 
 # Tokens that are known by their own look.
@@ -202,8 +202,11 @@ _DUMMY = re.compile(
 _EXPRESSION = re.compile(
     r"[$%@/.<{\[(-]|[A-Za-z_][\w.]*[(\[<{]|\w+://|[A-Za-z_]+\.[A-Za-z_.]+(?!\w)"
 )
-_PAGE = re.compile(r"(?:next|page|continuation|cursor|sync)[ _-]?token\Z", re.IGNORECASE)
-"""A place in a list, which opens nothing."""
+_PAGE = re.compile(
+    r"(?:next|page|continuation|cursor|sync|change|client[ _-]?request|idempotency)[ _-]?token\Z",
+    re.IGNORECASE,
+)
+"""A place in a list, or the name of a request: they open nothing."""
 _HEX = re.compile(r"[0-9a-fA-F]{8,}(?:[-:][0-9a-fA-F]{4,})*")
 
 
@@ -327,13 +330,16 @@ _URL_HEAD = re.compile(r"[\w.~+-]*$")
 _PRINTABLE = frozenset(range(32, 127)) | {9, 10, 13}
 
 
-def _encoded(text: str, depth: int) -> Iterator[SecretHit]:
+def _in_base64(text: str, depth: int) -> Iterator[SecretHit]:
     for match in _BASE64.finditer(text):
         hit = next(own_hits(_decoded_base64(match.group()), depth + 1), None)
         if hit is not None:
             head = _BASE64_HEAD.search(text, max(0, match.start() - 3), match.start())
             start = head.start() if head is not None else match.start()
             yield SecretHit(start, match.end(), hit.kind)
+
+
+def _in_urls(text: str, depth: int) -> Iterator[SecretHit]:
     for match in _URL_ENCODED.finditer(text):
         head = _URL_HEAD.search(text, max(0, match.start() - 200), match.start())
         start = head.start() if head is not None else match.start()
@@ -367,40 +373,34 @@ def _is_text(head: str) -> bool:
     return _PRINTABLE.issuperset(data)
 
 
-# One pass of a linear-time engine over many texts at once, to spare nearly all of them the rest.
-# What it looks for is made from the rules, so that no rule can be forgotten here.
+# What a linear-time engine looks for in many texts at once, to spare nearly all of them the rest. It
+# is made from the rules, so that no rule can be forgotten here.
+
+CUT_SIGNAL = "cut"
+"""A value that ends where a query or an element goes on; not for our own rules, which know that."""
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 
-def suspicious(texts: Sequence[str]) -> list[Suspicion | None]:
-    """For each text, what `own_hits` might find in it; `None` for nothing at all."""
-    found: list[Suspicion | None] = [None] * len(texts)
-    positions = [i for i, flag in enumerate(matching(_SIGNAL, texts)) if flag]
-    if positions:
-        suspects = [texts[i] for i in positions]
-        families = matching(_TOKEN_HEADS, suspects), matching(_ENCODED, suspects)
-        for i, has_token, is_encoded in zip(positions, *families, strict=True):
-            found[i] = Suspicion(has_token, is_encoded)
-    return found
-
-
-def matching(pattern: str, texts: Sequence[str]) -> list[bool]:
-    """Tell for each text whether a linear-time engine finds the pattern in it."""
-    array, options = string_array(texts), pc.MatchSubstringOptions(pattern)
-    return pc.call_function("match_substring_regex", [array], options).to_pylist()
+def _signals_of(rules: Rules) -> dict[str, str]:
+    """Give by name the expressions of which one is found wherever `own_hits` finds something."""
+    assigned = (
+        rf"(?:{'|'.join(map(re.escape, rules.names))})[A-Za-z_-]{{0,10}}"
+        r"[\\\"'\x60\]]*(?:\s*[=:,|>][=>]?|</\w{1,8}>|\s+(?:value|content)\s?=)"
+        r"(?:\s*</?\w{1,8}>){0,3}\s*[\\\"'\x60]*[^\s\"'\x60\\]*[0-9]"
+    )  # A name, a sign and a value with a digit, which every value that looks like a secret has.
+    return {
+        "token": "|".join(rule.signal for rule in rules.token),
+        "assigned": assigned,
+        "line": "|".join(rule.signal for rule in rules.line),
+        "key": "PRIVATE KEY",
+        "base64": rf"(?:{_ASCII_GROUP}){{6}}",
+        "percent": r"%[0-9A-Fa-f]{2}",
+        CUT_SIGNAL: r"[=>\"'][\w.~+/=:%-]{16,512}[&<]",
+    }
 
 
 RULES = load_rules((Path(__file__).with_name("secret_rules.toml")).read_text("utf-8"))
+SIGNALS: Mapping[str, str] = _signals_of(RULES)
 _PAIRS = frozenset(RULES.common_pairs.split())
 _TOKENS = [(rule, literal) for rule in RULES.token for literal in rule.literals]
 _LINES = [(rule, literal) for rule in RULES.line for literal in rule.literals]
-_ENCODED = rf"(?:{_ASCII_GROUP}){{6}}|%[0-9A-Fa-f]{{2}}"
-_TOKEN_HEADS = "|".join(rule.signal for rule in RULES.token)
-_ASSIGNED_HEAD = (
-    rf"(?:{'|'.join(map(re.escape, RULES.names))})[A-Za-z_-]{{0,10}}"
-    r"[\\\"'\x60\]]*(?:\s*[=:,|>][=>]?|</\w{1,8}>|\s+(?:value|content)\s?=)(?:\s*</?\w{1,8}>){0,3}"
-    r"\s*[\\\"'\x60]*[^\s\"'\x60\\]*[0-9]"
-)
-"""A name, a sign and a value with a digit, which every value that looks like a secret has."""
-_SIGNAL = "|".join(
-    [_TOKEN_HEADS, *(rule.signal for rule in RULES.line), "PRIVATE KEY", _ASSIGNED_HEAD, _ENCODED]
-)

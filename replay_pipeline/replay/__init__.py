@@ -5,7 +5,7 @@ from replay_pipeline.replay.batch import replay_batch
 from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
-from replay_pipeline.replay.facts import refuse_if_nobody_answers, replay_facts
+from replay_pipeline.replay.facts import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
 from replay_pipeline.replay.probe import Probe, probe_estimate, probe_teachers
 from replay_pipeline.replay.reconcile import LostCallReport, reconcile
@@ -22,6 +22,7 @@ from replay_pipeline.types import RetryPolicy
 
 __all__ = [
     "DEFAULT_GATES",
+    "NOT_ASKED",
     "Asking",
     "ControlReport",
     "Estimate",

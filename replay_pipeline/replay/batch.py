@@ -44,11 +44,11 @@ from replay_pipeline.replay.ledger import BATCH_KEY, Ledger
 from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.prices import Price, nano, usd
 from replay_pipeline.replay.replies import Answer, Failure, read_reply
-from replay_pipeline.replay.requests import Question, RequestBuilder
+from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
 from replay_pipeline.replay.run import drained, indexed, lanes_of
 from replay_pipeline.replay.sizes import Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
-from replay_pipeline.types import ReplayReport, TeacherSpec, TraceState
+from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec, TraceState
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +150,8 @@ class _BatchRun:
         self.n_sent = 0
         self.n_skipped = 0
         self.newly_spent = 0
+        self.refused: dict[str, TeacherAction] = {}
+        """Rows of requests that no endpoint would take, by their hash; nothing was sent for them."""
         lanes = lanes_of(states, teachers, asking)
         self.tasks = sorted((task for _, lane in lanes for task in lane), key=lambda t: t.index)
         self.by_sha = {task.question.sha: task for task in self.tasks}
@@ -237,12 +239,17 @@ class _BatchRun:
             calls: dict[str, int] = {}
             requests = []
             for task in tasks[start : start + MAX_BATCH_CALLS]:
+                body = builder.body(task.state, teacher, price)
+                if problem := builder.broken_rule(body, teacher, price):
+                    # One request that an endpoint refuses may cost the whole batch its answers.
+                    failure = Failure("invalid_request", f"not sent: {problem}", is_lasting=True)
+                    self.refused[task.question.sha] = failed_row(task, failure)
+                    continue
                 reserved = await self._reserve(task, price)
                 if reserved is None:
                     self.n_skipped += 1
                     continue
                 calls[task.question.sha] = reserved.call_id
-                body = builder.body(task.state, teacher, price)
                 requests.append({"custom_id": task.question.sha, "body": msgspec.Raw(body)})
             if requests:
                 pending = _Pending(
@@ -350,6 +357,9 @@ class _BatchRun:
             outcome, body = read[sha]
             task = _task(pending, sha, call)
             if isinstance(outcome, Answer):
+                if asked := self.by_sha.get(sha):
+                    action = with_recorded_names(outcome.action, asked.state)
+                    outcome = replace(outcome, action=action)
                 row = answered_row(task, outcome, costs[sha])
             else:
                 row = failed_row(task, outcome)
@@ -373,10 +383,11 @@ class _BatchRun:
     def _report(
         self, known: Mapping[str, Known], n_cached: int, stop: threading.Event
     ) -> ReplayReport:
+        rows = self.refused | {sha: decode_row(each.row) for sha, each in known.items()}
         actions = [
-            replace(decode_row(known[task.question.sha].row), state_id=task.state_id)
+            replace(rows[task.question.sha], state_id=task.state_id)
             for task in self.tasks
-            if task.question.sha in known
+            if task.question.sha in rows
         ]
         paid = {task.question.sha: known[task.question.sha].cost_nano
                 for task in self.tasks if task.question.sha in known}  # fmt: skip

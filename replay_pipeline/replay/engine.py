@@ -29,6 +29,7 @@ from replay_pipeline.replay.calls import (
     encode_row,
 )
 from replay_pipeline.replay.dialects import dialect_of
+from replay_pipeline.replay.facts import NOT_ASKED
 from replay_pipeline.replay.lanes import Slots
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client, Reply
@@ -266,7 +267,7 @@ class Engine:
 
     def _report_progress(self) -> None:
         if self.on_progress:
-            n_skipped = sum(self.skipped.values())
+            n_skipped = sum(n for why, n in self.skipped.items() if why not in NOT_ASKED)
             spent = usd(self.newly_spent_nano)
             n_done = len(self.decided) + n_skipped
             progress = Progress(stage="replay", n_done=n_done, n_total=self.n_total, cost_usd=spent)
@@ -762,22 +763,25 @@ def settled_lost(lost: LostCall, cost: int) -> Settlement:
 
 
 def _checked(task: Task, answer: Answer) -> Answer:
-    """Flag an answer to a prompt that the server cut short without saying so, as Ollama does."""
-    n_tokens, n_bytes = answer.usage.n_prompt_tokens, task.question.size.n_bytes
+    """Flag an answer to a prompt that the server cut short without saying so, as Ollama does.
+
+    A chat template that knows no tools leaves them out as silently (SmolLM2's, Gemma's).
+    """
+    n_tokens, size = answer.usage.n_prompt_tokens, task.question.size
     if (
         n_tokens is None
         or answer.is_replayed
         or dialect_of(task.teacher).is_whole
-        or n_tokens > n_bytes / _MOST_BYTES_PER_TOKEN
-        or n_bytes < _LEAST_BYTES_CHECKED
+        or n_tokens > size.n_bytes / _MOST_BYTES_PER_TOKEN
+        or size.n_bytes < _LEAST_BYTES_CHECKED
     ):
         return answer
-    return replace(
-        answer,
-        error_code="prompt_truncated",
-        error_message=f"the server read {n_tokens} tokens of a prompt of {n_bytes} bytes: raise its "
-        "context length (Ollama: OLLAMA_CONTEXT_LENGTH) or choose a window",
-    )
+    seen = f"the server read {n_tokens} tokens of a prompt of {size.n_bytes} bytes"
+    if n_tokens > (size.n_bytes - size.n_tool_bytes) / _MOST_BYTES_PER_TOKEN:
+        why = "its chat template drops the tools; serve the model with one that knows tools"
+    else:
+        why = "raise its context length (Ollama: OLLAMA_CONTEXT_LENGTH) or choose a window"
+    return replace(answer, error_code="prompt_truncated", error_message=f"{seen}: {why}")
 
 
 def _plausible(task: Task, n_tokens: int | None) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from replay_pipeline.replay.engine import Task
-from replay_pipeline.replay.gates import DEFAULT_GATES, parse_gates
+from replay_pipeline.replay.gates import DEFAULT_GATES
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.sizes import Learned
 from replay_pipeline.types import Message, TeacherSpec
@@ -100,7 +100,7 @@ def forecast(
         adaptations: what each teacher's endpoint is not sent.
         is_full: give the same with the recommended gates too.
     """
-    asked = _asked_once(lanes, gates)
+    asked = _asked_once(lanes)
     by_teacher: dict[str, list[Sequence[Task]]] = {}
     for teacher, lane in asked:
         by_teacher.setdefault(teacher.name, []).append(lane)
@@ -144,18 +144,14 @@ def _purchase(
 
 
 def _asked_once(
-    lanes: Sequence[tuple[TeacherSpec, Sequence[Task]]], gates: Sequence[str]
+    lanes: Sequence[tuple[TeacherSpec, Sequence[Task]]],
 ) -> list[tuple[TeacherSpec, list[Task]]]:
-    tasks = {task.state_index: task for _, lane in lanes for task in lane}
-    indices = sorted(tasks)
-    screened = parse_gates(gates).screen_states(tasks[index].state for index in indices)
-    left_out = {indices[place] for place in screened}
     seen: set[str] = set()
     asked = []
     for teacher, lane in lanes:
         kept = []
         for task in lane:
-            if task.question.sha not in seen and task.state_index not in left_out:
+            if task.question.sha not in seen:
                 seen.add(task.question.sha)
                 kept.append(task)
         if kept:

@@ -6,6 +6,9 @@ from typing import Any
 from replay_pipeline.errors import TeacherAuthError
 from replay_pipeline.types import ReplayReport
 
+NOT_ASKED = ("budget", "stopped", "teacher_stopped", "in_batch", "ledger_failed")
+"""Why a question waits for the next run; the other reasons are gates, which saved it."""
+
 _REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 
 

@@ -1,13 +1,11 @@
-"""Value of information: which states to replay, and which teachers to still ask.
+"""Value of information: in which order to replay, and which teachers to still ask.
 
-A gate is a small rule with a name. Rules about states look only at the trace; rules about teachers
-look at the votes so far, cheapest teacher first. Every rule counts what it saves, and a call that
-was made by chance carries its propensity, so that later estimates can weigh it.
+A gate is a small rule with a name. Rules about teachers look at the votes so far, cheapest teacher
+first. Every rule counts what it saves, and a call that was made by chance carries its propensity, so
+that later estimates can weigh it.
 
-    near_duplicates       a state like an earlier one (same last messages, same action) is not asked
-    error_sites_first     where the money is short, states whose recorded action went wrong are
-                          asked before all others
-    error_sites_only      only such states are asked
+    error_sites_first     where the money is short, sessions of which most states went wrong are
+                          asked first, each as far as the last of these
     cheap_first           cheapest teacher first; stop once the outcome can no longer change
     cheap_screen:E        stop when the cheapest teacher does what the student did, but for a share
                           E of such states, which are asked on
@@ -21,8 +19,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import msgspec
 
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.validity import ToolList
@@ -41,10 +37,8 @@ from replay_pipeline.types import (
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_GATES = ("near_duplicates", "error_sites_first", "cheap_screen:0.1", "cheap_first")
+DEFAULT_GATES = ("error_sites_first", "cheap_screen:0.1", "cheap_first")
 """What most runs want: little lost, most of the money saved."""
-
-_LAST_MESSAGES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,8 +166,6 @@ class Gates:
     count_own_family: bool = False
     """Whether teachers of the student's own family vote."""
     is_ordered_by_errors: bool = False
-    keeps_error_sites_only: bool = False
-    skips_near_duplicates: bool = False
     has_free_vote: bool = False
     rules: list[TeacherRule] = field(default_factory=list)
     n_saved: Counter[str] = field(default_factory=Counter)
@@ -186,22 +178,6 @@ class Gates:
     def is_sequential(self) -> bool:
         """Whether teachers are asked one after the other."""
         return bool(self.rules)
-
-    def screen_states(self, states: Iterable[TraceState]) -> dict[int, str]:
-        """States that are not asked at all: index to reason."""
-        if not (self.keeps_error_sites_only or self.skips_near_duplicates):
-            return {}
-        skipped: dict[int, str] = {}
-        seen: set[bytes] = set()
-        for index, state in enumerate(states):
-            if self.keeps_error_sites_only and not is_error_site(state):
-                skipped[index] = "error_sites_only"
-            elif self.skips_near_duplicates:
-                name = likeness(state)
-                if name in seen:
-                    skipped[index] = "near_duplicates"
-                seen.add(name)
-        return skipped
 
     def poll(self, state: TraceState) -> Poll:
         """A fresh poll at `state`, with the recorded action's free vote if there is one."""
@@ -266,12 +242,8 @@ def parse_gates(
             raise ConfigError(f"gate {name!r} is not one of {', '.join(_KNOWN.values())}")
         if (":" in _KNOWN[kind]) != bool(number):
             raise ConfigError(f"gate {name!r}: write it as {_KNOWN[kind]}")
-        if kind == "near_duplicates":
-            gates.skips_near_duplicates = True
-        elif kind == "error_sites_first":
+        if kind == "error_sites_first":
             gates.is_ordered_by_errors = True
-        elif kind == "error_sites_only":
-            gates.keeps_error_sites_only = True
         elif kind == "free_vote":
             gates.has_free_vote = True
         elif kind == "cheap_first":
@@ -284,9 +256,7 @@ def parse_gates(
 
 
 _KNOWN = {
-    "near_duplicates": "near_duplicates",
     "error_sites_first": "error_sites_first",
-    "error_sites_only": "error_sites_only",
     "cheap_first": "cheap_first",
     "cheap_screen": "cheap_screen:0.1",
     "max_usd_per_pair": "max_usd_per_pair:0.5",
@@ -302,17 +272,6 @@ def is_error_site(state: TraceState) -> bool:
         or state.get("hint")
         or state.get("alternatives")
     )
-
-
-def likeness(state: TraceState) -> bytes:
-    """Equal for states that show the same last messages and take the same action."""
-    tail = [
-        {"role": m.get("role"), "content": m.get("content"), "calls": _functions(m)}
-        for m in state["messages"][-_LAST_MESSAGES:]
-    ]
-    rendered = _read_student(state, None).render()
-    data = msgspec.json.encode([tail, rendered], order="deterministic")
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _read_student(state: TraceState, tools: ToolList | None) -> Action:
@@ -411,10 +370,9 @@ def _measured(
     answers: Mapping[tuple[str, str], TeacherAction],
     gates: Gates,
 ) -> GateReport:
-    screened = gates.screen_states(states)
     n_saved = n_lost = n_pairs = n_explored = 0
     saved_usd = 0.0
-    for index, state in enumerate(states):
+    for state in states:
         everyone = [answers.get((state["state_id"], teacher.name)) for teacher in teachers]
         full = gates.poll(state)
         for answer in everyone:
@@ -428,7 +386,7 @@ def _measured(
             if gates.is_sequential:
                 left_usd = sum(each.cost_usd for each in everyone[place:] if each)
                 verdict = gates.judge(poll, teachers[place:], left_usd)
-            if index in screened or verdict.reason:
+            if verdict.reason:
                 n_saved += 1
                 saved_usd += answer.cost_usd
                 continue
@@ -465,7 +423,3 @@ def _number(name: str, number: str, most: float) -> float:
 
 def _message(action: Message | str) -> Message:
     return {"role": "assistant", "content": action} if isinstance(action, str) else action
-
-
-def _functions(message: Message) -> list[Any]:
-    return [call.get("function") for call in message.get("tool_calls") or []]

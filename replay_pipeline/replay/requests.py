@@ -81,7 +81,11 @@ class RequestBuilder:
             state_id=state["state_id"],
             teacher=teacher.name,
             sha=digest.hexdigest(),
-            size=Size(len(prompt.messages_json) + len(prompt.tools_json), len(prompt.messages)),
+            size=Size(
+                len(prompt.messages_json) + len(prompt.tools_json),
+                len(prompt.messages),
+                len(prompt.tools_json),
+            ),
             max_completion_tokens=params["max_completion_tokens"],
         )
 

@@ -33,6 +33,8 @@ class Size:
 
     n_bytes: int = 0
     n_messages: int = 0
+    n_tool_bytes: int = 0
+    """Those of the bytes that are tools."""
 
     @property
     def bound_tokens(self) -> int:

@@ -87,7 +87,9 @@ async def _check(teacher: TeacherSpec, client: Client, book: PriceBook) -> Teach
     try:
         price = book.price(teacher)
     except PriceError as error:
-        problems.append(str(error))
+        # Its list of prices could not be asked for: that is the problem, and is told already.
+        if is_reachable or not problems:
+            problems.append(str(error))
     return TeacherCheck(
         teacher=teacher.name,
         model=teacher.model,

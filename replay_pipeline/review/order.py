@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from replay_pipeline.types import REHEARSAL
+
 _BY_MARGIN = {0: 0.6, 1: 0.4, 2: 0.2}
 _BEYOND = 0.1
 """Doubt at a larger margin."""
 _DOUBTS: tuple[tuple[str, float], ...] = (
+    ("made up in a rehearsal", 0.2),
     ("no teacher was asked", 0.2),
     ("the student's own model left its action too", 0.2),
     ("the teachers agree on the target only", 0.2),
@@ -22,7 +25,8 @@ def doubts(pair: Mapping[str, Any]) -> list[str]:
     """Say in words what makes a pair doubtful, apart from its margin."""
     level = pair.get("agreement_level")
     holds = (
-        pair.get("source", "consensus") != "consensus",
+        pair.get("source") == REHEARSAL,
+        pair.get("source", "consensus") not in ("consensus", REHEARSAL),
         bool(pair.get("control_mismatch")),
         level == "target",
         level == "tool",

@@ -177,6 +177,11 @@
     for (const [name, value] of Object.entries(item.facts ?? {})) {
       if (name !== "level") chips.append(chip(words(name), words(value)));
     }
+    if (data.look && item.session) {
+      const link = element("a", "chip", "see it in its session");
+      link.href = `${data.look}#${encodeURIComponent(item.session)}/${encodeURIComponent(item.id)}`;
+      chips.append(link);
+    }
     const made = [element("h2", "", item.id), chips];
     if (item.request) made.push(note("The user said last", item.request));
     if (item.hint) made.push(note("What went wrong, in the record", item.hint));
@@ -310,6 +315,20 @@
     ? `States by outcome: ${outcomes.map(([name, n]) => `${n} ${words(name)}`).join(" · ")}`
     : `${pairs.length} pairs`;
   if (matchMedia("(max-width: 760px)").matches) $("filters").open = false;
+  // `#STATE`, as the page of `look` links here; a state without a pair is listed as well.
+  function followAddress() {
+    const id = decodeURIComponent(location.hash.slice(1));
+    const item = items.find((each) => each.id === id);
+    if (!item) return;
+    for (const each of filters) each.value = "";
+    $("search").value = "";
+    current = item;
+    applyFilters();
+    select(item);
+  }
+
+  addEventListener("hashchange", followAddress);
   fillFilters();
   applyFilters();
+  followAddress();
 })();

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.inert_html import html_page, inert_json
+from replay_pipeline.inert_html import address_of, html_page, inert_json
 from replay_pipeline.review.marks import FORMAT
 from replay_pipeline.review.order import doubts, review_score
 from replay_pipeline.review.sides import (
@@ -32,6 +32,7 @@ def write_review(
     path: Place,
     outcomes: Iterable[Mapping[str, Any]] = (),
     title: str = "Preference pairs",
+    look: Path | None = None,
     max_prefix_chars: int = 12_000,
 ) -> Place:
     """Write a page to look through pairs side by side and mark them; open it in any browser.
@@ -44,6 +45,7 @@ def write_review(
         path: The HTML file; it appears complete or not at all.
         outcomes: Rows of the table `outcomes`: states without a pair are listed too.
         title: Heading of the page.
+        look: The page of `look`, to whose sessions pairs link.
         max_prefix_chars: How much of each prefix is kept in the page.
 
     Raises:
@@ -54,6 +56,7 @@ def write_review(
     facts = {
         "title": title,
         "format": FORMAT,
+        "look": address_of(look, seen_from=path) if look and isinstance(path, Path) else None,
         "outcomes": dict(Counter(str(row["outcome"]) for row in outcomes)),
     }
     with_pair: set[str] = set()

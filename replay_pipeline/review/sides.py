@@ -139,13 +139,24 @@ def _row(kind: str, one: str | None, other: str | None) -> DiffRow:
     return DiffRow(left or [("", False)], right or [("", False)])
 
 
-def last_request(messages: Sequence[Message], *, max_chars: int = 300) -> str:
+def last_request(messages: Sequence[Message], *, max_chars: int = 600) -> str:
     """Tell what the user said last before the state."""
     for message in reversed(messages):
         text = _LOCAL_COMMAND.sub("", _message_text(message)).strip()
         if message.get("role") == "user" and text:
-            return text if len(text) <= max_chars else f"… {text[-max_chars:]}"
+            return _shortened(text, max_chars)
     return ""
+
+
+def _shortened(text: str, n: int) -> str:
+    """Give the beginning and the end of a long text, cut between words."""
+    if len(text) <= n:
+        return text
+    begin, end = text[: n // 2 + 1], text[-(n // 2 + 1) :]
+    # A word longer than half of it all is cut all the same.
+    begin = begin[: begin.rindex(" ")] if " " in begin else begin[:-1]
+    end = end[end.index(" ") + 1 :] if " " in end else end[1:]
+    return f"{begin.rstrip()} … {end.lstrip()}"
 
 
 def shown_prefix(

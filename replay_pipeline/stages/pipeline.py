@@ -24,6 +24,7 @@ from replay_pipeline.ingesters import (
     is_kept,
     is_there,
     keep,
+    list_manifests,
     read_manifest,
     restore,
     without_states,
@@ -51,6 +52,7 @@ from replay_pipeline.publish import (
     to_be_published,
 )
 from replay_pipeline.replay import (
+    NOT_ASKED,
     Estimate,
     control,
     estimate,
@@ -68,6 +70,7 @@ from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import require_trainer
 from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_of, named
+from replay_pipeline.stages.read_ahead import ReadAhead
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
 from replay_pipeline.stages.staleness import changed_parts, find_outdated, refuse_outdated
@@ -83,11 +86,11 @@ from replay_pipeline.stages.trainer_process import (
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import copy_files, files_below
-from replay_pipeline.types import ExportFormat, ReplayReport, TraceState
+from replay_pipeline.types import ExportFormat, Progress, ReplayReport, TraceState
 
 logger = logging.getLogger(__name__)
 
-_POLL_S, _SAMPLE_POLL_S = 30.0, 0.1
+_POLL_S, _PLAYED_POLL_S = 30.0, 0.1
 """Seconds between two looks at a batch that was handed in."""
 
 
@@ -109,7 +112,7 @@ class Pipeline(Project):
             ReplayPipelineError: every batch has failed; the error is that of the last.
         """
         self.find_batches()
-        batches = self.batches()
+        batches, manifests = self.batches(), list_manifests(self.root.path)
         if not batches:
             sources = ", ".join(map(str, self.settings.ingest.sources))
             raise ConfigError(
@@ -117,16 +120,30 @@ class Pipeline(Project):
                 "name a folder or a .jsonl file"
             )
         self.failed = {}
-        for batch in batches:
-            try:
-                self.ingest(batch)
-            except Exception as error:
-                # The next batch has other files, and what is wrong with this one is told at the end.
-                is_ours = isinstance(error, ReplayPipelineError)
-                logger.error("%s: cannot be ingested: %s", batch, error, exc_info=not is_ours)
-                self.failed[batch] = str(error)
-                if len(self.failed) == len(batches):
-                    raise
+        new = [each for each in manifests if self.receipts.read("ingest", each.key) is None]
+        self._on_progress(
+            Progress(
+                stage="ingest", n_done=0, n_total=sum(each.n_bytes for each in new), unit="bytes"
+            )
+        )
+        options = self.settings.ingest
+        with ReadAhead(
+            new,
+            redact=options.is_redacted,
+            hash_project=options.is_project_hashed,
+            salt=redaction_salt(),
+            n_processes=options.n_processes,
+        ) as ahead:
+            for batch in batches:
+                try:
+                    self.ingest(batch, ahead=ahead)
+                except Exception as error:
+                    # The next batch has other files; what is wrong with this one is told at the end.
+                    is_ours = isinstance(error, ReplayPipelineError)
+                    logger.error("%s: cannot be ingested: %s", batch, error, exc_info=not is_ours)
+                    self.failed[batch] = str(error)
+                    if len(self.failed) == len(batches):
+                        raise
         return [batch for batch in batches if batch not in self.failed]
 
     def upgrade(self) -> dict[str, Any]:
@@ -154,12 +171,16 @@ class Pipeline(Project):
             self._is_upgrading = False
         return {"tables": tables, "receipts": dict(receipts)}
 
-    def ingest(self, batch: str) -> Receipt:
+    def ingest(self, batch: str, *, ahead: ReadAhead | None = None) -> Receipt:
         """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
 
         A decision that an earlier batch had before it was complete moves here; of that batch only
         what depends on it is made again, and no answer is paid twice. A log that is gone is read
         from the bytes that were kept of it; if none were, it is counted, and the rest is read.
+
+        Args:
+            batch: which.
+            ahead: where it may have been read already.
         """
         manifest = read_manifest(batch, self.root.path)
         options = self.settings.ingest
@@ -186,15 +207,26 @@ class Pipeline(Project):
                     for source, is_here in found
                     if source not in lost
                 ]
-                result = ingest(
-                    slices,
-                    redact=options.is_redacted,
-                    hash_project=options.is_project_hashed,
-                    known_state_ids=_Owned(self._owners, lambda owner: owner < batch),
-                    superseded_state_ids=_Owned(self._owners, lambda owner: owner > batch),
-                    salt=redaction_salt(),
-                    on_progress=self._on_progress,
-                )
+                tell = self._tell_part(batch)
+                # Read elsewhere, it could not know what other batches have.
+                result = ahead.result(manifest) if ahead is not None else None
+                if (
+                    result is None
+                    or slices != list(manifest.slices)
+                    or not self._owners.keys().isdisjoint(result.decided)
+                ):
+                    result = ingest(
+                        slices,
+                        redact=options.is_redacted,
+                        hash_project=options.is_project_hashed,
+                        known_state_ids=_Owned(self._owners, lambda owner: owner < batch),
+                        superseded_state_ids=_Owned(self._owners, lambda owner: owner > batch),
+                        salt=redaction_salt(),
+                        on_progress=tell,
+                    )
+                else:
+                    n_bytes = manifest.n_bytes
+                    tell(Progress(stage="ingest", n_done=n_bytes, n_total=n_bytes, unit="bytes"))
             self._write_ingested(batch, {name: getattr(result, name) for name in INGESTED})
             for source in lost:
                 logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
@@ -279,22 +311,30 @@ class Pipeline(Project):
             *(t.model_dump_json(exclude={"base_url", "price"}) for t in self.settings.teachers()),
             json.dumps([replay.gates, self.settings.ingest.window]),
             *([self.settings.pairs.model_dump_json(exclude={"marks"})] if replay.gates else []),
-            *(["sample"] if replay.sample_teachers else []),
+            *([self.settings.played] if self.settings.played else []),
             *self._tool_definitions(batch),
         ]
 
         def work() -> dict[str, Any]:
-            with self._teachers() as teachers:
+            with self._teachers([batch]) as teachers:
                 report = replay_in_thread(
                     self._states([batch]),
                     teachers,
                     max_total_usd=replay.max_total_usd if max_total_usd is None else max_total_usd,
                     counts_recorded=False,
                     partition=batch,
-                    tick=self._on_progress,
+                    tick=self._tell_part(batch),
                     ledger=self.settings.ledger_url(),
                     **self._options(),
                 )
+            left = sum(n for why, n in report.skipped.items() if why in NOT_ASKED)
+            n_total = len(report.actions) + sum(report.skipped.values())
+            self._tell_part(batch)(
+                Progress(
+                    stage="replay", n_done=n_total - left, n_total=n_total,
+                    cost_usd=report.newly_spent_usd,
+                )
+            )  # fmt: skip
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
             refuse_if_nobody_answers(report)
             return replay_facts(report)
@@ -320,14 +360,14 @@ class Pipeline(Project):
             TeacherError: an endpoint did not take a batch, or can't be reached.
         """
         replay = self.settings.replay
-        with self._teachers() as teachers:
+        with self._teachers(batches) as teachers:
             return replay_batch(
                 self._states(batches),
                 teachers,
                 max_total_usd=replay.max_total_usd,
                 counts_recorded=False,
                 accepted_terms=replay.accepted_terms,
-                poll_s=_SAMPLE_POLL_S if replay.sample_teachers else _POLL_S,
+                poll_s=_PLAYED_POLL_S if self.settings.played else _POLL_S,
                 ledger=self.settings.ledger_url(),
                 **self._accounts(),
             )
@@ -338,6 +378,12 @@ class Pipeline(Project):
         Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the setting.
         """
         left_usd = self.settings.replay.max_total_usd if max_total_usd is None else max_total_usd
+        open_batches = set(self.root.batches("states")) - self.completed_batches()
+        n_states = sum(self.root.n_rows("states", batch) for batch in open_batches)
+        n_questions = n_states * len(self.settings.teachers())
+        self._on_progress(
+            Progress(stage="replay", n_done=0, n_total=n_questions, limit_usd=left_usd)
+        )
 
         def replay(batch: str) -> Receipt:
             nonlocal left_usd
@@ -422,7 +468,7 @@ class Pipeline(Project):
                     max_total_usd=trainee.max_total_usd,
                     counts_recorded=False,
                     partition=batch,
-                    tick=self._on_progress,
+                    tick=self._tell_part(batch, stage="sample"),
                     ledger=self.settings.ledger_url(),
                     **self._accounts(),
                 )
@@ -649,12 +695,12 @@ class Pipeline(Project):
         A sample of states is enough. The figure goes into the dataset card.
 
         Raises:
-            ConfigError: the teachers are the sample's, whose server does not play the students.
+            ConfigError: the teachers are played, by a server that does not play the students.
         """
-        if self.settings.replay.sample_teachers:
+        if self.settings.played:
             raise ConfigError(
-                "the sample has no answers of its students: a control run needs real endpoints "
-                "(REPLAY_TEACHERS=openrouter)"
+                f"the {self.settings.played} has no answers of its students: a control run needs "
+                "real endpoints (REPLAY_TEACHERS=openrouter)"
             )
         started = time.perf_counter()
         report = control(
@@ -801,7 +847,7 @@ class Pipeline(Project):
         }
         if control_run := self.receipts.read("control", "all"):
             facts["control_run"] = control_run.report
-        if self.settings.replay.sample_teachers:
+        if self.settings.played == "sample":
             facts["notes"] = (
                 "Made from the bundled sample: its sessions and answers were written for it, and "
                 "the answers were not produced by the models they name."

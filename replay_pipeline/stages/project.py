@@ -6,6 +6,7 @@ The stages that change it are in `replay_pipeline.stages.pipeline`.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +51,7 @@ from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.schemas import WRITTEN_BY
 from replay_pipeline.storage.store import Place, check_reachable
 from replay_pipeline.storage.tables import DataRoot, table_of
-from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
 
@@ -187,7 +188,7 @@ class Project:
         Raises:
             ConfigError: a key is missing.
         """
-        if not self.settings.replay.sample_teachers:
+        if self.settings.played is None:
             for teacher in self.settings.replay.teachers:
                 key_for(teacher.api_key_env, teacher.base_url)
 
@@ -223,9 +224,9 @@ class Project:
         return {
             "batches": batches,
             "teachers": [t.name for t in self.settings.teachers()],
-            "is_sample": self.settings.replay.sample_teachers,
+            "played": self.settings.played,
             "ledger": ledger,
-            "other_ledger_usd": self._other_ledger_usd(),
+            "other_ledgers_usd": self._other_ledgers_usd(),
             "dataset": done.get(("publish", "all")),
             "open": open_work([report for (stage, _), report in done.items() if stage == "replay"]),
             "fidelity": {
@@ -235,14 +236,18 @@ class Project:
             },
         }
 
-    def _other_ledger_usd(self) -> float | None:
-        """Tell what the sample's ledger holds when real teachers are set, or the other way round."""
+    def _other_ledgers_usd(self) -> dict[str, float]:
+        """Tell what the ledgers of other teachers hold, by the way in which those are chosen."""
         if self.settings.replay.ledger is not None:
-            return None
-        is_sample = self.settings.replay.sample_teachers
-        changed = self.settings.replay.model_copy(update={"sample_teachers": not is_sample})
-        other = self.settings.model_copy(update={"replay": changed}).ledger_url()
-        return ledger_status(other).spent_usd if has_ledger(other) else None
+            return {}
+        found = {}
+        for choice in ("openrouter", "sample", "rehearsal"):
+            played = {f"{name}_teachers": name == choice for name in ("sample", "rehearsal")}
+            changed = self.settings.replay.model_copy(update=played)
+            other = self.settings.model_copy(update={"replay": changed}).ledger_url()
+            if other != self.settings.ledger_url() and has_ledger(other):
+                found[choice] = ledger_status(other).spent_usd
+        return found
 
     def stale(self) -> dict[str, Any]:
         """Say what the installed code would make otherwise: by batch and stage, the reasons.
@@ -289,8 +294,10 @@ class Project:
             outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
         )
 
-    def review(self, path: Place | None = None) -> Place:
+    def review(self, path: Place | None = None, *, look: Path | None = None) -> Place:
         """Write the page that shows all pairs side by side. Returns where it is.
+
+        Pairs link to their sessions in `look`, the page of `replay-pipeline look`.
 
         Raises:
             ConfigError: no batch has come as far as pairs.
@@ -298,6 +305,7 @@ class Project:
         return write_review(
             self._pairs(self._batches_with("dpo_pairs")),
             path=path or self.root.path / "review.html",
+            look=look,
             outcomes=self.root.read_all("outcomes").to_pylist(),
         )
 
@@ -354,18 +362,41 @@ class Project:
 
     # For the stages
 
+    def watch(self, on_progress: OnProgress) -> None:
+        """Tell `on_progress` from now on how far long work has come."""
+        self._on_progress = on_progress
+
+    def _tell_part(self, part: str, **more: Any) -> OnProgress:
+        """Give what tells the progress of a batch as a part of its stage."""
+        return lambda progress: self._on_progress(replace(progress, part=part, **more))
+
     def _versions(self, stage: str) -> dict[str, str]:
         is_gated = stage == "replay" and bool(self.settings.replay.gates)
         return versions_of(stage, is_gated=is_gated)
 
     @contextmanager
-    def _teachers(self) -> Iterator[tuple[TeacherSpec, ...]]:
-        """Hold the teachers ready: those of the sample have a server for as long."""
-        if not self.settings.replay.sample_teachers:
+    def _teachers(self, batches: Iterable[str] = ()) -> Iterator[tuple[TeacherSpec, ...]]:
+        """Hold the teachers ready: those that are played have a server for as long.
+
+        Args:
+            batches: those at whose states they are asked, for which answers are made up.
+        """
+        if self.settings.played is None:
             yield self.settings.replay.teachers
             return
-        with TeacherServer(ANSWERS_FILE) as server:
-            yield server.teachers()
+        answers = ANSWERS_FILE
+        if self.settings.played == "rehearsal":
+            columns = [
+                "state_id",
+                "session_id",
+                "turn_idx",
+                "action_text",
+                "action_tool_calls_json",
+            ]
+            tables = [self.root.read("states", key, columns=columns) for key in batches]
+            answers = rehearsed_answers(row for table in tables for row in table.to_pylist())
+        with TeacherServer(answers) as server:
+            yield server.served(self.settings.teachers())
 
     def _states(self, batches: Iterable[str]) -> Sequence[TraceState]:
         """Give the states of these batches, each put together when it is looked at."""
@@ -427,8 +458,8 @@ class Project:
         }
 
     def _price_folder(self) -> Place | None:
-        """Tell where price lists are kept; the sample's server has prices of its own each time."""
-        return None if self.settings.replay.sample_teachers else self.root.path / "prices"
+        """Tell where price lists are kept; a server of ours has prices of its own each time."""
+        return None if self.settings.played else self.root.path / "prices"
 
     def _fold(self, table: str, start: Callable[[], T], add: Callable[[T, pa.Table], T]) -> Fold[T]:
         """Fold over the batches that `table` holds."""

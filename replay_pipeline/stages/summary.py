@@ -5,13 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from replay_pipeline.replay import NOT_ASKED
 from replay_pipeline.stages.receipts import Receipt
 
 BATCH_STAGES = ("ingest", "replay", "pairs", "normalize")
 """The stages that work batch by batch, in order."""
-
-_NOT_ASKED = ("budget", "stopped", "teacher_stopped", "in_batch", "ledger_failed")
-"""Why a question waits for the next run; the other reasons are gates, which saved it."""
 
 STAGES = (*BATCH_STAGES, "publish", "train")
 """All stages, in order."""
@@ -63,7 +61,7 @@ def open_work(replays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         the replays ended, and failed calls by error.
     """
     skipped = added(report.get("skipped", {}) for report in replays)
-    n_left = sum(skipped.get(reason, 0) for reason in _NOT_ASKED)
+    n_left = sum(skipped.get(reason, 0) for reason in NOT_ASKED)
     n_answers = sum(report["n_answers"] for report in replays)
     spent_usd = sum(report["spent_usd"] for report in replays)
     return {

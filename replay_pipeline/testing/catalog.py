@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from replay_pipeline.types import REHEARSAL
+
 _PICO = 10**12
 SUPPORTED_PARAMETERS = (
     "frequency_penalty", "include_reasoning", "max_tokens", "presence_penalty", "reasoning",
@@ -26,6 +28,7 @@ class ServedModel:
     """Set where writing the prompt cache costs extra and the request must ask for it."""
     context_length: int = 262_144
     is_distillable: bool = True
+    provider: str = "Loopback"
 
     def cost_nano(self, n_prompt: int, n_cached: int, n_written: int, n_completion: int) -> int:
         """Cost of one call in nano-dollars, rounded up."""
@@ -98,5 +101,10 @@ only, and qwen3-coder is none of them."""
 
 
 def served(model: str) -> ServedModel:
-    """`model` as it is served; one that is not in the catalog gets a middling price."""
+    """`model` as it is served; one that is not in the catalog gets a middling price.
+
+    Models of a rehearsal cost nothing, and their answers name it as their provider.
+    """
+    if model.startswith(f"{REHEARSAL}/"):
+        return _usd_per_mtok(model, 0, 0, None, context_length=10**8, provider=REHEARSAL)
     return CATALOG.get(model) or _usd_per_mtok(model, 0.40, 1.60, 0.04)

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from replay_pipeline.settings import REHEARSAL_TEACHERS
 from replay_pipeline.testing.catalog import CATALOG, SUPPORTED_PARAMETERS, ServedModel, served
 from replay_pipeline.testing.faults import Fault
 from replay_pipeline.testing.http import Request, Response
@@ -23,6 +24,7 @@ from replay_pipeline.testing.prompt_cache import BYTES_PER_TOKEN, PromptCache
 from replay_pipeline.testing.rules import complaint, unsupported
 
 PREFIX = "/api/v1"
+_PLAYED = tuple(teacher.model for teacher in REHEARSAL_TEACHERS)
 _MARKED_VENDORS = ("anthropic", "alibaba", "qwen")
 
 
@@ -108,7 +110,7 @@ class Router:
         self._faulted: Counter[str] = Counter()
         self._n_in_flight = 0
         self._batches: dict[str, dict[str, Any]] = {}
-        models = dict.fromkeys([*CATALOG, *(model for model, _ in self._answers)])
+        models = dict.fromkeys([*CATALOG, *_PLAYED, *(model for model, _ in self._answers)])
         self._models = {model: served(model) for model in models}
 
     async def __call__(self, request: Request) -> Response:
@@ -183,6 +185,12 @@ class Router:
 
     def _batch_item(self, custom_id: str, body: dict[str, Any]) -> dict[str, Any]:
         model = self._models[body["model"]]
+        refusal = self._refusal(body, model)
+        if (problem := complaint(body)) is not None:
+            refusal = _error(400, problem, error_type="invalid_request")
+        if refusal is not None:
+            reply = {"status_code": refusal.status, "body": msgspec.json.decode(refusal.body)}
+            return {"custom_id": custom_id, "response": reply, "error": None}
         state_id = str((body.get("metadata") or {}).get("state_id", ""))
         recorded = self._recorded(model.model, state_id)
         if recorded is None:
@@ -417,7 +425,7 @@ class _Call:
             "object": "chat.completion",
             "created": int(datetime.now(UTC).timestamp()),
             "model": self.model.model,
-            "provider": "Loopback",
+            "provider": self.model.provider,
             "choices": [
                 {"index": 0, "finish_reason": finish, "native_finish_reason": finish,
                  "message": message}

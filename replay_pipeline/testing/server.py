@@ -126,12 +126,12 @@ class TeacherServer:
             if models is None
             else tuple(TeacherSpec(name=model.split("/")[-1], model=model) for model in models)
         )
-        return tuple(
-            spec.model_copy(
-                update={"base_url": self.base_url, "api_key_env": None, "dialect": "openrouter"}
-            )
-            for spec in specs
-        )
+        return self.served(specs)
+
+    def served(self, specs: Sequence[TeacherSpec]) -> tuple[TeacherSpec, ...]:
+        """Give these teachers as served here; they need no key."""
+        here = {"base_url": self.base_url, "api_key_env": None, "dialect": "openrouter"}
+        return tuple(spec.model_copy(update=here) for spec in specs)
 
     def bill(self) -> Bill:
         """Give the server's own accounting; after the server has ended, its last."""

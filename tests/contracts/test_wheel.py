@@ -22,8 +22,6 @@ LOADED_BY_NAME = {
     "replay_pipeline.testing.__main__": "the process of `TeacherServer`",
     "trainer.integrations.openenv.client": "recipes/openenv",
     "trainer.integrations.openenv.server": "python -m",
-    "trainer.integrations.prime_rl.algorithm": "the settings of PRIME-RL",
-    "trainer.integrations.prime_rl.loss": "the settings of PRIME-RL",
     "trainer.integrations.prime_rl.register": "an entry point",
     "trainer.integrations.verifiers.taskset": "recipes/verifiers",
     "trainer.integrations.verl.agent_loop": "the settings of VeRL",

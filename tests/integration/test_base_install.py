@@ -105,6 +105,13 @@ def test_the_commands_of_the_base_take_sessions_to_a_dataset_folder(command, tmp
     assert "replay-pipeline[dagster]" in doctor.stdout.replace("\n", "")
 
 
+@pytest.mark.slow
+def test_the_demo_shows_pairs_before_anything_but_the_base_is_installed(command, tmp_path):
+    shown = command("demo", "--until-pairs").stdout
+    assert "Pairs to look at first" in shown
+    assert (tmp_path / "demo" / "review.html").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [

@@ -13,10 +13,10 @@ from replay_pipeline.processes import child_environment
 pytestmark = pytest.mark.slow
 
 
-def demo(folder: Path) -> tuple[dict, str]:
+def command(folder: Path, *words: str) -> tuple[str, str]:
     tool = Path(sys.executable).with_name("replay-pipeline")
     done = subprocess.run(
-        [tool, "demo"],
+        [tool, "demo", *words],
         cwd=folder,
         env=child_environment(COLUMNS="120"),
         capture_output=True,
@@ -24,10 +24,25 @@ def demo(folder: Path) -> tuple[dict, str]:
         timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((folder / "demo" / "report.json").read_text()), done.stdout
+    return done.stdout, done.stderr
+
+
+def demo(folder: Path) -> tuple[dict, str]:
+    shown, _ = command(folder)
+    return json.loads((folder / "demo" / "report.json").read_text()), shown
 
 
 def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_path):
+    """In two steps, as `make demo` runs it: what the first has done counts as done now."""
+    first, told = command(tmp_path, "--until-pairs")
+    assert "Pairs to look at first" in first
+    assert (tmp_path / "demo" / "review.html").exists()
+    assert not (tmp_path / "demo" / "dataset").exists()
+    stages = [line.partition(" ")[0] for line in told.splitlines()]
+    assert stages == sorted(stages)  # each stage is told once, from its beginning to its end
+    done = [int(line.split()[1].replace(",", "")) for line in told.splitlines() if "replay" in line]
+    assert done == sorted(set(done))
+    assert told.splitlines()[-1].startswith(f"replay {done[-1]:,} of {done[-1]:,}, $")
     report, shown = demo(tmp_path)
     assert report["sessions"] >= 6
     assert report["states"] >= 60
@@ -64,6 +79,7 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     sessions = [set(dataset[split]["session_id"]) for split in ("train", "test")]
     assert not sessions[0] & sessions[1]
 
+    assert all(report["seconds"].values())
     again, _ = demo(tmp_path)
     assert again["calls"] == 0
     assert again["newly_spent_usd"] == 0

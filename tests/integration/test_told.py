@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 from replay_pipeline.cli import app
 from replay_pipeline.cli.console import open_words, progress_bars
 from replay_pipeline.cli.shared import exit_if_most_failed
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.summary import open_work
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
@@ -98,3 +100,49 @@ def test_progress_off_a_terminal_is_a_line_at_every_tenth(capsys):
     assert lines[0] == "replay 0 of 100, $0.5000"
     assert lines[-1] == "replay 100 of 100, $0.5000"
     assert len(lines) == 11
+
+
+def test_a_stage_of_several_batches_is_told_once_and_never_goes_back(capsys):
+    with progress_bars() as on_progress:
+        on_progress(Progress(stage="replay", n_done=0, n_total=1_100, limit_usd=5.0))
+        for part, n_total in (("b1", 100), ("b2", 1_000)):
+            for n in range(0, n_total + 1, 50):
+                on_progress(
+                    Progress(
+                        stage="replay", n_done=n, n_total=n_total, part=part, cost_usd=n / 1_000
+                    )
+                )  # fmt: skip
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "replay 0 of 1,100, $0.0000 of $5.00"
+    assert lines[-1] == "replay 1,100 of 1,100, $1.1000 of $5.00"
+    assert len(lines) == 11
+
+
+def test_ingestion_is_told_in_bytes_of_what_is_done(run, tmp_path):
+    """A bar that counts files stands at ten of eleven while the longest is redacted."""
+    seen: list[Progress] = []
+    sessions = sorted((SESSIONS_DIR / "-home-mira-code-tideline").glob("*.jsonl"))
+    settings = Settings.load(
+        data_dir=tmp_path / "other",
+        changes={"ingest": {"sources": sessions, "max_batch_sessions": 2}},
+    )
+    Pipeline(settings, on_progress=seen.append).ingest_new()
+    n_bytes = sum(session.stat().st_size for session in sessions)
+    assert seen[0] == Progress(stage="ingest", n_done=0, n_total=n_bytes, unit="bytes")
+    last = {each.part: each for each in seen[1:]}
+    assert len(last) == -(-len(sessions) // 2)
+    assert sum(each.n_done for each in last.values()) == n_bytes
+    Pipeline(settings, on_progress=seen.append).ingest_new()
+    assert seen[-1] == Progress(stage="ingest", n_done=0, n_total=0, unit="bytes")
+
+
+def test_questions_that_were_not_sent_are_not_told_as_done(run, tmp_path):
+    seen: list[Progress] = []
+    run("ingest", SESSION)
+    settings = Settings.load(data_dir=tmp_path / "root", changes={"replay": {"max_total_usd": 0}})
+    work = Pipeline(settings, on_progress=seen.append)
+    work.replay_within()(work.batches()[0])
+    n_left = work.status()["open"]["n_questions_left"]
+    assert seen[-1].n_total == n_left + seen[-1].n_done
+    assert seen[0].n_total == n_left
+    assert seen[-1].n_done == 0

@@ -97,8 +97,8 @@ def test_no_command_sends_a_strangers_escape_to_the_terminal(work, words):
             {
                 "batches": {text: {"ingest": text}},
                 "ledger": {text: text, "scopes": ()},
-                "is_sample": True,
-                "other_ledger_usd": 1.0,
+                "played": "sample",
+                "other_ledgers_usd": {"openrouter": 1.0},
             }
         ),
         lambda text: console.show_ingest({"skipped": {text: 2}}),

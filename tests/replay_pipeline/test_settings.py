@@ -80,7 +80,7 @@ def test_real_teachers_never_share_the_samples_ledger(tmp_path):
 
 
 def test_an_unknown_choice_of_teachers_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="sample, openrouter, frontier"):
+    with pytest.raises(ConfigError, match="sample, rehearsal, openrouter, frontier"):
         Settings.load(env={"REPLAY_TEACHERS": "nobody"})
 
 

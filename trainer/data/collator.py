@@ -4,7 +4,7 @@ Dimensions in names: `B` rows, `T` tokens.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trainer.data.rendering import Renderer
 from trainer.data.template import Tokenizer
-from trainer.hints import Hint, hint_for_row
-from trainer.losses.compose import Batch, pair_logps
+from trainer.hints import HintFunction, hint_for_row
+from trainer.losses.compose import Batch, PairForward, pair_logps
 from trainer.types import PairRow
 
 logger = logging.getLogger(__name__)
-
-HintFunction = Callable[[Mapping[str, Any]], Hint | None]
-"""What to tell the teacher at a row's state; `None` leaves the row out of channel 2."""
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
@@ -85,10 +82,12 @@ class ComposerDataCollator:
         }
 
 
-def add_reference_logps(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def add_reference_logps(
+    model: nn.Module, batch: Batch, *, forward: PairForward = pair_logps
+) -> dict[str, Tensor]:
     """Add summed log-probs of both responses under `model`, without gradient, to the batch."""
     with torch.no_grad():
-        (chosen, _), (rejected, _) = pair_logps(model, batch)
+        (chosen, _), (rejected, _) = forward(model, batch)
     return {
         **batch,
         "dpo_chosen_ref_logprobs": chosen,

@@ -19,7 +19,7 @@ from torch import nn
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message, canonical_calls
-from trainer.losses.compose import pair_logps
+from trainer.losses.compose import PairForward, pair_logps
 from trainer.types import Message, PairRow, PromptRow
 
 Agreement = Callable[[Message, Message], str | None]
@@ -43,6 +43,7 @@ def preference_score(
     rows: Sequence[PairRow],
     *,
     batch_size: int = 4,
+    forward: PairForward = pair_logps,
 ) -> PreferenceScore:
     """Score pairs; NaN without any."""
     was_training = model.training
@@ -52,7 +53,7 @@ def preference_score(
     for start in range(0, len(rows), batch_size):
         batch = collator(rows[start : start + batch_size])
         batch = {key: value.to(device) for key, value in batch.items()}
-        (chosen, n_chosen), (rejected, n_rejected) = pair_logps(model, batch)
+        (chosen, n_chosen), (rejected, n_rejected) = forward(model, batch)
         margins.extend((chosen / n_chosen - rejected / n_rejected).tolist())
     model.train(was_training)
     hits = sum(1.0 if margin > 0 else 0.5 if margin == 0 else 0.0 for margin in margins)
@@ -174,6 +175,7 @@ def evaluate(
     *,
     options: EvaluationOptions,
     level: Agreement = agreement,
+    forward: PairForward = pair_logps,
 ) -> dict[str, Any]:
     """Measure preference score, its controls and the consensus rate of one model.
 
@@ -186,7 +188,10 @@ def evaluate(
         "shuffled_prompt": with_shuffled_prompts(pairs),
         "format_only": format_only(pairs),
     }
-    scores = {name: preference_score(model, collator, rows) for name, rows in asked.items()}
+    scores = {
+        name: preference_score(model, collator, rows, forward=forward)
+        for name, rows in asked.items()
+    }
     return {
         "prompt_gain": scores["preference"].accuracy - scores["blank_prompt"].accuracy,
         **{name: asdict(score) for name, score in scores.items()},

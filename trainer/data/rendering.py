@@ -7,6 +7,7 @@ oldest messages: whole messages, a call together with its results, at coarse cut
 states of one session keep common prefixes.
 """
 
+import hashlib
 import json
 import logging
 import re
@@ -25,6 +26,7 @@ from trainer.data.template import (
     special_token_pattern,
     without_special_tokens,
 )
+from trainer.data.tokens import Request, TokenStore, prompt_request, response_request
 from trainer.errors import DatasetError
 from trainer.types import Message, Tool
 
@@ -46,6 +48,8 @@ class Renderer:
     """What the tokenizer's chat template has a place for."""
     special_tokens: re.Pattern[str] | None = field(init=False, repr=False)
     """Special tokens as text: in a session's own words they are broken up."""
+    store: TokenStore = field(default_factory=TokenStore, init=False, repr=False)
+    """What was rendered before; see `trainer.data.tokens`."""
     _response_text: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -72,18 +76,10 @@ class Renderer:
         Raises:
             DatasetError: the chat template refuses the messages.
         """
-        kept = self.within_budget(messages, tools)
-        if hint:
-            kept = [*kept, {"role": "user", "content": hint}]
-        ids = self._ids(self._text(kept, tools, with_generation_prompt=True))
-        excess = len(ids) - self.max_prompt_tokens
-        if hint or excess <= 0:
-            return ids
-        # One message alone is too long: the system message stays, as far as half the budget goes.
-        n_kept = 0
-        if kept[0]["role"] == "system":
-            n_kept = min(self._size(kept[:1]), self.max_prompt_tokens // 2)
-        return ids[:n_kept] + ids[n_kept + excess :]
+        request = prompt_request(messages, tools if self.with_tools else None, hint)
+        ids, is_cut = self.store.get(request) or self.render(request)
+        self.n_cut_prompts += int(is_cut)
+        return ids
 
     def response_ids(self, action: Message | Sequence[Message]) -> list[int]:
         """Render an assistant action as ids, ending with the template's end of turn.
@@ -92,15 +88,50 @@ class Renderer:
             DatasetError: the chat template does not render a response behind its own generation
                 prompt.
         """
-        messages = [action] if isinstance(action, Mapping) else list(action)
-        messages = [self._template_message(message) for message in messages]
+        request = response_request([action] if isinstance(action, Mapping) else action)
+        ids, is_cut = self.store.get(request) or self.render(request)
+        self.n_cut_responses += int(is_cut)
+        return ids
+
+    @property
+    def identity(self) -> str:
+        """What the ids of a text depend on: tokenizer, template and budgets, as one line."""
+        tokenizer: Any = self.tokenizer
+        parts = [
+            tokenizer.backend_tokenizer.to_str(),
+            tokenizer.chat_template,
+            tokenizer.eos_token,
+            self.max_prompt_tokens,
+            self.max_response_tokens,
+            self.with_tools,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def render(self, request: Request) -> tuple[list[int], bool]:
+        """Render a prompt or a response, past the store; and say whether a budget cut it."""
+        if "tools" not in request:
+            return self._render_action(request["messages"])
+        tools, hint = request["tools"], request["hint"]
+        kept, is_cut = self._fitted(request["messages"], tools)
+        if hint:
+            kept = [*kept, {"role": "user", "content": hint}]
+        ids = self._ids(self._text(kept, tools, with_generation_prompt=True))
+        excess = len(ids) - self.max_prompt_tokens
+        if hint or excess <= 0:
+            return ids, is_cut
+        # One message alone is too long: the system message stays, as far as half the budget goes.
+        n_kept = 0
+        if kept[0]["role"] == "system":
+            n_kept = min(self._size(kept[:1]), self.max_prompt_tokens // 2)
+        return ids[:n_kept] + ids[n_kept + excess :], is_cut
+
+    def _render_action(self, action: Sequence[Message]) -> tuple[list[int], bool]:
+        messages = [self._template_message(message) for message in action]
         key = json.dumps(messages, sort_keys=True, default=str)
         if key not in self._response_text:
             self._response_text[key] = self._render_response(messages)
         ids = self._ids(self._response_text[key])
-        if len(ids) > self.max_response_tokens:
-            self.n_cut_responses += 1
-        return ids[: self.max_response_tokens]
+        return ids[: self.max_response_tokens], len(ids) > self.max_response_tokens
 
     def _render_response(self, messages: list[Message]) -> str:
         before = self._text([QUESTION], None, with_generation_prompt=True)
@@ -121,6 +152,13 @@ class Renderer:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> list[Message]:
         """Return the messages that a prompt keeps, in the template's form."""
+        kept, is_cut = self._fitted(messages, tools)
+        self.n_cut_prompts += int(is_cut)
+        return kept
+
+    def _fitted(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> tuple[list[Message], bool]:
         shortened = [
             _shortened(self._template_message(message), 2 * self.max_prompt_tokens)
             for message in messages
@@ -137,7 +175,6 @@ class Renderer:
         # What the agent was told to be stays; the rest of a long session is cut from its start.
         n_system = int(bool(blocks) and blocks[0][0]["role"] == "system")
         if excess > 0:
-            self.n_cut_prompts += 1
             # Rounding the cut up to half a budget makes it move rarely as a session grows.
             step = max(self.max_prompt_tokens // 2, 1)
             to_drop = -(-excess // step) * step
@@ -145,7 +182,7 @@ class Renderer:
             while len(blocks) > n_system + 1 and dropped < to_drop:
                 dropped += sizes.pop(n_system)
                 blocks.pop(n_system)
-        return [message for block in blocks for message in block]
+        return [message for block in blocks for message in block], excess > 0
 
     def _size(self, block: Sequence[Message]) -> int:
         """Count the tokens of messages; roughly, where the template refuses them on their own."""

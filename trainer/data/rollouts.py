@@ -12,23 +12,26 @@ model as it was when the run began: its log-probs are taken once, and the import
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
 from trainer.errors import DatasetError
-from trainer.losses.compose import model_logits
-from trainer.losses.logps import token_logps
+from trainer.losses.compose import response_token_logps
 from trainer.types import Message
 
 Decision = dict[str, Any]
 """A state with an action on record: `prompt`, `tools`, `hint`, `state_id`, `session_id`,
 `consensus`, `action`, their ids `prompt_ids` and `action_ids`, and `old_logps` (per token)."""
+
+
+ResponseLogps = Callable[..., Tensor]
+"""Log-probability of every response token, in the form of `response_token_logps`."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,24 @@ class RecordedRollouts:
         return expanded
 
     @torch.no_grad()
-    def add_behaviour_logps(self, model: nn.Module, *, temperature: float = 1.0) -> None:
+    def add_behaviour_logps(
+        self,
+        model: nn.Module,
+        *,
+        logps_of: ResponseLogps = response_token_logps,
+        temperature: float = 1.0,
+    ) -> None:
         """Fill `old_logps` of every decision from `model` as it is now."""
         was_training = model.training
         model.eval()
         device = next(model.parameters()).device
         for group in self.groups:
             for decision in group:
-                n = len(decision["action_ids"])
-                ids = torch.tensor([decision["prompt_ids"] + decision["action_ids"]], device=device)
-                logps = token_logps(model_logits(model, ids, None), ids, temperature)
-                decision["old_logps"] = logps[0, -n:].tolist()
+                prompt, action = decision["prompt_ids"], decision["action_ids"]
+                ids = torch.tensor([prompt + action], device=device)
+                mask = torch.tensor([[0] * len(prompt) + [1] * len(action)], device=device)
+                logps = logps_of(model, ids, None, mask, temperature=temperature)
+                decision["old_logps"] = logps.tolist()
         model.train(was_training)
 
 

@@ -9,8 +9,9 @@ from trainer.errors import DatasetError
 class PairSampler:
     """Walks through all pairs in epochs of random order, `batch_size` a step.
 
-    Pairs of one group (a session) stay together: their prompts share a prefix. Every process of a
-    run builds the same sampler and takes its own part of each step.
+    Pairs of one group (a session) stay together, up to as many as a step has: their prompts share a
+    prefix, and no session is all that a run sees for many steps. Every process of a run builds the
+    same sampler and takes its own part of each step.
     """
 
     def __init__(
@@ -31,10 +32,15 @@ class PairSampler:
         if groups is not None and len(groups) != n_pairs:
             raise DatasetError(f"{len(groups)} groups for {n_pairs} pairs")
         self.n_pairs, self.batch_size, self.seed = n_pairs, batch_size, seed
-        self._members: dict[Hashable, list[int]] = {}
+        members_of: dict[Hashable, list[int]] = {}
         for index in range(n_pairs):
             key = index if groups is None else groups[index]
-            self._members.setdefault(key, []).append(index)
+            members_of.setdefault(key, []).append(index)
+        self._blocks = [
+            members[start : start + batch_size]
+            for members in members_of.values()
+            for start in range(0, len(members), batch_size)
+        ]
         self._orders: dict[int, list[int]] = {}
 
     def step(self, index: int) -> list[int]:
@@ -53,9 +59,9 @@ class PairSampler:
     def _order(self, epoch: int) -> list[int]:
         if epoch not in self._orders:
             rng = random.Random(f"{self.seed}:{epoch}")
-            keys = list(self._members)
-            rng.shuffle(keys)
-            order = [index for key in keys for index in self._members[key]]
+            blocks = self._blocks.copy()
+            rng.shuffle(blocks)
+            order = [index for block in blocks for index in block]
             self._orders = {epoch: order} | {
                 e: o for e, o in self._orders.items() if e == epoch - 1
             }

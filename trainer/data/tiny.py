@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from trainer.data.rendering import template_message
-from trainer.losses.compose import pair_logps
+from trainer.losses.compose import PairForward, pair_logps
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM
@@ -153,6 +153,7 @@ def pretrain(
     n_rows: int = 8,
     learning_rate: float = 2e-3,
     seed: int = 0,
+    forward: PairForward = pair_logps,
 ) -> None:
     """Teach a model of random weights what actions look like, and none of the preference.
 
@@ -167,12 +168,14 @@ def pretrain(
         n_rows: pairs of one update.
         learning_rate: of AdamW, reached after five updates.
         seed: of the order in which pairs are drawn.
+        forward: runs the model on pairs.
     """
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     rng = random.Random(seed)
     for step in range(n_steps):
         batch = collator(rng.sample(rows, min(n_rows, len(rows))))
-        (chosen_B, n_chosen_B), (rejected_B, n_rejected_B) = pair_logps(model, batch)
+        batch = {key: value.to(model.device) for key, value in batch.items()}
+        (chosen_B, n_chosen_B), (rejected_B, n_rejected_B) = forward(model, batch)
         loss = -(chosen_B / n_chosen_B + rejected_B / n_rejected_B).mean() / 2
         optimizer.param_groups[0]["lr"] = learning_rate * min(1.0, (step + 1) / 5)
         optimizer.zero_grad()

@@ -89,11 +89,20 @@ PRIME_RL = TrainingEngine(
     wrappers=("none",),
 )
 
+TINKER = TrainingEngine(
+    name="tinker",
+    title="Tinker",
+    objectives={"grpo": {}, "bnpo": {}, "dapo": {}, "dr_grpo": {}},
+    rollouts=("generate",),
+    estimators=("teacher_topk", "sampled"),
+)
+
 ENGINES: dict[str, TrainingEngine] = {
     "trl": TRL,
     "monarch": replace(TRL, name="monarch", title="Monarch"),
     "verl": VERL,
     "prime_rl": PRIME_RL,
+    "tinker": TINKER,
 }
 """Engines by the name that settings and `engines.<name>` use."""
 
@@ -148,7 +157,8 @@ def _channel_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[s
             f"trl.taid_alpha={shared.taid_alpha}: {engine.title} moves TAID's target by the step "
             "alone; set trl.taid_alpha=0"
         )
-    if engine.is_sampled and shared.jsd_beta != 1.0:
+    is_sampled = engine.is_sampled or shared.sdpo_estimator == "sampled"
+    if is_sampled and not engine.sees_logits and shared.jsd_beta != 1.0:
         yield (
             f"trl.jsd_beta={shared.jsd_beta}: from sampled tokens only KL(student || teacher) can "
             "be estimated; set trl.jsd_beta=1.0"
@@ -163,5 +173,5 @@ def _channel_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[s
             f"trl.temperature={shared.temperature} with channel 2: the inference server scores at "
             "temperature 1; set trl.temperature=1.0"
         )
-    if engine.is_sampled and shared.sdpo_token_clip is not None:
+    if is_sampled and not engine.sees_logits and shared.sdpo_token_clip is not None:
         yield "trl.sdpo_token_clip: there is no vocabulary entry to cap; take it out"

@@ -6,7 +6,7 @@ argument, through the model's own attention interface; calls without a tree run 
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -21,10 +21,18 @@ from trainer.integrations.causal_lm import (
     length_dependent_positions,
     model_head_outputs,
 )
+from trainer.losses.compose import PairLogps
 from trainer.losses.tree_attention import TreeAttention, attention_for
 from trainer.losses.tree_layout import PackedTree, TokenPair, pack_pairs, pack_pairs_within
 
-__all__ = ["enable_tree_attention", "packed_hidden", "packed_logps", "packed_pair_logps"]
+__all__ = [
+    "enable_tree_attention",
+    "packed_hidden",
+    "packed_logps",
+    "packed_pair_logps",
+    "tree_pair_logps",
+    "trees_of",
+]
 
 _PREFIX = "prefix_tree_"
 _BASES = {"sdpa", "eager", "flex_attention"}
@@ -54,12 +62,13 @@ def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
 
 def packed_pair_logps(
     model: nn.Module, batch: Mapping[str, Tensor], *, max_tokens: int | None = None
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Sum the log-probs of chosen and rejected sides, with their tokens, each `[B]`, in one tree.
+) -> PairLogps:
+    """Sum the log-probs of chosen and rejected sides, with their tokens, each `[B]`, in trees.
 
     Takes the place of one padded forward pass per side: `batch` holds
     `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` (without an attention mask no
-    token is padding). Responses must end their sequence.
+    token is padding). Responses must end their sequence. The graphs of all trees live until the
+    backward pass; where that is too much, go through `trees_of` one by one.
 
     Args:
         model: as for `packed_logps`.
@@ -70,19 +79,32 @@ def packed_pair_logps(
         ShapeError: a prompt or response is empty, or the sides have different prompts.
         TrainerConfigError: the model's attention cannot follow a tree exactly.
     """
-    pairs = _token_pairs(batch)
-    trees = (
-        [pack_pairs(pairs)]
-        if max_tokens is None
-        else pack_pairs_within(pairs, max_tokens=max_tokens)
-    )
     # Trees keep the order of the pairs, so that their results only follow each other.
-    logps = [packed_logps(model, tree) for tree in trees]
-    device = batch["dpo_chosen_input_ids"].device
-    n_chosen_B = torch.cat([tree.chosen_lengths for tree in trees]).to(device)
-    n_rejected_B = torch.cat([tree.rejected_lengths for tree in trees]).to(device)
-    chosen_B, rejected_B = (torch.cat(side) for side in zip(*logps, strict=True))
-    return (chosen_B, n_chosen_B), (rejected_B, n_rejected_B)
+    parts = [tree_pair_logps(model, tree) for tree in trees_of(batch, max_tokens=max_tokens)]
+    chosen, rejected = zip(*parts, strict=True)
+    return _joined(chosen), _joined(rejected)
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    sums, lengths = zip(*parts, strict=True)
+    return torch.cat(sums), torch.cat(lengths)
+
+
+def trees_of(batch: Mapping[str, Tensor], *, max_tokens: int | None = None) -> list[PackedTree]:
+    """Pack the pairs of a padded batch, in order; arguments and errors of `packed_pair_logps`."""
+    pairs = _token_pairs(batch)
+    if max_tokens is None:
+        return [pack_pairs(pairs)]
+    return pack_pairs_within(pairs, max_tokens=max_tokens)
+
+
+def tree_pair_logps(model: nn.Module, tree: PackedTree) -> PairLogps:
+    """Sum log-probs of both sides of a tree's pairs, with their tokens, on the model's device."""
+    chosen, rejected = packed_logps(model, tree)
+    return (
+        (chosen, tree.chosen_lengths.to(chosen.device)),
+        (rejected, tree.rejected_lengths.to(chosen.device)),
+    )
 
 
 def _token_pairs(batch: Mapping[str, Tensor]) -> list[TokenPair]:

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 Section = TypeVar("Section")
 
-ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl")
+ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl", "tinker")
 """What may stand under `engines`."""
 
 HOSTS_OF_TRL = frozenset({"trl", "monarch"})

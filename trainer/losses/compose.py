@@ -7,7 +7,7 @@ Dimensions in names: `B` sequences, `T` tokens, `V` vocabulary, `N` response tok
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from trainer.losses.channels import (
     replay_per_pair,
 )
 from trainer.losses.divergence import IGNORED_LABEL
-from trainer.losses.logps import align_responses, response_logps
+from trainer.losses.logps import align_responses, response_logps, token_logps
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,13 @@ Batch = Mapping[str, Tensor]
 - channel 3: `dpo_chosen_input_ids`, `dpo_chosen_attention_mask`, `dpo_chosen_response_mask`,
   `dpo_chosen_ref_logprobs` [P], the same for `dpo_rejected_*`, and `dpo_weight` [P]
 """
+
+
+PairLogps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Summed log-probability and token count of the chosen sides, then of the rejected ones, each [P]."""
+
+PairForward = Callable[[nn.Module, Batch], PairLogps]
+"""Runs a model on the pairs of a batch: `pair_logps`, or what computes the same with less memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +151,20 @@ def model_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | N
     return output.logits
 
 
-def pair_logps(
-    model: nn.Module, batch: Batch
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def response_token_logps(
+    model: nn.Module,
+    ids_BT: Tensor,
+    attention_mask_BT: Tensor | None,
+    response_mask_BT: Tensor,
+    *,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Compute the log-probability of every response token, [N], row after row."""
+    logps_BT = token_logps(model_logits(model, ids_BT, attention_mask_BT), ids_BT, temperature)
+    return logps_BT[response_mask_BT[:, 1:] != 0]
+
+
+def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
     """Sum log-probs of chosen and rejected sides, and their tokens, each [P]: a forward a side.
 
     The plain path: every pair pays for its own prompt twice.

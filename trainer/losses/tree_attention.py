@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from trainer.losses.tree_layout import Chain, PackedTree
 
@@ -32,6 +32,7 @@ __all__ = [
     "FlexAttention",
     "TreeAttention",
     "attention_for",
+    "tree_block_mask",
 ]
 
 
@@ -256,14 +257,51 @@ class FlexAttention(TreeAttention):
     @cached_property
     def block_mask(self) -> BlockMask:
         """The tree's mask by blocks, made once and shared by all layers."""
-        subtree_end_N, n_tokens = self.tree.subtree_end_N, self.tree.n_tokens
+        return tree_block_mask(self.tree.subtree_end_N)
 
-        def is_visible(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return (k <= q) & (q < subtree_end_N[k])
 
-        return create_block_mask(
-            is_visible, None, None, n_tokens, n_tokens, device=subtree_end_N.device
-        )
+def tree_block_mask(subtree_end_N: Tensor, *, block: int = 128) -> BlockMask:
+    """Say which blocks of tokens see each other, from the ends of subtrees alone.
+
+    Token `k` is visible from `q` when `k <= q < end[k]`. So a block of earlier keys is seen by some
+    of a block's queries when its largest end lies behind the first of them, and by all when its
+    smallest end does not lie before their last. `create_block_mask` makes the mask of all tokens
+    first, a gibibyte at 32,768 of them; this needs a number for each two blocks.
+
+    Args:
+        subtree_end_N: of a `PackedTree`, on the device of the mask.
+        block: tokens of a block.
+    """
+    n_tokens, device = len(subtree_end_N), subtree_end_N.device
+    n_blocks = -(-n_tokens // block)
+    filler = n_blocks * block - n_tokens
+    largest_M, smallest_M = (
+        F.pad(subtree_end_N, (0, filler), value=fill).view(-1, block)
+        for fill in (0, n_blocks * block)
+    )
+    largest_M, smallest_M = largest_M.amax(-1), smallest_M.amin(-1)
+    starts_M = torch.arange(n_blocks, device=device) * block
+    is_earlier_MM = starts_M[None] < starts_M[:, None]
+    is_full_MM = is_earlier_MM & (smallest_M[None] >= starts_M[:, None] + block)
+    is_seen_MM = is_earlier_MM & (largest_M[None] > starts_M[:, None]) & ~is_full_MM
+    is_seen_MM |= torch.eye(n_blocks, dtype=torch.bool, device=device)  # cut by the diagonal
+
+    def is_visible(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k <= q) & (q < subtree_end_N[k])
+
+    return BlockMask.from_kv_blocks(
+        *_ordered(is_seen_MM),
+        *_ordered(is_full_MM),
+        BLOCK_SIZE=block,
+        mask_mod=is_visible,
+        seq_lengths=(n_tokens, n_tokens),
+    )
+
+
+def _ordered(marks_MM: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the marks of each row, and list their columns first, as `[1, 1, M]` and `[1, 1, M, M]`."""
+    columns_MM = marks_MM.int().argsort(dim=-1, descending=True, stable=True)
+    return marks_MM.sum(-1, dtype=torch.int32)[None, None], columns_MM.int()[None, None]
 
 
 @cache

@@ -33,6 +33,7 @@ def shared_sessions(folder: Place) -> Verdict:
         what_to_do="Held-out figures would be worthless: publish all batches again into an empty "
         "folder with one `publish.test_fraction`.",
         facts={"shared_sessions": len(shared), **{f"{k}_sessions": len(v) for k, v in of.items()}},
+        judged=len(of["train"] | of["test"]),
     )
 
 
@@ -67,6 +68,7 @@ def shared_prompts(folder: Place) -> Verdict:
             "similar_test_prompts": len(found),
             "share_of_test": len(found) / max(1, len(of_test)),
         },
+        judged=len(of_test),
         is_warning=True,
     )
 
@@ -88,6 +90,7 @@ def published_secrets(folder: Place) -> Verdict:
         what_to_do="Make the repository private at once, revoke the secret, take its session out "
         "with `replay_pipeline.publish.retract(..., erase=True)`, and ingest it again.",
         facts={"secrets": len(problems), "texts_scanned": n_texts},
+        judged=n_texts,
     )
 
 
@@ -103,6 +106,7 @@ def prompts_decide(folder: Place) -> Verdict:
         "judge a trained model by its accuracy with the true prompt minus that with a blank one.",
         facts=blind,
         is_warning=True,
+        judged=blind.get("n_pairs", len(blind)),
     )
 
 
@@ -136,6 +140,7 @@ def shards_against_manifests(folder: Place) -> Verdict:
         what_to_do="Somebody changed the folder by hand, or a copy of it was cut short: publish "
         "again, which puts every file right.",
         facts={"shards": len(shards), "rows": n_rows},
+        judged=len(shards),
     )
 
 

@@ -108,6 +108,7 @@ def _drift(
             "score": max(scores, key=abs, default=0.0),
             "batches_judged": len(scores),
         },
+        judged=len(scores),
         is_warning=True,
     )
 

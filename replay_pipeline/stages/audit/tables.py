@@ -32,6 +32,7 @@ def matching_schemas(root: DataRoot, batches: Sequence[str], names: Sequence[str
         what_to_do="The file was written by another version or by hand: materialize the asset "
         "again for this batch.",
         facts={"tables": len(batches) * len(names)},
+        judged=len(batches) * len(names),
     )
 
 
@@ -65,6 +66,7 @@ def rows_accounted(root: DataRoot, batches: Sequence[str]) -> Verdict:
         what_to_do="A reader lost rows without a reason, which is a bug: keep the session files "
         "and report it.",
         facts={"rows": n_rows},
+        judged=n_rows,
     )
 
 
@@ -90,7 +92,9 @@ def whole_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
                 or (row["session_id"], row["turn_idx"]) not in turns
             ],
         )
-    return Verdict(problems=problems, what_to_do=_RUN_AGAIN, facts={"states": n_states})
+    return Verdict(
+        problems=problems, what_to_do=_RUN_AGAIN, facts={"states": n_states}, judged=n_states
+    )
 
 
 def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> Verdict:
@@ -123,6 +127,7 @@ def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> Verdict:
             **{f"share, {client}": count[1] / count[0] for client, count in counts.items()},
         },
         is_warning=True,
+        judged=int(n_states) if n_states >= _MIN_STATES_OF_CLIENT else 0,
     )
 
 
@@ -160,18 +165,20 @@ def answers_of_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
         what_to_do="The ledger has the truth: materialize `teacher_actions` again for this batch, "
         "which asks nothing twice.",
         facts={"answers": n_answers},
+        judged=n_answers,
     )
 
 
 def budget_kept(root: DataRoot, batches: Sequence[str]) -> Verdict:
     """Did no replay spend more than its ceiling?"""
-    problems, n_usd = [], 0.0
+    problems, n_usd, n_judged = [], 0.0, 0
     for batch in batches:
         if receipt := Receipts(root.path).read("replay", batch):
             report = receipt.report
             spent = report["newly_spent_usd"]
             ceiling = report["max_total_usd"]
             n_usd += spent
+            n_judged += 1
             if spent > ceiling:
                 problems.append(f"batch {batch}: {spent:.4f} USD spent of {ceiling:.4f}")
     return Verdict(
@@ -179,6 +186,7 @@ def budget_kept(root: DataRoot, batches: Sequence[str]) -> Verdict:
         what_to_do="Stop the replay and compare `replay-pipeline status` with the provider's "
         "bill: a price in its list is lower than what it charges.",
         facts={"newly_spent_usd": n_usd},
+        judged=n_judged,
     )
 
 
@@ -207,7 +215,9 @@ def sides_differ(root: DataRoot, batches: Sequence[str], *, table: str = "dpo_pa
                 if (row["n_teachers_agreeing"] or 0) > (row["n_teachers_asked"] or 0)
             ],
         )
-    return Verdict(problems=problems, what_to_do=_RUN_AGAIN, facts={"pairs": n_pairs})
+    return Verdict(
+        problems=problems, what_to_do=_RUN_AGAIN, facts={"pairs": n_pairs}, judged=n_pairs
+    )
 
 
 def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> Verdict:
@@ -233,6 +243,7 @@ def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> Verdict:
         what_to_do="Materialize `normalized_pairs` again for this batch: its pairs have changed "
         "since, or a custom operator loses rows.",
         facts={"pairs": n_in},
+        judged=n_in,
     )
 
 

@@ -17,6 +17,8 @@ class Verdict:
     """Figures that a person follows over time."""
     is_warning: bool = False
     """Whether the data may be used all the same."""
+    judged: int | None = None
+    """How many rows, batches or files were looked at; of 0, that nothing is wrong says nothing."""
 
     @property
     def holds(self) -> bool:
@@ -26,7 +28,7 @@ class Verdict:
     def message(self) -> str:
         """One paragraph: what is wrong and what to do; empty when all is well."""
         if self.holds:
-            return ""
+            return "Judged nothing: there is not enough to judge yet." if self.judged == 0 else ""
         named = "; ".join(self.problems[:_MAX_NAMED])
         more = len(self.problems) - _MAX_NAMED
         rest = f"; and {more} more" if more > 0 else ""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import attachments, ingest
-from replay_pipeline.ingesters.base import Turn, Usage
+from replay_pipeline.ingesters.base import Result, Turn, Usage
 from replay_pipeline.ingesters.fidelity import (
     clear_unlogged,
     n_tokens_of,
@@ -275,7 +275,7 @@ def turns_of(log: Log) -> list[Turn]:
 
 def test_results_that_went_without_a_word_are_found_by_the_length_of_the_next_prompt():
     large = "x" * 60_000
-    n_large = round(n_tokens_of_result(large))
+    n_large = round(n_tokens_of_result(Result(large)))
     grown = 10_000 + n_large + 200
     turns = chain((10_000, large), (grown, "ok"), (10_400, "ok"))
     cleared = [call for turn in turns for call in turn.cleared]

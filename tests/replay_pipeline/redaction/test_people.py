@@ -2,8 +2,8 @@
 
 import pytest
 
-from replay_pipeline.redaction.people import people_in
 from replay_pipeline.redaction.redactor import Redactor
+from replay_pipeline.redaction.scanning import people_in
 
 SESSION = (
     "cwd /Users/janedoe/shop",

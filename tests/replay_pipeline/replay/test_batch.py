@@ -5,6 +5,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError, LedgerError
 from replay_pipeline.replay import ledger_status, replay_batch, replay_states
+from replay_pipeline.replay.wellformed import sent_name
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
@@ -38,6 +39,37 @@ def test_a_batch_costs_half_and_its_rows_are_the_servers_bill(tmp_path):
     again = batch(states, one.teachers(), 1, tmp_path / "a")
     assert (again.n_sent, again.n_cached) == (0, 36)
     assert again.actions == report.actions
+
+
+def test_a_batch_holds_no_request_that_breaks_a_rule_and_no_money_for_it(tmp_path):
+    states = make_states(4)
+    with TeacherServer(script={"content": "yes"}) as server:
+        good, bad, *_ = server.teachers()
+        bad = bad.model_copy(update={"params": {"temperature": 3.0}})
+        report = batch(states, [good, bad], 1, tmp_path / "l")
+        asked = server.bill().n_charged
+    rows = [action for action in report.actions if action.teacher == bad.name]
+    assert (report.n_sent, asked, len(report.actions)) == (4, 4, 8)
+    assert {row.error_code for row in rows} == {"invalid_request"}
+    assert all("not sent" in (row.error_message or "") for row in rows)
+    status = ledger_status(tmp_path / "l")
+    assert status.calls == {"answered": 4}
+    assert (status.held_usd, status.spent_usd) == (0, report.spent_usd)
+
+
+def test_an_answer_of_a_batch_calls_a_tool_by_the_name_that_the_session_has(tmp_path):
+    name = "mcp__a.b__read"
+    tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    states = [{**state, "tools": [tool]} for state in make_states(1)]
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": sent_name(name), "arguments": "{}"},
+    }
+    with TeacherServer(script={"content": None, "tool_calls": [call]}) as server:
+        report = batch(states, server.teachers()[:1], 1, tmp_path / "l")
+    (row,) = report.actions
+    assert row.action["tool_calls"][0]["function"]["name"] == name
 
 
 def test_a_batch_that_was_left_is_found_again_and_paid_once(tmp_path):

@@ -1,5 +1,7 @@
 import asyncio
 import json
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,6 +17,7 @@ from replay_pipeline.replay import (
     parse_gates,
     replay_states,
 )
+from replay_pipeline.replay.run import _errors_first
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction, TeacherSpec
@@ -97,13 +100,6 @@ def test_a_share_of_screened_states_is_asked_on_and_carries_its_propensity():
     assert report.n_pairs_lost == 400 - report.n_explored // 2
 
 
-def test_near_duplicates_are_asked_once_and_error_sites_can_be_the_only_ones():
-    twins = [make_state(0, text="same"), make_state(1, text="same"), make_state(2, student=5)]
-    assert parse_gates(["near_duplicates"]).screen_states(twins) == {1: "near_duplicates"}
-    sites = [make_state(0, outcome="tool_error"), make_state(1), {**make_state(2), "hint": "no"}]
-    assert parse_gates(["error_sites_only"]).screen_states(sites) == {1: "error_sites_only"}
-
-
 def test_a_free_vote_decides_sooner():
     states = [make_state(0)]
     answers = answers_of(states, [(0, 1, 2)])
@@ -124,7 +120,7 @@ def test_dear_states_are_given_up():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cheapest", "not one of near_duplicates, error_sites_first"),
+        ("cheapest", "not one of error_sites_first, cheap_first"),
         ("cheap_screen", "write it as cheap_screen:0.1"),
         ("cheap_screen:2", "no number from 0 to 1"),
         ("max_usd_per_pair:x", "no number from 0"),
@@ -186,9 +182,12 @@ def test_the_default_gates_run_and_are_forecast(lively_server, tmp_path):
     assert {report.gate for report in report.gates} == set(DEFAULT_GATES)
 
 
-def test_error_sites_come_first_when_money_is_short(lively_server, tmp_path):
+def test_sessions_that_went_wrong_come_first_when_money_is_short(lively_server, tmp_path):
     states = [
-        make_state(i, outcome="tool_error" if i >= 280 else "ok", text=f"with little money {i}")
+        {
+            **make_state(i, outcome="tool_error" if i in (281, 299) else "ok", text=f"poor {i}"),
+            "session_id": f"session-{i // 20}",
+        }
         for i in range(300)
     ]
     report = asyncio.run(
@@ -200,9 +199,25 @@ def test_error_sites_come_first_when_money_is_short(lively_server, tmp_path):
     )  # fmt: skip
     answered = {action.state_id for action in report.actions}
     assert report.stop_reason == "budget"
-    # In their own order the states would have gone s0, s4, s8: a session at a time.
+    # In their own order the states would have gone s0, s1, s2: a session at a time.
     assert {f"s{i}" for i in range(280, 300)} < answered
     assert len(answered) < 60
+
+
+def test_a_session_is_asked_without_a_gap_up_to_its_last_error_site():
+    # Asked alone, error sites would pay for the steps between them, which no cache holds then.
+    def lane(name, outcomes):
+        return TEACHERS[0], deque(
+            SimpleNamespace(name=f"{name}{place}", state={"outcome": outcome})
+            for place, outcome in enumerate(outcomes)
+        )
+
+    bad, good = "tool_error", "ok"
+    lanes = [
+        lane("a", [good, good]), lane("b", [good, good, good, bad]), lane("c", [good, bad, good]),
+    ]  # fmt: skip
+    names = [[task.name for task in each] for _, each in _errors_first(lanes)]
+    assert names == [["c0", "c1"], ["b0", "b1", "b2", "b3"], ["a0", "a1"], ["c2"]]
 
 
 def read(offset, limit):

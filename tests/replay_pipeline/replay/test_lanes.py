@@ -67,9 +67,10 @@ def test_after_a_pause_the_waiting_go_on_by_themselves():
 
 
 def test_a_prompt_that_a_local_server_cut_short_is_flagged():
-    def checked(n_tokens, **teacher):
+    def checked(n_tokens, n_tool_bytes=0, **teacher):
         spec = TeacherSpec(name="t", model="m", base_url="http://127.0.0.1:11434/v1", **teacher)
-        task = SimpleNamespace(teacher=spec, question=SimpleNamespace(size=Size(100_000)))
+        size = Size(100_000, n_tool_bytes=n_tool_bytes)
+        task = SimpleNamespace(teacher=spec, question=SimpleNamespace(size=size))
         answer = Answer(
             action={"role": "assistant", "content": "x"}, model="m", provider=None,
             finish_reason="stop", generation_id=None, usage=Usage(n_prompt_tokens=n_tokens),
@@ -78,5 +79,6 @@ def test_a_prompt_that_a_local_server_cut_short_is_flagged():
 
     assert checked(4096).error_code == "prompt_truncated"
     assert "OLLAMA_CONTEXT_LENGTH" in checked(4096).error_message
+    assert "drops the tools" in checked(4096, n_tool_bytes=90_000).error_message
     assert checked(25_000).error_code is None
     assert checked(4096, dialect="openrouter").error_code is None

@@ -75,7 +75,10 @@ def test_good_data_has_no_problem_and_is_counted(work):
     verdicts.append(tables.matching_schemas(work.root, batches, ["states", "dpo_pairs"]))
     for verdict in verdicts:
         assert verdict.holds
-        assert verdict.message() == ""
+        assert verdict.judged is not None
+        assert verdict.message().startswith("Judged nothing" if verdict.judged == 0 else "")
+        assert verdict.judged or verdict.message()
+        assert not (verdict.judged and verdict.message())
         assert any(isinstance(value, int | float) for value in verdict.facts.values())
     tables.refuse_unfit(work.root, batches)
     assert dataset.shards_against_manifests(folder).facts["rows"] > 100

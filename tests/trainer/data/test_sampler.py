@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,14 @@ def test_pairs_of_a_session_stay_together():
     sampler = PairSampler(12, batch_size=4, seed=0, groups=groups)
     for step in range(3):
         assert len({groups[i] for i in sampler.step(step)}) == 1
+
+
+def test_no_session_fills_many_steps_in_a_row():
+    groups = ["long"] * 400 + ["short"] * 400
+    sampler = PairSampler(800, batch_size=4, seed=0, groups=groups)
+    seen = ["".join(sorted({groups[i][0] for i in sampler.step(step)})) for step in range(200)]
+    longest = max(len(list(run)) for _, run in itertools.groupby(seen))
+    assert longest < 20
 
 
 def test_no_pairs_or_missing_groups_are_refused():

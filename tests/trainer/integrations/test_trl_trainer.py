@@ -2,10 +2,12 @@
 
 import copy
 import inspect
+import weakref
 
 import pytest
 import torch
 
+from tests.trainer.published import rows_of
 from trainer.data.tiny import make_model
 from trainer.errors import TrainerConfigError
 from trainer.integrations.trl import ComposerConfig, ComposerReplicationTrainer
@@ -304,6 +306,69 @@ def test_a_speed_up_changes_no_update(composer, model, fast):
         trainer.train()
         after.append(parameters(trainer))
     assert_equal(*after, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pair_forward", ["packed", "padded"])
+def test_a_batch_of_several_passes_is_one_update(composer, model, pair_forward):
+    """Gradients that are sent back pass by pass add up to those of the whole batch."""
+    settings = {"pair_forward": pair_forward, "optim": "sgd", "max_steps": 1}
+    after = []
+    for max_tokens in (32_768, 1):
+        trainer = composer(
+            model=copy.deepcopy(model), max_packed_tokens=max_tokens, **settings, **ALL_CHANNELS
+        )
+        trainer.train()
+        after.append(parameters(trainer))
+    assert_equal(*after, atol=1e-6, rtol=1e-4)
+
+
+def test_what_is_kept_for_the_backward_pass_follows_max_packed_tokens(composer, model):
+    def most_kept(max_tokens):
+        trainer = composer(
+            model=copy.deepcopy(model),
+            rows=rows_of(4),
+            max_packed_tokens=max_tokens,
+            pairs_per_step=16,
+            pair_forward="packed",
+            policy_weight=0.0,
+            beta_replay=1.0,
+            max_steps=1,
+        )
+        kept: dict[int, weakref.ref] = {}
+        peak = 0
+
+        def pack(tensor):
+            nonlocal peak
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = (weakref.ref(tensor), storage.nbytes())
+            alive = {place: size for place, (one, size) in kept.items() if one() is not None}
+            peak = max(peak, sum(alive.values()))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            trainer.train()
+        return peak
+
+    all_at_once, by_tree = most_kept(32_768), most_kept(1)
+    assert by_tree < all_at_once / 2
+
+
+@pytest.mark.parametrize("alpha_sdpo", [0.0, 0.5])
+def test_a_policy_without_a_weight_runs_only_where_channel_2_needs_it(composer, alpha_sdpo):
+    trainer = composer(policy_weight=0.0, beta_replay=1.0, alpha_sdpo=alpha_sdpo, max_steps=2)
+    n_calls = 0
+    original = trainer._get_per_token_logps_and_entropies
+
+    def counted(*args, **kwargs):
+        nonlocal n_calls
+        n_calls += 1
+        return original(*args, **kwargs)
+
+    trainer._get_per_token_logps_and_entropies = counted
+    trainer.train()
+    assert (n_calls > 0) == (alpha_sdpo > 0)
+    assert trainer.n_live_steps["replay"] == 2
+    assert trainer.n_live_steps["policy"] == 0
 
 
 def test_a_fused_head_for_another_divergence_is_refused(tmp_path):

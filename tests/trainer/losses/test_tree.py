@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
 
 from trainer.errors import ShapeError, TrainerConfigError
 from trainer.losses.tree_attention import (
@@ -15,6 +16,7 @@ from trainer.losses.tree_attention import (
     FlashTreeAttention,
     FlexAttention,
     attention_for,
+    tree_block_mask,
 )
 from trainer.losses.tree_layout import PackedTree, pack_pairs, pack_pairs_within
 
@@ -161,6 +163,32 @@ def test_flex_attention_equals_the_dense_mask(device):
     ]
     ours = FlexAttention(tree)(*inputs, scale=0.3)
     torch.testing.assert_close(ours, dense_attention(tree, *inputs, 0.3))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("block", [16, 128])
+def test_the_mask_by_blocks_is_that_of_all_tokens(seed, block):
+    tree = pack_pairs(trace_pairs(12, vocab=3, seed=seed) + trace_pairs(8, seed=seed + 50))
+    ends = tree.subtree_end_N
+    ours = tree_block_mask(ends, block=block)
+    dense = create_block_mask(
+        lambda _b, _h, q, k: (k <= q) & (q < ends[k]),
+        None,
+        None,
+        tree.n_tokens,
+        tree.n_tokens,
+        device="cpu",
+        BLOCK_SIZE=block,
+    )
+    assert torch.equal(ours.to_dense(), dense.to_dense())
+    assert torch.equal(ours.full_kv_num_blocks, dense.full_kv_num_blocks)
+    for name in ("kv", "full_kv", "q", "full_q"):
+        counts = getattr(dense, f"{name}_num_blocks")
+        assert torch.equal(getattr(ours, f"{name}_num_blocks"), counts)
+        listed, right = (getattr(mask, f"{name}_indices") for mask in (ours, dense))
+        for row, n in enumerate(counts[0, 0].tolist()):
+            assert listed[0, 0, row, :n].tolist() == right[0, 0, row, :n].tolist()
+    assert ours.seq_lengths == dense.seq_lengths
 
 
 def test_the_device_chooses_the_backend():

@@ -24,10 +24,9 @@ from trainer.diloco.object_store import MemoryStore, ObjectStore
 from trainer.diloco.parameters import ParameterVector
 from trainer.errors import TrainerConfigError, TrainerError
 from trainer.integrations.loading import load_model, load_tokenizer
+from trainer.integrations.scoring import response_logps
 from trainer.integrations.settings import read_settings
 from trainer.integrations.trl.run import RunParts, run
-from trainer.losses.compose import model_logits
-from trainer.losses.logps import token_logps
 
 __all__ = ["GeneratorActor", "RankOutcome", "RewarderActor", "StoreActor", "TrainerActor"]
 
@@ -135,8 +134,9 @@ class GeneratorActor(Actor):
         sampled = []
         for prompt, completion in zip(prompt_ids, completions, strict=True):
             ids = torch.tensor([prompt + completion])
-            logps = token_logps(model_logits(self.model, ids, None), ids, sampling["temperature"])
-            sampled.append((completion, logps[0, -len(completion) :].tolist()))
+            mask = torch.tensor([[0] * len(prompt) + [1] * len(completion)])
+            logps = response_logps(self.model, ids, None, mask, temperature=sampling["temperature"])
+            sampled.append((completion, logps.tolist()))
         return sampled
 
 

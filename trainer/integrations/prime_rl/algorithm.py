@@ -2,16 +2,24 @@
 
 PRIME-RL's algorithms annotate message graphs: advantages, reference log-probs and loss weights per
 token. That is all that three channels need, so this is a subclass of its GRPO and no change of the
-trainer. What a pipeline function does is PRIME-RL's business (`Pipeline`); nothing here imports it.
+trainer. `register` imports this module once the union of configurations is wider.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from prime_rl.orchestrator.algo import GRPOAlgorithm
+from prime_rl.orchestrator.algo.base import iter_trainable_traces
+from prime_rl.orchestrator.algo.routing import assign_reference_logprobs
+from prime_rl.orchestrator.trajectories import iter_trainable_branches
+from prime_rl.orchestrator.utils import episode_group_id
+from renderers.base import create_renderer, load_tokenizer
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.types import AssistantMessage, UserMessage
 
 from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
@@ -21,30 +29,9 @@ from trainer.losses.credit import replay_credit
 
 logger = logging.getLogger(__name__)
 
-OWN_NOTES = (
-    "entropies",
-    "is_content",
-    "logprobs",
-    "renderer_token_ids",
-    "routed_experts",
-    "sampling_mask",
-    "trainer_logprobs",
-)
-"""What nodes of a message graph note per token besides what algorithms write."""
-
-Score = Callable[[list[int]], Any]
-"""Awaitable log-probs of every token given those before it; 0 for the first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """What PRIME-RL provides to an algorithm, by our names."""
-
-    trainable_traces: Callable[[list[Any]], Iterable[Any]]
-    branches: Callable[[Any], Iterable[Any]]
-    assign_reference: Callable[[Any, list[float]], None]
-    hint_ids: Callable[[Any, str], list[int]]
-    """From the algorithm and a hint to the ids of a leading system message."""
+REPLAYED = "replayed_pair"
+"""Agent of a replayed trace: PRIME-RL's metrics are by agent, so pairs don't mix with rollouts."""
+SIDES = ("chosen_ids", "rejected_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,72 +52,85 @@ class ChannelOptions:
     seed: int = 42
 
 
-class ThreeChannels:
-    """Mixed into PRIME-RL's GRPO algorithm by `register`."""
+@dataclass
+class Replayed:
+    """The pairs that joined one group of rollouts."""
 
-    pipeline: ClassVar[Pipeline]
+    step: int
+    indices: tuple[int, ...]
+    traces: list[Any] = field(default_factory=list)
+    """Chosen, rejected, chosen, …, of the pairs in their order."""
 
-    def __init__(self, config: Any, clients: Any) -> None:
+
+class ThreeChannelAlgorithm(GRPOAlgorithm):
+    """PRIME-RL's GRPO with channels 2 and 3."""
+
+    def __init__(self, config: Any, policy_pool: Any) -> None:
         """Build GRPO, then read the pairs.
 
         Raises:
             DatasetError: channel 3 has a weight, and there is no pair.
         """
-        super().__init__(config, clients)  # type: ignore[call-arg]
+        super().__init__(config, policy_pool)
         self.options = options_of(config)
-        self._score: Score = clients.score
         self._pairs = TokenizedPairs(self.options.pairs) if self.options.beta_replay > 0 else None
         self._reference: list[list[float]] | None = None
-        self._n_groups = self._n_rl_tokens = self._n_hints = 0
+        self._renderer: Any = None
+        self._replayed: dict[str, Replayed] = {}
+        self._n_drawn = self._n_groups = self._n_rl_tokens = self._n_hints = 0
 
     async def setup(self) -> None:
         """Score all pairs under the policy as it is before the first step, if a variant needs it."""
-        await super().setup()  # type: ignore[misc]
+        await super().setup()
+        if self.options.alpha_sdpo > 0:
+            self._renderer = create_renderer(
+                load_tokenizer(self.policy_pool.model_name), self.policy_pool.train_client.renderer
+            )
         if self._pairs is not None and self.options.replay.needs_reference:
             self._reference = await self._reference_logps(self._pairs)
 
     async def score_episode(self, episode: Any) -> None:
         """Channel 2: what the live policy says of each response once it has read the hint.
 
+        The group's pairs join its first episode here, because the orchestrator counts a group's
+        traces before it scores the group: what joined later would never reach the trainer.
+
         Raises:
             DatasetError: the task's data has no `hint`.
             AlignmentError: the server answered with another number of log-probs.
         """
-        await super().score_episode(episode)  # type: ignore[misc]
-        if self.options.alpha_sdpo == 0:
-            return
-        for trace in self.pipeline.trainable_traces([episode]):
-            hint = self._hint(trace)
-            if hint is None:
-                continue
-            self._n_hints += 1
-            before = self.pipeline.hint_ids(self, hint)
-            for branch in self.pipeline.branches(trace):
-                scored = await self._scored([*before, *branch.token_ids])
-                self.pipeline.assign_reference(branch, scored[len(before) :])
-                for node in branch.nodes:
-                    if any(node.mask):
-                        weights = [self.options.alpha_sdpo if kept else 0.0 for kept in node.mask]
-                        node.loss_weights = {**(node.loss_weights or {}), "ref_kl": weights}
+        await super().score_episode(episode)
+        if self.options.alpha_sdpo > 0:
+            for _, trace in iter_trainable_traces([episode]):
+                await self._score_behind_hint(trace)
+        if self._pairs is not None and episode_group_id(episode) not in self._replayed:
+            self._bring_pairs(episode, self._pairs)
 
     async def score_group(self, episodes: list[Any]) -> None:
-        """Channel 1 as GRPO does it, then this group's part of the step's pairs."""
-        await super().score_group(episodes)  # type: ignore[misc]
-        for trace in self.pipeline.trainable_traces(episodes):
+        """Channel 1 as GRPO does it on the rollouts alone, then the credit of the pairs."""
+        rollouts = [
+            episode.model_copy(
+                update={"traces": [t for t in episode.traces if t.agent.name != REPLAYED]}
+            )
+            for episode in episodes
+        ]
+        await super().score_group(rollouts)
+        for _, trace in iter_trainable_traces(rollouts):
             for node in trace.nodes:
                 if node.advantages is not None:
                     node.advantages = [self.options.policy_weight * a for a in node.advantages]
-                self._n_rl_tokens += sum(node.mask)
-        step, part = divmod(self._n_groups, self.options.groups_per_step)
+                    # Tokens without credit are taken out of the batch before it is shipped.
+                    self._n_rl_tokens += sum(a != 0.0 for a in node.advantages)
         self._n_groups += 1
-        if step == 0 and part == self.options.groups_per_step - 1:
+        if self._n_groups == self.options.groups_per_step:
             self._say_what_was_silent()
-        if self._pairs is not None:
-            await self._add_pairs(episodes, self._pairs, step, part)
+        replayed = self._replayed.pop(episode_group_id(episodes[0]), None)
+        if replayed is not None and replayed.indices and self._pairs is not None:
+            await self._score_pairs(replayed, self._pairs)
 
     # -- channel 2 -------------------------------------------------------------------------------
 
-    def _hint(self, trace: Any) -> str | None:
+    async def _score_behind_hint(self, trace: Any) -> None:
         data = trace.task.data
         if not hasattr(data, "hint"):
             raise DatasetError(
@@ -138,10 +138,21 @@ class ThreeChannels:
                 "taskset of trainer.integrations.verifiers.taskset, or give yours that field"
             )
         hint = hint_for_row({"hint": data.hint})
-        return hint.text if hint else None
+        if hint is None:
+            return
+        self._n_hints += 1
+        message = {"role": "system", "content": hint.text}
+        before = self._renderer.render_ids([message], add_generation_prompt=False)
+        for branch, _ in iter_trainable_branches(trace):
+            scored = await self._scored([*before, *branch.token_ids])
+            assign_reference_logprobs(branch, scored[len(before) :])
+            for node in branch.nodes:
+                if any(node.mask):
+                    weights = [self.options.alpha_sdpo if kept else 0.0 for kept in node.mask]
+                    node.loss_weights = {**(node.loss_weights or {}), "ref_kl": weights}
 
     async def _scored(self, ids: list[int]) -> list[float]:
-        scored = list(await self._score(ids))
+        scored = list(await self.clients.score(ids))
         if len(scored) != len(ids):
             raise AlignmentError(
                 f"the inference server scored {len(scored)} of {len(ids)} tokens: it must be vLLM "
@@ -157,38 +168,42 @@ class ThreeChannels:
 
     # -- channel 3 -------------------------------------------------------------------------------
 
-    async def _add_pairs(
-        self, episodes: list[Any], pairs: TokenizedPairs, step: int, part: int
-    ) -> None:
+    def _bring_pairs(self, episode: Any, pairs: TokenizedPairs) -> None:
         options = self.options
+        step, part = divmod(self._n_drawn, options.groups_per_step)
+        self._n_drawn += 1
         sampler = pairs.sampler(batch_size=options.pairs_per_step, seed=options.seed)
-        mine = sampler.part(step, part=part, n_parts=options.groups_per_step)
-        if not mine:
-            return
-        sides = [(i, side) for i in mine for side in ("chosen_ids", "rejected_ids")]
+        drawn = tuple(sampler.part(step, part=part, n_parts=options.groups_per_step))
+        replayed = Replayed(step=step, indices=drawn)
+        template = next(trace for _, trace in iter_trainable_traces([episode]))
+        for i in drawn:
+            for side in SIDES:
+                trace = recorded_trace(template, pairs.rows[i]["prompt_ids"], pairs.rows[i][side])
+                trace.info = {"pair": i, "side": side.removesuffix("_ids")}
+                replayed.traces.append(trace)
+        episode.traces.extend(replayed.traces)
+        self._replayed[episode_group_id(episode)] = replayed
+
+    async def _score_pairs(self, replayed: Replayed, pairs: TokenizedPairs) -> None:
+        sides = [(i, side) for i in replayed.indices for side in SIDES]
         logps = await self._response_logps(pairs, sides)
         self._n_rl_tokens += sum(len(row) for row in logps)
-        credits = self._credits(mine, pairs, logps, step)
-        carriers = ((e, t) for e in episodes for t in self.pipeline.trainable_traces([e]))
-        home, template = next(carriers, (None, None))
-        if home is None:
-            raise TrainerConfigError("a group without a trainable trace cannot carry pairs")
-        for (i, side), row, credit in zip(sides, logps, credits, strict=True):
-            home.traces.append(
-                recorded_trace(
-                    template, pairs.rows[i]["prompt_ids"], pairs.rows[i][side], row, credit
-                )
-            )
+        credits = self._credits(replayed, pairs, logps)
+        for trace, row, credit in zip(replayed.traces, logps, credits, strict=True):
+            response = trace.nodes[-1]
+            # The policy's own log-probs, so that the importance ratio is 1.
+            response.logprobs = row
+            response.advantages = [credit] * len(row)
 
     def _credits(
-        self, mine: Sequence[int], pairs: TokenizedPairs, logps: list[list[float]], step: int
+        self, replayed: Replayed, pairs: TokenizedPairs, logps: list[list[float]]
     ) -> list[float]:
         """Advantage of each side: the pairwise gradient of the step's weighted mean, times beta.
 
         PRIME-RL divides by all rl tokens of a batch, which nobody knows while a group is scored:
         the mean over the groups so far stands in for it.
         """
-        options = self.options
+        options, mine = self.options, replayed.indices
         sums = torch.tensor([sum(row) for row in logps], dtype=torch.float64)
         lengths = torch.tensor([len(row) for row in logps], dtype=torch.float64)
         references = (None, None)
@@ -199,7 +214,7 @@ class ThreeChannels:
             sums[0::2], sums[1::2], lengths[0::2], lengths[1::2], *references, options.replay
         )
         sampler = pairs.sampler(batch_size=options.pairs_per_step, seed=options.seed)
-        total_weight = sum(pairs.rows[i]["weight"] for i in sampler.step(step))
+        total_weight = sum(pairs.rows[i]["weight"] for i in sampler.step(replayed.step))
         weights = torch.tensor([pairs.rows[i]["weight"] for i in mine], dtype=torch.float64)
         n_rl_tokens = self._n_rl_tokens / self._n_groups * options.groups_per_step
         scale = options.beta_replay * n_rl_tokens * weights / total_weight
@@ -228,7 +243,7 @@ class ThreeChannels:
         kept = read_reference(self.options.reference, pairs)
         if kept is not None:
             return kept
-        sides = [(i, side) for i in range(len(pairs)) for side in ("chosen_ids", "rejected_ids")]
+        sides = [(i, side) for i in range(len(pairs)) for side in SIDES]
         sums = [sum(row) for row in await self._response_logps(pairs, sides)]
         logps = [[sums[k], sums[k + 1]] for k in range(0, len(sums), 2)]
         write_reference(self.options.reference, pairs, logps)
@@ -262,48 +277,26 @@ def options_of(config: Any) -> ChannelOptions:
     return options
 
 
-def recorded_trace(
-    template: Any,
-    prompt_ids: Sequence[int],
-    response_ids: Sequence[int],
-    logprobs: Sequence[float],
-    credit: float,
-) -> Any:
-    """A trace of one recorded response, in the image of a sampled one.
-
-    Its behaviour log-probs are the policy's own, so that the importance ratio is 1.
-    """
-    asked = next(node for node in template.nodes if not node.sampled)
-    said = next(node for node in template.nodes if node.sampled)
-    prompt = recorded_node(asked, prompt_ids, is_trained=False)
-    response = recorded_node(said, response_ids, is_trained=True).model_copy(
-        update={
-            "parent": 0,
-            "logprobs": list(logprobs),
-            "advantages": [credit] * len(response_ids),
-        }
+def recorded_trace(template: Any, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Any:
+    """Build a trace of one recorded response for the task of a sampled one, with its own id."""
+    n_prompt, n_response = len(prompt_ids), len(response_ids)
+    prompt = MessageNode(
+        message=UserMessage(content="(recorded prompt)"),
+        token_ids=list(prompt_ids),
+        mask=[False] * n_prompt,
     )
-    return template.model_copy(
-        update={"nodes": [prompt, response], "info": {"replayed_pair": True}, "rewards": {}}
+    response = MessageNode(
+        parent=0,
+        message=AssistantMessage(content="(recorded response)"),
+        sampled=True,
+        token_ids=list(response_ids),
+        mask=[True] * n_response,
+        logprobs=[0.0] * n_response,
     )
-
-
-def recorded_node(template: Any, token_ids: Sequence[int], *, is_trained: bool) -> Any:
-    """The node with other tokens, and nothing left of what was noted per token of its own."""
-    known: dict[str, Any] = getattr(type(template), "model_fields", {})
-    blank = {
-        name: known[name].get_default(call_default_factory=True)
-        for name in OWN_NOTES
-        if name in known
-    }
-    return template.model_copy(
-        update=blank
-        | {
-            "parent": None,
-            "token_ids": list(token_ids),
-            "mask": [is_trained] * len(token_ids),
-            "advantages": None,
-            "reference_logprobs": None,
-            "loss_weights": None,
-        }
+    return type(template)(
+        task=template.task,
+        agent=template.agent.model_copy(update={"name": REPLAYED}),
+        nodes=[prompt, response],
+        is_completed=True,
+        ok=True,
     )

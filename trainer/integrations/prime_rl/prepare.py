@@ -4,6 +4,8 @@ PRIME-RL starts three programs of its own on its own Python, so nothing is train
 written and the commands named.
 """
 
+import copy
+import importlib.util
 import json
 import logging
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.dataset import load_preference_data
-from trainer.errors import DatasetError
+from trainer.errors import DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.integrations.handover import (
     check_startable,
@@ -24,7 +26,8 @@ from trainer.integrations.settings import RunConfig, overlaid, read_settings
 
 logger = logging.getLogger(__name__)
 
-POLICY_LOSS = "trainer.integrations.prime_rl.loss.policy_loss"
+PROGRAMS = "recipes/prime_rl/README.md"
+"""Where it says which programs to start."""
 
 
 def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,13 +49,16 @@ def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
     n_pairs = 0
     if settings.shared.beta_replay > 0:
         n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, make_renderer(settings))
-    (folder / "rl.toml").write_text(as_toml(rl_config(settings, folder)), "utf-8")
+    config = rl_config(settings, folder)
+    is_parsed = parsed_by_prime_rl(config)
+    (folder / "rl.toml").write_text(as_toml(config), "utf-8")
     return {
         "config": str(folder / "rl.toml"),
+        "parsed_by_prime_rl": is_parsed,
         "states": len(data.prompts),
         "hints": n_hints,
         "pairs": n_pairs,
-        "next": "recipes/prime_rl/README.md",
+        "next": PROGRAMS,
     }
 
 
@@ -64,6 +70,14 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
     """
     shared = settings.shared
     n_states = n_states_of_step(shared)
+    # Its batches are counted in traces, and replayed ones count.
+    n_replayed = 2 * shared.pairs_per_step if shared.beta_replay > 0 else 0
+    if n_replayed % shared.num_generations:
+        raise TrainerConfigError(
+            f"trl.pairs_per_step={shared.pairs_per_step}: PRIME-RL's batch must hold whole groups of "
+            f"trl.num_generations={shared.num_generations} traces, and a pair is two of them: "
+            "make twice pairs_per_step a multiple of num_generations"
+        )
     algorithm = {
         "type": "three_channels",
         "alpha_sdpo": shared.alpha_sdpo,
@@ -90,10 +104,9 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
                 "weight_decay": shared.weight_decay,
                 "max_norm": shared.max_grad_norm,
             },
-            "loss": {"type": "custom", "import_path": POLICY_LOSS},
         },
         "orchestrator": {
-            "batch_size": n_states * shared.num_generations,
+            "batch_size": n_states * shared.num_generations + n_replayed,
             "group_size": shared.num_generations,
             "algo": algorithm,
             "train": {
@@ -104,18 +117,43 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
                 "env": [
                     {
                         "name": "replay",
-                        "taskset": {
-                            "id": "replay_states",
-                            "dataset": settings.dataset,
-                            "task": {"reward": settings.reward},
+                        "env": {
+                            "taskset": {
+                                "id": "replay_states",
+                                "dataset": settings.dataset,
+                                "task": {"reward": settings.reward},
+                            },
+                            "agent": {
+                                "harness": {"id": "replay_states"},
+                                "runtime": {"type": "subprocess"},
+                            },
                         },
-                        "harness": {"id": "replay_states"},
                     }
                 ],
             },
         },
     }
     return overlaid(config, settings)
+
+
+def parsed_by_prime_rl(config: Mapping[str, Any]) -> bool:
+    """See that PRIME-RL's own `RLConfig` takes a configuration, where it is installed.
+
+    Raises:
+        TrainerConfigError: it does not; the message is PRIME-RL's.
+    """
+    if importlib.util.find_spec("prime_rl") is None:
+        return False
+    from trainer.integrations.prime_rl.register import register  # noqa: PLC0415 - loads torch
+
+    register()
+    from prime_rl.configs.rl import RLConfig  # noqa: PLC0415 - only where it is installed
+
+    try:
+        RLConfig.model_validate(copy.deepcopy(config))
+    except ValueError as error:
+        raise TrainerConfigError(f"PRIME-RL refuses these settings: {error}") from error
+    return True
 
 
 def as_toml(config: Mapping[str, Any], prefix: str = "") -> str:

@@ -1,34 +1,41 @@
-"""Puts `type = "three_channels"` among PRIME-RL's algorithms, in the orchestrator's process.
+"""Puts `type = "three_channels"` among PRIME-RL's algorithms, in a process of its own programs.
 
 PRIME-RL has no plug-in hook for algorithms: names live in one union of configurations and one
-table of classes. `replay-prime-orchestrator` widens both, then is PRIME-RL's own `orchestrator`.
+table of classes. `replay-prime-rl` widens both, then is PRIME-RL's own launcher `rl`;
+`replay-prime-orchestrator` is its `orchestrator`.
 """
 
-import importlib.metadata
+import os
+import shutil
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
 from trainer.errors import TrainerConfigError, TrainerError
-from trainer.integrations.prime_rl.algorithm import Pipeline, ThreeChannels
-from trainer.integrations.prime_rl.contract import DefaultLoss, LossInputs
-from trainer.integrations.prime_rl.loss import default_loss
 
 NAME = "three_channels"
+COMMIT = "559b44772"
+"""What this adapter is written for and tested with; verifiers is that of its submodule."""
+ORCHESTRATOR = "replay-prime-orchestrator"
 
 
 def register() -> None:
-    """Widen PRIME-RL's union and table.
+    """Widen PRIME-RL's union and table; a second time does nothing.
 
     Raises:
         TrainerConfigError: PRIME-RL is missing, of another shape, or has read its configurations
             already.
     """
+    algorithms = sys.modules.get("prime_rl.orchestrator.algo")
+    if algorithms is not None and NAME in algorithms.ALGORITHM_CLASSES:
+        return
     if "prime_rl.configs.orchestrator" in sys.modules:
         raise TrainerConfigError(
-            "PRIME-RL's configurations were imported before `register()`: start the orchestrator "
-            "with replay-prime-orchestrator"
+            "PRIME-RL's configurations were imported before `register()`: start its programs by "
+            f"replay-prime-rl or {ORCHESTRATOR}"
         )
     try:
         import prime_rl.configs.algorithm as configs  # noqa: PLC0415 - only where it is installed
@@ -36,19 +43,20 @@ def register() -> None:
         raise TrainerConfigError(
             f"PRIME-RL is not installed ({error}): recipes/prime_rl/README.md says how"
         ) from error
-    for name in ("AlgoConfig", "GRPOAlgoConfig"):
-        if not hasattr(configs, name):
-            raise TrainerConfigError(
-                f"prime_rl.configs.algorithm has no {name}: this adapter was written for 0.8.0"
-            )
-    union: Any = configs.AlgoConfig | config_class(configs.GRPOAlgoConfig)
-    configs.AlgoConfig = Annotated[union, Field(discriminator="type")]
-    import prime_rl.orchestrator.algo as algorithms  # noqa: PLC0415 - after the union is wider
+    try:
+        union: Any = configs.AlgoConfig | config_class(configs.GRPOAlgoConfig)
+        configs.AlgoConfig = Annotated[union, Field(discriminator="type")]
+        import prime_rl.orchestrator.algo as table  # noqa: PLC0415 - after the union is wider
 
-    ThreeChannels.pipeline = _pipeline()
-    algorithms.ALGORITHM_CLASSES[NAME] = type(
-        "ThreeChannelAlgorithm", (ThreeChannels, algorithms.GRPOAlgorithm), {}
-    )
+        from trainer.integrations.prime_rl.algorithm import (  # noqa: PLC0415
+            ThreeChannelAlgorithm,
+        )
+    except AttributeError as error:
+        raise TrainerConfigError(
+            f"this PRIME-RL has other hooks than commit {COMMIT}, for which the adapter is "
+            f"written ({error}): check that commit out, with its submodule deps/verifiers"
+        ) from error
+    table.ALGORITHM_CLASSES[NAME] = ThreeChannelAlgorithm
 
 
 def config_class(base: Any) -> Any:
@@ -74,83 +82,25 @@ def config_class(base: Any) -> Any:
     )
 
 
-def _pipeline() -> Pipeline:
-    from prime_rl.orchestrator.algo.base import iter_trainable_traces  # noqa: PLC0415
-    from prime_rl.orchestrator.algo.routing import assign_reference_logprobs  # noqa: PLC0415
-    from prime_rl.orchestrator.trajectories import iter_trainable_branches  # noqa: PLC0415
-
-    renderers: dict[str, Any] = {}
-
-    def hint_ids(algorithm: Any, text: str) -> list[int]:
-        from renderers.base import create_renderer, load_tokenizer  # noqa: PLC0415
-
-        name = algorithm.clients.model_name
-        if name not in renderers:
-            renderer = algorithm.clients.train_client.renderer
-            renderers[name] = create_renderer(load_tokenizer(name), renderer)
-        message = {"role": "system", "content": text}
-        return renderers[name].render_ids([message], add_generation_prompt=False)
-
-    return Pipeline(
-        trainable_traces=lambda episodes: [t for _, t in iter_trainable_traces(episodes)],
-        branches=lambda trace: [branch for branch, _ in iter_trainable_branches(trace)],
-        assign_reference=assign_reference_logprobs,
-        hint_ids=hint_ids,
-    )
-
-
-def doctor() -> None:
-    """Compare the installed PRIME-RL's default loss with the recorded contract, value and gradient.
-
-    Raises:
-        TrainerConfigError: they differ: this version's loss is another one than that of 0.8.0.
-    """
-    import torch  # noqa: PLC0415 - the message above should not have to wait for it
-
-    generator = torch.Generator().manual_seed(0)
-    sampled = -torch.rand(32, generator=generator, dtype=torch.float64)
-    moved = sampled + 0.3 * torch.randn(32, generator=generator, dtype=torch.float64)
-    advantages = torch.randn(32, generator=generator, dtype=torch.float64)
-    seen = []
-    for loss, kind in ((default_loss(), _installed_inputs()), (DefaultLoss(), LossInputs)):
-        leaf = moved.clone().requires_grad_()
-        value = loss(
-            kind(
-                trainer_logprobs=leaf,
-                inference_logprobs=sampled,
-                ref_logprobs=None,
-                advantages=advantages,
-                loss_mask=torch.ones(32, dtype=torch.bool),
-                loss_weights=None,
-            )
-        ).loss
-        (gradient,) = torch.autograd.grad(value, leaf)
-        seen.append(torch.cat([value.detach()[None], gradient]))
-    error = float((seen[0] - seen[1]).norm() / seen[1].norm())
-    if error > 1e-6:
-        raise TrainerConfigError(
-            f"the installed PRIME-RL's default loss differs from that of 0.8.0 by {error:.1e}: "
-            "credit as advantages may no longer have the pairwise gradient"
-        )
-
-
-def _installed_inputs() -> Any:
-    try:
-        from prime_rl.trainer.rl.loss import LossInputs as Theirs  # noqa: PLC0415
-    except ImportError:
-        return LossInputs
-    return Theirs
-
-
 def main() -> int:
     """PRIME-RL's orchestrator with our algorithm among its own."""
+    return _run("orchestrator")
+
+
+def launch() -> int:
+    """PRIME-RL's launcher; it starts the orchestrator by name, and finds ours first."""
+    with TemporaryDirectory() as folder:
+        ours = shutil.which(ORCHESTRATOR) or str(Path(sys.executable).with_name(ORCHESTRATOR))
+        Path(folder, "orchestrator").symlink_to(ours)
+        os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", "")])
+        return _run("rl")
+
+
+def _run(program: str) -> int:
     try:
         register()
-        doctor()
-        found = importlib.metadata.entry_points(group="console_scripts", name="orchestrator")
-        if not found:
-            raise TrainerConfigError("PRIME-RL installs no command `orchestrator`: is it 0.8.0?")
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    return int(next(iter(found)).load()() or 0)
+    module = __import__(f"prime_rl.entrypoints.{program}", fromlist=["main"])
+    return int(module.main() or 0)

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.integrations.causal_lm import completion_outputs, logit_rule
+from trainer.integrations.causal_lm import completion_outputs, model_head_outputs
 from trainer.integrations.kv_reuse import (
     hinted_batch,
     student_hidden,
     teacher_hidden_with_prefix_reuse,
 )
+from trainer.integrations.scoring import project
 from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.divergence import log_probs
 
@@ -94,6 +95,18 @@ def policy_and_distillation(
     )
 
 
+def policy_alone(
+    model: nn.Module, ids_BT: Tensor, mask_BT: Tensor, n_last: int, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Compute log-probs and entropies of the last `n_last` tokens, [B, n_last], with a fused head."""
+    hidden_BCH = hidden_states(model, ids_BT, mask_BT, n_last)
+    ids_BC = ids_BT[:, -n_last:]
+    outputs = model_head_outputs(
+        model, hidden_BCH.flatten(0, 1), ids_BC.flatten(), temperature=temperature
+    )
+    return outputs.logps_N.view(ids_BC.shape), outputs.entropy_N.view(ids_BC.shape)
+
+
 def _states(
     model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs, _pad_token_id: int
 ) -> tuple[Tensor, Tensor, nn.Module]:
@@ -145,10 +158,3 @@ def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last:
     causal = model.get_base_model() if hasattr(model, "peft_config") else model
     output = causal.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     return output.last_hidden_state[:, -n_last - 1 : -1]
-
-
-def project(model: Any, hidden: Tensor) -> Tensor:
-    """Project hidden states to logits, with the model's own scaling and soft cap."""
-    scale, softcap = logit_rule(model)
-    logits = model.get_output_embeddings()(hidden) * scale
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap

@@ -14,11 +14,10 @@ import torch
 from datasets import Dataset, Features, Json, List, Value
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
-from trainer.data.collator import ComposerDataCollator, add_reference_logps
+from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.evaluation import end_tokens, evaluate
 from trainer.data.rendering import Renderer
@@ -26,6 +25,7 @@ from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
 from trainer.data.tiny import pretrain
+from trainer.data.tokens import requests_of
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.object_store import ObjectStore
 from trainer.errors import DatasetError, TrainerConfigError, TrainerError
@@ -39,12 +39,12 @@ from trainer.integrations.outer import (
     sharded,
     train_replica,
 )
+from trainer.integrations.scoring import pair_logps, response_logps
 from trainer.integrations.settings import RunConfig, section_of
 from trainer.integrations.trl.config import ComposerConfig
+from trainer.integrations.trl.objective import FixedBatchObjective
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
-from trainer.losses.compose import compose_loss, model_logits
-from trainer.losses.logps import token_logps
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +94,9 @@ class MetricsFile(TrainerCallback):
             return
         row: dict[str, Any] = {"step": state.global_step}
         row |= {key if "/" in key else f"train/{key}": value for key, value in logs.items()}
-        if "policy/loss" in row:
+        if "policy/loss" in row or "replay/loss" in row:
             row["loss/objective"] = (
-                self.config.policy_weight * row["policy/loss"]
+                self.config.policy_weight * row.get("policy/loss", 0.0)
                 + self.config.alpha_sdpo * row.get("sdpo/loss", 0.0)
                 + self.config.beta_replay * row.get("replay/loss", 0.0)
             )
@@ -183,15 +183,24 @@ def _run(
     data = sharded(data, parts.place) if outer else data
     model, collator = model_and_collator(config, args, tokenizer, data)
     off = off_channels(args, data)
-    recorded = recorded_rollouts(config, args, data, collator.renderer)
+    renderer = collator.renderer
+    recorded = recorded_rollouts(config, args, data, renderer)
     level = load_function(config.agreement) if config.agreement else agreement
     if recorded is not None:
-        recorded.add_behaviour_logps(model, temperature=args.temperature)
+        recorded.add_behaviour_logps(model, logps_of=response_logps, temperature=args.temperature)
     objective = FixedBatchObjective(model, collator, data, args)
 
     def measured() -> tuple[dict[str, Any], float]:
         pairs, prompts = data.test_pairs, data.test_prompts
-        figures = evaluate(model, collator, pairs, prompts, options=config.evaluation, level=level)
+        figures = evaluate(
+            model,
+            collator,
+            pairs,
+            prompts,
+            options=config.evaluation,
+            level=level,
+            forward=pair_logps,
+        )
         return figures, objective()
 
     before, loss_first = measured()
@@ -199,7 +208,7 @@ def _run(
     stopping = StopAtStep(identity_of(asdict(config)), should_stop)
     callbacks = [*outer, metrics, stopping]
     trainer = build_trainer(
-        config, args, model, tokenizer, data, recorded, collator.renderer, callbacks, parts
+        config, args, model, tokenizer, data, recorded, renderer, callbacks, parts
     )
     resume_from: Any = config.resume_from
     if resume_from == LAST:
@@ -207,9 +216,10 @@ def _run(
     with without_upstream_warnings():
         train_replica(trainer, outer, resume_from=resume_from and str(resume_from))
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
+    # First what took hours, then what only looks at it.
+    save_checkpoint(config, trainer, tokenizer, output)
     after, loss_last = measured()
 
-    save_checkpoint(config, trainer, tokenizer, output)
     live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
     report = {
         "loss_first": loss_first,
@@ -225,7 +235,7 @@ def _run(
         "seconds": round(time.perf_counter() - started, 2),
         "pairs": len(data.pairs),
         "held_out_pairs": len(data.test_pairs),
-        "cut_prompts": collator.renderer.n_cut_prompts,
+        "cut_prompts": renderer.n_cut_prompts,
         "preflight": found.as_report(),
         "pairs_forward": trainer.pair_forward,
         **{
@@ -248,17 +258,25 @@ def _run(
 def model_and_collator(
     config: RunConfig, args: ComposerConfig, tokenizer: Any, data: PreferenceData
 ) -> tuple[Any, ComposerDataCollator]:
-    """Load or make the model, and the collator of its batches; a tiny model is pretrained here."""
+    """Load or make the model, and the collator of its batches; a tiny model is pretrained here.
+
+    The model is put on its device before anything runs through it.
+    """
     model = load_model(config, tokenizer, seed=args.seed)
+    if config.quantize == "none":  # quantized weights are where they were made
+        model = model.to(args.device)
     collator = ComposerDataCollator(
         tokenizer,
         max_prompt_tokens=args.max_prompt_tokens,
         max_response_tokens=args.max_response_tokens,
         with_tools=args.render_tools,
     )
+    with args.main_process_first(desc="tokenizing"):
+        requests = requests_of(data, hint_for_row, with_tools=args.render_tools)
+        collator.renderer.store.fill(requests, collator.renderer, Path(config.output) / "tokens")
     if config.model is None and config.tiny.pretraining_steps:
         n_steps = config.tiny.pretraining_steps
-        pretrain(model, collator, data.pairs, n_steps=n_steps, seed=args.seed)
+        pretrain(model, collator, data.pairs, n_steps=n_steps, seed=args.seed, forward=pair_logps)
     return model, collator
 
 
@@ -396,6 +414,7 @@ def build_trainer(
             args,
             pairs=data.pairs,
             recorded=recorded,
+            tokens=renderer.store,
             **options,
             processing_class=tokenizer,
             callbacks=callbacks,
@@ -480,78 +499,6 @@ def prompts_dataset(data: PreferenceData, acting: Renderer | None = None) -> Dat
             for row in table
         ]
     return Dataset.from_list(table, features=Features(kinds))
-
-
-class FixedBatchObjective:
-    """The run's own objective on one batch that never changes: does it fall?
-
-    Policy: the clipped surrogate of the actions of its pairs, against their log-probs when the run
-    began, with advantage +1 for a chosen and -1 for a rejected one (near 0 at the start). To it
-    come alpha times the self-distillation and beta times the preference loss of `compose_loss`,
-    with the model itself as teacher.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        collator: ComposerDataCollator,
-        data: PreferenceData,
-        args: ComposerConfig,
-        *,
-        n_rows: int = 8,
-    ) -> None:
-        """Fix the batch: up to `n_rows` pairs, those with a hint first."""
-        order = sorted(range(len(data.pairs)), key=lambda i: not data.pairs[i].get("hint"))
-        self.model, self.args = model, args
-        device = next(model.parameters()).device
-        batch = collator([data.pairs[i] for i in order[:n_rows]])
-        batch = {key: value.to(device) for key, value in batch.items()}
-        self.batch = add_reference_logps(model, batch)
-        self._old: dict[str, torch.Tensor] = {}
-
-    @torch.no_grad()
-    def __call__(self) -> float:
-        """Measure the objective now."""
-        args, was_training = self.args, self.model.training
-        self.model.eval()
-        parts = compose_loss(
-            self.model,
-            self.batch,
-            alpha_sdpo=args.alpha_sdpo,
-            beta_replay=args.beta_replay,
-            dpo_variant=args.replay.variant,
-            dpo_beta=args.dpo_beta,
-            simpo_beta=args.simpo_beta,
-            simpo_gamma=args.simpo_gamma,
-            sdpo_wrapper=args.sdpo.wrapper,
-            taid_t=args.taid_t_end if args.sdpo_wrapper == "taid" else None,
-            entropy_opd_h_max=args.entropy_opd_h_max,
-            jsd_beta=args.jsd_beta,
-            temperature=args.temperature,
-        )
-        self.model.train(was_training)
-        return (
-            args.policy_weight * self._policy_surrogate()
-            + args.alpha_sdpo * float(parts.sdpo_jsd)
-            + args.beta_replay * float(parts.trace_replay_dpo)
-        )
-
-    def _policy_surrogate(self) -> float:
-        """Charge with advantage +1 for every chosen action, -1 for every rejected one."""
-        total, n_tokens = 0.0, 0.0
-        for side, advantage in (("chosen", 1.0), ("rejected", -1.0)):
-            ids = self.batch[f"dpo_{side}_input_ids"]
-            mask = self.batch[f"dpo_{side}_response_mask"][:, 1:] != 0
-            logits = model_logits(self.model, ids, self.batch[f"dpo_{side}_attention_mask"])
-            logps = token_logps(logits, ids, self.args.temperature)
-            if side not in self._old:
-                self._old[side] = logps
-            ratio = (logps - self._old[side]).exp()
-            clipped = ratio.clamp(1 - self.args.epsilon, 1 + (self.args.epsilon_high or 0.2))
-            gain = torch.min(ratio * advantage, clipped * advantage)
-            total -= float(gain[mask].sum())
-            n_tokens += float(mask.sum())
-        return total / max(n_tokens, 1.0)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

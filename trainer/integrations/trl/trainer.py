@@ -7,43 +7,56 @@ once however many channels a rank has.
 Dimensions in names: `B` sequences, `C` completion tokens, `H` hidden, `V` vocabulary, `N` tokens.
 """
 
+import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import checkpoint
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, pad
 
-from trainer.data.collator import ComposerDataCollator, HintFunction, add_reference_logps
+from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.sampler import PairSampler
+from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
-from trainer.hints import hint_for_row
-from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of
-from trainer.integrations.packing import enable_tree_attention, packed_pair_logps
+from trainer.hints import HintFunction, hint_for_row
+from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of, lm_head_of
+from trainer.integrations.packing import (
+    enable_tree_attention,
+    packed_pair_logps,
+    tree_pair_logps,
+    trees_of,
+)
+from trainer.integrations.scoring import pair_logps
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.forward import (
     HintedInputs,
+    policy_alone,
     policy_and_distillation,
 )
 from trainer.integrations.trl.teacher import Teacher
 from trainer.losses.channels import replay_per_pair
-from trainer.losses.compose import pair_logps
+from trainer.losses.compose import PairLogps
 from trainer.losses.taid import TAIDScheduler
 from trainer.types import PairRow
 
 logger = logging.getLogger(__name__)
 
-PairLogps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-
 STATE_FILE = "composer_state.json"
+
+_SCORED = ("dpo_weight", "dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs")
+"""What the preference loss reads of a batch beside the model's own log-probabilities."""
 
 
 class ComposerReplicationTrainer(GRPOTrainer):
@@ -66,9 +79,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
         pairs: Sequence[PairRow | Mapping[str, Any]] | None = None,
         recorded: RecordedRollouts | None = None,
         hint: HintFunction = hint_for_row,
+        tokens: TokenStore | None = None,
         **options: Any,
     ) -> None:
         """Build TRL's trainer, then the teacher, the pair sampler and the TAID schedule.
+
+        With `tokens` no step renders what was rendered before.
 
         Raises:
             TrainerConfigError: channel 2 with a model that it cannot serve.
@@ -92,6 +108,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
             with_tools=args.render_tools,
             hint=hint,
         )
+        if tokens is not None:
+            self.collator.renderer.store = tokens
         self.pairs = list(pairs or ())
         self._pair_sampler = self._make_sampler() if self.has_replay else None
         self._reference_logps = self._precompute_reference() if self.has_replay else None
@@ -102,6 +120,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._taid_window: list[Tensor] = []
         self._payload: HintedInputs | None = None
         self._sdpo_sum: Tensor | None = None
+        self._is_in_loss = False
         self.n_live_steps = {"policy": 0, "sdpo": 0, "replay": 0}
         """Micro-batches in which a channel contributed something."""
         self._explain_off_channels()
@@ -204,13 +223,29 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 f"{type(model).__name__}"
             )
 
-    def _pair_logps(self, model: nn.Module, batch: Mapping[str, Tensor]) -> PairLogps:
+    def _pair_passes(
+        self, model: nn.Module, batch: Mapping[str, Tensor]
+    ) -> list[tuple[slice, Callable[[], PairLogps]]]:
+        """Plan the forward passes of a batch of pairs: which pairs, and what runs them."""
+        n_pairs, max_tokens = len(batch["dpo_weight"]), self.composer.max_packed_tokens
+        if isinstance(model, FSDPModule):
+            # Sharded ranks gather layers together: as many passes on each, so one.
+            max_tokens = None
         # Within the window a sliding layer sees all there is; beyond it, trees are not exact.
-        if self.pair_forward != "packed" or _longest(batch) > _window(model):
-            return pair_logps(model, batch)
-        # Sharded ranks gather layers together: as many passes on each, so one.
-        max_tokens = None if isinstance(model, FSDPModule) else self.composer.max_packed_tokens
-        return packed_pair_logps(model, batch, max_tokens=max_tokens)
+        if self.pair_forward == "packed" and _longest(batch) <= _window(model):
+            trees = trees_of(batch, max_tokens=max_tokens)
+            starts = itertools.accumulate((tree.n_pairs for tree in trees), initial=0)
+            return [
+                (slice(start, start + tree.n_pairs), partial(tree_pair_logps, model, tree))
+                for start, tree in zip(starts, trees, strict=False)
+            ]
+        step = n_pairs if max_tokens is None else max(max_tokens // (2 * _longest(batch)), 1)
+        passes: list[tuple[slice, Callable[[], PairLogps]]] = []
+        for start in range(0, n_pairs, step):
+            rows = slice(start, start + step)
+            part = self._on_device({key: value[rows] for key, value in batch.items()})
+            passes.append((rows, partial(pair_logps, model, part)))
+        return passes
 
     def _precompute_reference(self) -> list[tuple[float, float]] | None:
         """Sum log-probs of both sides under the initial weights, once."""
@@ -221,7 +256,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         model.eval()
         logps: list[tuple[float, float]] = []
         for row in self.pairs:
-            batch = add_reference_logps(model, self._on_device(self.collator([row])))
+            batch = self._on_device(self.collator([row]))
+            batch = add_reference_logps(model, batch, forward=pair_logps)
             chosen, rejected = (
                 float(batch[f"dpo_{side}_ref_logprobs"][0]) for side in ("chosen", "rejected")
             )
@@ -307,18 +343,22 @@ class ComposerReplicationTrainer(GRPOTrainer):
         pairs: dict[str, Any] = {
             "total_weight": sum(float(self.pairs[i].get("weight") or 1.0) for i in everything)
         }
-        is_filler = not mine and isinstance(self.model, FSDPModule)
-        if is_filler:  # every rank must gather the same layers in the same order
+        # Every rank must gather the same layers in the same order; and pairs of weight 0 are the
+        # graph of a rank that has nothing else to send back.
+        is_filler = not mine and (
+            isinstance(self.model, FSDPModule) or self.composer.policy_weight == 0
+        )
+        if is_filler:
             mine = everything[:1]
         if mine:
-            pairs["batch"] = self._on_device(self.collator([self.pairs[i] for i in mine]))
+            # On the CPU, where trees are packed: what a pass needs is moved by the pass.
+            pairs["batch"] = self.collator([self.pairs[i] for i in mine])
             if is_filler:
                 pairs["batch"]["dpo_weight"].zero_()
             if self._reference_logps is not None:
                 for k, side in enumerate(("chosen", "rejected")):
                     pairs["batch"][f"dpo_{side}_ref_logprobs"] = torch.tensor(
-                        [self._reference_logps[i][k] for i in mine],
-                        device=self.accelerator.device,
+                        [self._reference_logps[i][k] for i in mine]
                     )
         return pairs
 
@@ -331,18 +371,22 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _three_channels(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         has_sdpo = self.teacher is not None and float(inputs.get("n_sdpo_tokens", 0)) > 0
+        needs_policy = self.composer.policy_weight > 0 or has_sdpo or "pairs" not in inputs
+        loss = torch.zeros((), device=self.accelerator.device)
+        if "pairs" in inputs:
+            loss = loss + self._replay_term(model, inputs["pairs"], is_all=not needs_policy)
+        if not needs_policy:  # its forward pass would be multiplied by 0
+            return loss
         self._payload = self._teacher_inputs(inputs) if has_sdpo else None
-        self._sdpo_sum = None
+        self._sdpo_sum, self._is_in_loss = None, True
         try:
             policy = super()._compute_loss(model, inputs)
         finally:
-            payload, self._payload = self._payload, None
-        loss = self.composer.policy_weight * policy
+            payload, self._payload, self._is_in_loss = self._payload, None, False
+        loss = loss + self.composer.policy_weight * policy
         self._note_policy(policy, inputs)
         if payload is not None:
             loss = loss + self.composer.alpha_sdpo * self._sdpo_term(inputs)
-        if "pairs" in inputs:
-            loss = loss + self.composer.beta_replay * self._replay_term(model, inputs["pairs"])
         return loss
 
     def _get_per_token_logps_and_entropies(
@@ -355,10 +399,23 @@ class ComposerReplicationTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute TRL's numbers; with a hinted batch, channel 2 from the same forward as well."""
-        if self._payload is None:
+        if self._payload is None and not self._fuses_policy(model, kwargs):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
+        if self._payload is None:
+            rows = args[0] if args else kwargs.get("batch_size")
+            with self.accelerator.autocast():
+                parts = [
+                    policy_alone(model, ids, mask, logits_to_keep, temperature=self.temperature)
+                    for ids, mask in zip(
+                        input_ids.split(rows or len(input_ids)),
+                        attention_mask.split(rows or len(input_ids)),
+                        strict=True,
+                    )
+                ]
+            logps_BC, entropy_BC = (torch.cat(one) for one in zip(*parts, strict=True))
+            return logps_BC, self._logged_or_charged(entropy_BC), None
         assert self.teacher is not None
         with self.accelerator.autocast():
             output = policy_and_distillation(
@@ -371,13 +428,24 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 pad_token_id=self._tokenizer.pad_token_id,
             )
         self._sdpo_sum = output.sdpo_sum
-        entropy_BC = output.entropy_BC
+        return output.logps_BC, self._logged_or_charged(output.entropy_BC), None
+
+    def _logged_or_charged(self, entropy_BC: Tensor) -> Tensor:
         # TRL reduces the entropy across processes in place, unless it is part of the loss.
-        return (
-            output.logps_BC,
-            entropy_BC if self._entropy_bonus_enabled else entropy_BC.detach(),
-            None,
-        )
+        return entropy_BC if self._entropy_bonus_enabled else entropy_BC.detach()
+
+    def _fuses_policy(self, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+        """Whether the policy's own pass can do without the logits of its batch."""
+        is_text = all(value is None for name, value in inputs.items() if "image" in name)
+        if self.composer.head == "reference" or self.aux_loss_enabled or not is_text:
+            return False
+        if isinstance(model, FSDPModule) and not self._is_in_loss:
+            return False  # only its own forward call gathers the head
+        try:
+            lm_head_of(model)
+        except TrainerConfigError:
+            return False
+        return True
 
     # -- channel 2 -------------------------------------------------------------------------------
 
@@ -450,31 +518,59 @@ class ComposerReplicationTrainer(GRPOTrainer):
             is_live = self.composer.policy_weight > 0 and bool((inputs["advantages"] != 0).any())
             self.n_live_steps["policy"] += int(is_live)
 
-    def _replay_term(self, model: nn.Module, pairs: dict[str, Any]) -> Tensor:
-        """Charge this rank's pairs, scaled so that DDP's mean over ranks is the mean of all."""
-        device = self.accelerator.device
-        sums = torch.zeros(4, device=device)
-        term = sums.new_zeros(())
-        if "batch" in pairs:
-            batch = pairs["batch"]
+    def _replay_term(self, model: nn.Module, pairs: dict[str, Any], *, is_all: bool) -> Tensor:
+        """Charge this rank's pairs, scaled so that DDP's mean over ranks is the mean of all.
+
+        The backward pass of each forward pass follows at once where nothing else waits for the
+        gradients, so that activations of `max_packed_tokens` are kept and not those of the batch.
+
+        Args:
+            model: the model.
+            pairs: of this micro-batch, with the weight of all pairs of the step.
+            is_all: whether nothing else has a graph, so that one must be left for the caller.
+        """
+        sums = torch.zeros(4, device=self.accelerator.device)
+        total = sums.new_zeros(())
+        scale = self.composer.beta_replay * self.accelerator.num_processes
+        scale /= max(pairs["total_weight"], 1e-12)
+        batch: dict[str, Tensor] = pairs.get("batch") or {}
+        passes = self._pair_passes(model, batch) if batch else []
+        is_alone = self.accelerator.distributed_type == DistributedType.NO
+        for which, (rows, forward) in enumerate(passes):
             with self.accelerator.autocast():
-                (chosen, n_chosen), (rejected, n_rejected) = self._pair_logps(model, batch)
-            losses = replay_per_pair(
-                chosen,
-                rejected,
-                n_chosen,
-                n_rejected,
-                batch.get("dpo_chosen_ref_logprobs"),
-                batch.get("dpo_rejected_ref_logprobs"),
-                self._replay_options,
-            )
-            term = (losses * batch["dpo_weight"]).sum()
-            margin = (chosen / n_chosen.clamp_min(1) - rejected / n_rejected.clamp_min(1)).detach()
-            measures = [losses.detach(), margin > 0, margin, torch.ones_like(margin)]
-            is_real = batch["dpo_weight"] > 0  # a filler has no weight and does not count
-            sums = torch.stack([measure[is_real].float().sum() for measure in measures])
+                # A wrapper reduces gradients once, in the one backward pass that it is told of.
+                logps = (
+                    forward()
+                    if is_alone or len(passes) == 1
+                    else checkpoint(forward, use_reentrant=False)
+                )
+            charged, measures = self._charged(logps, {k: v[rows] for k, v in batch.items()})
+            sums += measures
+            term = scale * charged
+            if is_alone and (which < len(passes) - 1 or not is_all):
+                self.accelerator.backward(term)
+                term = term.detach()
+            total = total + term
         self._note_replay(sums)
-        return term * self.accelerator.num_processes / max(pairs["total_weight"], 1e-12)
+        return total
+
+    def _charged(self, logps: PairLogps, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Sum what pairs are charged by weight; and loss, hits, margin and count for the log."""
+        (chosen, n_chosen), (rejected, n_rejected) = logps
+        losses = replay_per_pair(
+            chosen,
+            rejected,
+            n_chosen,
+            n_rejected,
+            batch.get("dpo_chosen_ref_logprobs"),
+            batch.get("dpo_rejected_ref_logprobs"),
+            self._replay_options,
+        )
+        margin = (chosen / n_chosen.clamp_min(1) - rejected / n_rejected.clamp_min(1)).detach()
+        measures = [losses.detach(), margin > 0, margin, torch.ones_like(margin)]
+        is_real = batch["dpo_weight"] > 0  # a filler has no weight and does not count
+        noted = torch.stack([measure[is_real].float().sum() for measure in measures])
+        return (losses * batch["dpo_weight"]).sum(), noted
 
     def _note_replay(self, sums: Tensor) -> None:
         loss, hits, margin, n_pairs = self.accelerator.reduce(sums, reduction="sum").tolist()

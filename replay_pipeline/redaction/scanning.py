@@ -1,0 +1,159 @@
+"""One pass of a scanner over many texts side by side: which of them may hold what must go.
+
+kingfisher runs in this process and never opens a connection; its validators, which do, are not
+used. What our own rules start from is given to it as rules of its own, since it searches for some
+hundred expressions at once in the time that others take for one.
+"""
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from kingfisher_sdk import Rules, Scanner
+
+from replay_pipeline.redaction.people import HOSTS_HEAD, PEOPLE_SIGNALS, names_in
+from replay_pipeline.redaction.secret_rules import (
+    RULES,
+    SIGNALS,
+    SecretHit,
+)
+
+_BLOB_BYTES = 1 << 18
+_BETWEEN = b"\n" * 3
+
+
+class Suspect(NamedTuple):
+    """What a text may hold."""
+
+    signals: set[str]
+    """Names in `SIGNALS`: a secret by our own rules."""
+    is_known: bool
+    """A secret by the rules of kingfisher."""
+    hosts: list[tuple[int, int]]
+    """Start and end of what may be a host name or an address."""
+
+
+@cache
+def _known() -> Scanner:
+    return Scanner()
+
+
+@cache
+def _scanner_for(*names: str) -> Scanner:
+    """Give a scanner for some of our own expressions."""
+    rules = [
+        {"name": name, "id": f"own.{name}", "pattern": f"({_PATTERNS[name]})", "min_entropy": 0.0}
+        for name in names
+    ]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "signals.yml"
+        path.write_text(json.dumps({"rules": rules}))
+        return Scanner(Rules([path], builtins=False), base64=False)
+
+
+_HOSTS = "hosts"
+_PATTERNS = {**SIGNALS, _HOSTS: HOSTS_HEAD, **PEOPLE_SIGNALS}
+
+
+def suspects_in(texts: Sequence[str]) -> Iterator[tuple[int, Suspect]]:
+    """Give the texts that may hold something, by their position, in order.
+
+    They are searched side by side, since most of a search is the same for a word and a page. What is
+    found is only a suspicion: a rule may look for its keyword at some distance, and find it in the
+    text before.
+    """
+    blob, ends, first = bytearray(), list[int](), 0
+    for number, text in enumerate(texts):
+        blob += text.encode("utf-8", "replace")
+        blob += _BETWEEN
+        ends.append(len(blob))
+        if len(blob) > _BLOB_BYTES or number == len(texts) - 1:
+            for index, suspect in sorted(_suspects(bytes(blob), ends).items()):
+                yield first + index, suspect
+            blob.clear()
+            ends.clear()
+            first = number + 1
+
+
+def _suspects(data: bytes, ends: list[int]) -> dict[int, Suspect]:
+    found: dict[int, Suspect] = {}
+
+    def suspect(index: int) -> Suspect:
+        return found.setdefault(index, Suspect(set(), False, []))
+
+    for start, end, _ in _spans(data):
+        for index in {bisect_right(ends, start), bisect_right(ends, end - 1)}:
+            found[index] = suspect(index)._replace(is_known=True)
+    for finding in _scanner_for(*SIGNALS, _HOSTS).scan(data):
+        where, name = finding.location, finding.rule_id.removeprefix("own.")
+        start, end = where["start_offset"], where["end_offset"]
+        index = bisect_right(ends, start)
+        if name == _HOSTS:
+            at = ends[index - 1] if index else 0
+            before = data[at:start].decode("utf-8", "replace")
+            suspect(index).hosts.append((len(before), len(before) + end - start))
+        else:
+            for inside in {index, bisect_right(ends, end - 1)}:
+                suspect(inside).signals.add(name)
+    return found
+
+
+def people_in(texts: Iterable[str]) -> frozenset[str]:
+    """Collect the people of a session from what was said and done in it, as `names_in` gives them."""
+    found: frozenset[str] = frozenset()
+    together, n_chars = list[str](), 0
+    for text in chain(texts, [None]):
+        if text is not None:
+            together.append(text)
+            n_chars += len(text)
+        if text is None or n_chars > _PEOPLE_CHARS:
+            found |= _people_in("\n".join(together))
+            together, n_chars = [], 0
+    return found
+
+
+def _people_in(text: str) -> frozenset[str]:
+    data = text.encode("utf-8", "replace")
+    starts = [f.location["start_offset"] for f in _scanner_for(*PEOPLE_SIGNALS).scan(data)]
+    pieces = (data[at : at + _PIECE_BYTES].decode("utf-8", "replace") for at in starts)
+    return names_in(text, "\n".join(pieces))
+
+
+_PEOPLE_CHARS = 1_000_000
+_PIECE_BYTES = 240
+
+
+def _spans(data: bytes) -> list[tuple[int, int, str]]:
+    """Start, end and kind of what kingfisher finds, in bytes."""
+    return [
+        (where["start_offset"], where["end_offset"], _kind_of(finding.rule_id))
+        for finding in _known().scan(data)
+        if finding.visible and finding.secret.lower() not in RULES.common_passwords
+        if (where := finding.location)
+    ]
+
+
+def secrets_by_kingfisher(text: str) -> list[SecretHit]:
+    """Give the secrets in a text by the rules of kingfisher."""
+    data = text.encode("utf-8", "replace")
+    is_ascii = len(data) == len(text)
+    hits = []
+    for first, last, kind in _spans(data):
+        start, end = first, last
+        if not is_ascii:
+            start = len(data[:first].decode("utf-8", "replace"))
+            end = start + len(data[first:last].decode("utf-8", "replace"))
+        hits.append(SecretHit(start, end, kind))
+    return hits
+
+
+def _kind_of(rule_id: str) -> str:
+    name = rule_id.lower().rsplit(".", 1)
+    head = name[0].rsplit(".", 1)[-1] if name[-1].isdigit() else name[-1]
+    return re.sub(r"[^a-z0-9]+", "-", head).strip("-") or "secret"

@@ -1,0 +1,202 @@
+"""A rehearsal: one's own sessions go the whole way without a key, and nothing of it passes for data."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from replay_pipeline.cli import app
+from replay_pipeline.errors import PublishError
+from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.replay.rows import teacher_actions_from_table
+from replay_pipeline.settings import REHEARSAL_TEACHERS, Settings
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.testing import TeacherServer, rehearsed_answers
+from replay_pipeline.testing.sample import SESSIONS_DIR
+from replay_pipeline.types import TeacherAction
+from tests.full_tables import full_table
+from tests.roots import pipeline_at
+from tests.support.settings_files import write_settings
+
+PROJECT = SESSIONS_DIR / "-home-mira-code-tideline"
+TOKEN = "hf_rehearsal_token"
+REPO = "me/pairs"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A data root that a rehearsal has taken as far as pairs."""
+    folder = tmp_path_factory.mktemp("rehearsal") / "root"
+    write_settings(
+        folder,
+        ingest={"sources": [PROJECT], "max_batch_sessions": 4},
+        replay={"rehearsal_teachers": True},
+        normalize={"recipe": "none"},
+    )
+    work = pipeline_at(folder)
+    for batch in work.ingest_new():
+        work.replay(batch)
+        work.pairs(batch)
+        work.normalize(batch)
+    return folder
+
+
+@pytest.fixture
+def to_hub(monkeypatch):
+    """Settings that publish to a repository, and a Hub that must not be written to."""
+    monkeypatch.setattr("replay_pipeline.publish.hub.HubDataset.exists", lambda _: False)
+
+    def refuse(*_, **__):
+        raise AssertionError("the Hub was written to")
+
+    monkeypatch.setattr("replay_pipeline.publish.hub.HubDataset.ensure", refuse)
+    monkeypatch.setattr("replay_pipeline.publish.hub.HubDataset.commit", refuse)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return {"publish": {"repo_id": REPO}}
+
+
+def refuses(work: Pipeline) -> None:
+    with pytest.raises(PublishError, match="made up in a rehearsal"):
+        work.publish()
+
+
+def test_a_rehearsal_makes_agreements_pairs_and_disputes_for_nothing(root):
+    work = pipeline_at(root)
+    outcomes = work.root.read_all("outcomes")["outcome"].to_pylist()
+    assert {"pair", "agreement", "no_consensus"} <= set(outcomes)
+    assert outcomes.count("pair") >= 5
+    assert work.status()["ledger"]["spent_usd"] == 0
+    assert work.status()["played"] == "rehearsal"
+    assert work.estimate().expected_usd == 0
+
+
+def test_the_same_sessions_are_rehearsed_alike(root):
+    rows = pipeline_at(root).root.read_all("states").to_pylist()
+    assert rehearsed_answers(rows) == rehearsed_answers(reversed(rows))
+
+
+def test_tables_page_and_card_say_that_it_is_play(root, tmp_path):
+    work = pipeline_at(root)
+    answers = work.root.read_all("teacher_actions").to_pylist()
+    assert {row["provider"] for row in answers} == {"rehearsal"}
+    assert {row["model"].partition("/")[0] for row in answers} == {"rehearsal"}
+    with_votes = [r for r in work.root.read_all("dpo_pairs").to_pylist() if r["teachers_agreeing"]]
+    assert {row["source"] for row in with_votes} == {"rehearsal"}
+    for row in [*with_votes, *work.root.read_all("positives").to_pylist()]:
+        assert all(name.startswith("rehearsal") for name in row["teachers_agreeing"])
+    page = work.review(tmp_path / "review.html").read_text("utf-8")
+    assert '"source":"rehearsal"' in page
+    assert "made up in a rehearsal" in page
+    work.publish()
+    card = (root / "dataset" / "README.md").read_text("utf-8")
+    assert "**A rehearsal: the answers behind" in card
+    assert "nothing to train on" in card
+
+
+def test_a_rehearsal_is_not_published_to_the_hub(root, to_hub, tmp_path):
+    changes = {"publish": {**to_hub["publish"], "folder": tmp_path / "set"}}
+    refuses(pipeline_at(root, **changes))
+    assert not (tmp_path / "set").exists()
+
+
+def test_settings_of_real_teachers_do_not_open_the_hub_to_it(root, to_hub):
+    changes = {"replay": {"rehearsal_teachers": False}, **to_hub}
+    refuses(pipeline_at(root, **changes))
+
+
+def test_teachers_of_other_names_are_known_by_their_answers(root, to_hub, tmp_path):
+    rows = pipeline_at(root).root.read_all("states").to_pylist()
+    with TeacherServer(rehearsed_answers(rows)) as server:
+        renamed = [
+            {**spec.model_dump(), "name": name, "family": name}
+            for spec, name in zip(
+                server.served(REHEARSAL_TEACHERS), ("opus", "gpt", "glm"), strict=True
+            )
+        ]
+        changes = {
+            "ingest": {"sources": [PROJECT], "max_batch_sessions": 4},
+            "replay": {"teachers": renamed},
+            "normalize": {"recipe": "none"},
+            **to_hub,
+        }
+        work = Pipeline(Settings.load(data_dir=tmp_path / "root", changes=changes))
+        for batch in work.ingest_new():
+            work.replay(batch)
+            work.pairs(batch)
+            work.normalize(batch)
+    pairs = work.root.read_all("dpo_pairs").to_pylist()
+    assert {row["source"] for row in pairs if row["teachers_agreeing"]} == {"rehearsal"}
+    assert any("rehearsal:opus" in row["teachers_agreeing"] for row in pairs)
+    refuses(work)
+
+
+def test_one_made_up_vote_among_real_ones_makes_a_pair_play(root):
+    work = pipeline_at(root)
+    batch = work.batches()[0]
+    pair = next(
+        row
+        for row in work.root.read("dpo_pairs", batch).to_pylist()
+        if row["source"] == "rehearsal"
+    )
+    state = next(s for s in work._states([batch]) if s["state_id"] == pair["state_id"])
+    played = teacher_actions_from_table(work.root.read("teacher_actions", batch))
+    action = next(
+        row.action
+        for row in played
+        if row.state_id == pair["state_id"] and row.teacher in pair["teachers_agreeing"]
+    )
+    real = TeacherAction(state_id=state["state_id"], teacher="glm", model="z-ai/glm", action=action)
+    found = []
+    for provider in ("rehearsal", None):
+        other = TeacherAction(
+            state_id=state["state_id"], teacher="qwen", model="qwen/qwen3", action=action,
+            provider=provider,
+        )  # fmt: skip
+        found += extract_pairs([state], [real, other], include_natural=False).pairs
+    assert [one["source"] for one in found] == ["rehearsal", "consensus"]
+    assert found[0]["teachers_agreeing"] == ["glm", "rehearsal:qwen"]
+
+
+def test_a_batch_of_play_among_real_ones_keeps_all_of_them_back(root, to_hub, tmp_path):
+    """Neither mixed into one publication nor left in the folder by an earlier one."""
+    from replay_pipeline.publish import publish
+
+    work = pipeline_at(root)
+    batch = work.batches()[0]
+    play = work.root.read("normalized_pairs", batch)
+    real = full_table([], "normalized_pairs")
+    hub = {"repo_id": REPO, "token": TOKEN}
+    prompts = {"prompts": work._prompts, "folder": tmp_path / "set"}
+    with pytest.raises(PublishError, match="made up"):
+        publish([("real", real), (batch, play)], **hub, **prompts)
+    publish([(batch, play)], **prompts)
+    with pytest.raises(PublishError, match="made up"):
+        publish([("real", real)], **hub, **prompts)
+
+
+def test_positives_of_a_rehearsal_are_kept_back_too(root, to_hub, tmp_path):
+    from replay_pipeline.publish import publish
+
+    work = pipeline_at(root)
+    batch = work.batches()[0]
+    with pytest.raises(PublishError, match="made up"):
+        publish(
+            [], positives=[(batch, work.root.read("positives", batch))], prompts=work._prompts,
+            folder=tmp_path / "set", repo_id=REPO, token=TOKEN,
+        )  # fmt: skip
+
+
+def test_the_command_takes_the_teachers_by_an_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def command(*words: object) -> str:
+        done = CliRunner().invoke(app, [*map(str, words), "--data", "root"])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    session = sorted(PROJECT.glob("*.jsonl"))[0]
+    command("ingest", session)
+    reports = json.loads(command("replay", "--teachers", "rehearsal", "--json"))
+    assert all(report["n_answers"] and not report["n_failed"] for report in reports.values())
+    assert "a rehearsal, which is play" in command("status", "--teachers", "rehearsal")

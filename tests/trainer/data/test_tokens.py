@@ -1,0 +1,90 @@
+"""Token ids at rest: those of the renderer, made once."""
+
+import pytest
+
+from tests.trainer.published import rows_of
+from trainer.data import tokens
+from trainer.data.dataset import PreferenceData
+from trainer.data.rendering import Renderer
+from trainer.data.tokens import requests_of
+from trainer.hints import hint_for_row
+
+BUDGETS = {"max_prompt_tokens": 64, "max_response_tokens": 8}
+
+
+@pytest.fixture
+def data():
+    return data_of(rows_of(3), rows_of(4)[-1:])
+
+
+def data_of(pairs, test_pairs=()):
+    return PreferenceData(
+        pairs=pairs, prompts=[], positives=[], test_pairs=list(test_pairs), test_prompts=[]
+    )
+
+
+def filled(renderer, data, folder):
+    requests = requests_of(data, hint_for_row, with_tools=renderer.with_tools)
+    renderer.store.fill(requests, renderer, folder)
+    return renderer
+
+
+def everything(renderer, data):
+    found = []
+    for row in [*data.pairs, *data.test_pairs]:
+        hint = hint_for_row(row)
+        found.append(renderer.prompt_ids(row["prompt"], row.get("tools")))
+        found.append(
+            renderer.prompt_ids(row["prompt"], row.get("tools"), hint=hint.text if hint else None)
+        )
+        found += [renderer.response_ids(row[side]) for side in ("chosen", "rejected")]
+    return found, renderer.n_cut_prompts, renderer.n_cut_responses
+
+
+def test_what_is_looked_up_is_what_would_be_rendered(tokenizer, data, tmp_path):
+    plain = everything(Renderer(tokenizer=tokenizer, **BUDGETS), data)
+    renderer = filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
+    assert everything(renderer, data) == plain
+    assert plain[1] > 0 < plain[2]  # some were cut, and are counted as before
+
+
+def test_a_second_run_renders_nothing(tokenizer, data, tmp_path, monkeypatch):
+    filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
+    [file] = tmp_path.iterdir()
+    written = file.stat().st_mtime_ns
+    monkeypatch.setattr(Renderer, "render", None)
+    renderer = filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
+    everything(renderer, data_of(data.pairs))
+    assert [one.stat().st_mtime_ns for one in tmp_path.iterdir()] == [written]
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_prompt_tokens": 65}, {"max_response_tokens": 9}, {"with_tools": False}]
+)
+def test_another_budget_is_another_file(tokenizer, data, tmp_path, change):
+    filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
+    filled(Renderer(tokenizer=tokenizer, **BUDGETS | change), data, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_another_template_is_another_file(tokenizer, data, tmp_path):
+    filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
+    before, other = tokenizer.chat_template, tokenizer.chat_template + "{# another #}"
+    try:
+        tokenizer.chat_template = other
+        filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
+    finally:
+        tokenizer.chat_template = before
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_processes_write_the_same_bytes(tokenizer, data, tmp_path, monkeypatch):
+    filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path / "one")
+    monkeypatch.setattr(tokens, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(tokens, "_PER_BATCH", 16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path / "two")
+    [one], [two] = (list((tmp_path / name).iterdir()) for name in ("one", "two"))
+    assert one.name == two.name
+    assert one.read_bytes() == two.read_bytes()
