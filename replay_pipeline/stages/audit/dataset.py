@@ -209,6 +209,6 @@ def _counted(folder: Place) -> dict[str, int]:
         for config, splits in manifest["files"].items():
             for split, files in splits.items():
                 for name, n_rows in files.items():
-                    where = f"data/{config}/{split}/trace_batch={manifest['trace_batch']}/{name}"
-                    counted[where] = n_rows
+                    where = layout.batch_dir(config, split, manifest["trace_batch"])
+                    counted[f"{where}/{name}"] = n_rows
     return counted
