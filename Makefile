@@ -105,6 +105,10 @@ $(ON_SESSIONS:%=$(ENVIRONMENTS)/%/.installed): PIP_OPTIONS := --no-deps
 test-framework-%: $(ENVIRONMENTS)/%/.installed
 	$(<D)/bin/python -m pytest -c frameworks_tests/pytest.ini --rootdir . frameworks_tests/$*
 
+# What does not run on Python 3.11.
+PYTHON312 ?= python3.12
+$(ENVIRONMENTS)/prime_rl/.installed $(ENVIRONMENTS)/skyrl/.installed: PYTHON := $(PYTHON312)
+
 $(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -r $<
@@ -112,13 +116,12 @@ $(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
 	@touch $@
 
 # PRIME-RL is in no index: a checkout with its submodule deps/verifiers, ours unless one is named.
-PYTHON312 ?= python3.12
 PRIME_RL_GIT ?= https://github.com/PrimeIntellect-ai/prime-rl
 PRIME_RL_COMMIT := $(shell sed -n 's/^COMMIT = "\(.*\)"/\1/p' trainer/integrations/prime_rl/register.py)
 PRIME_RL_SOURCE ?= $(CURDIR)/$(ENVIRONMENTS)/prime_rl-$(PRIME_RL_COMMIT)
 
 $(ENVIRONMENTS)/prime_rl/.installed: recipes/prime_rl/requirements.txt pyproject.toml | $(PRIME_RL_SOURCE)
-	$(PYTHON312) -m venv $(@D)
+	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	printf '%s\n' src packages/prime-rl-configs/src deps/verifiers | sed 's|^|$(abspath $(PRIME_RL_SOURCE))/|' \
