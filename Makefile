@@ -87,6 +87,21 @@ screenshots: $(STAMP)
 test-frameworks: $(FRAMEWORKS:%=test-framework-%)
 	@echo "frameworks tested: $(FRAMEWORKS)"
 
+# Trainers and readers that take the published pairs are tried on sessions of real length: made from
+# this repository's own files, or SESSIONS names a folder of others.
+SESSIONS ?= build/framework-sessions
+export SESSIONS
+ON_SESSIONS := axolotl llama_factory readers unsloth
+$(ON_SESSIONS:%=test-framework-%): $(SESSIONS)/.made
+
+$(SESSIONS)/.made: frameworks_tests/sessions.py $(STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m frameworks_tests.sessions $(@D)
+	@touch $@
+
+# Their lists are whole; what they leave out is explained in them.
+$(ON_SESSIONS:%=$(ENVIRONMENTS)/%/.installed): PIP_OPTIONS := --no-deps
+
 test-framework-%: $(ENVIRONMENTS)/%/.installed
 	$(<D)/bin/python -m pytest -c frameworks_tests/pytest.ini --rootdir . frameworks_tests/$*
 
@@ -96,7 +111,7 @@ $(ENVIRONMENTS)/prime_rl/.installed $(ENVIRONMENTS)/skyrl/.installed: PYTHON := 
 
 $(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -r $<
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 

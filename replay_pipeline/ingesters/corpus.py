@@ -34,6 +34,7 @@ from replay_pipeline.ingesters.log_rows import (
     texts_of,
 )
 from replay_pipeline.ingesters.opencode import OpenCode
+from replay_pipeline.ingesters.pi import Pi
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redaction.people import user_of
@@ -52,6 +53,7 @@ INGESTERS: tuple[Ingester, ...] = (
     GeminiCli(),
     OpenCode(),
     Copilot(),
+    Pi(),
     VerifiersTraces(),
     AgentTraces(),
 )
@@ -289,6 +291,9 @@ class _Corpus:
             return
         self.n_read += 1
         self.report.bytes += end - source.start
+        self._read(reader, source, end, tail)
+
+    def _read(self, reader: Ingester, source: SourceSlice, end: int, tail: bytes) -> None:
         counts = ReadCounts()
         logs = list(reader.read(source.place, counts, end))
         before: dict[str, bytes] = {}
@@ -304,8 +309,20 @@ class _Corpus:
             "source_offset_bytes": end,
             "source_tail_sha": sha_of(tail),
         }
-        for position, log in enumerate(logs):
-            self._log(log, source, before, origin, counts if position == 0 else ReadCounts())
+        decided = [self._decided(log, source, before) for log in logs]
+        users = self._people(logs, [needed for _, needed, _ in decided])
+        for log, (fresh, needed, labels) in zip(logs, decided, strict=True):
+            if needed or not any(turn.is_state for turn in log.turns):
+                session_id = self._unique_id(log, source, fresh)
+                cleaner = Cleaner(self.redactor, users)
+                rows = LogRows(log, session_id, needed, fresh, cleaner)
+                self._add_rows(rows, labels, cleaner)
+                session = rows.session(
+                    counts if log is logs[0] else ReadCounts(),
+                    n_states=len(fresh),
+                    hash_project=self.hash_project,
+                )
+                self.sessions.append({**session, **origin})
         self.turns.close()
         self.states.close()
 
@@ -321,32 +338,24 @@ class _Corpus:
             for turn in piece:
                 turn.let_go()
 
-    def _log(
-        self,
-        log: SessionLog,
-        source: SourceSlice,
-        before: Mapping[str, bytes],
-        origin: dict[str, Any],
-        counts: ReadCounts,
-    ) -> None:
-        users = frozenset(filter(None, map(user_of, {turn.cwd for turn in log.turns})))
-        self.users |= users
+    def _decided(
+        self, log: SessionLog, source: SourceSlice, before: Mapping[str, bytes]
+    ) -> tuple[list[tuple[str, Turn]], list[Turn], dict[Turn, Label]]:
+        """Give the new decisions of a conversation, the turns they need, and what became of all."""
         labels = label_turns(log.turns)
         self._learn_tools(log)
         fresh = self._fresh(log, source, before, labels)
-        needed = _needed(log.turns, fresh)
-        if self.redactor is not None:
-            users |= people_in(texts_of(needed))
-            self.users |= users
-        if not needed and any(turn.is_state for turn in log.turns):
-            return
-        session_id = self._unique_id(log, source, fresh)
         self.report.outcomes.update(labels[turn].outcome for _, turn in fresh)
-        cleaner = Cleaner(self.redactor, users)
-        rows = LogRows(log, session_id, needed, fresh, cleaner)
-        self._add_rows(rows, labels, cleaner)
-        session = rows.session(counts, n_states=len(fresh), hash_project=self.hash_project)
-        self.sessions.append({**session, **origin})
+        return fresh, _needed(log.turns, fresh), labels
+
+    def _people(self, logs: list[SessionLog], needed: list[list[Turn]]) -> frozenset[str]:
+        """Collect who is named in a file: a subagent is told of people whom the session knows."""
+        cwds = {turn.cwd for log in logs for turn in log.turns}
+        users = frozenset(filter(None, map(user_of, cwds)))
+        if self.redactor is not None and any(needed):
+            users |= people_in(chain.from_iterable(map(texts_of, needed)))
+        self.users |= users
+        return users
 
     def _fresh(
         self,

@@ -17,16 +17,20 @@ _MIN_PLAIN_CHARS = 4
 _NAME = r"[A-Z][\w.'-]*(?: [A-Z][\w.'-]*){1,3}"
 _HOME = re.compile(r"\\{0,3}([A-Za-z0-9][\w.-]{0,63})")
 _HOME_ROOTS = ("/Users/", "/home/", "Users\\")
-_AUTHOR = re.compile(rf"(?:ter)?[:= ]{{1,3}}\"?({_NAME})\"?(?= <|\n|\"|$)")
-_AUTHORS = ("uthor", "ommit", "agger", "-by", "-By", "user.name")
+_AUTHOR = re.compile(rf"(?:ter)?(?:[:= ]{{1,3}}\"?|\\*\": ?\\*\")({_NAME})(?=\"? <|\n|\\*\"|$)")
+_AUTHORS = ("uthor", "ommit", "agger", "-by", "-By", "user.name", "reatedBy", "ssignee", "\tname")
 _ACCOUNT = re.compile(
     r"\\*\": ?\\*\"([A-Za-z][\w-]*)\\*\""
     r"(?:,\s*\\*\"name\\*\": ?\\*\"([A-Z][^\"\\]{2,60} [^\"\\]{2,60}))?"
 )
+_LOGIN_LINE = re.compile(r"[A-Za-z][\w-]{2,38}(?=\n|$)")
 _BRANCH = re.compile(r"[A-Za-z][\w-]{2,38}(?=/[\w-]+)")
 _OF_ORGANIZATION = re.compile(r".{0,12}from ([\w.-]{1,64}/([A-Za-z][\w-]{2,38}))(?=/[\w-]+)")
-_BRANCHES = ("origin/", "worktrees/", "branch ", "branch '", "into ", "into '")
-_NOBODY = re.compile(r"\b(?:Claude|Copilot|Test|User|Unknown|Name|GitHub|Bot|Date|Merge|Code)\b")
+_BRANCHES = ("origin/", "worktrees/", "branch.", "\n[", "branch ", "branch '", "into ", "into '")
+_NOBODY = re.compile(
+    r"\b(?:Claude|Copilot|Test|User|Unknown|Name|GitHub|Bot|Date|Merge|Code|Inc|LLC|Ltd"
+    r"|Team|Foundation|Labs|Software|Contributors|Authors)\b"
+)
 
 HOSTS_HEAD = (
     r"\d\.\d{1,3}\.\d{1,3}\.\d|\.(?:local|lan|internal|corp)\b|MacBook|DESKTOP-|LAPTOP-|iMac"
@@ -55,9 +59,10 @@ class Mention(NamedTuple):
 
 
 PEOPLE_SIGNALS = {
-    "author": r"(?:uthor|ommit|agger|-by|-By|user\.name)(?:ter)?[:= ]{1,3}\"?[A-Z][\w.'-]* [A-Z]",
-    "account": r'"login\\*": ?\\*"[A-Za-z]',
-    "branch": r"(?:origin/|worktrees/|branch '?|into '?)[A-Za-z][\w-]{2,38}/",
+    "author": r"(?:uthor|ommit|agger|-by|-By|user\.name|reatedBy|ssignee|\tname)(?:ter)?"
+    r"(?:[:= ]{1,3}\"?|\\*\": ?\\*\")[A-Z][\w.'-]* [A-Z]",
+    "account": r'"login\\*": ?\\*"[A-Za-z]|author:\t[A-Za-z]',
+    "branch": r"(?:origin/|worktrees/|branch\.|\n\[|branch '?|into '?)[A-Za-z][\w-]{2,38}/",
     "organization": r"ull request .{0,12}from [\w.-]{1,64}/[A-Za-z][\w-]{2,38}/",
 }
 """Found wherever somebody may be named outside a home folder, by a linear-time engine."""
@@ -67,7 +72,8 @@ def names_in(text: str, pieces: str) -> frozenset[str]:
     """Collect the people of a session: of home folders, commits, accounts and branches.
 
     Login names and full names are given as they are. What ends with a slash is a login name at the
-    head of branch names, alone or behind what stood before it.
+    head of branch names, alone or behind what stood before it; what begins with a space is a part of
+    a full name.
 
     Args:
         text: what was said and done in the session.
@@ -75,9 +81,14 @@ def names_in(text: str, pieces: str) -> frozenset[str]:
     """
     found = {match[1].rstrip(".") for match in _after(text, _HOME_ROOTS, _HOME)}
     text = pieces
-    found.update(match[1] for match in _after(text, _AUTHORS, _AUTHOR))
+    for match in _after(text, _AUTHORS, _AUTHOR):
+        found.add(match[1])
+        if match.string.startswith(" <", match.end()):  # a mail address follows: it is a person
+            found.update(_parts_of(match[1]))
     for match in _after(text, ('"login',), _ACCOUNT):
         found.update(filter(None, match.groups()))
+        found.update(_parts_of(match[2] or ""))
+    found.update(match[0] for match in _after(text, ("author:\t",), _LOGIN_LINE))
     found = {name for name in found if not _NOBODY.search(name)}
     for literal in _BRANCHES:
         before = literal if literal.endswith("/") else ""
@@ -88,6 +99,15 @@ def names_in(text: str, pieces: str) -> frozenset[str]:
         if _owns_branches(match[2]):
             found |= {f"{match[2]}/", f"{match[1]}/"}
     return frozenset(name for name in found if {" ", "/"} & set(name) or is_private_login(name))
+
+
+def _parts_of(name: str) -> Iterator[str]:
+    """Give first and last name, where they may stand for the person and for nothing else."""
+    parts = name.split()
+    for part in {*parts[:1], *parts[-1:]}:
+        is_word = part.lower() in RULES.wordlike_logins | RULES.common_logins
+        if len(part) >= _MIN_PLAIN_CHARS and part.isalpha() and not is_word:
+            yield f" {part}"
 
 
 def _owns_branches(name: str) -> bool:
@@ -114,12 +134,14 @@ class People:
     """The people of one session, to be replaced in its texts."""
 
     def __init__(self, people: frozenset[str]) -> None:
-        self._full = [name for name in people if " " in name]
+        self._full = sorted({name.strip() for name in people if " " in name})
         heads = (name for name in people if name.endswith("/"))
         self._heads = sorted(heads, key=lambda name: (-len(name), name))
         self._plain: list[str] = []
         short: list[str] = []
-        for name in people - {*self._full, *self._heads}:
+        for name in people - {*self._heads}:
+            if " " in name:
+                continue
             is_plain = len(name) >= _MIN_PLAIN_CHARS and name.lower() not in RULES.wordlike_logins
             if is_private_login(name):
                 (self._plain if is_plain else short).append(name)

@@ -89,7 +89,7 @@ class _Edit(NamedTuple):
     start: int
     end: int
     rank: int
-    """Of edits that overlap, the one with the lowest rank says what stands for all of them."""
+    """Of edits that overlap, the longest of the lowest rank says what stands for all of them."""
     kind: str
     put: str
 
@@ -98,7 +98,7 @@ def _without_overlaps(edits: Iterable[_Edit]) -> Iterator[_Edit]:
     last: _Edit | None = None
     for edit in sorted(edits):
         if last is not None and edit.start < last.end:
-            best = min(last, edit, key=lambda e: e.rank)
+            best = min(last, edit, key=lambda e: (e.rank, e.start - e.end))
             last = best._replace(start=last.start, end=max(last.end, edit.end))
             continue
         if last is not None:

@@ -50,6 +50,8 @@ def rows(log: Log, tmp_path: Path) -> list[dict]:
         ("File has been modified since read, either by", "tool_error", "modified_since_read"),
         ("File content (26001 tokens) exceeds maximum allowed", "tool_error", "too_large"),
         ("InputValidationError: Grep failed due to", "tool_error", "invalid_input"),
+        ("Argument Validation Error", "tool_error", "invalid_input"),
+        ("parentId contained a non-uuid identifier.", "tool_error", "invalid_input"),
         ("Error: No such tool available: Foo", "tool_error", "no_such_tool"),
         ("Command timed out after 2m 0.0s", "tool_error", "timeout"),
         ("EACCES: permission denied, open '/etc/x'", "tool_error", "permission"),

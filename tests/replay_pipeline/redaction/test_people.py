@@ -47,6 +47,22 @@ def test_a_full_name_gets_one_placeholder_in_the_whole_session(name: str):
     assert first[3:9] == "<NAME:"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["Maria's change is in", "as Jane asked", "ask Kowal", '"createdBy":"Ana Sousa","n":1'],
+)
+def test_parts_of_a_full_name_and_other_ways_to_tell_an_author_are_replaced(text: str):
+    people = people_in([*SESSION, text])
+    redacted = Redactor().text(text, users=people)
+    assert "<NAME:" in redacted
+    assert not any(name in redacted for name in ("Maria", "Jane", "Kowal", "Sousa"))
+
+
+def test_a_title_is_no_name():
+    text = "## Auto-Commit Strategy\n\nThe Strategy decides."
+    assert Redactor().text(text, users=people_in([text])).count("Strategy decides") == 1
+
+
 def test_a_name_that_is_a_word_is_replaced_only_as_an_account():
     redactor = Redactor()
     people = people_in(["/home/mark/shop"])
@@ -81,6 +97,7 @@ def test_hosts_and_public_addresses_are_replaced(text: str, hidden: str):
         "see .claude/settings.local.json and settings.local",
         "import foo.internal.bar; x.local()",
         "git merge feature/cart and origin/release/2.1",
+        "* main 1a2b3c4d\n[origin/main: ahead 1] up to date with 'origin/main'",
         "export class UserService extends Base {}",
     ],
 )
