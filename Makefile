@@ -87,23 +87,41 @@ screenshots: $(STAMP)
 test-frameworks: $(FRAMEWORKS:%=test-framework-%)
 	@echo "frameworks tested: $(FRAMEWORKS)"
 
+# Trainers and readers that take the published pairs are tried on sessions of real length: made from
+# this repository's own files, or SESSIONS names a folder of others.
+SESSIONS ?= build/framework-sessions
+export SESSIONS
+ON_SESSIONS := axolotl llama_factory readers unsloth
+$(ON_SESSIONS:%=test-framework-%): $(SESSIONS)/.made
+
+$(SESSIONS)/.made: frameworks_tests/sessions.py $(STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m frameworks_tests.sessions $(@D)
+	@touch $@
+
+# Their lists are whole; what they leave out is explained in them.
+$(ON_SESSIONS:%=$(ENVIRONMENTS)/%/.installed): PIP_OPTIONS := --no-deps
+
 test-framework-%: $(ENVIRONMENTS)/%/.installed
 	$(<D)/bin/python -m pytest -c frameworks_tests/pytest.ini --rootdir . frameworks_tests/$*
 
+# What does not run on Python 3.11.
+PYTHON312 ?= python3.12
+$(ENVIRONMENTS)/prime_rl/.installed $(ENVIRONMENTS)/skyrl/.installed: PYTHON := $(PYTHON312)
+
 $(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -r $<
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 # PRIME-RL is in no index: a checkout with its submodule deps/verifiers, ours unless one is named.
-PYTHON312 ?= python3.12
 PRIME_RL_GIT ?= https://github.com/PrimeIntellect-ai/prime-rl
 PRIME_RL_COMMIT := $(shell sed -n 's/^COMMIT = "\(.*\)"/\1/p' trainer/integrations/prime_rl/register.py)
 PRIME_RL_SOURCE ?= $(CURDIR)/$(ENVIRONMENTS)/prime_rl-$(PRIME_RL_COMMIT)
 
 $(ENVIRONMENTS)/prime_rl/.installed: recipes/prime_rl/requirements.txt pyproject.toml | $(PRIME_RL_SOURCE)
-	$(PYTHON312) -m venv $(@D)
+	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	printf '%s\n' src packages/prime-rl-configs/src deps/verifiers | sed 's|^|$(abspath $(PRIME_RL_SOURCE))/|' \

@@ -50,6 +50,8 @@ MIN_CACHED_TOKENS = 1024
 WINDOWS = ("clear_tool_results:5", "clear_tool_results:10", "token_budget:32000")
 MARK_USD = 1.50
 MARK_PAIRS = 0.9
+MARK_FORECAST = 0.25
+MARK_BOUND = 1.5
 
 Count = Callable[[str], int]
 
@@ -422,8 +424,11 @@ def main() -> None:
     rows += table("default teachers", sessions, DEFAULT_TEACHERS)
     first, later = size_error(sessions)
     bound = lane_bound(sessions)
-    print(f"\nprompt tokens forecast over sent: {first:.2f} at first, {later:.2f} once learned")
-    print(f"prompt tokens reserved over sent, in lanes: {bound:.2f} (mark 1.50)")
+    is_close = abs(first - 1) <= MARK_FORECAST and abs(later - 1) <= MARK_FORECAST
+    print(f"\nprompt tokens forecast over sent: {first:.2f} at first, {later:.2f} once learned  "
+          f"mark ±{MARK_FORECAST:.0%}: {'ok' if is_close else 'missed'}")  # fmt: skip
+    print(f"prompt tokens reserved over sent, in lanes: {bound:.2f}  "
+          f"mark {MARK_BOUND:.2f}: {'ok' if bound <= MARK_BOUND else 'missed'}")  # fmt: skip
     if arguments.json:
         figures = {"rows": rows, "forecast": [first, later], "bound": bound}
         arguments.json.write_text(json.dumps(figures, indent=1), "utf-8")

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,8 @@ class Engine:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def post(self, body: dict) -> tuple[int, dict]:
-        """Send a body as it is; give status and reply."""
+    def post(self, body: dict) -> tuple[int, Any]:
+        """Send a body as it is; give status and reply, a text where it is no JSON."""
         request = urllib.request.Request(
             f"{self.teacher.base_url}/chat/completions",
             data=json.dumps(body).encode(),
@@ -42,9 +43,11 @@ class Engine:
             with urllib.request.urlopen(request, timeout=300) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
-            with error, contextlib.suppress(ValueError):
-                return error.code, json.load(error)
-            return error.code, {}
+            with error:
+                text = error.read().decode()
+            with contextlib.suppress(ValueError):
+                return error.code, json.loads(text)
+            return error.code, text
 
 
 def commands(port: int) -> dict[str, tuple[list[str], str]]:

@@ -1,6 +1,6 @@
 """The client against servers that share none of its assumptions.
 
-What they do here is what the loopback server is held to: it refuses what one of them refuses.
+What they do here is what the loopback server is held to: it refuses what they refuse.
 """
 
 import json
@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from engines_tests.cases import CASES, READ, RECORDED, TOO_LONG, body_of, shape
 from engines_tests.conftest import served
 from replay_pipeline.replay import (
     estimate,
@@ -18,22 +19,9 @@ from replay_pipeline.replay import (
 )
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.testing.rules import complaint
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import RetryPolicy
 
-READ = {
-    "type": "function",
-    "function": {
-        "name": "Read",
-        "description": "Read a file by its path.",
-        "parameters": {
-            "type": "object",
-            "properties": {"file_path": {"type": "string"}},
-            "required": ["file_path"],
-        },
-    },
-}
 SHORT = {"max_completion_tokens": 8}
 
 
@@ -111,25 +99,22 @@ def test_a_long_prompt_is_read_whole_or_is_a_row_that_says_why(engine, tmp_path)
         assert rows["long0"].n_prompt_tokens > n_words
 
 
-GOOD = {"messages": [{"role": "user", "content": "Say ok."}], "max_tokens": 2}
-MALFORMED = {
-    "no messages": {"messages": []},
-    "an unknown role": {"messages": [{"role": "nobody", "content": "x"}]},
-    "a result without its call": {"messages": [{"role": "tool", "content": "x"}]},
-    "no limit": {"max_tokens": 0},
-    "a limit of text": {"max_tokens": "many"},
-    "tools of text": {"tools": "Read"},
-    "messages of text": {"messages": "Say ok."},
-    "heat": {"temperature": 9.0},
-}
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_what_a_real_server_refuses_the_loopback_server_refuses(engine, name):
-    body = {"model": engine.teacher.model, **GOOD, **MALFORMED[name]}
-    status, _ = engine.post(body)
-    assert status < 400 or complaint(body) is not None
-    assert engine.post({"model": engine.teacher.model, **GOOD})[0] == 200
+@pytest.mark.parametrize("case", CASES)
+def test_a_real_server_answers_as_it_was_recorded(engine, case):
+    # What is recorded is what the loopback server is held to, in tests/replay_pipeline/testing.
+    known = [
+        each
+        for each in json.loads(RECORDED.read_text("utf-8"))
+        if each["case"] == case and each["server"].startswith(engine.name)
+    ]
+    for each in known:
+        status, reply = engine.post(body_of(case, engine.teacher.model))
+        assert status == each["status"]
+        if status >= 400:
+            assert shape(reply) == shape(each["reply"])
+        else:
+            assert shape(reply["usage"]) == shape(each["reply"]["usage"])
+    assert known or (engine.name, case) == ("transformers", TOO_LONG)
 
 
 def test_a_run_that_is_told_to_stop_keeps_what_is_paid_for(engine, tmp_path):

@@ -6,12 +6,16 @@ request that is longer than the limit, and tools with schemas of their own.
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from replay_pipeline.publish import PublishReport, publish
+from replay_pipeline.publish import export, publish
+from replay_pipeline.types import ExportFormat
 from tests.full_tables import full_table
+from trainer.data.dataset import load_preference_data
+from trainer.data.tiny import corpus, make_model, train_tokenizer
 
 REPO = Path(__file__).parents[1]
 LENGTH = 4_096
@@ -92,6 +96,16 @@ def rows() -> list[dict[str, Any]]:
     return made
 
 
-def publish_sessions(folder: Path) -> PublishReport:
-    batch = full_table(rows(), "normalized_pairs")
-    return publish([("long", batch)], folder=folder, lengths=[LENGTH])
+def prepare(folder: Path) -> None:
+    dataset = folder / "dataset"
+    publish([("long", full_table(rows(), "normalized_pairs"))], folder=dataset, lengths=[LENGTH])
+    for form in get_args(ExportFormat):
+        export(dataset, folder / "exports" / form, form)
+    tokenizer = train_tokenizer(corpus(load_preference_data(dataset).pairs), vocab_size=2_048)
+    model = make_model(tokenizer, hidden_size=32, n_heads=2, max_positions=2 * LENGTH)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+
+if __name__ == "__main__":
+    prepare(Path(sys.argv[1]))

@@ -14,6 +14,8 @@ from tests.trainer.published import write_dataset
 from tests.trainer.training import save_tiny_model
 from trainer.data.dataset import load_preference_data
 
+LONGEST_S = 180
+"""Of one run: some take two minutes on a busy machine, none of them three."""
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SETTINGS = {
@@ -75,7 +77,7 @@ def command(tmp_path, dataset):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=LONGEST_S,
         )
         lines = done.stdout.strip().splitlines()
         report = json.loads(lines[-1]) if done.returncode == 0 else None

@@ -179,7 +179,7 @@ def test_a_server_without_topk_is_told_before_anything_is_trained(dataset, model
     path.write_text(yaml.safe_dump(settings(tmp_path, dataset, model, server.start())))
     assert main(["tinker", "--config", str(path)]) == 2
     server.stop()
-    assert "must offer prompt log-probs by top-k" in capsys.readouterr().err
+    assert "it must offer prompt log-probs, and their top-k" in capsys.readouterr().err
     assert "optim_step" not in server.calls
 
 

@@ -161,8 +161,8 @@ def show_summary(summary: Report) -> None:
         ("states", f"{summary['states']} (of {summary['turns']} turns)"),
         (
             "calls",
-            f"{summary['calls']} now; in all {summary['answers']} answers, "
-            f"{summary['failed_calls']} failed",
+            f"{summary['calls']} now; {summary['answers'] + summary['failed_calls']} questions "
+            f"decided in all: {summary['answers']} answers, {summary['failed_calls']} failed",
         ),
         (
             "dollars",
@@ -299,13 +299,23 @@ def show_estimate(report: Report) -> None:
         for note in row["adaptations"]:
             out.print(f"{escape(row['teacher'])}: {escape(note)}", soft_wrap=True)
     for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
-        if each and (buys := each["buys"]):
+        if each and each["buys"]:
             out.print(
                 f"{heading}: ${each['low_usd']:.2f} to ${each['high_usd']:.2f}; "
-                f"${buys['usd']:g} ask {buys['n_states']:,} of {each['n_states']:,} states, for "
-                f"some {buys['n_pairs']:,} pairs",
+                f"{_bought(each, report['ceiling_usd'])}",
                 soft_wrap=True,
             )
+
+
+def _bought(estimate: Report, usd: float) -> str:
+    """Say what so much money buys of what was estimated."""
+    buys, n_all = estimate["buys"], estimate["n_states"]
+    n_states = min(n_all, int(n_all * usd / estimate["expected_usd"]))
+    n_pairs = round(n_states * buys["n_pairs"] / buys["n_states"]) if buys["n_states"] else 0
+    return (
+        f"your ceiling of ${usd:.2f} asks {n_states:,} of {n_all:,} states, for some "
+        f"{n_pairs:,} pairs"
+    )
 
 
 _HEADINGS = {"dropped": "dropped by"}
@@ -337,6 +347,8 @@ def show_replay(reports: Report) -> None:
     """Calls and dollars by batch."""
     figures = ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
     _draw_batches("Replayed", figures, reports)
+    if not any(report["n_sent"] for report in reports.values()):
+        out.print("Nothing was asked now.")
     if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
         out.print(
             f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "

@@ -29,7 +29,15 @@ from replay_pipeline.cli.options import (
     TeachersOption,
     YesOption,
 )
-from replay_pipeline.cli.shared import chosen, confirm, exit_if_most_failed, load, open_pipeline
+from replay_pipeline.cli.shared import (
+    chosen,
+    confirm,
+    estimate_of,
+    exit_if_most_failed,
+    load,
+    of_now,
+    open_pipeline,
+)
 
 
 @app.command()
@@ -38,11 +46,15 @@ def estimate(
     settings: SettingsOption = None,
     teachers: TeachersOption = None,
     batch: BatchOption = None,
+    max_total_usd: BudgetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What the replay would cost at today's prices, before anything is paid."""
-    work = open_pipeline(settings, data, teachers=teachers)
-    print_report(work.estimate(chosen(work, batch)).to_json(), as_json=as_json, show=show_estimate)
+    """What the replay would cost at today's prices, and what a ceiling buys, before anything is paid."""
+    from replay_pipeline.stages.pipeline import Pipeline
+
+    work = Pipeline(load(settings, data, max_total_usd=max_total_usd, teachers=teachers))
+    report = estimate_of(work, chosen(work, batch))
+    print_report(report, as_json=as_json, show=show_estimate)
 
 
 @app.command()
@@ -81,7 +93,7 @@ def replay(
         left_usd = 0.0
     with progress_bars() as on_progress:
         replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(left_usd)
-        reports = {key: replay_one(key).report for key in batches}
+        reports = {key: of_now(replay_one(key)) for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
     work_left = open_work(list(reports.values()))
     if not as_json:
@@ -114,7 +126,8 @@ def sample(
         batches = chosen(work, batch)
         reports = {} if only_estimate else {key: work.sample(key).report for key in batches}
     if only_estimate:
-        facts = work.estimate_samples(batches).to_json()
+        ceiling = {"ceiling_usd": work.settings.trainee.max_total_usd}
+        facts = work.estimate_samples(batches).to_json() | ceiling
         print_report(facts, as_json=as_json, show=show_estimate)
     else:
         print_report(reports, as_json=as_json, show=show_samples)

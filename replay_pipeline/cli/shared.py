@@ -17,6 +17,7 @@ from replay_pipeline.storage.trust import trust_file
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.pipeline import OnProgress, Pipeline
+    from replay_pipeline.stages.receipts import Receipt
 
 
 def load(
@@ -142,17 +143,34 @@ def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) ->
     work.check_keys()
     if yes or work.settings.played:
         return
-    estimate = work.estimate(batches).to_json()
+    estimate = estimate_of(work, batches)
     # The ceiling holds whatever is expected: no more than it can be spent.
-    most_usd = min(estimate["expected_usd"], work.settings.replay.max_total_usd)
+    expected_usd, ceiling_usd = estimate["expected_usd"], estimate["ceiling_usd"]
+    most_usd = min(expected_usd, ceiling_usd)
     if most_usd <= work.settings.replay.confirm_above_usd:
         return
     show_estimate(estimate)
+    cost = f"expected to cost {most_usd:.2f} USD"
+    if ceiling_usd < expected_usd:
+        cost += f", its ceiling (all of it: {expected_usd:.2f})"
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"this run is expected to cost {most_usd:.2f} USD, more than "
-            f"{work.settings.replay.confirm_above_usd:.2f}: give --yes, or raise "
-            "`replay.confirm_above_usd`"
+            f"this run is {cost}, more than {work.settings.replay.confirm_above_usd:.2f}: "
+            "give --yes, or raise `replay.confirm_above_usd`"
         )
-    if not typer.confirm("Go on?"):
+    if not typer.confirm(f"This run is {cost}. Go on?"):
         raise ConfigError("stopped; nothing was paid")
+
+
+def estimate_of(work: "Pipeline", batches: list[str] | None) -> dict[str, Any]:
+    """Give the estimate of these batches, with the ceiling of the settings beside it."""
+    return work.estimate(batches).to_json() | {"ceiling_usd": work.settings.replay.max_total_usd}
+
+
+def of_now(receipt: "Receipt") -> dict[str, Any]:
+    """Give the report of a replay; of one that had nothing to do, that nothing was asked now."""
+    report = receipt.report
+    if not receipt.is_reused:
+        return report
+    n_decided = report["n_sent"] + report["n_cached"]
+    return {**report, "n_sent": 0, "n_cached": n_decided, "newly_spent_usd": 0.0}

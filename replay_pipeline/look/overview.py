@@ -1,5 +1,6 @@
 """The figures of a page: of all sessions, by project, model, tool and outcome."""
 
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ TOKENS = {
 }
 """Columns of `turns` by what is paid for."""
 _CACHE_WRITE, _CACHE_READ = 1.25, 0.1
+_VERSION = re.compile(r"(-latest|[-@]\d{8}|-\d{4}-\d\d-\d\d|\[\w+\])+$")
+"""What comes after the name of a model: a date, or the size of its window."""
 
 
 @cache
@@ -35,14 +38,14 @@ def cost_usd(model: str | None, tokens: Mapping[str, int]) -> float | None:
         model: name of the model as it is in the log.
         tokens: counts by the names of `TOKENS`.
     """
-    known = _prices()["models"]
-    names = [name for name in known if (model or "").startswith(name)]
-    if not names:
+    name = _VERSION.sub("", (model or "").rpartition("/")[2])
+    if (price := _prices()["models"].get(name)) is None:
         return None
-    fresh, output = known[max(names, key=len)]
+    fresh, output, *reading = price
+    read = reading[0] if reading else _CACHE_READ * fresh
     units = tokens.get("input", 0) + _CACHE_WRITE * tokens.get("cache_write", 0)
-    units += _CACHE_READ * tokens.get("cache_read", 0)
-    return (units * fresh + tokens.get("output", 0) * output) / 1e6
+    usd = units * fresh + tokens.get("cache_read", 0) * read + tokens.get("output", 0) * output
+    return usd / 1e6
 
 
 def tokens_of(turns: Iterable[Row]) -> Counter[str]:

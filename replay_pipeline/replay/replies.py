@@ -212,7 +212,8 @@ def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Fail
     if reply is _BROKEN:
         return _unreadable(status, headers, body, "the reply broke off or is not JSON")
     if fields.get("error") or not is_success:
-        failure = _failure(status, headers, fields.get("error") or reply)
+        # FastAPI's servers (`transformers serve`, vLLM) say it in `detail`.
+        failure = _failure(status, headers, fields.get("error") or fields.get("detail") or reply)
         return _paid(failure, fields, headers) if is_success else failure
     choices = fields.get("choices")
     if not isinstance(choices, list) or not choices:

@@ -108,6 +108,7 @@ class _Completion(Struct):
     max_completion_tokens: _Limit = UNSET
     temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType = UNSET
     top_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
+    tool_choice: Literal["none", "auto", "required"] | _JsonObject | UnsetType = UNSET
     seed: int | UnsetType = UNSET
     stop: str | Annotated[list[str], Meta(max_length=4)] | UnsetType | None = UNSET
     session_id: Annotated[str, Meta(max_length=256)] | UnsetType = UNSET

@@ -57,16 +57,18 @@ def open_work(replays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         Questions that were not asked though no gate saved them, what they cost in US dollars if
-        they cost what the answers did (`None` where nothing was answered), the reasons for which
+        they cost what the answers did (what was expected where nothing was answered, `None` where
+        nothing was expected either), the reasons for which
         the replays ended, and failed calls by error.
     """
     skipped = added(report.get("skipped", {}) for report in replays)
     n_left = sum(skipped.get(reason, 0) for reason in NOT_ASKED)
     n_answers = sum(report["n_answers"] for report in replays)
     spent_usd = sum(report["spent_usd"] for report in replays)
+    expected_usd = sum(report.get("forecast_usd") or 0.0 for report in replays)
     return {
         "n_questions_left": n_left,
-        "left_usd": n_left * spent_usd / n_answers if n_answers else None,
+        "left_usd": n_left * spent_usd / n_answers if n_answers else expected_usd or None,
         "stop_reasons": dict(Counter(report.get("stop_reason", "unknown") for report in replays)),
         "errors": added(report.get("errors", {}) for report in replays),
         "n_answers": n_answers,

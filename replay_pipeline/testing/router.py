@@ -185,9 +185,10 @@ class Router:
 
     def _batch_item(self, custom_id: str, body: dict[str, Any]) -> dict[str, Any]:
         model = self._models[body["model"]]
-        refusal = self._refusal(body, model)
         if (problem := complaint(body)) is not None:
             refusal = _error(400, problem, error_type="invalid_request")
+        else:
+            refusal = self._refusal(body, model, len(msgspec.json.encode(body)))
         if refusal is not None:
             reply = {"status_code": refusal.status, "body": msgspec.json.decode(refusal.body)}
             return {"custom_id": custom_id, "response": reply, "error": None}
@@ -243,7 +244,7 @@ class Router:
             return self._replay(name)
         if (problem := complaint(body)) is not None:
             return _error(400, problem, error_type="invalid_request")
-        if (refusal := self._refusal(body, model)) is not None:
+        if (refusal := self._refusal(body, model, len(request.body))) is not None:
             return refusal
         fault = next(
             (f for f in self._faults
@@ -280,8 +281,17 @@ class Router:
         return _json(reply, {"x-openrouter-cache-status": "HIT",
                              "x-openrouter-cache-source-id": source})  # fmt: skip
 
-    def _refusal(self, body: Mapping[str, Any], model: ServedModel) -> Response | None:
+    def _refusal(
+        self, body: Mapping[str, Any], model: ServedModel, n_bytes: int
+    ) -> Response | None:
         """Tell what OpenRouter itself refuses before a provider sees the call."""
+        n_tokens = n_bytes // BYTES_PER_TOKEN + (body.get("max_tokens") or 0)
+        if n_tokens > model.context_length:
+            return _error(
+                400, f"This endpoint's maximum context length is {model.context_length} tokens. "
+                f"However, you requested about {n_tokens} tokens.",
+                error_type="context_length_exceeded",
+            )  # fmt: skip
         provider = body.get("provider") or {}
         if provider.get("enforce_distillable_text") and not model.is_distillable:
             return _error(404, "No endpoints found that allow distillation", error_type="not_found")

@@ -19,6 +19,16 @@ _FIELDS = {
     "tool": {"role", "content", "tool_call_id"},
 }
 _MAX_TEXT = 10_485_760
+_BODY = frozenset(
+    {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "stop",
+     "max_completion_tokens", "temperature", "top_p", "top_k", "top_a", "min_p", "seed", "n",
+     "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "logprobs",
+     "top_logprobs", "response_format", "structured_outputs", "reasoning", "reasoning_effort",
+     "include_reasoning", "verbosity", "stream", "stream_options", "usage", "user", "metadata",
+     "session_id", "provider", "models", "route", "transforms", "plugins", "trace", "store",
+     "service_tier", "cache_control", "prompt_cache_key", "safety_identifier", "modalities",
+     "prediction", "web_search_options"}
+)  # fmt: skip
 
 
 def complaint(body: Any) -> str | None:
@@ -39,7 +49,10 @@ def unsupported(body: Mapping[str, Any], supported: set[str]) -> list[str]:
 def _complaints(body: dict[str, Any]) -> Iterator[str]:
     if not isinstance(body.get("model"), str) or not body["model"]:
         yield "model: a text is needed"
+    if extra := body.keys() - _BODY:
+        yield f"{', '.join(sorted(extra))}: extra inputs are not permitted"
     yield from _limits(body)
+    yield from _choices(body)
     tools = body.get("tools")
     if tools is not None:
         yield from _tools(tools)
@@ -82,6 +95,23 @@ def _limits(body: dict[str, Any]) -> Iterator[str]:
         yield "metadata: at most 16 texts of at most 512 characters"
     if len(str(body.get("session_id") or "")) > 256:
         yield "session_id: at most 256 characters"
+
+
+def _choices(body: dict[str, Any]) -> Iterator[str]:
+    choice = body.get("tool_choice", "auto")
+    if not isinstance(choice, dict) and choice not in ("none", "auto", "required"):
+        yield f"tool_choice: {choice!r} is none of none, auto, required"
+    seed = body.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        yield "seed: an integer is needed"
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop
+    if stops is not None and (
+        not isinstance(stops, list)
+        or len(stops) > 4
+        or not all(isinstance(each, str) for each in stops)
+    ):
+        yield "stop: a text or at most 4 of them are needed"
 
 
 def _tools(tools: Any) -> Iterator[str]:

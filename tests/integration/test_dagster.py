@@ -145,6 +145,31 @@ def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
         assert config["config"]["max_total_usd"] == work.settings.replay.max_nightly_usd
 
 
+def test_the_nights_money_is_divided_among_its_runs(root, monkeypatch):
+    work = pipeline_at(root)
+    work.find_batches()
+    first, *others = keys = [*work.batches(), "later-1", "later-2"]
+    between = others[0]
+    monkeypatch.setattr(type(work), "completed_batches", lambda _: {between})
+    monkeypatch.setattr(type(work), "fitting", lambda _, batches, **__: list(batches))
+    with dg.instance_for_test() as instance:
+        instance.add_dynamic_partitions("trace_batch", keys)
+        done = dg.AssetMaterialization("normalized_pairs", partition=between)
+        instance.report_runless_asset_event(done)
+        with dg.build_schedule_context(
+            instance=instance, scheduled_execution_time=datetime(2026, 1, 2, 2, tzinfo=UTC)
+        ) as context:
+            requests = nightly_replay(context, pipeline=PipelineResource())
+    assert [request.tags[f"{RANGE}start"] for request in requests] == [first, others[1]]
+    shares = [
+        config["config"]["max_total_usd"]
+        for request in requests
+        for config in request.run_config["ops"].values()
+    ]
+    assert sum(shares) == pytest.approx(work.settings.replay.max_nightly_usd)
+    assert min(shares) > 0
+
+
 def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
     work = pipeline_at(root)
     work.find_batches()

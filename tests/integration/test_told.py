@@ -1,19 +1,29 @@
 """What commands tell: what was new, what is left, what finishing costs, and why most calls failed."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
 
+from replay_pipeline.assets.checks import as_result
 from replay_pipeline.cli import app
-from replay_pipeline.cli.console import open_words, progress_bars
+from replay_pipeline.cli.console import open_words, progress_bars, show_normalize, show_train
 from replay_pipeline.cli.shared import exit_if_most_failed
-from replay_pipeline.settings import Settings
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.replay import check_teachers
+from replay_pipeline.review.sides import last_request
+from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
+from replay_pipeline.stages.audit.drift import agreement_drift
+from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.summary import open_work
+from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.testing.sample import SESSIONS_DIR
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import Progress
+from tests.support.settings_files import write_settings
 
 SESSION = sorted((SESSIONS_DIR / "-home-mira-code-tideline").glob("*.jsonl"))[0]
 
@@ -57,7 +67,7 @@ def test_status_tells_the_fidelity_of_a_batch(run):
 
 def test_finishing_costs_what_the_answers_cost():
     report = {
-        "skipped": {"budget": 30, "near_duplicates": 7}, "n_answers": 10, "spent_usd": 2.0,
+        "skipped": {"budget": 30, "screened": 7}, "n_answers": 10, "spent_usd": 2.0,
         "stop_reason": "budget", "errors": {"timeout": 1},
     }  # fmt: skip
     work = open_work([report])
@@ -146,3 +156,130 @@ def test_questions_that_were_not_sent_are_not_told_as_done(run, tmp_path):
     assert seen[-1].n_total == n_left + seen[-1].n_done
     assert seen[0].n_total == n_left
     assert seen[-1].n_done == 0
+
+
+def test_a_replay_of_what_is_finished_tells_that_nothing_was_asked_now(run):
+    run("ingest", SESSION)
+    first = next(iter(json.loads(run("replay", "--json").stdout).values()))
+    assert "Nothing was asked now" in run("replay").output
+    again = next(iter(json.loads(run("replay", "--json").stdout).values()))
+    assert (again["n_sent"], again["newly_spent_usd"]) == (0, 0)
+    assert again["n_cached"] == first["n_sent"] + first["n_cached"] > 0
+    assert again["spent_usd"] == first["spent_usd"] > 0
+
+
+def test_an_estimate_tells_what_the_ceiling_buys(run):
+    run("ingest", SESSION)
+    n_states = json.loads(run("estimate", "--json").stdout)["n_states"]
+    assert f"your ceiling of $10.00 asks {n_states} of {n_states} states" in run("estimate").output
+    some = run("estimate", "--budget", "0.005").output
+    assert "your ceiling of $0.00 asks 0 of" not in some
+    asked = int(re.search(r"asks (\d+) of", some)[1])
+    assert 0 < asked < n_states
+
+
+@pytest.fixture
+def served(run, tmp_path, monkeypatch):
+    """Commands with a settings file whose teachers are real to them: they cost and are confirmed."""
+    monkeypatch.delenv("REPLAY_TEACHERS")
+    with TeacherServer(ANSWERS_FILE) as server:
+        write_settings(
+            tmp_path / "root",
+            replay={"teachers": server.teachers(), "confirm_above_usd": 0.001},
+            normalize={"recipe": "none"},
+        )
+        monkeypatch.setenv("REPLAY_SETTINGS", str(tmp_path / "root" / "settings.toml"))
+        run("ingest", SESSION)
+        yield run
+
+
+def test_a_confirmation_names_no_more_than_the_ceiling(served):
+    expected = json.loads(served("estimate", "--json").stdout)["expected_usd"]
+    assert expected > 0.01
+    refused = served("replay", "--budget", "0.004")
+    assert isinstance(refused.exception, ConfigError)
+    assert "expected to cost 0.00 USD, its ceiling (all of it: " in str(refused.exception)
+    assert f"(all of it: {expected:.2f})" in str(refused.exception)
+    assert served("replay", "--budget", "0.0005", "--yes").exit_code == 0
+
+
+def test_a_run_tells_why_it_stopped_what_is_left_and_what_finishing_costs(served):
+    shown = served("run", SESSION, "--no-train", "--budget", "0.004", "--yes").output
+    left = re.search(r"([\d,]+) questions were not sent \(budget 1\), about \$([\d.]+) to", shown)
+    assert left is not None, shown
+    assert int(left[1]) > 0
+    assert float(left[2]) > 0
+    calls = re.search(r"(\d+) questions.{0,9}decided in all: (\d+) answers, (\d+) failed", shown)
+    assert int(calls[1]) == int(calls[2]) + int(calls[3])
+
+
+def test_finishing_costs_what_was_expected_where_nothing_was_answered():
+    report = {
+        "skipped": {"budget": 30}, "n_answers": 0, "spent_usd": 0.0, "forecast_usd": 1.5,
+        "stop_reason": "budget", "errors": {},
+    }  # fmt: skip
+    assert open_work([report])["left_usd"] == 1.5
+
+
+def test_teachers_without_a_key_are_a_table_and_one_line_on_80_columns(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    teachers = [
+        f'[[replay.teachers]]\nname = "{name}"\nmodel = "{name}/x"\n'
+        'base_url = "http://127.0.0.1:9/v1"'
+        for name in ("deepseek", "qwen", "glm")
+    ]
+    settings = tmp_path / "mine.toml"
+    settings.write_text("[replay]\nsample_teachers = false\n" + "\n".join(teachers))
+    monkeypatch.delenv("REPLAY_TEACHERS")
+    shown = run("teachers", "list", "--settings", settings).output
+    assert shown.count("so nothing was sent") == 1
+    assert len(shown.splitlines()) <= 10
+    for name in ("deepseek/x", "qwen/x", "glm/x"):
+        assert name in shown
+
+
+def test_one_network_error_is_named_once(tmp_path):
+    teachers = [
+        spec.model_copy(update={"base_url": "http://127.0.0.1:9/v1", "api_key_env": None})
+        for spec in DEFAULT_TEACHERS
+    ]
+    checks = [check.to_json() for check in check_teachers(teachers)]
+    findings = examine(Settings(data_dir=tmp_path), checks)
+    told = [each["detail"] for each in findings if each["what"].startswith("teacher")]
+    assert len(told) == 3
+    assert sum("cannot be reached" in detail for detail in told) == 1
+    assert told[1:] == ["the same as deepseek"] * 2
+
+
+def test_no_two_columns_of_a_table_have_one_name(capsys, monkeypatch):
+    show_normalize({"b": {"n_kept": 1, "n_dropped": 2, "dropped": {"text_length": 2}}})
+    heading = capsys.readouterr().out.splitlines()[2]
+    names = [name.strip() for name in re.split("[┃│]", heading) if name.strip()]
+    assert names == ["batch", "kept", "dropped", "dropped by"]
+
+
+def test_prompts_that_were_cut_are_explained(capsys):
+    show_train({"cut_prompts": 3})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3 prompts were longer than `max_prompt_tokens`" in shown
+    show_train({"cut_prompts": 0})
+    assert "were longer" not in capsys.readouterr().out
+
+
+def test_what_the_user_said_last_is_cut_between_words():
+    said = " ".join(f"word{n}" for n in range(500))
+    shown = last_request([{"role": "user", "content": said}])
+    begin, end = shown.split(" … ")
+    assert said.startswith(f"{begin} ")
+    assert said.endswith(f" {end}")
+    assert 500 < len(shown) <= 610
+    assert last_request([{"role": "user", "content": "short"}]) == "short"
+    assert len(last_request([{"role": "user", "content": "x" * 5_000}])) <= 610
+
+
+def test_a_check_that_judged_nothing_says_so_in_dagster(tmp_path):
+    result = as_result(agreement_drift(DataRoot(tmp_path), []))
+    assert result.passed
+    assert result.metadata["judged"].value == 0
+    assert "Judged nothing" in result.description
+    assert as_result(Verdict(judged=3)).description is None

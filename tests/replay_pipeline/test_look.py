@@ -15,6 +15,7 @@ from replay_pipeline.ingesters import ingest
 from replay_pipeline.look import look
 from replay_pipeline.look.look import MAX_CHARS
 from replay_pipeline.look.overview import cost_usd
+from replay_pipeline.review import write_review
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
 ATTACK = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)>"
@@ -122,6 +123,31 @@ def test_tokens_cost_what_the_list_says_and_a_model_without_a_price_is_named(tmp
     assert cost_usd("claude-opus-4-5-20251101", cached) == pytest.approx(5 * 1.25 + 5 * 0.1)
     assert cost_usd("claude-opus-4-20250514", {"input": 1_000_000}) == pytest.approx(15.0)
     assert cost_usd("some-model", {"input": 1}) is None
+
+
+def test_a_model_that_is_not_listed_gets_no_price_of_another(tmp_path):
+    tokens = {"input": 1_000_000, "cache_read": 1_000_000}
+    assert cost_usd("anthropic/claude-opus-4-7[1m]", tokens) == pytest.approx(5 + 0.5)
+    assert cost_usd("claude-opus-5-5", tokens) == pytest.approx(4 + 0.2)
+    assert cost_usd("gpt-5-2025-08-07", tokens) == pytest.approx(1.25 + 0.125)
+    for name in ("claude-opus-4-99", "gpt-5.99", "gpt-5-nano", "claude-haiku-5-5", None):
+        assert cost_usd(name, tokens) is None
+
+
+def test_both_pages_have_the_same_colours_and_lead_to_each_other(tmp_path):
+    session_log(tmp_path, "Go.", "Yes.")
+    page, review = tmp_path / "a b" / "look.html", tmp_path / "data" / "review.html"
+    page.parent.mkdir()
+    look([tmp_path / "s.jsonl"], page=page, review=review)
+    assert data_of(page)["review"] == "../data/review.html"
+    write_review([], path=review, look=page)
+    assert data_of(review)["look"] == "../a%20b/look.html"
+    palette = [
+        html.read_text("utf-8").partition(":root {")[2].partition("}")[0] for html in (page, review)
+    ]
+    assert palette[0] == palette[1] != ""
+    look([tmp_path / "s.jsonl"], page=page)
+    assert data_of(page)["review"] is None
 
 
 def test_no_session_is_an_error_and_writes_no_page(tmp_path):

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trainer.data.dataset import PreferenceData
 from trainer.hints import HintFunction
 from trainer.types import Message, Tool
 
 if TYPE_CHECKING:
+    from trainer.data.dataset import PreferenceData  # reads what `rendering` makes
     from trainer.data.rendering import Renderer
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,9 @@ def response_request(messages: Sequence[Message]) -> Request:
     return {"messages": messages}
 
 
-def requests_of(data: PreferenceData, hint: HintFunction, *, with_tools: bool) -> Iterator[Request]:
+def requests_of(
+    data: "PreferenceData", hint: HintFunction, *, with_tools: bool
+) -> Iterator[Request]:
     """List what a run on this data will render more than once."""
     rows: list[Mapping[str, Any]] = [*data.pairs, *data.prompts, *data.positives]
     held_out: list[Mapping[str, Any]] = [*data.test_pairs, *data.test_prompts]

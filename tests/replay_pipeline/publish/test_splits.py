@@ -57,3 +57,22 @@ def test_rows_without_a_session_are_split_by_state(tmp_path, kept_table, make_ke
     rows = [make_kept(n) | {"session_id": None} for n in range(60)]
     report = publish([("b", kept_table(*rows))], folder=tmp_path)
     assert report.rows_by_split["pairs"]["test"] > 5
+
+
+@pytest.mark.parametrize(
+    ("session", "sha", "where"),
+    [
+        ("session-1", "84097828fc31a8c8d29210df48901a85", 0.5157694912015303),
+        (
+            "0276a600-2f22-4d2b-844c-3feb9c5aa108",
+            "413e664b87a75ada38212d69d03de0dc",
+            0.254858392181,
+        ),
+        ("séance", "3795e14e1453e36a840eab867f23eae3", 0.21713073879466505),
+    ],
+)
+def test_a_session_lies_where_it_has_lain_for_ever(session, sha, where):
+    """Another hash would move sessions of published datasets from train to test."""
+    assert session_sha(session) == sha
+    assert position(sha) == pytest.approx(where, rel=1e-11)
+    assert SessionSplit(0.25, {}).of(session) == ("test" if where < 0.25 else "train")

@@ -1,5 +1,8 @@
 """TRL's trainers take the configs as they are: a tiny model, one step each."""
 
+import json
+import re
+
 import pytest
 
 from replay_pipeline.publish import publish
@@ -151,3 +154,55 @@ def test_grpo_trainer_trains_on_prompts_and_sees_the_consensus(load, model, toke
     trainer.train()
     assert len(seen) == 2
     assert seen[0][1]["tool_calls"][0]["function"]["name"] == "Read"
+
+
+def test_with_the_cards_line_no_row_is_dropped_and_no_side_cut_off(
+    model, tmp_path, kept_table, make_kept, make_call
+):
+    """By the setting of each config; TRL's own default drops every one of these rows."""
+    import datasets
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    from trainer.data.tiny import train_tokenizer
+
+    def long_row(number):
+        messages = [{"role": "user", "content": f"Fix {number}."}]
+        for step in range(12):
+            text = f"{number} {step} " + "def total(prices): return sum(prices)\n" * 60
+            messages.append(make_call("Read", file_path=f"{step}.py"))
+            messages.append({"role": "tool", "tool_call_id": "call_1", "content": text})
+        return make_kept(number, state_messages_json=json.dumps(messages))
+
+    rows = [long_row(number) for number in range(8)]
+    tokenizer = train_tokenizer([row["state_messages_json"] for row in rows], vocab_size=400)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    folder = tmp_path / "set"
+    publish(
+        [("b1", kept_table(*rows))],
+        folder=folder,
+        lengths=[2_048],
+        tokenizer=tmp_path / "tokenizer",
+        test_fraction=0,
+    )
+    card = (folder / "README.md").read_text("utf-8")
+    lines = dict(re.findall(r"DPOConfig\(max_length=(\d+)\)  # (\w+)", card))
+    settings = {config: int(length) for length, config in lines.items()}
+    assert set(settings) == {"pairs", "pairs_2k"}
+    for config, max_length in settings.items():
+        loaded = datasets.load_dataset(
+            str(folder), config, split="train", cache_dir=str(tmp_path / "cache")
+        )
+        kept = {}
+        for length in (max_length, 1_024):
+            trainer = DPOTrainer(
+                model,
+                args=DPOConfig(**options(tmp_path), max_length=length),
+                train_dataset=loaded.with_transform(for_templates(folder)),
+                processing_class=tokenizer,
+            )
+            kept[length] = trainer.train_dataset.with_format(None).to_list()
+        assert (len(kept[max_length]), len(kept[1_024])) == (8, 0)
+        for row in kept[max_length]:
+            sides = max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+            assert len(row["prompt_ids"]) + sides <= max_length

@@ -192,7 +192,7 @@ def test_a_matcher_that_fails_costs_a_vote_and_no_run(tmp_path, monkeypatch):
         "canonical_action",
         lambda message, **_: canonical_action(message) if not message["content"] else 1 / 0,
     )
-    assert gates.likeness(make_states(1)[0])
+    assert not gates.parse_gates(()).poll(make_states(1)[0]).student.is_valid
     with OddServer(lambda *_: (200, {}, raw(completion()))) as server:
         report = ask(server, 3, tmp_path / "l", gates=("cheap_first",), agreement_threshold=1)
     assert [row.error_code for row in report.actions] == [None] * 3

@@ -1,11 +1,14 @@
 import asyncio
 import logging
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
 from replay_pipeline.errors import ConfigError, LedgerError, PriceError
+from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.replay import (
     check_teachers,
     estimate,
@@ -19,6 +22,8 @@ from replay_pipeline.replay import (
 from replay_pipeline.settings import config_dir
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.catalog import served
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 
@@ -379,6 +384,40 @@ def test_the_forecast_is_close_to_the_cost_and_below_the_bound(tmp_path):
     assert sum(t["expected_usd"] for t in expected.to_json()["teachers"]) == pytest.approx(
         expected.expected_usd
     )
+
+
+def test_the_sample_is_forecast_within_15_percent(tmp_path):
+    paths = sorted(SESSIONS_DIR.rglob("*.jsonl"))[::3]  # all of it is as close, and takes longer
+    states = [state for path in paths for state in ClaudeCodeIngester().ingest(path)]
+    with TeacherServer(ANSWERS_FILE) as server:
+        expected = estimate(states, server.teachers())
+        report = replay(states, server.teachers(), 5, tmp_path / "l")
+        billed_usd = server.bill().total_nano / 1e9
+    assert report.stop_reason == "completed"
+    assert report.spent_usd == pytest.approx(billed_usd)
+    assert expected.expected_usd == pytest.approx(billed_usd, rel=0.15)
+    assert expected.low_usd < billed_usd < expected.high_usd
+
+
+def test_after_the_first_prompt_of_a_session_little_more_is_reserved_than_is_sent(tmp_path):
+    history = [{"role": "user", "content": "some words " * 4000}]
+    states = []
+    for step in range(8):
+        states.append({**make_states(1)[0], "state_id": f"s{step}", "messages": list(history)})
+        history.append({"role": "assistant", "content": f"step {step}"})
+        history.append({"role": "user", "content": "a line of output\n" * 60})
+    with TeacherServer(script={"content": "yes"}) as server:
+        [teacher, *_] = server.teachers()
+        report = replay(states, [teacher], 5, tmp_path / "l", max_completion_tokens=16)
+    with closing(sqlite3.connect(tmp_path / "l")) as ledger:
+        reserved = [nano for (nano,) in ledger.execute("select reserved from calls order by id")]
+    model = served(teacher.model)
+    tokens = [(1000 * nano - 16 * model.completion) / model.prompt for nano in reserved]
+    sent = [action.n_prompt_tokens for action in report.actions]
+    assert all(most >= n for most, n in zip(tokens, sent, strict=True))
+    # Of the first prompt only its bytes are known; of the others, what was counted before them.
+    assert all(most <= 1.2 * n for most, n in zip(tokens[1:], sent[1:], strict=True))
+    assert sum(tokens) <= 1.5 * sum(sent)
 
 
 def test_an_estimate_leaves_out_what_is_in_the_ledger(server, tmp_path):

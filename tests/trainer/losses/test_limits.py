@@ -295,3 +295,20 @@ def test_nan_logits_of_masked_rows_touch_neither_value_nor_gradient(name, side):
         results.append((loss.detach(), torch.autograd.grad(loss, student)[0]))
     torch.testing.assert_close(results[0], results[1])
     assert bool((results[1][1][mask == 0] == 0).all())
+
+
+def test_taid_never_passes_its_last_weight():
+    """However much the loss falls and however often it is told: `t` grows, up to `t_end`."""
+    scheduler, seen = TAIDScheduler(10, t_start=0.2, t_end=0.7, alpha=0.9), []
+    for step in range(40):
+        scheduler.update_t(0.5**step, step)
+        seen.append(scheduler.t)
+    assert seen == sorted(seen)
+    assert seen[-1] == max(seen) == 0.7
+
+
+def test_taid_is_never_behind_its_schedule():
+    scheduler = TAIDScheduler(10, t_start=0.2, t_end=1.0, alpha=1e-9)
+    for step in range(11):
+        scheduler.update_t(2.0**step, step)  # a loss that rises holds nothing back
+        assert step == 0 or scheduler.t >= 0.2 + 0.8 * step / 10

@@ -40,6 +40,8 @@ __all__ = ["MonarchReport", "train", "train_on_mesh"]
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+STOP_S = 60.0
+"""Longest wait for the processes of a replica to end: one that hangs must not keep it from going on."""
 
 
 @dataclass
@@ -87,7 +89,7 @@ async def train(values: Mapping[str, Any], placement: Placement) -> MonarchRepor
         raise _first_of(errors) from errors
     finally:
         if shared is not None:
-            await shared.procs.stop()
+            await _stop(shared)
     report.n_restarts = len(report.restarts)
     return report
 
@@ -176,7 +178,16 @@ async def _run_replica(
         return next(iter(outcomes.values()))
     finally:
         for mesh in reversed(meshes):
+            await _stop(mesh)
+
+
+async def _stop(mesh: _Mesh) -> None:
+    """End a mesh's processes; those that do not answer in time are told of and left behind."""
+    try:
+        async with asyncio.timeout(STOP_S):
             await mesh.procs.stop()
+    except TimeoutError:
+        logger.warning("processes of a mesh did not end within %.0f seconds", STOP_S)
 
 
 def _spawn(name: str, n: int, kind: Any, *arguments: Any) -> _Mesh:

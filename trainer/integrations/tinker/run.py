@@ -164,9 +164,7 @@ class TinkerRun:
             for name, future in futures_of_step.items():
                 answer = future.result()
                 if name != "optimizer":
-                    metrics[f"{name}/loss"] = float(answer.metrics["loss:sum"])
-                    named = {k: float(v) for k, v in answer.metrics.items() if "/" in k}
-                    metrics |= named
+                    metrics |= _metrics_of(name, answer)
             metrics["train/learning_rate"] = rate
         else:
             self.counts["steps_without_gradient"] += 1
@@ -294,21 +292,20 @@ class TinkerRun:
         )
 
     def _keep_scores(self, rollout: Rollout, n_hinted: int, answer: Any) -> None:
-        if self.shared.sdpo_estimator == "sampled":
-            rows: list[Any] = list(answer)[n_hinted:]
+        n_response = len(rollout.response_ids)
+        is_sampled = self.shared.sdpo_estimator == "sampled"
+        if is_sampled:
+            rows = _of_response(answer, n_hinted + n_response, n_response)
             ids = [[i] for i in rollout.response_ids]
             logps = [[value] for value in rows]
         else:
-            rows = list(answer.topk_prompt_logprobs or [])[n_hinted:]
+            found = answer.topk_prompt_logprobs or []
+            rows = _of_response(found, n_hinted + n_response, n_response)
             width = min((len(row) for row in rows if row), default=0)
             ids = [[i for i, _ in row[:width]] for row in rows if row]
             logps = [[value for _, value in row[:width]] for row in rows if row]
-        if len(rows) != len(rollout.response_ids) or len(ids) != len(rows) or None in rows:
-            raise AlignmentError(
-                f"the server scored {len(ids)} of {len(rollout.response_ids)} response tokens "
-                "behind the hinted prompt: it must offer prompt log-probs"
-                + ("" if self.shared.sdpo_estimator == "sampled" else " by top-k")
-            )
+        if len(ids) != n_response:
+            raise AlignmentError(f"{n_response - len(ids)} of {n_response} tokens have no top-k")
         rollout.teacher_ids_RK = torch.tensor(ids)
         rollout.teacher_logps_RK = torch.tensor(logps)
 
@@ -327,8 +324,10 @@ class TinkerRun:
                 asked.append((i, side, self._reference_sampler.compute_logprobs(prompt)))
         sums: dict[tuple[int, str], float] = {}
         for i, side, future in asked:
-            n_prompt = len(self.pairs.rows[i]["prompt_ids"])
-            sums[i, side] = sum(value for value in future.result()[n_prompt:])
+            row = self.pairs.rows[i]
+            n_response = len(row[side])
+            logps = _of_response(future.result(), len(row["prompt_ids"]) + n_response, n_response)
+            sums[i, side] = sum(logps)
         self._reference |= {i: (sums[i, SIDES[0]], sums[i, SIDES[1]]) for i in new}
         return [self._reference[i] for i in drawn]
 
@@ -353,6 +352,32 @@ class TinkerRun:
             "pairs": len(self.pairs or ()),
             **self.counts,
         }
+
+
+def _metrics_of(channel: str, answer: Any) -> dict[str, float]:
+    """Read a channel's loss and what its own loss function says; SkyRL names no sum of losses."""
+    metrics = {k: float(v) for k, v in (answer.metrics or {}).items()}
+    named = {k: v for k, v in metrics.items() if k.startswith(f"{channel}/")}
+    if "loss:sum" in metrics:
+        return named | {f"{channel}/loss": metrics["loss:sum"]}
+    terms = [sum(out["elementwise_loss"].data) for out in answer.loss_fn_outputs]
+    # Of a custom loss the server knows only its linear part.
+    return named or {f"{channel}/loss": float(sum(terms))}
+
+
+def _of_response(scores: Sequence[Any], n_tokens: int, n_response: int) -> list[Any]:
+    """Take a response's scores out of those of a whole prompt, whose first token has none.
+
+    SkyRL's JAX backend leaves that first entry out, so it is counted from the end.
+    """
+    found = list(scores)[-n_response:]
+    if len(scores) not in (n_tokens, n_tokens - 1) or None in found:
+        raise AlignmentError(
+            f"the server scored {len(scores)} of a prompt's {n_tokens} tokens: for channel 2, and "
+            "for a reference in channel 3, it must offer prompt log-probs, and their top-k for "
+            "sdpo_estimator=teacher_topk"
+        )
+    return found
 
 
 def learning_rates(settings: RunConfig) -> list[float]:

@@ -24,7 +24,9 @@ PARTITIONS = dg.DynamicPartitionsDefinition(name="things")
 def thing(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     for key in context.partition_keys[:-1]:
         context.log_event(
-            dg.AssetMaterialization(context.asset_key, partition=key, metadata={"n": len(key)})
+            dg.AssetMaterialization(
+                context.asset_key, partition=key, metadata={"n": len(key)}, tags={"batch": key}
+            )
         )
         context.log_event(dg.AssetObservation(context.asset_key, metadata={"at": key}))
     return dg.MaterializeResult(metadata={"done": True})
@@ -73,6 +75,9 @@ def seen(instance: dg.DagsterInstance, run_id: str) -> dict[str, object]:
         "materializations": [(r.storage_id, r.event_log_entry) for r in materialized],
         "latest": instance.get_latest_materialization_event(AssetKey("thing")),
         "dynamic": instance.get_dynamic_partitions("things"),
+        "tags": sorted(
+            map(str, instance.event_log_storage.get_event_tags_for_asset(AssetKey("thing")))
+        ),
     }
 
 
@@ -85,6 +90,7 @@ def test_stock_reads_back_every_event(tmp_path, monkeypatch, n_batched):
         run_id = run_range(instance)
         written = seen(instance, run_id)
     assert written["partitions"] == KEYS
+    assert len(written["tags"]) >= len(KEYS) - 1
     with open_home(stock_home(home)) as instance:
         assert type(instance.event_log_storage).__name__ == "SqliteEventLogStorage"
         assert seen(instance, run_id) == written

@@ -1,0 +1,186 @@
+"""The pairs of a published dataset at default settings: CPU seconds of channel 3, and of TRL's DPO.
+
+    python benchmarks/real_pairs.py FOLDER             # a dataset that `publish` wrote
+    python benchmarks/real_pairs.py FOLDER --json benchmarks/results/real_pairs.json
+
+Prompts are cut, pairs drawn and passes packed as the trainer does by default. All variants run the
+same 64 pairs, as the same token ids, forward and backward through one model of random weights, with
+sigmoid DPO against another; the learning rate is 0, so that their losses can be compared. Each has
+a fresh process and one thread:
+
+- `ours`: the trainer's sampler and trees, the default number of pairs a step
+- `ours_64`: the same pairs as one step
+- `trl_N`: `trl.DPOTrainer` with N pairs a micro-batch; its fastest N is its figure
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.measuring import machine_of, measure_fresh, spent_s  # noqa: E402 - path above
+from benchmarks.pairs import BETA, dpo_sum, make_model, words_of  # noqa: E402
+
+SIZES = {"device": "cpu", "dtype": "float32", "hidden": 256, "n_layers": 4, "vocab": 8192}
+N_PAIRS = 64
+VARIANTS = ("ours", "ours_64", "trl_1", "trl_4", "trl_16")
+
+Pair = tuple[list[int], list[int], list[int]]
+
+
+def drawn_pairs(folder: str) -> tuple[list[Pair], int, int]:
+    """Render the pairs of a run's first steps; with the pairs of a step, and the end of a turn."""
+    from trainer.data.collator import ComposerDataCollator
+    from trainer.data.dataset import load_preference_data
+    from trainer.data.sampler import PairSampler
+    from trainer.data.tiny import corpus, train_tokenizer
+    from trainer.integrations.settings import SharedSettings
+
+    rows, defaults = load_preference_data(folder).pairs, SharedSettings()
+    tokenizer = train_tokenizer(corpus(rows[:300]), vocab_size=SIZES["vocab"])
+    renderer = ComposerDataCollator(
+        tokenizer,
+        max_prompt_tokens=defaults.max_prompt_tokens,
+        max_response_tokens=defaults.max_response_tokens,
+        with_tools=defaults.render_tools,
+    ).renderer
+    n = defaults.pairs_per_step
+    sampler = PairSampler(
+        len(rows), batch_size=n, seed=defaults.seed, groups=[row["session_id"] for row in rows]
+    )
+    pairs = [
+        (
+            renderer.prompt_ids(row["prompt"], row.get("tools")),
+            renderer.response_ids(row["chosen"]),
+            renderer.response_ids(row["rejected"]),
+        )
+        for step in range(N_PAIRS // n)
+        for row in (rows[i] for i in sampler.step(step))
+    ]
+    return pairs, n, tokenizer.eos_token_id
+
+
+def run_ours(pairs: list[Pair], pairs_per_step: int) -> dict[str, float]:
+    import torch
+
+    from trainer.integrations.packing import packed_logps
+    from trainer.integrations.settings import SharedSettings
+    from trainer.losses.tree_layout import pack_pairs_within
+
+    model, reference = make_model(SIZES), make_model(SIZES, seed=1).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    total = n_packed = 0
+    before_s = spent_s("cpu")
+    for start in range(0, len(pairs), pairs_per_step):
+        step = pairs[start : start + pairs_per_step]
+        for tree in pack_pairs_within(step, max_tokens=SharedSettings.max_packed_tokens):
+            with torch.no_grad():
+                before = packed_logps(reference, tree)
+            loss = dpo_sum(*packed_logps(model, tree), *before)
+            (loss / len(step)).backward()
+            total, n_packed = total + float(loss.detach()), n_packed + tree.n_tokens
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    seconds = spent_s("cpu") - before_s
+    return {"seconds": seconds, "loss": total / len(pairs), "n_tokens": n_packed}
+
+
+def run_trl(pairs: list[Pair], end: int, batch_size: int) -> dict[str, float]:
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    # One word per token id, so that TRL's own tokenization gives the ids back.
+    words = {f"t{idx}": idx for idx in range(SIZES["vocab"])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="t0", eos_token=f"t{end}"
+    )
+    names = ("prompt", "chosen", "rejected")
+    rows = [
+        {name: words_of(ids, tokenizer) for name, ids in zip(names, pair, strict=True)}
+        for pair in pairs
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        args = DPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=len(rows) // batch_size,
+            max_steps=1,
+            beta=BETA,
+            max_length=None,
+            learning_rate=0.0,
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = DPOTrainer(
+            model=make_model(SIZES),
+            ref_model=make_model(SIZES, seed=1),
+            args=args,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+        )
+        before_s = spent_s("cpu")
+        trainer.train()
+        seconds = spent_s("cpu") - before_s
+    n_tokens = sum(2 * len(prompt) + len(one) + len(other) for prompt, one, other in pairs)
+    loss = trainer.state.log_history[0]["loss"]
+    return {"seconds": seconds, "loss": loss, "n_tokens": n_tokens}
+
+
+def measure(variant: str, folder: str) -> dict[str, Any]:
+    pairs, n, end = drawn_pairs(folder)
+    if variant.startswith("ours"):
+        run_ours(pairs[:2], 2)  # imports and first-call set-up
+        row = run_ours(pairs, N_PAIRS if variant == "ours_64" else n)
+    else:
+        row = run_trl(pairs, end, int(variant.removeprefix("trl_")))
+    return {"variant": variant, **row}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", help="a published dataset")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    parser.add_argument("--sizes", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.variant:
+        print(json.dumps(measure(args.variant, json.loads(args.sizes)["folder"])))
+        return
+    rows = []
+    for variant in VARIANTS:
+        rows.append(row := measure_fresh(__file__, variant, {"folder": args.folder}))
+        print(
+            f"  {variant:8} {row['seconds'] / N_PAIRS:8.3f} CPU s a pair  "
+            f"{row['n_tokens']:9,} tokens  loss {row['loss']:.6f}",
+            flush=True,
+        )
+    ours, ours_64, *peers = rows
+    best = min(peers, key=lambda row: row["seconds"])
+    for row in (ours, ours_64):
+        ratio = best["seconds"] / row["seconds"]
+        print(
+            f"  {row['variant']} takes {ratio:.2f} times fewer CPU seconds than {best['variant']}"
+        )
+    if args.json:
+        report = {"benchmark": "real_pairs", "machine": machine_of("cpu"), "rows": rows}
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Pairs that are cut to a length, and what the card says about lengths."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.publish import publish
+from replay_pipeline.publish.lengths import TokenSizes
+from replay_pipeline.publish.publisher import read_manifests
+from replay_pipeline.windows import OMITTED
+
+SYSTEM = {"role": "system", "content": "You are an agent."}
+REQUEST = {"role": "user", "content": "Fix the first request."}
+
+
+def steps(make_call, n, size=2_000):
+    for number in range(n):
+        yield make_call("Grep", pattern=f"step {number}")
+        yield {"role": "tool", "tool_call_id": "call_1", "content": f"{number} {'word ' * size}"}
+
+
+def long_row(make_kept, make_call, number, *, n_steps=8, size=2_000, **others):
+    messages = [SYSTEM, REQUEST, *steps(make_call, n_steps, size)]
+    return make_kept(number, state_messages_json=json.dumps(messages), **others)
+
+
+def rows_of(folder: Path, config: str):
+    rows = []
+    for path in sorted((folder / "data" / config).rglob("*.parquet")):
+        rows += pq.read_table(path, partitioning=None).to_pylist()
+    return {row["state_id"]: row for row in rows}
+
+
+def test_a_cut_prompt_keeps_the_first_request_and_the_last_steps(
+    tmp_path, kept_table, make_kept, make_call
+):
+    table = kept_table(long_row(make_kept, make_call, 1), make_kept(2))
+    publish([("b", table)], folder=tmp_path / "set", lengths=[16_384])
+    whole, cut = (rows_of(tmp_path / "set", name) for name in ("pairs", "pairs_16k"))
+    assert whole.keys() == cut.keys() == {"state-1", "state-2"}
+    assert cut["state-2"] == whole["state-2"]
+    row = cut["state-1"]
+    assert whole["state-1"]["n_tokens"] > 16_384 >= row["n_tokens"]
+    system, request, *rest = row["prompt"]
+    assert system["content"] == SYSTEM["content"]
+    assert request["content"] == f"{REQUEST['content']}\n\n{OMITTED}"
+    assert rest == whole["state-1"]["prompt"][-len(rest) :]
+    assert 2 <= len(rest) < 16
+    assert rest[0]["role"] == "assistant"
+    assert [row["chosen"], row["rejected"]] == [
+        whole["state-1"][side] for side in ("chosen", "rejected")
+    ]
+
+
+def test_where_no_step_can_go_long_messages_lose_their_middle(
+    tmp_path, kept_table, make_kept, make_call
+):
+    table = kept_table(long_row(make_kept, make_call, 1, n_steps=1, size=20_000))
+    publish([("b", table)], folder=tmp_path / "set", lengths=[8_192])
+    (row,) = rows_of(tmp_path / "set", "pairs_8k").values()
+    result = row["prompt"][-1]["content"]
+    assert row["n_tokens"] <= 8_192
+    assert "characters left out]" in result
+    assert result.startswith("0 word")
+    assert result.endswith("word ")
+
+
+def test_what_cannot_be_cut_is_counted_by_reason_and_told(
+    tmp_path, kept_table, make_kept, make_call
+):
+    many = [SYSTEM, *[{"role": "user", "content": f"Request {n}. " * 40} for n in range(90)]]
+    calls = [{**make_call("Grep", pattern=f"{n} {'x' * 900}")["tool_calls"][0]} for n in range(30)]
+    step = {"role": "assistant", "content": "", "tool_calls": calls}
+    rows = [
+        make_kept(
+            1, chosen_messages_json=json.dumps([{"role": "assistant", "content": "x" * 9_000}])
+        ),
+        make_kept(2, state_messages_json=json.dumps([SYSTEM, REQUEST, step])),
+        make_kept(3, state_messages_json=json.dumps([*many[:1] * 400, REQUEST])),
+        make_kept(4),
+    ]
+    publish([("b", kept_table(*rows))], folder=tmp_path / "set", lengths=[4_096])
+    manifest = read_manifests(tmp_path / "set")["b"]
+    assert manifest["tokens"]["not_cut"] == {
+        "pairs_4k": {
+            "the first request alone": 1,
+            "the last step alone": 1,
+            "the tools and a side alone": 1,
+        }
+    }
+    assert rows_of(tmp_path / "set", "pairs_4k").keys() == {"state-4"}
+    assert len(rows_of(tmp_path / "set", "pairs")) == 4
+    card = (tmp_path / "set" / "README.md").read_text("utf-8")
+    assert "| `pairs_4k` | the last step alone | 1 |" in card
+
+
+def test_the_card_tells_lengths_and_the_setting_that_drops_nothing(
+    tmp_path, kept_table, make_kept, make_call
+):
+    table = kept_table(long_row(make_kept, make_call, 1), *range(2, 12))
+    publish([("b", table)], folder=tmp_path / "set", lengths=[4_096, 5_000])
+    card = (tmp_path / "set" / "README.md").read_text("utf-8")
+    longest = max(row["n_tokens"] for row in rows_of(tmp_path / "set", "pairs").values())
+    assert f"| `pairs` | 10 | 0 | 1 | {longest} |" in card
+    assert f"DPOConfig(max_length={-(-longest // 1024) * 1024})  # pairs\n" in card
+    assert "DPOConfig(max_length=4096)  # pairs_4k\n" in card
+    assert "DPOConfig(max_length=5000)  # pairs_5000\n" in card
+    assert "estimated, 2 bytes a token" in card
+    there = {path.name for path in (tmp_path / "set" / "data").iterdir()}
+    assert {
+        info["config_name"] for info in yaml.safe_load(card.split("---\n")[1])["configs"]
+    } == there
+
+
+def test_a_named_tokenizer_counts_and_is_named(tmp_path, kept_table):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"word": 1, "[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    (tmp_path / "words").mkdir()
+    tokenizer.save(str(tmp_path / "words" / "tokenizer.json"))
+    sizes = TokenSizes(tmp_path / "words")
+    assert sizes.of({"role": "user", "content": "word " * 7 + "."}) == 9
+    publish([("b", kept_table(1))], folder=tmp_path / "set", tokenizer=tmp_path / "words")
+    card = (tmp_path / "set" / "README.md").read_text("utf-8")
+    assert "by the tokenizer of words" in card
+    (row,) = rows_of(tmp_path / "set", "pairs").values()
+    assert row["n_tokens"] < TokenSizes().counted(pq.read_table(
+        next((tmp_path / "set" / "data" / "pairs").rglob("*.parquet")), partitioning=None
+    ))["n_tokens"][0].as_py()  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no JSON"])
+def test_a_tokenizer_that_is_none_is_named(tmp_path, kept_table, content):
+    file = tmp_path / "tokenizer.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        publish([("b", kept_table(1))], folder=tmp_path / "set", tokenizer=file)
+    assert not (tmp_path / "set").exists()
+
+
+def test_retracting_keeps_the_cut_pairs_of_the_others(tmp_path, kept_table, make_kept, make_call):
+    from replay_pipeline.publish import retract
+
+    table = kept_table(*[long_row(make_kept, make_call, n) for n in range(6)])
+    publish([("b", table)], folder=tmp_path / "set")
+    before = rows_of(tmp_path / "set", "pairs_8k")
+    retract(folder=tmp_path / "set", session_ids=["session-1"])
+    after = rows_of(tmp_path / "set", "pairs_8k")
+    assert after == {
+        state: row for state, row in before.items() if row["session_id"] != "session-1"
+    }
+    assert len(after) == 5
+    assert read_manifests(tmp_path / "set")["b"]["tokens"]["counted"].startswith("estimated")

@@ -1,0 +1,53 @@
+"""A folder that an older version published: lists of JSON texts, a folder name that repeats a column.
+
+`tests/data/dataset_of_layout_1` was written by that version.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from replay_pipeline.publish import layout, publish, retract
+from replay_pipeline.publish.publisher import read_manifests
+from trainer.data.dataset import load_preference_data
+
+OLD = Path(__file__).parents[2] / "data" / "dataset_of_layout_1"
+
+
+@pytest.fixture
+def old(tmp_path):
+    return shutil.copytree(OLD, tmp_path / "old")
+
+
+def prompts_in(folder):
+    data = load_preference_data(folder)
+    return {row["state_id"]: row for row in [*data.pairs, *data.test_pairs]}
+
+
+def test_our_trainer_reads_both_alike(tmp_path, kept_table):
+    batches = [("b1", kept_table(*range(6))), ("b2", kept_table(*range(6, 12)))]
+    publish(batches, folder=tmp_path / "new")
+    before, after = prompts_in(OLD), prompts_in(tmp_path / "new")
+    assert before.keys() == after.keys() == {f"state-{n}" for n in range(12)}
+    for state, row in before.items():
+        for column in ("prompt", "chosen", "rejected", "tools", "hint"):
+            assert row[column] == after[state][column], (state, column)
+    arguments = after["state-3"]["chosen"][0]["tool_calls"][0]["function"]["arguments"]
+    assert arguments == {"file_path": "src/module_3.py"}
+
+
+def test_publishing_one_batch_again_brings_the_others_over(old, kept_table):
+    report = publish([("b1", kept_table(*range(6)))], folder=old)
+    assert sum(report.rows_by_split["pairs"].values()) == 12
+    assert sum(report.rows_by_split["pairs_8k"].values()) == 12
+    assert not [path for path in old.rglob("*") if "trace_batch=" in path.name]
+    assert {m["layout"] for m in read_manifests(old).values()} == {layout.VERSION}
+    assert len(prompts_in(old)) == 12
+
+
+def test_retracting_from_an_older_folder_brings_it_over(old):
+    retract(folder=old, session_ids=["session-1"])
+    rows = prompts_in(old)
+    assert len(rows) == 10
+    assert not [path for path in old.rglob("*") if "trace_batch=" in path.name]
