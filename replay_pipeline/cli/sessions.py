@@ -61,7 +61,10 @@ def look(
 def ingest(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Session files or folders. By default Claude Code's own folder."),
+        typer.Argument(
+            help="Session files or folders, or hf://datasets/OWNER/NAME. "
+            "By default Claude Code's own folder."
+        ),
     ] = None,
     out_dir: Annotated[
         Path | None,
@@ -78,6 +81,7 @@ def ingest(
     from replay_pipeline import ingesters
     from replay_pipeline.ingesters.atif_export import write_trajectories
     from replay_pipeline.stages import pipeline
+    from replay_pipeline.stages.hub_sources import fetch_sessions
     from replay_pipeline.stages.summary import summarize
 
     if as_atif and out_dir is None:
@@ -88,7 +92,7 @@ def ingest(
             if not paths:
                 raise ConfigError("--out needs the sessions to read: name files or folders")
             result = ingesters.ingest(
-                paths,
+                [fetch_sessions(path, loaded.local_dir()) for path in paths],
                 redact=loaded.ingest.is_redacted,
                 hash_project=loaded.ingest.is_project_hashed,
                 salt=redaction_salt(),
