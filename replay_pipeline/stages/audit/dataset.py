@@ -209,6 +209,7 @@ def _counted(folder: Place) -> dict[str, int]:
         for config, splits in manifest["files"].items():
             for split, files in splits.items():
                 for name, n_rows in files.items():
-                    where = layout.batch_dir(config, split, manifest["trace_batch"])
+                    batch, version = manifest["trace_batch"], manifest.get("layout", 1)
+                    where = layout.batch_dir(config, split, batch, version=version)
                     counted[f"{where}/{name}"] = n_rows
     return counted
