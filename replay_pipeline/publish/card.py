@@ -23,6 +23,9 @@ from replay_pipeline.storage.schemas import describe
 # Filled in directly: `DatasetCard.from_template` would compile it and read the result back each
 # time, and publishers that meet on the Hub make the card anew at every try.
 _TEMPLATE = Template(Path(__file__).with_name("card.md.jinja").read_text("utf-8"))
+# The declarations of messages are a thousand nodes: without libyaml they take most of the card's time.
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_NO_WRAP = 1_000_000
 _TITLE = "Agent preference pairs"
 _LICENSE_NAME = "mixed-model-outputs"
 _SIZES = [(1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (10**6, "100K<n<1M")]
@@ -128,7 +131,8 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
 
 def _yaml(metadata: Mapping[str, Any]) -> str:
     known = {key: value for key, value in metadata.items() if value is not None}
-    return yaml.safe_dump(known, sort_keys=False, allow_unicode=True, width=float("inf")).strip()
+    text = yaml.dump(known, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=_NO_WRAP)
+    return text.strip()
 
 
 def _metadata(

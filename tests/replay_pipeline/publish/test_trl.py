@@ -181,14 +181,14 @@ def test_with_the_cards_line_no_row_is_dropped_and_no_side_cut_off(
     publish(
         [("b1", kept_table(*rows))],
         folder=folder,
-        lengths=[2_048],
+        lengths=[3_072],
         tokenizer=tmp_path / "tokenizer",
         test_fraction=0,
     )
     card = (folder / "README.md").read_text("utf-8")
     lines = dict(re.findall(r"DPOConfig\(max_length=(\d+)\)  # (\w+)", card))
     settings = {config: int(length) for length, config in lines.items()}
-    assert set(settings) == {"pairs", "pairs_2k"}
+    assert set(settings) == {"pairs", "pairs_3k"}
     for config, max_length in settings.items():
         loaded = datasets.load_dataset(
             str(folder), config, split="train", cache_dir=str(tmp_path / "cache")
