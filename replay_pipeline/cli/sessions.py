@@ -61,35 +61,48 @@ def look(
 def ingest(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Session files or folders. By default Claude Code's own folder."),
+        typer.Argument(
+            help="Session files or folders, or hf://datasets/OWNER/NAME. "
+            "By default Claude Code's own folder."
+        ),
     ] = None,
     out_dir: Annotated[
         Path | None,
         typer.Option("--out", help="Write plain tables here, outside any data root."),
     ] = None,
+    as_atif: Annotated[
+        bool, typer.Option("--atif", help="With --out: ATIF trajectories instead of tables.")
+    ] = False,
     data: DataOption = None,
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Sessions to states. Into the data root as batches, or with `--out` to one folder."""
     from replay_pipeline import ingesters
+    from replay_pipeline.ingesters.atif_export import write_trajectories
     from replay_pipeline.stages import pipeline
+    from replay_pipeline.stages.hub_sources import fetch_sessions
     from replay_pipeline.stages.summary import summarize
 
+    if as_atif and out_dir is None:
+        raise ConfigError("--atif needs --out: the folder for the trajectories")
     loaded = load(settings, data, sources=paths)
     with progress_bars() as on_progress:
         if out_dir is not None:
             if not paths:
                 raise ConfigError("--out needs the sessions to read: name files or folders")
             result = ingesters.ingest(
-                paths,
+                [fetch_sessions(path, loaded.local_dir()) for path in paths],
                 redact=loaded.ingest.is_redacted,
                 hash_project=loaded.ingest.is_project_hashed,
                 salt=redaction_salt(),
                 on_progress=on_progress,
             )
-            ingesters.write_traces(result, out_dir)
             report = result.report.to_json() | {"written_to": str(out_dir)}
+            if as_atif:
+                report["n_trajectories"] = write_trajectories(result, out_dir)
+            else:
+                ingesters.write_traces(result, out_dir)
         else:
             work = pipeline.Pipeline(loaded, on_progress=on_progress)
             before = work.receipts.stamps()

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters.agent_traces import AgentTraces
+from replay_pipeline.ingesters.atif import Atif
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
 from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.codex import Codex
@@ -54,6 +55,7 @@ INGESTERS: tuple[Ingester, ...] = (
     OpenCode(),
     Copilot(),
     Pi(),
+    Atif(),
     VerifiersTraces(),
     AgentTraces(),
 )

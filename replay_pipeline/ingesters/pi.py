@@ -101,7 +101,9 @@ class _Session:
         elif role == "bashExecution" and message.get("excludeFromContext"):
             return "transcript_only"
         else:
-            text = _shell_text(message) if role == "bashExecution" else text_in(message["content"])
+            text = (
+                _shell_text(message) if role == "bashExecution" else text_in(message.get("content"))
+            )
             user = "user" if role == "user" else "command" if role == "bashExecution" else "meta"
             turn = self._turn(user, entry, name, offset, parent, text)
         self._by_entry[name] = self._tip = turn

@@ -12,6 +12,7 @@ from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.ingesters import default_sources
 from replay_pipeline.replay import Probe
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.hub_sources import repository_of
 
 _EXTRAS = {
     "dagster": "dagster",
@@ -120,6 +121,6 @@ def _sources(settings: Settings) -> dict[str, Any]:
     if not sources:
         detail = "no folder of Claude Code found: name your sessions in `ingest.sources`"
         return _finding("sessions", detail, ok=False)
-    missing = [str(path) for path in sources if not path.exists()]
+    missing = [str(p) for p in sources if not (repository_of(p) or p.exists())]
     detail = f"no such path: {', '.join(missing)}" if missing else ", ".join(map(str, sources))
     return _finding("sessions", detail, ok=not missing)

@@ -41,6 +41,7 @@ from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.review import rank_pairs, show_state, write_review
 from replay_pipeline.settings import Settings, key_for
 from replay_pipeline.stages.doctor import examine, examine_probes
+from replay_pipeline.stages.hub_sources import fetch_sessions, repository_of
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, open_work, summarize, summarize_night
@@ -104,7 +105,9 @@ class Project:
         """
         options = self.settings.ingest
         new = discover(
-            options.sources,
+            [fetch_sessions(source, self.settings.local_dir()) for source in options.sources]
+            if any(map(repository_of, options.sources))
+            else options.sources,
             known=list_manifests(self.root.path),
             max_batch_bytes=options.max_batch_bytes,
             max_batch_sessions=options.max_batch_sessions,
@@ -229,6 +232,9 @@ class Project:
             "other_ledgers_usd": self._other_ledgers_usd(),
             "dataset": done.get(("publish", "all")),
             "open": open_work([report for (stage, _), report in done.items() if stage == "replay"]),
+            "rehearsed": [
+                key for key in self.batches() if done.get(("replay", key), {}).get("n_rehearsed")
+            ],
             "fidelity": {
                 key: done["ingest", key].get("fidelity")
                 for key in self.batches()

@@ -1,0 +1,104 @@
+"""ATIF, the Agent Trajectory Interchange Format of Harbor: trajectories of any agent."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
+from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.json_lines import (
+    arguments_text,
+    as_count,
+    as_dict,
+    as_list,
+    as_text,
+    read_document,
+    read_objects,
+    text_in,
+)
+
+_HEAD_BYTES = 4_096
+
+
+class Atif:
+    """Reads trajectories of any agent: one document a file, or one a line.
+
+    Steps of the agent are its decisions, but for those that no model made and those copied from
+    another trajectory. The system prompt and the tools are those that the trajectory records.
+    """
+
+    name = "atif"
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether a trajectory begins here."""
+        return b'"schema_version"' in head[:_HEAD_BYTES] and b'"ATIF-v' in head[:_HEAD_BYTES]
+
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
+        """One conversation per trajectory, subagents after the one that they belong to."""
+        document = read_document(path)
+        rows = [(0, document)] if isinstance(document, dict) else read_objects(path, counts, end)
+        for offset, row in rows:
+            if isinstance(document, dict):
+                counts.rows += 1
+            if not as_list(row.get("steps")):
+                counts.count("no_message")
+                continue
+            counts.count(None)
+            yield from _logs(row, path.stem, offset, None)
+
+
+def _logs(
+    trajectory: dict[str, Any], name: str, offset: int, parent: str | None
+) -> Iterator[SessionLog]:
+    agent = as_dict(trajectory.get("agent"))
+    own = as_text(trajectory.get("trajectory_id"))
+    session_id = own or as_text(trajectory.get("session_id")) or name
+    if parent is not None:
+        session_id = f"{parent}.agent-{session_id}"
+    talk = Conversation(session_id, as_text(agent.get("name")) or Atif.name)
+    talk.version = as_text(agent.get("version"))
+    talk.tools = [
+        tool
+        for tool in as_list(agent.get("tool_definitions"))
+        if as_text(as_dict(as_dict(tool).get("function")).get("name"))
+    ]
+    for step in map(as_dict, as_list(trajectory.get("steps"))):
+        talk.model = as_text(step.get("model_name")) or as_text(agent.get("model_name"))
+        _step(talk, step, offset)
+    log = talk.log()
+    if parent is not None:
+        log.agent_id, log.parent_session_id = own or name, parent
+    yield log
+    for number, inner in enumerate(as_list(trajectory.get("subagent_trajectories"))):
+        yield from _logs(as_dict(inner), str(number), offset, session_id)
+
+
+def _step(talk: Conversation, step: dict[str, Any], offset: int) -> None:
+    timestamp, text = as_text(step.get("timestamp")), text_in(step.get("message"))
+    results = [as_dict(r) for r in as_list(as_dict(step.get("observation")).get("results"))]
+    if step.get("source") != "agent":
+        kind = "user" if step.get("source") == "user" else "meta"
+        for said in filter(None, (text, *(text_in(r.get("content")) for r in results))):
+            talk.user(said, offset=offset, timestamp=timestamp, kind=kind)
+        return
+    talk.close()
+    turn = talk.assistant(offset=offset, timestamp=timestamp)
+    if step.get("is_copied_context") or step.get("llm_call_count") == 0:
+        turn.flags.add("copy")
+    turn.texts += [text] if text else []
+    thinking = as_text(step.get("reasoning_content"))
+    turn.thinking += [thinking] if thinking else []
+    for call in map(as_dict, as_list(step.get("tool_calls"))):
+        name, arguments = as_text(call.get("function_name")) or "", call.get("arguments")
+        talk.call(turn, as_text(call.get("tool_call_id")), name, arguments_text(arguments))
+    metrics = as_dict(step.get("metrics"))
+    if metrics:
+        n_cached = as_count(metrics.get("cached_tokens"))
+        n_prompt = as_count(metrics.get("prompt_tokens"))
+        turn.usage = Usage(
+            max(0, n_prompt - n_cached), 0, n_cached, as_count(metrics.get("completion_tokens"))
+        )
+    for result in results:
+        call_id, said = as_text(result.get("source_call_id")), text_in(result.get("content"))
+        if call_id is None or not talk.result(call_id, said):
+            talk.user(said, offset=offset, timestamp=timestamp, kind="meta")

@@ -1,0 +1,134 @@
+"""Trajectories of ATIF: read to states, and sessions written as trajectories."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from replay_pipeline.cli import app
+from replay_pipeline.ingesters import ingest
+from replay_pipeline.ingesters.atif_export import trajectories
+from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.replay_pipeline.ingesters.random_log import RandomLog
+from tests.replay_pipeline.ingesters.test_other_agents import check_damaged, lines, read
+
+TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+
+
+def trajectory(**fields: Any) -> dict[str, Any]:
+    steps = [
+        {"source": "system", "message": "Be brief."},
+        {"source": "user", "message": [{"type": "text", "text": "Fix it"}]},
+        {
+            "source": "agent",
+            "timestamp": "2026-03-01T10:00:00Z",
+            "message": "I look.",
+            "reasoning_content": "Where?",
+            "tool_calls": [
+                {"tool_call_id": "c1", "function_name": "bash", "arguments": {"command": "make"}}
+            ],
+            "observation": {"results": [{"source_call_id": "c1", "content": "no rule"}]},
+            "metrics": {"prompt_tokens": 900, "cached_tokens": 600, "completion_tokens": 20},
+        },
+        {"source": "agent", "message": "ran a hook", "llm_call_count": 0},
+        {"source": "agent", "message": "Done.", "model_name": "m-2"},
+    ]
+    return {
+        "schema_version": "ATIF-v1.8",
+        "session_id": "run-1",
+        "agent": {
+            "name": "terminus-2",
+            "version": "2.0",
+            "model_name": "m-1",
+            "tool_definitions": [TOOL],
+        },
+        "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
+    } | fields
+
+
+def check(path: Path) -> None:
+    result, (first, last) = read(path)
+    assert result.sessions["agent"].to_pylist() == ["terminus-2"]
+    assert [m["role"] for m in first["messages"]][-1] == "user"
+    assert first["student_action"]["tool_calls"][0]["function"]["arguments"] == '{"command":"make"}'
+    assert result.states["n_context_tokens"].to_pylist() == [900, None]
+    assert result.states["student_model"].to_pylist() == ["m-1", "m-2"]
+    assert [m["content"] for m in last["messages"]][-2:] == ["no rule", "ran a hook"]
+    assert set(result.tools["name"].to_pylist()) == {"bash"}
+    assert set(result.tools["source"].to_pylist()) == {"recorded"}
+
+
+def test_a_trajectory_is_read_to_states(tmp_path: Path):
+    document = tmp_path / "trajectory.json"
+    document.write_text(json.dumps(trajectory(), indent=2))
+    check(document)
+    check(lines(tmp_path / "lines" / "trajectories.jsonl", trajectory()))
+
+
+def test_embedded_subagents_are_conversations_of_their_own(tmp_path: Path):
+    inner = trajectory(trajectory_id="inner")
+    path = lines(tmp_path / "t.jsonl", trajectory(subagent_trajectories=[inner]))
+    result, states = read(path)
+    assert len(states) == 4
+    assert result.sessions["parent_session_id"].to_pylist() == [None, "run-1"]
+
+
+def test_steps_copied_for_context_are_seen_and_not_decided(tmp_path: Path):
+    whole = trajectory()
+    whole["steps"][2]["is_copied_context"] = True
+    _, (state,) = read(lines(tmp_path / "t.jsonl", whole))
+    assert [m["role"] for m in state["messages"]].count("tool") == 1
+
+
+@pytest.mark.parametrize("source", ["sample", "random"])
+def test_every_decision_on_the_way_is_written_and_read_again(tmp_path: Path, source: str):
+    paths = [SESSIONS_DIR]
+    if source == "random":
+        paths = [RandomLog(seed, n_turns=30).log.write(tmp_path / str(seed)) for seed in range(6)]
+    result = ingest(paths)
+    written = list(trajectories(result))
+    for each in written:
+        assert [step["step_id"] for step in each["steps"]] == list(range(1, len(each["steps"]) + 1))
+        for step in each["steps"]:
+            agent_only = {"model_name", "reasoning_content", "tool_calls", "metrics"}
+            assert step["source"] == "agent" or not agent_only & step.keys()
+            called = {call["tool_call_id"] for call in step.get("tool_calls", ())}
+            answers = step.get("observation", {}).get("results", ())
+            assert {answer["source_call_id"] for answer in answers} <= called
+    again = ingest(lines(tmp_path / "again.jsonl", *written), redact=False)
+    actions = [
+        [
+            (row["action_text"], calls_of(row["action_tool_calls_json"]))
+            for row in tables.states.to_pylist()
+        ]
+        for tables in (result, again)
+    ]
+    left_out = len(actions[0]) - len(actions[1])
+    assert all(action in actions[0] for action in actions[1])
+    notes = sum(int(each["notes"].split()[0]) for each in written if "notes" in each)
+    empty = sum(not text and not calls for text, calls in actions[0])
+    assert left_out <= notes + empty
+    assert len(actions[1]) > 10
+
+
+def calls_of(text: str | None) -> list[Any]:
+    calls = [call["function"] for call in json.loads(text or "[]")]
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+def test_the_command_writes_one_file_per_trajectory(tmp_path: Path):
+    run = CliRunner().invoke(
+        app, ["ingest", str(SESSIONS_DIR), "--out", str(tmp_path / "out"), "--atif", "--json"]
+    )
+    assert run.exit_code == 0, run.output
+    files = sorted((tmp_path / "out").glob("*.json"))
+    assert json.loads(run.stdout)["n_trajectories"] == len(files) > 1
+    assert json.loads(files[0].read_text())["schema_version"].startswith("ATIF-v1.")
+    refused = CliRunner().invoke(app, ["ingest", str(SESSIONS_DIR), "--atif"])
+    assert refused.exit_code != 0
+
+
+def test_damage_is_no_exception(tmp_path: Path):
+    check_damaged([json.dumps(trajectory()).encode() + b"\n"] * 2, tmp_path / "x.jsonl")
