@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo real-model test test-browser test-real test-engines screenshots test-frameworks ui check check-deploy audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model test test-wheel test-browser test-real test-engines screenshots test-frameworks ui check check-deploy audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -51,11 +51,23 @@ $(VENV)/.demo-installed: $(VENV)/.pairs-installed
 	  $(INSTALL_SOME) -e '.[dagster,normalize,publish,train]'; }
 	@touch $@
 
-ui: $(STAMP)
+ui: $(VENV)/.demo-installed
 	$(BIN)/replay-pipeline ui --demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# The wheel in environments that pip makes, without extras and with the trainer's: two gigabytes, so it is
+# not part of `make test`, which has the same tests with packages that are there already.
+WHEEL_ENVIRONMENTS := build/wheel-environments
+test-wheel: $(STAMP)
+	rm -rf build/wheel $(WHEEL_ENVIRONMENTS)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w build/wheel .
+	for extras in base base-train; do \
+	  $(PYTHON) -m venv $(WHEEL_ENVIRONMENTS)/$$extras && \
+	  $(WHEEL_ENVIRONMENTS)/$$extras/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	    -c constraints.txt "$$(echo build/wheel/*.whl)$$(test $$extras = base || echo '[train]')" || exit 1; done
+	WHEEL_ENVIRONMENTS=$(WHEEL_ENVIRONMENTS) $(BIN)/python -m pytest tests/integration/test_base_install.py
 
 # Drives a real Chromium (Debian: apt-get install chromium); not part of `make test`.
 test-browser: $(STAMP)

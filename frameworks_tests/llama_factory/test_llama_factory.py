@@ -60,7 +60,7 @@ def test_every_row_arrives_whole_with_both_of_its_sides(trained, sessions, rows_
             if row[side]["from"] == "function_call":
                 (function,) = json.loads(value)
                 assert "<tool_call>" in spoken
-                assert json.dumps(function["arguments"]) in spoken
+                assert json.dumps(function["arguments"], ensure_ascii=False) in spoken
             else:
                 assert value in spoken
             assert spoken.rstrip().endswith("<|im_end|>")

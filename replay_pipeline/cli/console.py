@@ -153,6 +153,9 @@ def _words(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+_PLAY = "these answers were made up in a rehearsal; nothing of it goes to the Hub"
+
+
 def show_summary(summary: Report) -> None:
     """The table at the end of a run."""
     train = summary["train"]
@@ -169,6 +172,7 @@ def show_summary(summary: Report) -> None:
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
             f"ceiling ${summary['max_total_usd']:.2f}",
         ),
+        *([("play", _PLAY)] if summary["rehearsed_answers"] else []),
         ("left", open_words(summary["open"])),
         (
             "agreements",
@@ -347,6 +351,8 @@ def show_replay(reports: Report) -> None:
     """Calls and dollars by batch."""
     figures = ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
     _draw_batches("Replayed", figures, reports)
+    if any(report.get("n_rehearsed") for report in reports.values()):
+        out.print(f"Play: {_PLAY}.", soft_wrap=True)
     if not any(report["n_sent"] for report in reports.values()):
         out.print("Nothing was asked now.")
     if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
@@ -394,6 +400,8 @@ def show_status(report: Report) -> None:
         out.print("No sessions yet: run `replay-pipeline ingest` first.")
         return
     _draw_batches("Batches", ("ingest", "replay", "pairs", "normalize"), report["batches"])
+    if rehearsed := report.get("rehearsed"):
+        out.print(f"Play in {escape(_words(rehearsed))}: {_PLAY}.", soft_wrap=True)
     ledger = report["ledger"]
     plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
     _table(f"Money of {_KINDS[report['played']]}", list(plain.items()))

@@ -211,7 +211,10 @@ def teachers_serve(
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8400,
 ) -> None:
-    """Serve recorded answers on this machine, in OpenRouter's protocol."""
+    """Serve recorded answers on this machine, in OpenRouter's protocol.
+
+    They are for the sessions they were recorded at: at your own, take `--teachers rehearsal`.
+    """
     from replay_pipeline.testing import script_of, serve
     from replay_pipeline.testing.sample import ANSWERS_FILE
 

@@ -22,6 +22,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "n_cached": report.n_cached,
         "n_answers": len(answered),
         "n_failed": len(report.actions) - len(answered),
+        "n_rehearsed": sum(row.is_rehearsal for row in answered),
         "errors": dict(errors),
         "spent_usd": report.spent_usd,
         "newly_spent_usd": report.newly_spent_usd,

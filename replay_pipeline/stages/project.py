@@ -232,6 +232,9 @@ class Project:
             "other_ledgers_usd": self._other_ledgers_usd(),
             "dataset": done.get(("publish", "all")),
             "open": open_work([report for (stage, _), report in done.items() if stage == "replay"]),
+            "rehearsed": [
+                key for key in self.batches() if done.get(("replay", key), {}).get("n_rehearsed")
+            ],
             "fidelity": {
                 key: done["ingest", key].get("fidelity")
                 for key in self.batches()

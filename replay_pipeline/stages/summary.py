@@ -35,6 +35,7 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "calls": _total(fresh["replay"], "n_sent"),
         "answers": _total(of["replay"], "n_answers"),
         "failed_calls": _total(of["replay"], "n_failed"),
+        "rehearsed_answers": _total(of["replay"], "n_rehearsed"),
         "spent_usd": round(_total(of["replay"], "spent_usd"), 6),
         "newly_spent_usd": round(_total(fresh["replay"], "newly_spent_usd"), 6),
         "agreements": _total(of["pairs"], "n_consensus"),

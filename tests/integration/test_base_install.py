@@ -1,6 +1,11 @@
-"""A wheel without extras: its commands work, and what an extra brings is named in one line."""
+"""A wheel without extras: its commands work, and what an extra brings is named in one line.
+
+And one with the trainer's extra alone. The environments are put together from the packages that are
+installed here, which takes seconds; `make test-wheel` has pip make them, and names their folder.
+"""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,12 +17,22 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
 ROOT = Path(__file__).parents[2]
 MAX_PACKAGES, MAX_BYTES = 50, 560_000_000
+TINY = yaml.safe_load((ROOT / "trainer" / "tiny.yaml").read_text("utf-8"))
+TWO_STEPS = yaml.safe_dump(
+    TINY
+    | {
+        "tiny": {**TINY["tiny"], "pretraining_steps": 2},
+        "evaluation": {"max_pairs": 4, "max_prompts": 2, "max_new_tokens": 8},
+        "trl": {**TINY["trl"], "max_steps": 2, "max_completion_length": 24},
+    }
+)
 
 
 def _name(requirement: str) -> str:
@@ -38,10 +53,11 @@ def _base_packages(start: list[str]) -> dict[str, Path]:
     return found
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A virtual environment with the wheel and the packages of the base, and no other."""
-    folder = tmp_path_factory.mktemp("base")
+def _environment(folder: Path, *extras: str) -> tuple[Path, int, int]:
+    """A virtual environment with the wheel, the packages of the base and extras, and no other."""
+    if made := os.environ.get("WHEEL_ENVIRONMENTS"):
+        python = Path(made).absolute() / "-".join(["base", *extras]) / "bin" / "python"
+        return python, 0, 0
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "dist"],
         cwd=ROOT, check=True, capture_output=True,
@@ -51,27 +67,53 @@ def base(tmp_path_factory):
     site = Path(sysconfig.get_path("purelib", vars=paths))
     (wheel,) = (folder / "dist").glob("*.whl")
     zipfile.ZipFile(wheel).extractall(site)
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = list(project["dependencies"])
+    for extra in extras:
+        wanted += project["optional-dependencies"][extra]
     packages = _base_packages(wanted)
     n_bytes = 0
     for package in packages.values():
         for file in package.files:
-            there, here = Path(file.locate()), site / file
+            there = Path(file.locate())
             if ".." in file.parts or "__pycache__" in file.parts:
                 continue
-            here.parent.mkdir(parents=True, exist_ok=True)
-            here.symlink_to(there)
             n_bytes += there.stat().st_size
+            # A package as a whole, with what is compiled of it; a shared folder file by file.
+            top = Path(file.locate()).parents[len(file.parts) - 2] if len(file.parts) > 1 else there
+            is_whole = (top / "__init__.py").exists() or top.suffix == ".dist-info"
+            name = file.parts[0] if is_whole else str(file)
+            here = site / name
+            here.parent.mkdir(parents=True, exist_ok=True)
+            if not here.is_symlink():
+                here.symlink_to(top if is_whole else there)
     return folder / "venv" / "bin" / "python", len(packages), n_bytes
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return _environment(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def with_trainer(tmp_path_factory):
+    return _environment(tmp_path_factory.mktemp("train"), "train")
 
 
 @pytest.fixture
 def command(base, tmp_path):
+    return _commands(base[0], tmp_path)
+
+
+def _commands(python: Path, tmp_path: Path):
     def run(*arguments, rc=0):
         done = subprocess.run(
-            [base[0], "-m", "replay_pipeline.cli", *map(str, arguments)],
+            [python, "-m", "replay_pipeline.cli", *map(str, arguments)],
             cwd=tmp_path, capture_output=True, text=True, check=False,
-            env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "REPLAY_TEACHERS": "sample"},
+            env={
+                "HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "REPLAY_TEACHERS": "sample",
+                "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+            },
         )  # fmt: skip
         assert done.returncode == rc, done.stdout + done.stderr
         return done
@@ -103,6 +145,31 @@ def test_the_commands_of_the_base_take_sessions_to_a_dataset_folder(command, tmp
     assert list((tmp_path / "dataset").rglob("*.parquet"))
     doctor = command("doctor", *data, rc=1)
     assert "replay-pipeline[dagster]" in doctor.stdout.replace("\n", "")
+
+
+@pytest.mark.slow
+def test_with_the_trainer_alone_the_commands_go_as_far_as_a_model(with_trainer, tmp_path):
+    command = _commands(with_trainer[0], tmp_path)
+    data = ("--data", "root")
+    sessions = sorted((SESSIONS_DIR / "-home-mira-code-tideline").glob("*.jsonl"))
+    assert command("look", sessions[0]).stdout
+    assert (tmp_path / "look.html").exists()
+    command("ingest", *sessions[:3], *data)
+    command("replay", "--teachers", "rehearsal", *data)
+    command("pairs", *data)
+    command("review", *data)
+    command("normalize", "--recipe", "none", *data)
+    command("publish", "--teachers", "rehearsal", *data)
+    (tmp_path / "two.yaml").write_text(TWO_STEPS)
+    report = json.loads(command("train", "--config", "two.yaml", *data, "--json").stdout)
+    assert report["steps"] == 2
+    missing = command("sync", *data, rc=2).stderr
+    assert "replay-pipeline[dagster]" in missing
+    doctor = json.loads(command("doctor", *data, "--json", rc=1).stdout)["findings"]
+    found = {finding["what"]: finding["ok"] for finding in doctor}
+    assert found["trl"]
+    assert not found["dagster"]
+    assert not found["data_juicer"]
 
 
 @pytest.mark.slow

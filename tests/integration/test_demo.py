@@ -1,6 +1,7 @@
 """`replay-pipeline demo`, as `make demo` runs it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from datasets import load_dataset
 
 from replay_pipeline.processes import child_environment
 
+REPO = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
@@ -25,6 +27,12 @@ def command(folder: Path, *words: str) -> tuple[str, str]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
+
+
+def table_rows(text: str) -> dict[str, str]:
+    return {
+        name.strip(): words.strip() for name, words in re.findall(r"^│ (\w+) +│(.+)│$", text, re.M)
+    }
 
 
 def demo(folder: Path) -> tuple[dict, str]:
@@ -73,6 +81,10 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
         "make ui",
     ):
         assert word in shown
+
+    box = table_rows((REPO / "README.md").read_text("utf-8"))
+    for name in ("sessions", "states", "calls", "dollars", "agreements", "pairs", "dropped"):
+        assert table_rows(shown)[name] == box[name]
 
     dataset = load_dataset(str(tmp_path / report["dataset"]), cache_dir=str(tmp_path / "cache"))
     assert {split: len(rows) for split, rows in dataset.items()} == report["rows_by_split"]["pairs"]

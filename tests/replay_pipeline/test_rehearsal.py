@@ -200,3 +200,5 @@ def test_the_command_takes_the_teachers_by_an_option(tmp_path, monkeypatch):
     reports = json.loads(command("replay", "--teachers", "rehearsal", "--json"))
     assert all(report["n_answers"] and not report["n_failed"] for report in reports.values())
     assert "a rehearsal, which is play" in command("status", "--teachers", "rehearsal")
+    assert "made up in a rehearsal" in command("replay", "--teachers", "rehearsal")
+    assert "Play in 2" in command("status")  # whoever the teachers of the settings are

@@ -11,7 +11,7 @@ from typing import Any
 
 from datasets import Dataset, disable_progress_bars, load_dataset
 
-from trainer.data.rendering import with_object_arguments
+from trainer.data.template import with_object_arguments
 from trainer.errors import DatasetError
 from trainer.types import Message, PairRow, PositiveRow, PromptRow
 

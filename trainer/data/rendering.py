@@ -24,6 +24,7 @@ from trainer.data.template import (
     prepare_tokenizer,
     rendered,
     special_token_pattern,
+    with_object_arguments,
     without_special_tokens,
 )
 from trainer.data.tokens import Request, TokenStore, prompt_request, response_request
@@ -230,17 +231,6 @@ def template_message(message: Message) -> Message:
             for call in calls
         ]
     return rendered
-
-
-def with_object_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the function of a call with its arguments as an object, however they were written."""
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = {"arguments": arguments}
-    return {"name": function.get("name"), "arguments": arguments or {}}
 
 
 def _blocks(messages: list[Message]) -> list[list[Message]]:

@@ -235,6 +235,17 @@ def calls_text(calls: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def with_object_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the function of a call with its arguments as an object, however they were written."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {"arguments": arguments}
+    return {"name": function.get("name"), "arguments": arguments or {}}
+
+
 def _plain(message: Message, features: TemplateFeatures) -> Message:
     role, content = message["role"], message["content"]
     if role == "tool" and not features.has_tool_results:

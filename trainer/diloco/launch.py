@@ -211,6 +211,9 @@ def launch_command(arguments: Sequence[str]) -> int:
         "goes on with the replicas that are there.",
     )
     parser.add_argument("--replicas", type=int, default=2, help="how many (default: 2)")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="of each replica, by torchrun (default: 1)"
+    )
     parser.add_argument("--executor", choices=EXECUTORS, default="local", help="where they run")
     parser.add_argument("--uri", help="store that joins them (default: a folder, local only)")
     _add_work_dir(parser)
@@ -229,6 +232,11 @@ def launch_command(arguments: Sequence[str]) -> int:
     parser.add_argument("--detach", action="store_true", help="start, and do not watch")
     parser.add_argument("--max-restarts", type=int, default=10, help="of all replicas together")
     options, rest = parser.parse_known_args(arguments)
+    entrypoint = "python:trainer"
+    if options.processes > 1:
+        entrypoint = "python:torch.distributed.run"
+        n = str(options.processes)
+        rest = ["--standalone", "--nproc-per-node", n, "-m", "trainer", *rest]
     how = Watch(
         executor=options.executor,
         image=options.image,
@@ -251,6 +259,7 @@ def launch_command(arguments: Sequence[str]) -> int:
                 replicas=options.replicas,
                 uri=options.uri or f"file://{(options.work_dir / 'store').resolve()}",
                 executor=executor,
+                entrypoint=entrypoint,
                 max_restarts=how.max_restarts,
                 env=dict(_pair(text) for text in options.env),
                 secrets=secrets,

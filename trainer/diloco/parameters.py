@@ -12,38 +12,47 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from trainer.errors import TrainerConfigError
 
 
 class ParameterVector:
-    """Reads and writes the trainable parameters of a model, in the model's own order."""
+    """Reads and writes the trainable parameters of a model, in the model's own order.
+
+    They are looked up each time: sharding (FSDP2) puts others in their place. Of sharded ones every
+    rank reads and writes at the same time, and has the whole vector.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        if not self._parameters:
+        self._model = model
+        if not self._parameters():
             raise TrainerConfigError("the model has no trainable parameter to exchange")
-        self.n = sum(parameter.numel() for _, parameter in self._parameters)
+        self.n = sum(parameter.numel() for _, parameter in self._parameters())
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
 
     @property
     def signature(self) -> str:
         """Hash of names and shapes: replicas of one run must agree on it."""
-        shapes = [(name, list(parameter.shape)) for name, parameter in self._parameters]
+        shapes = [(name, list(parameter.shape)) for name, parameter in self._parameters()]
         return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
 
     def read(self) -> NDArray[np.float32]:
         """Return a copy of the parameters."""
-        return flat_vector(parameter for _, parameter in self._parameters)
+        return flat_vector(parameter for _, parameter in self._parameters())
 
     def write(self, vector: NDArray[np.float32]) -> None:
         """Set the parameters; each keeps its own dtype and device."""
-        fill_from(vector, (parameter for _, parameter in self._parameters))
+        fill_from(vector, (parameter for _, parameter in self._parameters()))
 
 
 def flat_vector(tensors: Iterable[Tensor]) -> NDArray[np.float32]:
     """Return a copy of the values of some tensors, one after the other, in float32."""
-    flat = [tensor.detach().to("cpu", torch.float32).reshape(-1) for tensor in tensors]
+    whole = (t.full_tensor() if isinstance(t, DTensor) else t for t in tensors)
+    flat = [tensor.detach().to("cpu", torch.float32).reshape(-1) for tensor in whole]
     return torch.cat(flat).numpy()
 
 
@@ -52,9 +61,14 @@ def fill_from(vector: NDArray[np.float32], tensors: Iterable[Tensor]) -> None:
     """Set tensors to the values that `flat_vector` gave; each keeps its own dtype and device."""
     at = 0
     for tensor in tensors:
-        part = torch.from_numpy(vector[at : at + tensor.numel()])
-        tensor.copy_(part.reshape(tensor.shape))
+        part = torch.from_numpy(vector[at : at + tensor.numel()]).reshape(tensor.shape)
         at += tensor.numel()
+        if isinstance(tensor, DTensor):
+            # Every rank has the same values and takes its own of them: nothing is sent.
+            part = distribute_tensor(
+                part.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None
+            )
+        tensor.copy_(part)
 
 
 def trainable_fragment(module: nn.Module) -> nn.Module:

@@ -32,9 +32,11 @@ def publish_template(store: ObjectStore, trainer: Trainer) -> None:
         return
     model: Any = trainer.model
     with tempfile.TemporaryDirectory() as folder:
-        trainer.save_model(folder, _internal_call=True)
+        # Not by the trainer, whose way to save sharded models wants all ranks.
+        model.save_pretrained(folder)
+        trainer.processing_class.save_pretrained(folder)
         for path in sorted(Path(folder).iterdir()):
-            if path.is_file() and path.name != "training_args.bin":
+            if path.is_file():
                 store.put(f"{TEMPLATE}{path.name}", path.read_bytes())
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     # The last one: whoever finds it finds them all.

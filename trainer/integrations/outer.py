@@ -3,8 +3,9 @@
 import logging
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from trainer.diloco.replica import OuterReplica, OuterSettings
 from trainer.diloco.torchft_loop import make_diloco_outer_loop, make_torchft_manager
 from trainer.errors import TrainerConfigError
 from trainer.integrations.export import publish_template
+from trainer.integrations.outer_group import ReplicaGroup
 
 logger = logging.getLogger(__name__)
 
@@ -177,13 +179,13 @@ class ObjectStoreLoop(TrainerCallback):
         self.place = place
         self.store = store
         self.reports: list[RoundReport] = []
-        self.replica: OuterReplica | None = None
+        self.replica: ReplicaGroup | None = None
         self._view: ParameterVector | None = None
         self._n_steps = 0
         self._n_missed_steps = 0
         self._is_due = False
 
-    def join(self, trainer: Trainer) -> tuple[OuterReplica, Path | None]:
+    def join(self, trainer: Trainer) -> tuple[ReplicaGroup, Path | None]:
         """Join the run and take up its state, before the trainer begins.
 
         Returns:
@@ -193,40 +195,50 @@ class ObjectStoreLoop(TrainerCallback):
             TrainerConfigError: The run was started with other settings.
         """
         args, options = trainer.args, self.options
-        _check_one_process(args)
+        _check_group(trainer, options)
         n_steps = args.max_steps
         if n_steps <= 0:
             n_steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
-        self._view = ParameterVector(_model_of(trainer))
-        replica = self.replica = ROUNDS[options.rounds](
-            self.store or open_store(options.uri),
-            self._view.read(),
-            rank=self.place.rank,
-            world_size=self.place.world_size,
-            attempt=self.place.attempt,
-            settings=OuterSettings(
-                codec=options.codec,
-                outer=outer_preset(options.optimizer),
-                n_rounds=-(-n_steps // options.sync_every),
-                signature=self._view.signature,
-                quorum=options.quorum,
-                timeout_s=options.timeout_s,
-                first_grace_s=options.first_grace_s,
-                snapshot_every=options.snapshot_every,
-            ),
-            state=open_store(options.state_uri) if options.state_uri else None,
+        view = self._view = ParameterVector(_model_of(trainer))
+        replica = self.replica = ReplicaGroup(
+            lambda: ROUNDS[options.rounds](
+                self.store or open_store(options.uri),
+                view.read(),
+                rank=self.place.rank,
+                world_size=self.place.world_size,
+                attempt=self.place.attempt,
+                settings=OuterSettings(
+                    codec=options.codec,
+                    outer=outer_preset(options.optimizer),
+                    n_rounds=-(-n_steps // options.sync_every),
+                    signature=view.signature,
+                    quorum=options.quorum,
+                    timeout_s=options.timeout_s,
+                    first_grace_s=options.first_grace_s,
+                    snapshot_every=options.snapshot_every,
+                ),
+                state=open_store(options.state_uri) if options.state_uri else None,
+            )
         )
-        replica.join()
-        publish_template(replica.store, trainer)
-        self._view.write(replica.theta)
+        replica.on_first(lambda own: publish_template(own.store, trainer))
+        view.write(replica.theta)
         if replica.n_trained == 0:
             return replica, None
-        return replica, self._checkpoint(
-            trainer, min(replica.n_trained * options.sync_every, n_steps), n_steps
+        if trainer.is_fsdp_enabled:
+            raise TrainerConfigError(
+                f"replica {self.place.rank} is sharded and rounds went by without it: sharded "
+                "replicas keep no state to go on from; start the run anew, or without sharding"
+            )
+        step = min(replica.n_trained * options.sync_every, n_steps)
+        folder, self._n_missed_steps = replica.on_first(
+            lambda own: self._checkpoint(own, trainer, step, n_steps)
         )
+        return replica, folder
 
-    def _checkpoint(self, trainer: Trainer, step: int, n_steps: int) -> Path:
-        """Write the checkpoint at which the run is now; return its folder.
+    def _checkpoint(
+        self, replica: OuterReplica, trainer: Trainer, step: int, n_steps: int
+    ) -> tuple[Path, int]:
+        """Write the checkpoint at which the run is now; return its folder, and the steps missed.
 
         It is the replica's own, as far as it has one. Where rounds went by without this replica,
         the step is that of the run all the same: everybody's schedule and data end together.
@@ -235,8 +247,7 @@ class ObjectStoreLoop(TrainerCallback):
         folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"
         trainer.save_model(str(folder), _internal_call=True)
         (folder / "training_args.bin").unlink(missing_ok=True)
-        kept = self.replica.inner_state if self.replica is not None else {}
-        for name, content in kept.items():
+        for name, content in replica.inner_state.items():
             (folder / name).write_bytes(content.tobytes())
         path = folder / TRAINER_STATE_NAME
         if path.exists():
@@ -250,10 +261,10 @@ class ObjectStoreLoop(TrainerCallback):
             )
             state.compute_steps(trainer.args, n_steps)
         (folder / OWN_MARK).touch()
-        self._n_missed_steps = step - state.global_step
+        n_missed = step - state.global_step
         state.global_step = step
         state.save_to_json(str(path))
-        return folder
+        return folder, n_missed
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Put the schedule where the run is, if rounds went by without this replica.
@@ -283,25 +294,29 @@ class ObjectStoreLoop(TrainerCallback):
             # the exchange comes in `on_save`.
             control.should_save = True
         elif self._is_due:
-            self._exchange(control, {})
+            self._exchange(control, dict)
 
     def on_save(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Exchange, and keep the checkpoint with the contribution."""
         if not self._is_due:
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        # The weights are those of the run, and TRL's pickled arguments are its configuration's.
-        left_out = ("model", "pytorch_model", "adapter_model", "training_args")
-        kept = {
-            path.name: np.frombuffer(path.read_bytes(), np.uint8)
-            for path in folder.iterdir()
-            if path.is_file() and not path.name.startswith(left_out)
-        }
-        self._exchange(control, kept)
+        self._exchange(control, partial(self._kept, folder))
         self._discard_checkpoints(args)
         is_stopped = control.should_training_stop and state.global_step < state.max_steps
         if not is_stopped and args.save_strategy == "no":
             (folder / OWN_MARK).touch()
+
+    @staticmethod
+    def _kept(folder: Path) -> dict[str, NDArray]:
+        """Read what a replica has for itself alone."""
+        # The weights are those of the run, and TRL's pickled arguments are its configuration's.
+        left_out = ("model", "pytorch_model", "adapter_model", "training_args")
+        return {
+            path.name: np.frombuffer(path.read_bytes(), np.uint8)
+            for path in folder.iterdir()
+            if path.is_file() and not path.name.startswith(left_out)
+        }
 
     def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Leave no checkpoint behind that nobody has asked for."""
@@ -310,10 +325,12 @@ class ObjectStoreLoop(TrainerCallback):
     @staticmethod
     def _discard_checkpoints(args: TrainingArguments) -> None:
         """Delete the checkpoints that only this loop has asked for; a killed process left some."""
+        if args.process_index > 0:
+            return
         for mark in Path(str(args.output_dir)).glob(f"checkpoint-*/{OWN_MARK}"):
             shutil.rmtree(mark.parent, ignore_errors=True)
 
-    def _exchange(self, control: TrainerControl, kept: dict[str, NDArray]) -> None:
+    def _exchange(self, control: TrainerControl, kept: Callable[[], dict[str, NDArray]]) -> None:
         replica, view = self.replica, self._view
         self._is_due = False
         if replica is None or view is None or replica.is_finished:
@@ -436,6 +453,24 @@ def _inner(optimizer: Any) -> torch.optim.Optimizer:
 def _check_one_process(args: TrainingArguments) -> None:
     if args.world_size > 1:
         raise TrainerConfigError(
-            f"an outer loop over {args.world_size} processes per replica is not supported: start "
-            "each replica as one process"
+            f"torchft over {args.world_size} processes per replica is not supported: start each "
+            "replica as one process, or take outer=object_store"
+        )
+
+
+def _check_group(trainer: Trainer, options: OuterOptions) -> None:
+    """Refuse what the ranks of a replica cannot do together.
+
+    Raises:
+        TrainerConfigError: what it is, and what to do.
+    """
+    args = trainer.args
+    if args.world_size > 1 and args.ddp_timeout <= options.timeout_s:
+        raise TrainerConfigError(
+            f"ddp_timeout={args.ddp_timeout} is not above outer_options.timeout_s="
+            f"{options.timeout_s:g}: while rank 0 waits for a round, its group would give up"
+        )
+    if trainer.is_fsdp_enabled and options.state_uri:
+        raise TrainerConfigError(
+            "outer_options.state_uri is for replicas that are not sharded: leave it out"
         )

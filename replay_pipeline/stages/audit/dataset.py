@@ -209,6 +209,7 @@ def _counted(folder: Place) -> dict[str, int]:
         for config, splits in manifest["files"].items():
             for split, files in splits.items():
                 for name, n_rows in files.items():
-                    where = f"data/{config}/{split}/trace_batch={manifest['trace_batch']}/{name}"
-                    counted[where] = n_rows
+                    batch, version = manifest["trace_batch"], manifest.get("layout", 1)
+                    where = layout.batch_dir(config, split, batch, version=version)
+                    counted[f"{where}/{name}"] = n_rows
     return counted

@@ -1,6 +1,5 @@
 """Every audit is quiet on good data and finds the bad data it is there for."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -231,12 +230,12 @@ def test_a_session_in_both_splits_is_found(work):
 @pytest.mark.parametrize("n_changed", [0, 4])
 def test_nearly_the_same_prompt_in_both_splits_is_found(work, n_changed):
     words = [f"word{n}" for n in range(200)]
-    rewritten(shard(work), first(prompt=[json.dumps({"role": "user", "content": " ".join(words)})]))
+    rewritten(shard(work), first(prompt=[{"role": "user", "content": " ".join(words)}]))
     for n in range(n_changed):
         words[n * 40] = "other"
     rewritten(
         shard(work, "test"),
-        first(prompt=[json.dumps({"role": "user", "content": " ".join(words)})], state_id="t1"),
+        first(prompt=[{"role": "user", "content": " ".join(words)}], state_id="t1"),
     )
     verdict = dataset.shared_prompts(work.settings.dataset_dir())
     assert verdict.is_warning
@@ -249,14 +248,14 @@ def test_a_prompt_that_only_begins_alike_is_none(work):
     start = [f"word{n}" for n in range(100)]
     for split, name in (("train", "one"), ("test", "two")):
         text = " ".join([*start, *(f"{name}{n}" for n in range(200))])
-        rewritten(shard(work, split), first(prompt=[json.dumps({"role": "user", "content": text})]))
+        rewritten(shard(work, split), first(prompt=[{"role": "user", "content": text}]))
     assert dataset.shared_prompts(work.settings.dataset_dir()).holds
 
 
 @pytest.mark.parametrize("column", ["prompt", "hint"])
 def test_a_secret_in_a_shard_is_found_and_never_shown(work, column):
     text = f"export TOKEN={KEY}"
-    value = [json.dumps({"role": "user", "content": text})] if column == "prompt" else text
+    value = [{"role": "user", "content": text}] if column == "prompt" else text
     rewritten(shard(work, config="positives"), first(**{column: value}))
     verdict = dataset.published_secrets(work.settings.dataset_dir())
     assert verdict.facts["secrets"] >= 1

@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 from tests.trainer.published import rows_of
 from tests.trainer.training import make_trainer
 from trainer.data.tiny import corpus, make_model, train_tokenizer
+from trainer.diloco.environment import replica_place
+from trainer.integrations.outer import OuterOptions, outer_callbacks, shard, train_replica
 from trainer.integrations.trl.run import without_upstream_warnings
 
 
@@ -40,16 +42,21 @@ def main(settings_path: str) -> None:
     torch.set_num_threads(1)
     settings = json.loads(Path(settings_path).read_text())
     output, n_pairs = Path(settings.pop("output")), settings.pop("n_pairs")
+    options = OuterOptions(**settings.pop("outer", {}))
     if settings.get("fsdp"):
         shard_on_cpu()
-    rows = rows_of(3)
+    place, rows = replica_place(), rows_of(3)
     tokenizer = train_tokenizer(corpus(rows), vocab_size=512)
+    loops = outer_callbacks("object_store" if options.uri else "none", options)
+    rows = shard(rows_of(6), place) if place else rows
     model = make_model(tokenizer, hidden_size=32, n_layers=2, n_heads=2, seed=1)
     with without_upstream_warnings():
         trainer = make_trainer(
             output, model, tokenizer, rows=rows, pairs=rows[:n_pairs], **settings
         )
-        trainer.train()
+        for loop in loops:
+            trainer.add_callback(loop)
+        train_replica(trainer, loops)
     state = trainer.accelerator.unwrap_model(trainer.model).state_dict()
     rank = trainer.accelerator.process_index
     save_file(

@@ -21,9 +21,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def train(folder: Path, n_processes: int, **settings) -> list[dict[str, torch.Tensor]]:
-    folder.mkdir()
+def start(folder: Path, n_processes: int, **settings) -> list[subprocess.Popen]:
+    """Start the ranks of one run."""
+    folder.mkdir(parents=True)
     path = folder / "settings.json"
+    variables = settings.pop("environment", {})
     path.write_text(json.dumps({"output": str(folder), **settings}))
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -33,23 +35,29 @@ def train(folder: Path, n_processes: int, **settings) -> list[dict[str, torch.Te
         "WORLD_SIZE": str(n_processes),
         "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, str(WORKER), str(path)]
-    ranks = [
+    return [
         subprocess.Popen(
-            command,
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            [sys.executable, str(WORKER), str(path)],
+            env=environment | variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(n_processes)
     ]
+
+
+def weights_of(folder: Path, ranks: list[subprocess.Popen]) -> list[dict[str, torch.Tensor]]:
+    """Wait for the ranks, and read what each has trained."""
     for process in ranks:
-        _, errors = process.communicate(timeout=240)
+        _, errors = process.communicate(timeout=400)
         assert process.returncode == 0, errors[-3000:]
     return [
-        load_file(folder / f"rank{rank}-of-{n_processes}.safetensors")
-        for rank in range(n_processes)
+        load_file(folder / f"rank{rank}-of-{len(ranks)}.safetensors") for rank in range(len(ranks))
     ]
+
+
+def train(folder: Path, n_processes: int, **settings) -> list[dict[str, torch.Tensor]]:
+    return weights_of(folder, start(folder, n_processes, **settings))
 
 
 THREE_STEPS = {
@@ -58,6 +66,16 @@ THREE_STEPS = {
     "pairs_per_step": 1,
     "n_pairs": 3,
     "max_steps": 3,
+}
+
+
+SHARDED = {
+    "fsdp": True,
+    "fsdp_config": {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"],
+    },
 }
 
 
@@ -89,11 +107,44 @@ def test_sharded_ranks_train_like_one_process(tmp_path, teacher):
     report = report_of_two_like_one(
         tmp_path,
         THREE_STEPS | {"teacher": teacher, "save_strategy": "no"},
-        fsdp=True,
-        fsdp_config={
-            "version": 2,
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"],
-        },
+        **SHARDED,
     )
     assert report["is_sharded"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["DDP", "FSDP2"])
+def test_two_replicas_of_two_ranks_are_two_of_one(tmp_path, sharding):
+    """Replicas exchange by their first ranks; all ranks of all replicas end at the same weights."""
+
+    def trained(folder: Path, n_ranks: int) -> list[dict[str, torch.Tensor]]:
+        outer = {"uri": f"file://{folder}/store", "sync_every": 2, "codec": "fp32", "quorum": 2}
+        settings = THREE_STEPS | {
+            "max_steps": 4,
+            "per_device_train_batch_size": 4 // n_ranks,
+            "save_strategy": "no",
+            "teacher": "live",
+            "ddp_timeout": 2_000,
+            "outer": outer,
+        }
+        replicas = [
+            start(
+                folder / f"replica-{rank}",
+                n_ranks,
+                environment={"REPLICA_RANK": str(rank), "REPLICA_COUNT": "2"},
+                **settings,
+                **(sharding if n_ranks > 1 else {}),
+            )
+            for rank in range(2)
+        ]
+        return [
+            weights
+            for rank, ranks in enumerate(replicas)
+            for weights in weights_of(folder / f"replica-{rank}", ranks)
+        ]
+
+    first, *others = trained(tmp_path / "grouped", 2)
+    single, _ = trained(tmp_path / "single", 1)
+    for name, value in first.items():
+        assert all(torch.equal(value, other[name]) for other in others), name
+        torch.testing.assert_close(value, single[name], atol=5e-5, rtol=1e-3, msg=name)

@@ -152,7 +152,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
                     node.loss_weights = {**(node.loss_weights or {}), "ref_kl": weights}
 
     async def _scored(self, ids: list[int]) -> list[float]:
-        scored = list(await self.clients.score(ids))
+        scored = list(await self.policy_pool.score(ids))
         if len(scored) != len(ids):
             raise AlignmentError(
                 f"the inference server scored {len(scored)} of {len(ids)} tokens: it must be vLLM "

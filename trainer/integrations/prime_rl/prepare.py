@@ -114,7 +114,7 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
                     "temperature": shared.temperature,
                     "max_completion_tokens": shared.max_completion_length,
                 },
-                "env": [
+                "source": [
                     {
                         "name": "replay",
                         "env": {

@@ -51,7 +51,7 @@ def register() -> None:
         from trainer.integrations.prime_rl.algorithm import (  # noqa: PLC0415
             ThreeChannelAlgorithm,
         )
-    except AttributeError as error:
+    except (AttributeError, ImportError) as error:
         raise TrainerConfigError(
             f"this PRIME-RL has other hooks than commit {COMMIT}, for which the adapter is "
             f"written ({error}): check that commit out, with its submodule deps/verifiers"

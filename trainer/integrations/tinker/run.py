@@ -344,6 +344,8 @@ class TinkerRun:
     def finish(self) -> dict[str, Any]:
         """Save the state and weights to sample from; returns the report."""
         self._metrics.close()
+        if self.shared.alpha_sdpo > 0 and self.counts["hinted_rollouts"] == 0:
+            logger.warning("channel sdpo did nothing: no state that was drawn has a hint")
         return {
             "state": self.save("final"),
             "sampler": str(self.training.save_weights_for_sampler("final").result().path),

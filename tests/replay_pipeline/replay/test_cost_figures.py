@@ -1,0 +1,58 @@
+"""What the docs say of costs is what `benchmarks/cost.py` printed last."""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+COST = json.loads((ROOT / "benchmarks" / "results" / "cost.json").read_text("utf-8"))
+FRONTIER = [row for row in COST["rows"] if row.get("teachers") == "frontier teachers"]
+README = (ROOT / "README.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "replay.md").read_text("utf-8")
+
+
+def dollars(beginning):
+    found = [row for row in FRONTIER if row["policy"].startswith(beginning)]
+    amounts = sorted(f"{row['usd_per_50_steps']:.2f}" for row in found)
+    return amounts[0] if len(found) == 1 else f"{amounts[0]} to {amounts[-1]}"
+
+
+def test_the_recommended_gates_meet_their_mark_under_each_of_three_models_of_votes():
+    gated = [row for row in FRONTIER if row["policy"].startswith("gates (")]
+    assert len(gated) == 3
+    assert all(row["usd_per_50_steps"] <= 1.5 and row["pairs_kept"] >= 0.9 for row in gated)
+
+
+def test_cheap_first_loses_no_pair_and_every_gate_costs_less_than_lanes():
+    alone = [row for row in FRONTIER if row["policy"].startswith("lanes, cheap_first")]
+    assert [row["pairs_kept"] for row in alone] == [1.0] * 3
+    windows = [row for row in COST["rows"] if row.get("policy", "").endswith(("5", "10", "32000"))]
+    assert len(windows) == 3
+    lanes = float(dollars("lanes in order"))
+    assert all(row["usd_per_50_steps"] < lanes for row in [*alone, *windows])
+
+
+def test_error_sites_first_reaches_more_error_sites_for_the_same_money():
+    plain, first = (row for row in COST["rows"] if "order" in row)
+    assert first["error_sites"] > 1.5 * plain["error_sites"]
+    assert first["states"] > 0.9 * plain["states"]
+
+
+def test_the_readme_and_the_page_say_the_figures_of_the_benchmark():
+    gates, shares = dollars("gates ("), "91 to 94 %"
+    assert f"| {dollars('every state')} | {dollars('lanes in')} | {gates}, with {shares}" in README
+    for name, beginning, kept in (
+        ("every state to every teacher, no caching", "every state", "all"),
+        ("cache marked, all at once (writes only)", "cache marked", "all"),
+        ("batch API", "batch", "all"),
+        ("lanes in order", "lanes in", "all"),
+        ("lanes and `cheap_first`", "lanes, cheap_first", "all"),
+        ("lanes and the recommended gates", "gates (", shares),
+        ("the same with one cache mark, at the end", "gates, one", shares),
+    ):
+        assert f"| {name} | {dollars(beginning)} | {kept} |" in PAGE
+
+
+def test_forecast_and_bound_meet_their_marks():
+    assert all(0.75 <= ratio <= 1.25 for ratio in COST["forecast"])
+    assert COST["bound"] <= 1.5
+    assert f"{COST['bound']:.2f} tokens are" in " ".join(PAGE.split())
