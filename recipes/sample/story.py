@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any, Literal
 
-from replay_pipeline.redaction.redactor import Redactor, user_of
+from replay_pipeline.redaction.people import user_of
+from replay_pipeline.redaction.redactor import Redactor
 from tests.support.sessions import Era, Message, SessionBuilder, ToolCall
 
 TEACHERS = {

@@ -835,8 +835,9 @@ def test_progress_is_told_file_by_file(tmp_path: Path):
         log.says(f"m-{name}", "done")
         log.write(tmp_path)
     seen = []
-    ingest(tmp_path, on_progress=lambda p: seen.append((p.n_done, p.n_total)))
-    assert seen == [(1, 2), (2, 2)]
+    ingest(tmp_path, on_progress=lambda p: seen.append((p.n_done, p.n_total, p.unit)))
+    sizes = [(tmp_path / path).stat().st_size for path in sorted(tmp_path.rglob("*.jsonl"))]
+    assert seen == [(sizes[0], sum(sizes), "bytes"), (sum(sizes), sum(sizes), "bytes")]
 
 
 def test_the_project_is_a_hash_unless_opted_out(tmp_path: Path):

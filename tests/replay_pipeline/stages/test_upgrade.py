@@ -1,6 +1,7 @@
 """Roots that older versions recorded, whose session logs are gone: brought over, and published."""
 
 import itertools
+import json
 import tarfile
 from pathlib import Path
 
@@ -35,8 +36,21 @@ def rows_of(dataset: Path) -> dict[str, list[dict]]:
 def recorded(rows: list[dict], names: list[str]) -> list[str]:
     """What the session and its teachers said: the system prompt and tools are of today's release."""
     return sorted(
-        repr([row[name][1:] if name == "prompt" else row[name] for name in names]) for row in rows
+        json.dumps(
+            [said(row[name])[1:] if name == "prompt" else said(row[name]) for name in names],
+            sort_keys=True,
+        )
+        for row in rows
     )
+
+
+def said(value):
+    """Messages by what they say: they were JSON text, and are structs with nulls and arguments of it."""
+    if isinstance(value, str) and value.startswith("{"):
+        return said(json.loads(value))
+    if isinstance(value, dict):
+        return {key: said(one) for key, one in value.items() if one is not None}
+    return [said(one) for one in value] if isinstance(value, list) else value
 
 
 @pytest.fixture(params=["schema-1", "0.1.0"])
@@ -55,7 +69,9 @@ def test_an_old_root_without_its_logs_publishes_the_same_rows_for_nothing(old):
     assert spent > 0
     old.publish()
     after = rows_of(old.settings.dataset_dir())
-    assert after.keys() == before.keys()
+    # Pairs that are cut to a length came later.
+    assert after.keys() - before.keys() == {"pairs_8k/train", "pairs_8k/test"}
+    assert before.keys() < after.keys()
     for key, rows in before.items():
         names = sorted(set(rows[0]) & set(after[key][0]) - {"tools"})
         assert {"prompt", "state_id"} <= set(names)

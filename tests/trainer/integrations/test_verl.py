@@ -297,8 +297,7 @@ def test_reward_column_is_read_back_by_the_reward_function(dataset_folder, saved
     row = pq.read_table(tmp_path / "prompts.parquet").to_pylist()[0]
     truth = row["reward_model"]["ground_truth"]
     call = json.loads(truth)["consensus"]["tool_calls"][0]["function"]
-    arguments = json.loads(call["arguments"])
-    text = json.dumps({"name": call["name"], "arguments": arguments})
+    text = json.dumps({"name": call["name"], "arguments": call["arguments"]})
     right = f"<tool_call>\n{text}\n</tool_call>"
     assert compute_score("replay", right, truth, row["extra_info"]) == 1.0
     assert compute_score("replay", "no idea", truth, row["extra_info"]) == 0.0
