@@ -191,6 +191,7 @@ _ASSIGNED = re.compile(
     rf"{_CLOSED}(?P<sign>{_SIGN})"
     r"(?P<quote>(?:\\*[\"'`])?)(?P<secret>[^\s\"'`\\<]{8,400}+)"
 )
+_NEXT_FIELD = re.compile(r"&(?=[\w.-]+=)")
 _TRAILING = ",;)]}>|&"
 _DUMMY = re.compile(
     r"x{4}|\*{3}|\.{3}|your|example|changeme|placeholder|redacted|dummy|sample|insert|todo"
@@ -219,7 +220,7 @@ def _assignments(text: str) -> Iterator[SecretHit]:
                 continue
             value = match["secret"]
             if not match["quote"]:
-                value = value.partition("&")[0].rstrip(_TRAILING)
+                value = _NEXT_FIELD.split(value, 1)[0].rstrip(_TRAILING)
             if _is_value(value, is_quoted=bool(match["quote"]), is_password=is_password):
                 start = match.start("secret")
                 kind = "password" if is_password else "assigned-secret"
