@@ -304,7 +304,7 @@ class ObjectStoreLoop(TrainerCallback):
         self._exchange(control, partial(self._kept, folder))
         self._discard_checkpoints(args)
         is_stopped = control.should_training_stop and state.global_step < state.max_steps
-        if not is_stopped and args.save_strategy == "no":
+        if not is_stopped and args.save_strategy == "no" and args.process_index == 0:
             (folder / OWN_MARK).touch()
 
     @staticmethod

@@ -113,8 +113,7 @@ def test_sharded_ranks_train_like_one_process(tmp_path, teacher):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["DDP", "FSDP2"])
-def test_two_replicas_of_two_ranks_are_two_of_one(tmp_path, sharding):
+def test_two_replicas_of_two_sharded_ranks_are_two_of_one(tmp_path):
     """Replicas exchange by their first ranks; all ranks of all replicas end at the same weights."""
 
     def trained(folder: Path, n_ranks: int) -> list[dict[str, torch.Tensor]]:
@@ -133,7 +132,7 @@ def test_two_replicas_of_two_ranks_are_two_of_one(tmp_path, sharding):
                 n_ranks,
                 environment={"REPLICA_RANK": str(rank), "REPLICA_COUNT": "2"},
                 **settings,
-                **(sharding if n_ranks > 1 else {}),
+                **(SHARDED if n_ranks > 1 else {}),
             )
             for rank in range(2)
         ]

@@ -375,6 +375,9 @@ def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
         "logging_steps": 1,
         "disable_tqdm": True,
     }
+    if config.outer == "object_store":
+        # The ranks of a replica wait for the one that waits for a round.
+        defaults["ddp_timeout"] = 24 * 3600
     try:
         return ComposerConfig(**(defaults | config.trl))
     except TrainerConfigError:
