@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 def consensus_call(row) -> tuple[str, dict]:
     function = row["consensus"]["tool_calls"][0]["function"]
-    return function["name"], json.loads(function["arguments"])
+    return function["name"], dict(function["arguments"])
 
 
 def test_the_reward_is_the_agreement_with_the_consensus(server, dataset):
