@@ -53,16 +53,21 @@ def drawn_pairs(folder: str) -> tuple[list[Pair], int, int]:
     sampler = PairSampler(
         len(rows), batch_size=n, seed=defaults.seed, groups=[row["session_id"] for row in rows]
     )
+    end = tokenizer.eos_token_id
+
+    def ended(ids: list[int]) -> list[int]:
+        return ids if ids[-1] == end else [*ids, end]  # TRL does so with a side that was cut
+
     pairs = [
         (
             renderer.prompt_ids(row["prompt"], row.get("tools")),
-            renderer.response_ids(row["chosen"]),
-            renderer.response_ids(row["rejected"]),
+            ended(renderer.response_ids(row["chosen"])),
+            ended(renderer.response_ids(row["rejected"])),
         )
         for step in range(N_PAIRS // n)
         for row in (rows[i] for i in sampler.step(step))
     ]
-    return pairs, n, tokenizer.eos_token_id
+    return pairs, n, end
 
 
 def run_ours(pairs: list[Pair], pairs_per_step: int) -> dict[str, float]:

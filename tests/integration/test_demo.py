@@ -82,9 +82,15 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     ):
         assert word in shown
 
-    box = table_rows((REPO / "README.md").read_text("utf-8"))
+    readme = (REPO / "README.md").read_text("utf-8")
+    box = table_rows(readme)
     for name in ("sessions", "states", "calls", "dollars", "agreements", "pairs", "dropped"):
         assert table_rows(shown)[name] == box[name]
+
+    told_s = re.findall(rf"({'|'.join(report['seconds'])}) (\d+\.\d)", readme)
+    assert {name for name, _ in told_s} == set(report["seconds"])
+    # As on the machine of a reader, or on a busy one.
+    assert 0.05 < sum(report["seconds"].values()) / sum(float(s) for _, s in told_s) < 20
 
     dataset = load_dataset(str(tmp_path / report["dataset"]), cache_dir=str(tmp_path / "cache"))
     assert {split: len(rows) for split, rows in dataset.items()} == report["rows_by_split"]["pairs"]
