@@ -115,10 +115,16 @@ def _dollars(progress: Progress) -> str:
     return f"${progress.cost_usd:.4f}{of}"
 
 
+_WORTH_TELLING = 50_000
+"""Bytes of a stage from which on plain lines tell of it."""
+
+
 def _tell_tenth(progress: Progress, tenths: dict[str, int]) -> None:
     """Print a line where a stage has come a tenth further since the last one, or ten steps."""
     if not (progress.n_done or progress.cost_usd is not None):
         return
+    if progress.unit == "bytes" and (progress.n_total or 0) < _WORTH_TELLING:
+        return  # it is over before the line could be read
     tenth = 10 * progress.n_done // progress.n_total if progress.n_total else progress.n_done // 10
     if tenths.get(progress.stage) != tenth:
         tenths[progress.stage] = tenth
