@@ -115,7 +115,7 @@ def _dollars(progress: Progress) -> str:
     return f"${progress.cost_usd:.4f}{of}"
 
 
-_WORTH_TELLING = 50_000
+_WORTH_TELLING = 5_000_000
 """Bytes of a stage from which on plain lines tell of it."""
 
 
