@@ -228,7 +228,9 @@ def test_nothing_of_the_folder_it_is_started_in_runs_and_no_other_key_is_handed_
 
 @pytest.mark.parametrize("field", ["settings_path", "data_dir"])
 def test_where_settings_and_data_are_is_no_run_configuration(field):
-    job = define(PipelineResource()).resolve_job_def("publish")
+    # Loading asks the newest instance of this process, which another test may have left closed.
+    with dg.DagsterInstance.ephemeral():
+        job = define(PipelineResource()).resolve_job_def("publish")
     with (
         dg.instance_for_test() as instance,
         pytest.raises(dg.DagsterInvalidConfigError, match=field),
