@@ -103,12 +103,13 @@ def run_trl(pairs: list[Pair], end: int, batch_size: int) -> dict[str, float]:
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    # One word per token id, so that TRL's own tokenization gives the ids back.
-    words = {f"t{idx}": idx for idx in range(SIZES["vocab"])}
-    backend = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    # One word per token id, so that TRL's own tokenization gives the ids back; none begins with
+    # another, since the end of a turn is looked for inside words as well.
+    words = {f"t{idx:06}": idx for idx in range(SIZES["vocab"])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="t000000"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="t0", eos_token=f"t{end}"
+        tokenizer_object=backend, pad_token="t000000", eos_token=f"t{end:06}"
     )
     names = ("prompt", "chosen", "rejected")
     rows = [
