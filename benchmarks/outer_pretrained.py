@@ -27,7 +27,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -87,7 +86,9 @@ class Policy:
         known = torch.load(FROZEN) if FROZEN.exists() else {}
         for row in rows:
             tree, told = self._trees(row)
-            key = hashlib.sha256(repr((tree.input_ids_N.tolist(), told.input_ids_N.tolist())).encode()).hexdigest()
+            key = hashlib.sha256(
+                repr((tree.input_ids_N.tolist(), told.input_ids_N.tolist())).encode()
+            ).hexdigest()
             if key not in known:
                 known[key] = self._frozen(tree, told)
                 print(f"frozen part of {len(known)} of {len(rows)} pairs", end="\r", flush=True)
@@ -104,7 +105,9 @@ class Policy:
 
     def _trees(self, row: PairRow) -> tuple[PackedTree, PackedTree]:
         """Pack a pair, and its chosen side behind what the teacher is told."""
-        chosen, rejected = (self.renderer.response_ids(row[side]) for side in ("chosen", "rejected"))
+        chosen, rejected = (
+            self.renderer.response_ids(row[side]) for side in ("chosen", "rejected")
+        )
         hint = "Others who were asked this agreed on: " + self.tokenizer.decode(chosen[:-1])
         prompt, hinted = (self.renderer.prompt_ids(row["prompt"], hint=h) for h in (None, hint))
         return pack_pairs([(prompt, chosen, rejected)]), pack_pairs([(hinted, chosen, chosen)])
