@@ -544,7 +544,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
                     if is_alone or len(passes) == 1
                     else checkpoint(forward, use_reentrant=False)
                 )
-            charged, measures = self._charged(logps, {k: v[rows] for k, v in batch.items()})
+            scored = {name: batch[name][rows] for name in _SCORED if name in batch}
+            charged, measures = self._charged(logps, self._on_device(scored))
             sums += measures
             term = scale * charged
             if is_alone and (which < len(passes) - 1 or not is_all):
