@@ -240,12 +240,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 for start, tree in zip(starts, trees, strict=False)
             ]
         step = n_pairs if max_tokens is None else max(max_tokens // (2 * _longest(batch)), 1)
-        passes: list[tuple[slice, Callable[[], PairLogps]]] = []
-        for start in range(0, n_pairs, step):
-            rows = slice(start, start + step)
-            part = self._on_device({key: value[rows] for key, value in batch.items()})
-            passes.append((rows, partial(pair_logps, model, part)))
-        return passes
+        parts = [slice(start, start + step) for start in range(0, n_pairs, step)]
+        return [(rows, partial(self._padded_logps, model, batch, rows)) for rows in parts]
+
+    def _padded_logps(
+        self, model: nn.Module, batch: Mapping[str, Tensor], rows: slice
+    ) -> PairLogps:
+        part = {key: value[rows] for key, value in batch.items()}
+        return pair_logps(model, self._on_device(part))
 
     def _precompute_reference(self) -> list[tuple[float, float]] | None:
         """Sum log-probs of both sides under the initial weights, once."""
