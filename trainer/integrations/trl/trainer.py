@@ -31,7 +31,7 @@ from trainer.data.sampler import PairSampler
 from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
 from trainer.hints import HintFunction, hint_for_row
-from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of, lm_head_of
+from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of, has_plain_head
 from trainer.integrations.packing import (
     enable_tree_attention,
     packed_pair_logps,
@@ -443,11 +443,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             return False
         if isinstance(model, FSDPModule) and not self._is_in_loss:
             return False  # only its own forward call gathers the head
-        try:
-            lm_head_of(model)
-        except TrainerConfigError:
-            return False
-        return True
+        return has_plain_head(model)
 
     # -- channel 2 -------------------------------------------------------------------------------
 
