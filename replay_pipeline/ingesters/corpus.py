@@ -28,6 +28,7 @@ from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
 from replay_pipeline.ingesters.log_rows import (
     Cleaner,
     LogRows,
+    accounts_in,
     hints_of,
     pieces_of,
     sha_of,
@@ -355,7 +356,9 @@ class _Corpus:
         cwds = {turn.cwd for log in logs for turn in log.turns}
         users = frozenset(filter(None, map(user_of, cwds)))
         if self.redactor is not None and any(needed):
-            users |= people_in(chain.from_iterable(map(texts_of, needed)))
+            users |= people_in(
+                chain.from_iterable(f(turns) for turns in needed for f in (texts_of, accounts_in))
+            )
         self.users |= users
         return users
 

@@ -108,3 +108,22 @@ def test_a_file_in_utf_16_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     result = ingest(tmp_path)
     assert result.report.skipped_files == {"utf_16": 1}
     assert "UTF-16" in caplog.text
+
+
+def test_accounts_that_a_call_asked_for_are_replaced_in_the_whole_session(tmp_path: Path):
+    log = Log()
+    log.user("Who are the members?")
+    log.calls("m1", "t1", "Bash", command="gh api orgs/shop/members --jq '.[].login'")
+    log.answers("t1", "mkowal\nana-s\n")
+    log.says("m2", "Then ana-s and Mkowal are members")
+    log.calls("m3", "t2", "Bash", command="gh api pulls --jq '.[].user.login, .[].body'")
+    log.answers("t2", "another\nChange the colour of the cart\n")
+    log.says("m4", "another change of colour")
+    result = ingest(log.write(tmp_path))
+    shown = "".join(
+        [*result.turns["messages_json"].to_pylist(), *result.states["action_text"].to_pylist()]
+    )
+    assert "mkowal" not in shown.lower()
+    assert "ana-s" not in shown
+    assert "Then user and user are members" in shown
+    assert "another change of colour" in shown
