@@ -67,7 +67,11 @@ from replay_pipeline.replay import (
     replay_in_thread,
 )
 from replay_pipeline.replay.ledger import Ledger
-from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
+from replay_pipeline.replay.rows import (
+    teacher_actions_from_table,
+    teacher_actions_table,
+    token_logprobs_table,
+)
 from replay_pipeline.review import apply_marks, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.audit.tables import refuse_unfit
@@ -424,6 +428,9 @@ class Pipeline(Project):
                 )
             )  # fmt: skip
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
+            logprobs = token_logprobs_table(report.actions)
+            if len(logprobs) or self.root.has("token_logprobs", batch):
+                self._write("token_logprobs", batch, logprobs)
             refuse_if_nobody_answers(report)
             return replay_facts(report)
 
@@ -651,12 +658,19 @@ class Pipeline(Project):
         batches = self._batches_with("normalized_pairs")
         options = self.settings.publish
         given = [options.model_dump_json(), str(self.settings.dataset_dir())]
+        scored = [
+            batch
+            for batch in batches
+            if options.teacher_logprobs and self.root.has("token_logprobs", batch)
+        ]
         for batch in batches:
             given += named(
                 self._digests(batch, ("turns", "states", "normalized_pairs", "positives"))
             )
             if self.root.has("sampled_positives", batch):
                 given += named(self._digests(batch, ("sampled_positives",)))
+            if batch in scored:
+                given += named(self._digests(batch, ("token_logprobs",)))
             given += [self.settings.ingest.window, *self._tool_definitions(batch)]
         facts = self._card_facts()
         given.append(json.dumps(facts, sort_keys=True, default=str))
@@ -678,6 +692,7 @@ class Pipeline(Project):
                     card_facts=facts,
                     lengths=options.lengths,
                     tokenizer=options.tokenizer,
+                    logprobs={batch: self.root.read("token_logprobs", batch) for batch in scored},
                 )
             return report.to_json()
 
