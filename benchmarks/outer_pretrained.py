@@ -226,12 +226,12 @@ def train_parallel(policy: Policy, shown: list[list[list[int]]]) -> None:
 
 
 def train_replicas(
-    policy: Policy, shown: list[list[list[int]]], codec: str, optimizer: str
+    policy: Policy, shown: list[list[list[int]]], codec: str, outer: str
 ) -> list[RoundReport]:
     """Train replicas in turn on one model; rounds run over a store, all at a time."""
     store, start = MemoryStore(), policy.view.read()
     settings = OuterSettings(
-        codec=codec, outer=outer_preset(optimizer), n_rounds=N_ROUNDS, quorum=N_REPLICAS,
+        codec=codec, outer=outer_preset(outer), n_rounds=N_ROUNDS, quorum=N_REPLICAS,
         snapshot_every=10**6,
     )  # fmt: skip
     ranks = range(N_REPLICAS)
