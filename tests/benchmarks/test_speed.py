@@ -29,13 +29,13 @@ def test_losses_benchmark_compares_equal_losses(tmp_path):
     printed, report = run_small("losses", tmp_path)
     assert "times fewer CPU-s than trl" in printed
     case = report["cases"][0]
-    losses = {row["variant"]: row["loss"] for row in case["rows"]}
-    assert losses["fused"] == pytest.approx(losses["trl"], abs=1e-5)
-    assert losses["fused"] == pytest.approx(losses["naive"], abs=1e-5)
-    assert losses["fused"] == pytest.approx(losses["recompute"], abs=1e-5)
-    norms = [row["weight_grad_norm"] for row in case["rows"]]
-    assert norms == pytest.approx([norms[0]] * 4, rel=1e-4)
-    assert set(case["ratio_over_fused"]) == {"recompute", "trl", "naive"}
+    rows = [row for row in case["rows"] if "absent" not in row]
+    assert {"fused", "recompute", "trl", "naive"} <= {row["variant"] for row in rows}
+    losses = [row["loss"] for row in rows]
+    assert losses == pytest.approx([losses[0]] * len(rows), abs=1e-5)
+    norms = [row["weight_grad_norm"] for row in rows]
+    assert norms == pytest.approx([norms[0]] * len(rows), rel=1e-4)
+    assert set(case["ratio_over_fused"]) == {row["variant"] for row in rows[1:]}
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_pairs_benchmark_compares_equal_steps(tmp_path):
 @pytest.mark.slow
 def test_teacher_benchmark_compares_equal_states(tmp_path):
     printed, report = run_small("teacher", tmp_path)
-    assert "times less CPU than the full pass" in printed
+    assert "times fewer CPU-s than the full pass" in printed
     assert report["is_bitwise_equal"]
     assert report["n_reused"] == 256
 
