@@ -22,7 +22,7 @@ def case():
     [
         *({"jsd_beta": beta} for beta in (0.0, 0.3, 1.0)),
         {"wrapper": "taid", "taid_t": 0.6},
-        {"wrapper": "entropy_opd"},
+        {"wrapper": "entropy_opd", "entropy_opd_h_max": 1.2},
         {"token_clip": 0.05},
     ],
     ids=str,
@@ -39,10 +39,14 @@ def test_losses_and_gradients_are_those_of_the_teachers_own_top_k(options):
     assert float(given.abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_a_token_with_fewer_entries_is_not_changed_by_its_neighbours(beta):
+@pytest.mark.parametrize(
+    "options",
+    [*({"jsd_beta": beta} for beta in (0.0, 0.5, 1.0)), {"wrapper": "entropy_opd"}],
+    ids=str,
+)
+def test_a_token_with_fewer_entries_is_not_changed_by_its_neighbours(options):
     student, _, ids, logp = case()
-    options = SDPOOptions(jsd_beta=beta)
+    options = SDPOOptions(**options)
     short_ids, short_logp = ids.clone(), logp.clone()
     short_ids[0, 2:], short_logp[0, 2:] = NO_ENTRY, float("nan")
     mixed = recorded_teacher_per_token(student, short_ids, short_logp, options)
