@@ -19,6 +19,7 @@ from trainer.integrations.trl import ComposerConfig
 from trainer.integrations.trl.recorded_teacher import RecordedTeacherTrainer, recorded_answers
 from trainer.integrations.trl.run import without_upstream_warnings
 from trainer.losses.channels import SDPOOptions, distillation_per_token
+from trainer.losses.divergence import with_tail
 
 pytestmark = pytest.mark.slow
 
@@ -99,10 +100,7 @@ def core_gradient(model, teacher, answers, options):
         for position, support in enumerate(answer.support):
             keep = torch.tensor(support)
             of_student = student[position].log_softmax(-1)
-            both = [
-                torch.cat([logp[keep], (1 - logp[keep].exp().sum()).log().view(1)])
-                for logp in (of_student, target[position])
-            ]
+            both = [with_tail(logp[keep]) for logp in (of_student, target[position])]
             charged.append(
                 distillation_per_token(
                     both[0].unsqueeze(0), both[1].unsqueeze(0), keep[:1], options
