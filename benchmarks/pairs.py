@@ -19,7 +19,6 @@ import argparse
 import json
 import random
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from benchmarks.measuring import (  # noqa: E402 - after the path above
     peak_mib,
     spent_s,
 )
+from benchmarks.trl_pairs import BETA, run_trl  # noqa: E402
 
 FULL = {
     "device": "cpu",
@@ -56,7 +56,6 @@ CUDA = FULL | {
     "n_layers": 24,
 }
 CUDA_STEPS = 5
-BETA = 0.1
 EOS = 1
 
 
@@ -161,83 +160,16 @@ def n_steps(sizes: dict[str, Any]) -> int:
     return 1 if sizes["device"] == "cpu" else CUDA_STEPS
 
 
-def run_trl(sizes: dict[str, Any]) -> dict[str, float]:
-    """Steps of `trl.DPOTrainer`; the figures of the first, the seconds of the fastest."""
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl.trainer.dpo_config import DPOConfig
-    from trl.trainer.dpo_trainer import DPOTrainer
-
-    taken_s = []
-
-    class StepSeconds(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.began_s = spent_s(sizes["device"])
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            taken_s.append(spent_s(sizes["device"]) - self.began_s)
-
-    tokenizer = make_tokenizer(sizes["vocab"])
-    sides = ("prompt", "chosen", "rejected")
-    rows = [
-        {side: words_of(ids, tokenizer) for side, ids in zip(sides, pair, strict=True)}
-        for pair in make_pairs(sizes)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        args = DPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=1,
-            gradient_accumulation_steps=len(rows),
-            max_steps=n_steps(sizes),
-            beta=BETA,
-            max_length=None,
-            learning_rate=1e-6,
-            lr_scheduler_type="constant",
-            gradient_checkpointing=False,
-            use_cpu=sizes["device"] == "cpu",
-            bf16=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
-        trainer = DPOTrainer(
-            model=make_model(sizes),
-            ref_model=make_model(sizes, seed=1),
-            args=args,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-            callbacks=[StepSeconds()],
-        )
-        before_s = spent_s(sizes["device"])
-        trainer.train()
-        if sizes["device"] == "cpu":  # what precedes the only step belongs to it
-            taken_s = [spent_s("cpu") - before_s]
-    logged = trainer.state.log_history[0]
-    return {"seconds": min(taken_s), "loss": logged["loss"], "grad_norm": logged["grad_norm"]}
-
-
-def make_tokenizer(vocab: int) -> Any:
-    """One word per token id, so that TRL's own tokenization gives the ids back."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": 0, "</s>": EOS} | {f"t{idx}": idx for idx in range(2, vocab)}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
-
-
-def words_of(ids: list[int], tokenizer: Any) -> str:
-    return "".join(f" {word}" for word in tokenizer.convert_ids_to_tokens(ids))
-
-
 def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """One variant in this process; the caller started it fresh."""
     if variant != "trl" and sizes["device"] == "cpu":
         warm_up = SMALL | {"n_states": 2, "n_layers": 1}
         run_by_hand(variant, warm_up)  # imports and first-call set-up
-    step = run_trl(sizes) if variant == "trl" else run_by_hand(variant, sizes)
+    if variant == "trl":
+        options = {"end": EOS, "n_steps": n_steps(sizes), "learning_rate": 1e-6}
+        step = run_trl(make_pairs(sizes), make_model, sizes, **options)
+    else:
+        step = run_by_hand(variant, sizes)
     return {"variant": variant, **step, "peak_mib": round(peak_mib(sizes["device"]))}
 
 

@@ -391,6 +391,27 @@ show_upgrade = partial(_draw_facts, "Brought over")
 show_publish = partial(_draw_facts, "Published")
 
 
+def show_verify(report: Report) -> None:
+    """What is damaged, and how much is as it was written."""
+    _draw_facts("Looked at", {k: v for k, v in report.items() if k != "damaged"})
+    for damage in report["damaged"]:
+        out.print(f"{escape(damage['path'])}: {damage['why']}", soft_wrap=True)
+    if report["damaged"]:
+        out.print(f"{len(report['damaged'])} files are damaged: run `replay-pipeline repair`.")
+    else:
+        out.print("Nothing is damaged.")
+
+
+def show_repair(report: Report) -> None:
+    """What was made again, and what could not be."""
+    for path in report["repaired"]:
+        out.print(f"{escape(path)}: as it was written", soft_wrap=True)
+    for path, why in report["left"].items():
+        out.print(f"{escape(path)}: [bold red]left as it is[/], {escape(why)}", soft_wrap=True)
+    if not report["repaired"] and not report["left"]:
+        out.print("Nothing is damaged.")
+
+
 def show_train(report: Report) -> None:
     """Show what the training came to, without its curves."""
     _draw_facts("Trained", {k: v for k, v in report.items() if not isinstance(v, dict)})

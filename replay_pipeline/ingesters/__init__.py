@@ -18,7 +18,7 @@ from replay_pipeline.ingesters.corpus import (
     write_traces,
 )
 from replay_pipeline.ingesters.increments import without_states
-from replay_pipeline.ingesters.kept_bytes import is_kept, is_there, keep, restore
+from replay_pipeline.ingesters.kept_bytes import is_kept, is_there, keep, kept_files, restore
 from replay_pipeline.ingesters.log_rows import state_id_of
 from replay_pipeline.ingesters.one_session import ClaudeCodeIngester
 from replay_pipeline.ingesters.traces import LazyStates, Traces, open_traces, system_prompt
@@ -40,6 +40,7 @@ __all__ = [
     "is_kept",
     "is_there",
     "keep",
+    "kept_files",
     "list_batches",
     "list_manifests",
     "open_traces",

@@ -163,17 +163,7 @@ def publish(
         def add(
             key: str, pairs: Iterable[pa.Table], agreed: Iterable[pa.Table], **facts: Any
         ) -> None:
-            not_cut: dict[str, Counter[str]] = {}
-            rows = _with_cuts(pairs, lengths, sizes, not_cut)
-            parts = chain(rows, (("positives", part) for part in agreed))
-            version.add(
-                key,
-                parts,
-                max_shard_bytes=max_shard_bytes,
-                counted=sizes.name,
-                not_cut=not_cut,
-                **facts,
-            )
+            _add(version, key, pairs, agreed, lengths, sizes, max_shard_bytes, **facts)
 
         scored = {key: ScoredAnswers.of(table) for key, table in (logprobs or {}).items()}
 
@@ -181,8 +171,7 @@ def publish(
             states = prompts(key) if prompts else None
             add(
                 key,
-                (layout.pair_rows(part, key) for part in _in_full(given[key], states, key)),
-                (layout.positive_rows(part, key) for part in _in_full(agreed[key], states, key)),
+                *_rows_of(key, given[key], agreed[key], states),
                 split=split,
                 stages=batch_facts.stage_facts(card_facts or {}, key),
                 scored=scored.get(key),
@@ -198,6 +187,50 @@ def publish(
         left_out = sum((each.left_out for each in scored.values()), Counter())
         report = replace(report, answers_left_out=dict(sorted(left_out.items())))
         return version.bring(folder, hub, options, report)
+
+
+def shards_of(
+    manifest: Mapping[str, Any],
+    pairs: pa.Table,
+    positives: pa.Table,
+    *,
+    facts: Mapping[str, Any],
+    folder: Path,
+    prompts: PromptsOf | None = None,
+    lengths: Sequence[int] = PAIR_LENGTHS,
+    tokenizer: Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> dict[str, Path]:
+    """Make the data files of a published batch again, of the same tables, with the splits it has.
+
+    Args:
+        manifest: what was published of the batch.
+        pairs: its table `normalized_pairs`.
+        positives: its table `positives`.
+        facts: facts of the dataset, which say what was retracted.
+        folder: where the files are made.
+        prompts: where the states of the batch are.
+        lengths: as in `publish`.
+        tokenizer: as in `publish`.
+        max_shard_bytes: as in `publish`.
+
+    Returns:
+        The files by their path in the dataset.
+    """
+    key, gone = manifest["trace_batch"], batch_facts.Retracted.of(facts)
+    version = _Version(folder, facts=facts, owned={key})
+    rows = _rows_of(key, gone.without(pairs), gone.without(positives), prompts)
+    _add(
+        version,
+        key,
+        *rows,
+        lengths,
+        TokenSizes(tokenizer),
+        max_shard_bytes,
+        split=_split_of(manifest),
+        stages=manifest["stages"],
+    )
+    return version.shards()
 
 
 def retract(
@@ -369,6 +402,10 @@ class _Version:
         self._manifests[key] |= {"n_rehearsed": n_play} if n_play else {}
         self._files[layout.manifest_path(key)] = batch_facts.encode(self._manifests[key])
 
+    def shards(self) -> dict[str, Path]:
+        """Give the data files, by their path in the dataset."""
+        return {name: data for name, data in self._files.items() if isinstance(data, Path)}
+
     def measure(self, folder: Path) -> None:
         """Measure how much of the preferences shows without the prompt; the facts keep it.
 
@@ -475,6 +512,39 @@ def _published_rows(
             local = folder / path
             file = local if local.exists() else hub.read(path, revision="main")
             yield from layout.read_shard(file, config)
+
+
+def _rows_of(
+    key: str, pairs: pa.Table, positives: pa.Table, states: PromptsOf | None
+) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
+    """Give the rows of a batch as configs have them, in parts."""
+    return (
+        (layout.pair_rows(part, key) for part in _in_full(pairs, states, key)),
+        (layout.positive_rows(part, key) for part in _in_full(positives, states, key)),
+    )
+
+
+def _add(
+    version: _Version,
+    key: str,
+    pairs: Iterable[pa.Table],
+    agreed: Iterable[pa.Table],
+    lengths: Sequence[int],
+    sizes: TokenSizes,
+    max_shard_bytes: int,
+    **facts: Any,
+) -> None:
+    """Add a batch to a version of the dataset, with the configs whose prompts are cut."""
+    not_cut: dict[str, Counter[str]] = {}
+    rows = _with_cuts(pairs, lengths, sizes, not_cut)
+    version.add(
+        key,
+        chain(rows, (("positives", part) for part in agreed)),
+        max_shard_bytes=max_shard_bytes,
+        counted=sizes.name,
+        not_cut=not_cut,
+        **facts,
+    )
 
 
 def _with_cuts(

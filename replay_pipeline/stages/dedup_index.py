@@ -27,12 +27,18 @@ class DedupIndex:
         folder: where the files lie; every recipe has its own.
         batches: the keys of all batches, sorted.
         start: an empty memory for each step, by its label.
+        into: where files are written, if not where they are read.
     """
 
     def __init__(
-        self, folder: Place, *, batches: Callable[[], list[str]], start: Callable[[], _Memories]
+        self,
+        folder: Place,
+        *,
+        batches: Callable[[], list[str]],
+        start: Callable[[], _Memories],
+        into: Place | None = None,
     ) -> None:
-        self._folder = folder
+        self._folder, self._into = folder, into or folder
         self._fold = Fold(batches, start=start, add=self._with_batch)
 
     def of(self, batch: str) -> "BatchIndex":
@@ -67,7 +73,7 @@ class DedupIndex:
         """
         rows = [(step, key) for step, step_keys in keys.items() for key in step_keys]
         columns = [pa.array([row[place] for row in rows], _SCHEMA.types[place]) for place in (0, 1)]
-        with written_whole(self._folder / f"{batch}.parquet") as file:
+        with written_whole(self._into / f"{batch}.parquet") as file:
             pq.write_table(pa.table(columns, schema=_SCHEMA), file, compression="zstd")
         self._fold.forget(batch)
 

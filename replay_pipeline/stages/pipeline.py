@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +19,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.errors import ConfigError, ReplayPipelineError
+from replay_pipeline.errors import ConfigError, IngestError, ReplayPipelineError
 from replay_pipeline.ingesters import (
     ingest,
     is_kept,
     is_there,
     keep,
+    kept_files,
     list_manifests,
     read_manifest,
     restore,
@@ -49,8 +51,10 @@ from replay_pipeline.publish import (
     fetch,
     publish,
     retract,
+    shards_of,
     to_be_published,
 )
+from replay_pipeline.publish.layout import CARD, MANIFESTS
 from replay_pipeline.replay import (
     NOT_ASKED,
     Estimate,
@@ -73,6 +77,7 @@ from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import require_trainer
+from replay_pipeline.stages.integrity import is_copied, repair, verify
 from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_of, named
 from replay_pipeline.stages.read_ahead import ReadAhead
 from replay_pipeline.stages.receipts import Receipt
@@ -89,7 +94,8 @@ from replay_pipeline.stages.trainer_process import (
 )
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
-from replay_pipeline.storage.store import copy_files, files_below
+from replay_pipeline.storage.store import Place, copy_files, files_below
+from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.types import ExportFormat, Progress, ReplayReport, TraceState
 
 logger = logging.getLogger(__name__)
@@ -105,6 +111,8 @@ class Pipeline(Project):
     """Why batches could not be ingested, by batch."""
     _is_upgrading = False
     """Whether receipts of older versions are taken over, and nothing is made anew."""
+    _aside: DataRoot | None = None
+    """Where stages write while something is made again that they have made before."""
 
     def ingest_new(self) -> list[str]:
         """Find new sessions and ingest every batch that is not. Returns all that are ingested.
@@ -175,6 +183,76 @@ class Pipeline(Project):
             self._is_upgrading = False
         return {"tables": tables, "receipts": dict(receipts)}
 
+    def verify(self) -> dict[str, Any]:
+        """Look at every byte that a receipt vouches for. Returns what is damaged, and what was seen.
+
+        Raises:
+            StorageError: the object store that holds the root cannot be reached.
+        """
+        return verify(self).to_json()
+
+    def repair(self) -> dict[str, Any]:
+        """Make again what `verify` finds damaged, and nothing else: nobody is asked, nothing is paid.
+
+        Receipts and manifests are restored from their copies in the index, tables are made from the
+        kept bytes of sessions and the ledger, and the dataset from the tables. What does not come
+        out as its receipt says is left as it is. Returns what was repaired and what is left.
+
+        Raises:
+            StorageError: the object store that holds the root cannot be reached.
+        """
+        return repair(self)
+
+    def make_aside(self, stage: str, batch: str, folder: Path) -> None:
+        """Do what a stage did for a batch once more, into another folder; no receipt is written.
+
+        Raises:
+            ReplayPipelineError: it cannot be done, such as when the bytes of a session are gone.
+        """
+        self._aside = DataRoot(folder)
+        # The states of this batch may be what is damaged; each of them is of no other batch.
+        intact = [key for key in self.root.batches("states") if stage == "ingest" and key != batch]
+        self._owners = self._owners_in(intact)
+        try:
+            if stage == "replay":
+                self.replay(batch, max_total_usd=0.0)
+            else:
+                getattr(self, stage)(batch)
+        finally:
+            self._aside = None
+            del self._owners
+
+    def keep_again(self, batch: str, name: str) -> None:
+        """Keep bytes of a session again in place of a damaged copy, if its log is still there."""
+        piece = self.place_of(name)
+        folder = self._kept_folder()
+        if folder is None or not isinstance(piece, Path):
+            return
+        damaged = piece.with_suffix(".damaged")
+        if piece.exists():
+            piece.replace(damaged)
+        keep(read_manifest(batch, self.root.path), folder)
+        if piece.exists():
+            damaged.unlink(missing_ok=True)
+        elif damaged.exists():
+            damaged.replace(piece)
+
+    def shards_again(
+        self, manifest: Mapping[str, Any], facts: Mapping[str, Any], folder: Path
+    ) -> Mapping[str, Path]:
+        """Make the data files of a published batch again, below `folder`, by path in the dataset."""
+        batch, options = manifest["trace_batch"], self.settings.publish
+        return shards_of(
+            manifest,
+            self.root.read("normalized_pairs", batch),
+            self._positives(batch),
+            facts=facts,
+            prompts=self._prompts(batch),
+            lengths=options.lengths,
+            tokenizer=options.tokenizer,
+            folder=folder,
+        )
+
     def ingest(self, batch: str, *, ahead: ReadAhead | None = None) -> Receipt:
         """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
 
@@ -190,7 +268,7 @@ class Pipeline(Project):
         options = self.settings.ingest
         given = [f"{options.is_redacted}", f"{options.is_project_hashed}", manifest.to_json()]
         folder = self._kept_folder()
-        if folder is not None:
+        if folder is not None and self._aside is None:
             keep(manifest, folder)
         found = [
             (source, is_there(source, cursor.tail_sha))
@@ -232,10 +310,13 @@ class Pipeline(Project):
                     n_bytes = manifest.n_bytes
                     tell(Progress(stage="ingest", n_done=n_bytes, n_total=n_bytes, unit="bytes"))
             self._write_ingested(batch, {name: getattr(result, name) for name in INGESTED})
+            if lost and self._aside is not None:
+                raise IngestError(f"{lost[0].path}: gone, and its bytes were not kept")
             for source in lost:
                 logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
                 result.report.skipped_files["gone"] += 1
-            self._supersede(batch, set(result.states["state_id"].to_pylist()))
+            if self._aside is None:
+                self._supersede(batch, set(result.states["state_id"].to_pylist()))
             return result.report.to_json()
 
         def keep_tables(last: Receipt) -> dict[str, Any]:
@@ -255,6 +336,12 @@ class Pipeline(Project):
         # has come back is read.
         last = self.receipts.read("ingest", batch)
         is_less_than_before = last is not None and len(lost) > n_lost(last.report)
+
+        def files() -> list[str]:
+            kept = kept_files(manifest, folder) if folder is not None else []
+            names = [f"sources/{path.relative_to(folder).as_posix()}" for path in kept if folder]
+            return [f"batches/{batch}.json", *names]
+
         return self._stage(
             "ingest",
             batch,
@@ -262,6 +349,7 @@ class Pipeline(Project):
             {},
             INGESTED,
             work,
+            files=files,
             is_final=lambda report: n_lost(report) <= len(lost),
             instead=keep_tables if is_less_than_before or self._is_upgrading else None,
         )
@@ -426,7 +514,8 @@ class Pipeline(Project):
             self._write("dpo_pairs", batch, pairs_table(pairs))
             self._write("positives", batch, positives_table(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
-            write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
+            page = (self._aside or self.root).path / _review_page(batch)
+            write_review(pairs, path=page, outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
                 "n_pairs": len(pairs),
@@ -442,6 +531,7 @@ class Pipeline(Project):
             self._digests(batch, ("turns", "states", "teacher_actions")),
             ("dpo_pairs", "positives", "outcomes"),
             work,
+            files=lambda: [_review_page(batch)],
             has_outputs=self.review_path(batch).exists,
         )
 
@@ -468,11 +558,12 @@ class Pipeline(Project):
         def work() -> dict[str, Any]:
             states = self._with_consensus(batch)
             pairs = self.settings.pairs
-            with serving(trainee) as specs:
+            is_asked = self._aside is None
+            with serving(trainee) if is_asked else nullcontext(samplers(trainee)) as specs:
                 replay = replay_in_thread(
                     states,
                     specs,
-                    max_total_usd=trainee.max_total_usd,
+                    max_total_usd=trainee.max_total_usd if is_asked else 0.0,
                     counts_recorded=False,
                     partition=batch,
                     tick=self._tell_part(batch, stage="sample"),
@@ -539,7 +630,7 @@ class Pipeline(Project):
                 [self.root.read(name, batch) for name in self._tables_of_pairs(batch)]
             )
             result = normalizer.run(
-                table, prompts=self._prompts(batch), index=self._dedup_index.of(batch)
+                table, prompts=self._prompts(batch), index=self._dedup_index().of(batch)
             )
             self._write("normalized_pairs", batch, result.kept)
             self._write("dropped_pairs", batch, result.dropped)
@@ -552,6 +643,7 @@ class Pipeline(Project):
             self._digests(batch, ("turns", "states", *self._tables_of_pairs(batch))),
             ("normalized_pairs", "dropped_pairs"),
             work,
+            files=lambda: [f"dedup/{normalizer.recipe.sha}/{batch}.parquet"],
         )
 
     def publish(self) -> Receipt:
@@ -604,7 +696,22 @@ class Pipeline(Project):
                 )
             return report.to_json()
 
-        return self._stage("publish", "all", given, {}, (), work, has_outputs=place.exists)
+        return self._stage(
+            "publish",
+            "all",
+            given,
+            {},
+            (),
+            work,
+            files=self._dataset_files,
+            has_outputs=place.exists,
+        )
+
+    def _dataset_files(self) -> list[str]:
+        """Name the files of the dataset that do not bear their digest in their name."""
+        folder = self._dataset_copy()
+        paths = [folder / CARD, *sorted((folder / MANIFESTS).glob("*.json"))]
+        return [f"dataset/{p.relative_to(folder).as_posix()}" for p in paths if p.exists()]
 
     def export(self, form: ExportFormat, *, config: str | None = None) -> ExportReport:
         """Write the published pairs as files of another trainer, into a folder of this machine.
@@ -652,13 +759,17 @@ class Pipeline(Project):
         if not place.exists():
             raise ConfigError(f"{place}: no dataset yet, so there is nothing to take out of it")
         with to_be_published(place, self._dataset_copy()) as folder:
-            return retract(
+            report = retract(
                 folder=folder,
                 session_ids=session_ids,
                 batches=batches,
                 repo_id=self.settings.publish.repo_id,
                 erase=erase,
             )
+        if published := self.receipts.read("publish", "all"):
+            files = self._file_digests(self._dataset_files())
+            self.receipts.amend(replace(published, files=files))
+        return report
 
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
         """Train a model on the published dataset, in a process of its own that `launch` runs.
@@ -701,7 +812,14 @@ class Pipeline(Project):
             return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
-            "train", "all", given, {}, (), work, has_outputs=(kept / "report.json").exists
+            "train",
+            "all",
+            given,
+            {},
+            (),
+            work,
+            files=lambda: [f"model/{n}" for n in files_below(kept) if n != TRAINER_LOCK],
+            has_outputs=(kept / "report.json").exists,
         )
 
     def control(self, *, max_total_usd: float, n_states: int = 50) -> Receipt:
@@ -760,6 +878,7 @@ class Pipeline(Project):
         outputs: Sequence[str],
         work: Callable[[], dict[str, Any]],
         *,
+        files: Callable[[], list[str]] = list,
         is_final: Callable[[dict[str, Any]], bool] = lambda _: True,
         has_outputs: Callable[[], bool] = lambda: True,
         instead: Callable[[Receipt], dict[str, Any]] | None = None,
@@ -773,11 +892,17 @@ class Pipeline(Project):
             inputs: digests of the tables that are read.
             outputs: the tables that are written.
             work: does it; gives the report.
+            files: names what the stage has read or written for good beside tables.
             is_final: whether a report says that nothing is left to do.
             has_outputs: whether what is no table is still there.
             instead: done in place of `work` where nothing but the code has changed.
         """
         fingerprint = hash_of([stage, SCHEMA_VERSION, *given, *named(inputs)])
+        if self._aside is not None:
+            report = work()
+            return Receipt(
+                stage=stage, batch=batch, fingerprint=fingerprint, report=report, seconds=0.0
+            )
         versions = self._versions(stage)
         last = self.receipts.read(stage, batch)
         has_tables = has_outputs() and all(self.root.has(name, batch) for name in outputs)
@@ -794,7 +919,10 @@ class Pipeline(Project):
         started = time.perf_counter()
         if last and self._is_upgrading:
             if last.outputs or not has_tables:  # taken over before, or of today
-                return last
+                if last.digest:
+                    return last
+                amended = replace(last, files=self._file_digests(files()), is_reused=False)
+                return self.receipts.amend(amended)
             report = instead(last) if instead else last.report
             # What was redacted is known to be so by the rules of today, and nothing else is known.
             versions = {part: versions[part] for part in ("secret rules",) if instead}
@@ -812,8 +940,31 @@ class Pipeline(Project):
                 versions=versions,
                 inputs=dict(inputs),
                 outputs=self._digests(batch, outputs),
+                files=self._file_digests(files()),
             )
         )
+
+    def _file_digests(self, names: Sequence[str]) -> dict[str, str]:
+        """Digest files by their names below the root; those that are small and alone are copied."""
+        dataset = self._dataset_copy()
+        digests: dict[str, str] = {}
+        copies: dict[str, list[tuple[str, bytes]]] = {}
+        for name in names:
+            is_published = name.startswith("dataset/")
+            place = dataset / name.removeprefix("dataset/") if is_published else self.place_of(name)
+            digests[name] = digest_of(place)
+            if is_copied(name):
+                folder, _, file = name.rpartition("/")
+                copies.setdefault(folder, []).append((file, place.read_bytes()))
+        for folder, files in copies.items():
+            self.index.put(folder, files)
+        return digests
+
+    def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
+        if self._aside is not None:
+            self._aside.write(name, batch, table)
+        else:
+            super()._write(name, batch, table)
 
     @cached_property
     def _normalizer(self) -> DJNormalizer:
@@ -826,13 +977,23 @@ class Pipeline(Project):
             allow_operators=options.allow_operators,
         )
 
-    @cached_property
     def _dedup_index(self) -> DedupIndex:
         """What each batch has kept."""
+        if self._aside is not None:
+            return self._dedup(self._aside.path)
+        return self._kept_keys
+
+    @cached_property
+    def _kept_keys(self) -> DedupIndex:
+        return self._dedup(self.root.path)
+
+    def _dedup(self, into: Place) -> DedupIndex:
+        name = self._normalizer.recipe.sha
         return DedupIndex(
-            self.root.path / "dedup" / self._normalizer.recipe.sha,
+            self.root.path / "dedup" / name,
             batches=self.batches,
             start=self._normalizer.memories,
+            into=into / "dedup" / name,
         )
 
     def _trainer_config(self) -> Path | None:
@@ -868,6 +1029,10 @@ class Pipeline(Project):
                 "the answers were not produced by the models they name."
             )
         return facts
+
+
+def _review_page(batch: str) -> str:
+    return f"review/{batch}.html"
 
 
 class _Owned(Set[str]):

@@ -4,11 +4,12 @@ The stages that change it are in `replay_pipeline.stages.pipeline`.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from replay_pipeline.ingesters import (
     write_manifest,
 )
 from replay_pipeline.pairs import pairs_of
+from replay_pipeline.publish.versions import newest
 from replay_pipeline.replay import (
     Estimate,
     ReplayOptions,
@@ -42,13 +44,14 @@ from replay_pipeline.review import rank_pairs, show_state, write_review
 from replay_pipeline.settings import Settings, key_for
 from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.hub_sources import fetch_sessions, repository_of
-from replay_pipeline.stages.receipts import Receipts
+from replay_pipeline.stages.receipts import Receipt, Receipts
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, open_work, summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
 from replay_pipeline.storage.folds import Fold
 from replay_pipeline.storage.pair_rows import PromptsOf
 from replay_pipeline.storage.permissions import tighten_root
+from replay_pipeline.storage.root_index import FILE, RootIndex
 from replay_pipeline.storage.schemas import WRITTEN_BY
 from replay_pipeline.storage.store import Place, check_reachable
 from replay_pipeline.storage.tables import DataRoot, table_of
@@ -57,6 +60,10 @@ from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
 
 T = TypeVar("T")
+
+_blake2b = partial(hashlib.blake2b, digest_size=16)
+
+REVIEW_PAGE = "review.html"
 
 _PLANNED_ABOVE_BUDGET = 1.25
 """Estimates are rough: plan for a little more than there is, so that no money is left over."""
@@ -83,7 +90,8 @@ class Project:
         check_reachable(settings.data_dir)
         tighten_root(settings.data_dir)
         self.root = DataRoot(settings.data_dir)
-        self.receipts = Receipts(settings.data_dir)
+        self.index = RootIndex(settings.data_dir, self._index_file())
+        self.receipts = Receipts(settings.data_dir, self.index)
         self._on_progress = on_progress or (lambda _: None)
         self._keys: list[str] | None = None
         self._folds: dict[str, Fold[Any]] = {}
@@ -95,6 +103,27 @@ class Project:
                 [value, key, *named(self._digests(key, self._tables_of_pairs(key)))]
             ),
         )
+
+    def _index_file(self) -> Path | None:
+        """Tell where the index of the root lies; `None` if this machine has no folder for it."""
+        if isinstance(self.settings.data_dir, Path):
+            return self.settings.data_dir / FILE
+        with suppress(ConfigError):
+            name = f"index-{hash_of([str(self.settings.data_dir)])[:8]}.sqlite"
+            return self.settings.local_dir() / name
+        return None
+
+    def place_of(self, name: str) -> Place:
+        """Tell where a file lies that a receipt names."""
+        top, _, rest = name.partition("/")
+        if top == "dataset":
+            place = self.settings.dataset_dir()
+            return (newest(place) or place) / rest
+        if top == "model":
+            return self.settings.model_dir() / rest
+        if top == "sources" and (folder := self._kept_folder()):
+            return folder / rest
+        return self.root.path / name
 
     # Batches
 
@@ -164,9 +193,12 @@ class Project:
     @cached_property
     def _owners(self) -> dict[str, str]:
         """The batch that has each state: the last one that read it anew."""
+        return self._owners_in(self.root.batches("states"))
+
+    def _owners_in(self, batches: Iterable[str]) -> dict[str, str]:
         return {
             state_id: batch
-            for batch in self.root.batches("states")
+            for batch in batches
             for state_id in self.root.read("states", batch, columns=["state_id"])[0].to_pylist()
         }
 
@@ -308,12 +340,26 @@ class Project:
         Raises:
             ConfigError: no batch has come as far as pairs.
         """
-        return write_review(
+        page = self.root.path / REVIEW_PAGE
+        started = time.perf_counter()
+        written = write_review(
             self._pairs(self._batches_with("dpo_pairs")),
-            path=path or self.root.path / "review.html",
+            path=path or page,
             look=look,
             outcomes=self.root.read_all("outcomes").to_pylist(),
         )
+        if written == page:
+            self.receipts.write(
+                Receipt(
+                    stage="review",
+                    batch="all",
+                    fingerprint="",
+                    report={},
+                    seconds=round(time.perf_counter() - started, 3),
+                    files={REVIEW_PAGE: digest_of(page)},
+                )
+            )
+        return written
 
     def sample_pairs(self, batch: str, n_pairs: int) -> list[DPOPair]:
         """Give the first pairs of a batch, with their prompts."""
@@ -543,4 +589,15 @@ def named(digests: Mapping[str, str]) -> list[str]:
 
 def digest_of(path: Place) -> str:
     """Hash the bytes of a file; `-` for none."""
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.exists() else "-"
+    if not isinstance(path, Path):
+        return bytes_digest(path.read_bytes()) if path.exists() else "-"
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, _blake2b).hexdigest()
+    except FileNotFoundError:
+        return "-"
+
+
+def bytes_digest(data: bytes) -> str:
+    """Hash bytes as `digest_of` does."""
+    return _blake2b(data).hexdigest()
