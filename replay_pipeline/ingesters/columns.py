@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from tempfile import TemporaryFile
 from typing import IO, Any
+from weakref import finalize
 
 import pyarrow as pa
 
@@ -50,7 +51,9 @@ class Columns:
         self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
         self._n_bytes += self._batches[-1].nbytes
         if self._n_bytes > _PART_BYTES:
-            self._file = self._file or TemporaryFile()  # noqa: SIM115  it goes with the columns
+            if self._file is None:
+                self._file = TemporaryFile()  # noqa: SIM115 (it goes with the columns)
+                finalize(self, self._file.close)
             with pa.ipc.new_stream(self._file, self.schema) as writer:
                 for batch in self._batches:
                     writer.write_batch(batch)
