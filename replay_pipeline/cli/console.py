@@ -308,6 +308,12 @@ def show_estimate(report: Report) -> None:
     for row in report["teachers"]:
         for note in row["adaptations"]:
             out.print(f"{escape(row['teacher'])}: {escape(note)}", soft_wrap=True)
+        if row["n_logprobs"]:
+            out.print(
+                f"{escape(row['teacher'])}: {row['n_logprobs']:,} token probabilities, "
+                "at no charge beside the tokens",
+                soft_wrap=True,
+            )
     for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
         if each and each["buys"]:
             out.print(
@@ -383,6 +389,27 @@ show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "d
 show_control = partial(_draw_facts, "Control")
 show_upgrade = partial(_draw_facts, "Brought over")
 show_publish = partial(_draw_facts, "Published")
+
+
+def show_verify(report: Report) -> None:
+    """What is damaged, and how much is as it was written."""
+    _draw_facts("Looked at", {k: v for k, v in report.items() if k != "damaged"})
+    for damage in report["damaged"]:
+        out.print(f"{escape(damage['path'])}: {damage['why']}", soft_wrap=True)
+    if report["damaged"]:
+        out.print(f"{len(report['damaged'])} files are damaged: run `replay-pipeline repair`.")
+    else:
+        out.print("Nothing is damaged.")
+
+
+def show_repair(report: Report) -> None:
+    """What was made again, and what could not be."""
+    for path in report["repaired"]:
+        out.print(f"{escape(path)}: as it was written", soft_wrap=True)
+    for path, why in report["left"].items():
+        out.print(f"{escape(path)}: [bold red]left as it is[/], {escape(why)}", soft_wrap=True)
+    if not report["repaired"] and not report["left"]:
+        out.print("Nothing is damaged.")
 
 
 def show_train(report: Report) -> None:
