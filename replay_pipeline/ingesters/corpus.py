@@ -117,6 +117,12 @@ class IngestResult:
     """Ids of the decisions that belong to it, those included that were left out for want of a
     prefix."""
 
+    @property
+    def state_ids(self) -> set[str]:
+        """Ids of the decisions that have a row."""
+        parts = self.parts["states"]
+        return {state_id for part in parts for state_id in part["state_id"].to_pylist()}
+
     @cached_property
     def sessions(self) -> pa.Table:
         """One row per conversation."""

@@ -313,8 +313,7 @@ class Pipeline(Project):
                 logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
                 result.report.skipped_files["gone"] += 1
             if self._aside is None:
-                parts = result.parts["states"]
-                self._supersede(batch, {i for part in parts for i in part["state_id"].to_pylist()})
+                self._supersede(batch, result.state_ids)
             return result.report.to_json()
 
         def keep_tables(last: Receipt) -> dict[str, Any]:
