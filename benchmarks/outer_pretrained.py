@@ -1,11 +1,12 @@
 """The outer loop on pretrained weights: codecs and AdamW on all three channels, by LoRA.
 
-    python benchmarks/outer_pretrained.py           # every arm, three seeds; some 45 minutes
+    python benchmarks/outer_pretrained.py           # every arm, three seeds or five; half an hour
     python benchmarks/outer_pretrained.py --table   # what is measured so far, as the docs have it
 
 Needs SmolLM2-135M (`make real-model`) and the demo's dataset (`make demo`). Four replicas fine-tune
 LoRA on the last six layers, on the demo's pairs cut to their last 96 tokens; one replica's codec is
 all that differs between arms, and `adamw` makes the same steps on the mean gradient of all four.
+`nesterov` is `fp32` with momentum in the outer step, `unequal` is `ternary` in asynchronous rounds, at equal tokens, one replica five times slower.
 An arm that is in the JSON already is not run again. Everything below the adapters is frozen, so
 its activations are computed once; so are those of the teacher, which is the model without adapter.
 
@@ -16,6 +17,7 @@ times the divergence from the teacher, who is told the consensus, and `beta_repl
 
 import argparse
 import hashlib
+import heapq
 import json
 import random
 import statistics
@@ -27,14 +29,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
-from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
+from trainer.diloco import AsyncReplica, MemoryStore, OuterReplica, OuterSettings, outer_preset
 from trainer.diloco.codecs import CODECS
 from trainer.diloco.exchange import RoundReport
 from trainer.diloco.parameters import ParameterVector
@@ -47,7 +48,8 @@ from trainer.types import PairRow
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "outer_pretrained.json"
 FROZEN = ROOT / "build" / "outer_pretrained.pt"
-ARMS = ("adamw", *CODECS)
+SEEDS = dict.fromkeys(("adamw", *CODECS), 3) | {"ternary": 5, "unequal": 5, "nesterov": 3}
+SLOWNESS = 5.0
 N_REPLICAS, N_ROUNDS, INNER_STEPS = 4, 12, 3
 LEARNING_RATE = 1e-3
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
@@ -87,7 +89,9 @@ class Policy:
         known = torch.load(FROZEN) if FROZEN.exists() else {}
         for row in rows:
             tree, told = self._trees(row)
-            key = hashlib.sha256(repr((tree.input_ids_N.tolist(), told.input_ids_N.tolist())).encode()).hexdigest()
+            key = hashlib.sha256(
+                repr((tree.input_ids_N.tolist(), told.input_ids_N.tolist())).encode()
+            ).hexdigest()
             if key not in known:
                 known[key] = self._frozen(tree, told)
                 print(f"frozen part of {len(known)} of {len(rows)} pairs", end="\r", flush=True)
@@ -104,7 +108,9 @@ class Policy:
 
     def _trees(self, row: PairRow) -> tuple[PackedTree, PackedTree]:
         """Pack a pair, and its chosen side behind what the teacher is told."""
-        chosen, rejected = (self.renderer.response_ids(row[side]) for side in ("chosen", "rejected"))
+        chosen, rejected = (
+            self.renderer.response_ids(row[side]) for side in ("chosen", "rejected")
+        )
         hint = "Others who were asked this agreed on: " + self.tokenizer.decode(chosen[:-1])
         prompt, hinted = (self.renderer.prompt_ids(row["prompt"], hint=h) for h in (None, hint))
         return pack_pairs([(prompt, chosen, rejected)]), pack_pairs([(hinted, chosen, chosen)])
@@ -188,29 +194,44 @@ def _picked(tree: PackedTree, logp_EV: Tensor) -> Tensor:
 
 
 def batches(n_pairs: int, seed: int) -> list[list[list[int]]]:
-    """Draw what every replica sees: pairs by rank and step, each shard anew when it is used up."""
+    """Draw what every replica sees: pairs by rank and step, each shard anew when it is used up.
+
+    Twice what a replica needs: among unequal ones the quick make the rounds of the slow.
+    """
     found = []
     for rank in range(N_REPLICAS):
         draw, order = random.Random(1000 * seed + rank), []
-        while len(order) < N_ROUNDS * INNER_STEPS:
+        while len(order) < 2 * N_ROUNDS * INNER_STEPS:
             shard = list(range(rank, n_pairs, N_REPLICAS))
             order += draw.sample(shard, len(shard))
-        found.append([order[at : at + 1] for at in range(N_ROUNDS * INNER_STEPS)])
+        found.append([[pair] for pair in order])
     return found
+
+
+def inner_steps(
+    policy: Policy, theta: Any, optimizer: torch.optim.Optimizer, shown: list[list[int]], n: int
+) -> Any:
+    """Make the inner steps of a replica's n-th round; return where it ends."""
+    policy.view.write(theta)
+    for batch in shown[n * INNER_STEPS : (n + 1) * INNER_STEPS]:
+        policy.step(optimizer, [policy.examples[i] for i in batch])
+    return policy.view.read()
 
 
 def train_parallel(policy: Policy, shown: list[list[list[int]]]) -> None:
     """Train with one optimizer on what all replicas see at a step."""
     optimizer = policy.optimizer()
-    for at_once in zip(*shown, strict=True):
+    for at_once in list(zip(*shown, strict=False))[: N_ROUNDS * INNER_STEPS]:
         policy.step(optimizer, [policy.examples[i] for batch in at_once for i in batch])
 
 
-def train_replicas(policy: Policy, shown: list[list[list[int]]], codec: str) -> list[RoundReport]:
+def train_replicas(
+    policy: Policy, shown: list[list[list[int]]], codec: str, outer: str
+) -> list[RoundReport]:
     """Train replicas in turn on one model; rounds run over a store, all at a time."""
     store, start = MemoryStore(), policy.view.read()
     settings = OuterSettings(
-        codec=codec, outer=OuterStep(1.0, 0.0), n_rounds=N_ROUNDS, quorum=N_REPLICAS,
+        codec=codec, outer=outer_preset(outer), n_rounds=N_ROUNDS, quorum=N_REPLICAS,
         snapshot_every=10**6,
     )  # fmt: skip
     ranks = range(N_REPLICAS)
@@ -223,16 +244,36 @@ def train_replicas(policy: Policy, shown: list[list[list[int]]], codec: str) -> 
     with ThreadPoolExecutor(N_REPLICAS) as pool:
         list(pool.map(OuterReplica.join, replicas))
         for round_id in range(N_ROUNDS):
-            local: list[Any] = []
-            for replica, optimizer, batch in zip(replicas, optimizers, shown, strict=True):
-                policy.view.write(replica.theta)
-                for step in range(round_id * INNER_STEPS, (round_id + 1) * INNER_STEPS):
-                    policy.step(optimizer, [policy.examples[i] for i in batch[step]])
-                local.append(policy.view.read())
+            local = [
+                inner_steps(policy, replica.theta, optimizer, batch, round_id)
+                for replica, optimizer, batch in zip(replicas, optimizers, shown, strict=True)
+            ]
             reports += pool.map(OuterReplica.exchange, replicas, local)
     assert len({replica.base for replica in replicas}) == 1
     policy.view.write(replicas[0].theta)
     return reports
+
+
+def train_unequal(policy: Policy, shown: list[list[list[int]]], codec: str) -> None:
+    """Train asynchronously as many rounds as `train_replicas` does, by a clock of its own."""
+    store, start = MemoryStore(), policy.view.read()
+    settings = OuterSettings(codec=codec, outer=outer_preset("average"))
+    replicas = [
+        AsyncReplica(store, start, rank=rank, world_size=N_REPLICAS, settings=settings)
+        for rank in range(N_REPLICAS)
+    ]
+    for replica in replicas:
+        replica.join()
+    optimizers = [policy.optimizer() for _ in replicas]
+    pace = [SLOWNESS if replica.rank == 0 else 1.0 for replica in replicas]
+    clock = [(pace[replica.rank], replica.rank) for replica in replicas]
+    for _ in range(N_ROUNDS * N_REPLICAS):
+        now, rank = heapq.heappop(clock)
+        replica = replicas[rank]
+        local = inner_steps(policy, replica.theta, optimizers[rank], shown[rank], replica.n_trained)
+        replica.exchange(local)
+        heapq.heappush(clock, (now + pace[rank], rank))
+    policy.view.write(max(replicas, key=lambda replica: replica.round_id).theta)
 
 
 def run(policy: Policy, n_train: int, arm: str, seed: int) -> dict[str, Any]:
@@ -243,8 +284,11 @@ def run(policy: Policy, n_train: int, arm: str, seed: int) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": arm, "seed": seed}
     if arm == "adamw":
         train_parallel(policy, shown)
+    elif arm == "unequal":
+        train_unequal(policy, shown, "ternary")
     else:
-        reports = train_replicas(policy, shown, arm)
+        codec, outer = ("fp32", arm) if arm == "nesterov" else (arm, "average")
+        reports = train_replicas(policy, shown, codec, outer)
         row["up_bytes"] = round(statistics.fmean(report.up_bytes for report in reports))
     held_out = policy.measure(policy.examples[n_train:])
     return row | {"held_out": held_out, "cpu_s": round(time.process_time() - began, 1)}
@@ -266,7 +310,7 @@ def table(found: dict[str, Any]) -> str:
         "| arm | seeds | bytes up | fewer | gain | gain kept | held-out loss | accuracy |",
         "|" + "---|" * 8,
     ]
-    for arm in [arm for arm in ARMS if of(arm)]:
+    for arm in filter(of, SEEDS):
         rows = list(of(arm).values())
         kept = [100 * gain(arm, s) / gain("fp32", s) for s in of(arm) if s in of("fp32")]
         losses = [row["held_out"]["total"] for row in rows]
@@ -284,6 +328,13 @@ def table(found: dict[str, Any]) -> str:
             ", ".join(f"{row['held_out']['accuracy']:.0%}" for row in rows),
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    for arm, other in (("fp32", "adamw"), ("nesterov", "adamw"), ("unequal", "ternary")):
+        above = [
+            f"{of(arm)[s]['held_out']['total'] / of(other)[s]['held_out']['total'] - 1:+.2%}"
+            for s in of(arm)
+            if s in of(other)
+        ]
+        lines.append(f"Held-out loss of {arm} above that of {other}: {', '.join(above)}")
     return "\n".join(lines)
 
 
@@ -291,8 +342,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=str(ROOT / "build/real-model/smollm2-135m-instruct"))
     parser.add_argument("--dataset", default=str(ROOT / "demo/dataset"))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=SEEDS, default=list(SEEDS))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="only show what is there")
     options = parser.parse_args()
@@ -302,7 +352,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     done = {(row["arm"], row["seed"]) for row in found.get("rows", [])}
-    todo = [(a, s) for s in options.seeds for a in options.arms if (a, s) not in done]
+    todo = [(a, s) for s in range(5) for a in options.arms if s < SEEDS[a] and (a, s) not in done]
     if not todo:
         print(table(found))
         return

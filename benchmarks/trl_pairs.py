@@ -34,7 +34,6 @@ def run_trl(
     batch_size: int = 1,
     n_steps: int = 1,
     learning_rate: float = 0.0,
-    checkpointing: bool = False,
 ) -> dict[str, float]:
     """Steps of sigmoid DPO on all pairs; the figures of the first, the seconds of the fastest."""
     from datasets import Dataset
@@ -71,7 +70,7 @@ def run_trl(
             max_length=None,
             learning_rate=learning_rate,
             lr_scheduler_type="constant",
-            gradient_checkpointing=checkpointing,
+            gradient_checkpointing=sizes.get("checkpointing", False),
             use_cpu=device == "cpu",
             bf16=False,
             logging_steps=1,
@@ -81,7 +80,7 @@ def run_trl(
         )
         trainer = DPOTrainer(
             model=make_model(sizes),
-            ref_model=make_model(sizes, seed=1),
+            ref_model=None if sizes.get("lora_rank") else make_model(sizes, seed=1),
             args=args,
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,

@@ -8,6 +8,7 @@ from replay_pipeline.ingesters.batches import (
     discover,
     list_batches,
     list_manifests,
+    manifest_from,
     read_manifest,
     write_manifest,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "kept_files",
     "list_batches",
     "list_manifests",
+    "manifest_from",
     "open_traces",
     "parse_window",
     "read_manifest",

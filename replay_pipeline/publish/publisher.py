@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 _SCANNED_AT_ONCE, _MAX_CHARS_AT_ONCE = 2_000, 8_000_000
 
+_ENOUGH_SIDES = 5_000
+"""Pairs of which the prompt-blind control takes those that it looks at."""
+
 MAX_SHARD_BYTES = 256_000_000
 """Arrow bytes of one shard, before compression."""
 
@@ -156,7 +159,9 @@ def publish(
         keys = {*given, *agreed} - gone.batches
         given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
-        split = _session_split([*given.values(), *agreed.values()], there, test_fraction)
+        split = _session_split(
+            [*given.values(), *agreed.values()], there, read_manifests(folder), test_fraction
+        )
         old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
         version = _Version(Path(aside), facts=facts, owned=keys | old.keys())
 
@@ -309,8 +314,6 @@ class _Version:
     def __init__(self, aside: Path, *, facts: Mapping[str, Any], owned: set[str]) -> None:
         self._aside = aside
         self._facts, self._owned = dict(facts), owned
-        self._sides: list[tuple[str, str, str]] = []
-        """Chosen, rejected and session of every pair, for the prompt-blind control."""
         self._files: dict[str, bytes | Path] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
 
@@ -374,7 +377,6 @@ class _Version:
                 put("teacher_logprobs", answers)
             if config == "pairs":
                 summed.add(part)
-                self._sides += _sides(part)
             if config == "positives":
                 n_positives += len(part)
             elif config not in layout.ON_REQUEST:
@@ -409,12 +411,21 @@ class _Version:
     def measure(self, folder: Path) -> None:
         """Measure how much of the preferences shows without the prompt; the facts keep it.
 
-        Batches that stay count as far as their files are in the folder.
+        Of many batches some are looked at, by the hash of their keys. Batches that stay count as
+        far as their files are in the folder.
         """
-        for path in sorted((folder / layout.DATA / "pairs").rglob("*.parquet")):
-            if layout.batch_of(path.relative_to(folder).as_posix()) not in self._owned:
-                self._sides += _sides(pq.read_table(path, columns=_SIDES, partitioning=None))
-        chosen, rejected, sessions = zip(*self._sides, strict=True) if self._sides else ((), (), ())
+        stay = {key: m for key, m in read_manifests(folder).items() if key not in self._owned}
+        sides: list[tuple[str, str, str]] = []
+        for key, manifest in sorted((stay | self._manifests).items(), key=lambda one: _sha(one[0])):
+            if len(sides) >= _ENOUGH_SIDES:
+                break
+            for side in SPLITS:
+                for name in manifest["files"].get("pairs", {}).get(side, {}):
+                    path = f"{layout.batch_dir('pairs', side, key)}/{name}"
+                    file = self._files.get(path, folder / path)
+                    if isinstance(file, Path) and file.exists():
+                        sides += _sides(pq.read_table(file, columns=_SIDES, partitioning=None))
+        chosen, rejected, sessions = zip(*sides, strict=True) if sides else ((), (), ())
         if (found := blind_control(chosen, rejected, sessions)) is None:
             self._facts.pop("blind_control", None)
             return
@@ -610,9 +621,18 @@ def _by_key(batches: Iterable[tuple[str, pa.Table]]) -> dict[str, pa.Table]:
 
 
 def _session_split(
-    tables: list[pa.Table], stay: Mapping[str, Mapping[str, Any]], test_fraction: float
+    tables: list[pa.Table],
+    stay: Mapping[str, Mapping[str, Any]],
+    before: Mapping[str, Mapping[str, Any]],
+    test_fraction: float,
 ) -> SessionSplit:
-    pins: dict[str, Split] = {}
+    # A session keeps its side when its batch is published again.
+    pins: dict[str, Split] = {
+        sha: side
+        for manifest in before.values()
+        if manifest["test_fraction"] == test_fraction
+        for sha, side in manifest["pins"].items()
+    }
     filled: set[Split] = set()
     for key, manifest in stay.items():
         if manifest["test_fraction"] != test_fraction:

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import AnyStr, NamedTuple
 
 from replay_pipeline.redaction.secret_rules import RULES
 
@@ -187,16 +187,10 @@ class People:
         """Find login names and full names, in no order; they may overlap."""
         for name in self._full:
             yield from _found(text, name, _is_word, "name")
-        if self._plain:
-            lowered = text.lower()
-            if len(lowered) != len(text):  # letters whose lower case is two
-                lowered = text.translate(_ASCII_LOWER)
-            for name in self._plain:
-                for mention in _found(lowered, name.lower(), _is_apart, "user_name"):
-                    yield mention
-                    start, end, _ = mention
-                    if text[start - 1 : start] == '"' and (surname := _SURNAME.match(text, end)):
-                        yield Mention(start, surname.end(), "name")
+        for start, end in self._logins_in(text):
+            yield Mention(start, end, "user_name")
+            if text[start - 1 : start] == '"' and (surname := _SURNAME.match(text, end)):
+                yield Mention(start, surname.end(), "name")
         for name in self._heads:
             where = max(name.rfind("/", 0, -1), name.rfind(".", 0, -1)) + 1
             for _, end, kind in _found(text, name, _is_path if where else _is_head, "user_name"):
@@ -205,6 +199,21 @@ class People:
             for end in _ends_of(text, name):
                 if match := self._as_account.match(text, end - len(name)):
                     yield Mention(*match.span(), "user_name")
+
+    def _logins_in(self, text: str) -> Iterator[tuple[int, int]]:
+        # Bytes are put in lower case ten times faster than text that is not ASCII.
+        data = text.encode("utf-8", "replace").lower()
+        n_bytes = n_chars = 0
+        for start, end in sorted(
+            (end - len(name), end)
+            for name in {name.encode().lower() for name in self._plain}
+            for end in _ends_of(data, name)
+        ):
+            n_chars += len(data[n_bytes:start].decode())
+            n_bytes = start
+            last = n_chars + len(data[start:end].decode())
+            if _is_apart(text[n_chars - 1 : n_chars] if n_chars else "", text[last : last + 1]):
+                yield n_chars, last
 
     def in_homes(self, text: str) -> list[tuple[str, str]]:
         """Give each home folder that occurs in a text, and what stands for it."""
@@ -217,10 +226,7 @@ class People:
         ]
 
 
-_ASCII_LOWER = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
-
-
-def _ends_of(text: str, name: str) -> Iterator[int]:
+def _ends_of(text: AnyStr, name: AnyStr) -> Iterator[int]:
     position = text.find(name)
     while position >= 0:
         position += len(name)

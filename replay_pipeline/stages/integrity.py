@@ -117,7 +117,7 @@ def is_copied(name: str) -> bool:
 def _receipts(work: "Pipeline", found: Verified, seen: set[str]) -> Iterator[Receipt]:
     """Give every receipt; of one that is damaged, its copy."""
     for stage in folders_in(work.root.path / "receipts"):
-        work.index.bring(f"receipts/{stage}", is_intact=is_intact)
+        work.receipts.figures(stage=stage)  # brings the copies to what the files are
     for path in files_below(work.root.path / "receipts"):
         stage, _, file = path.partition("/")
         name, batch = f"receipts/{path}", file.removesuffix(".json")
@@ -133,7 +133,7 @@ def _receipts(work: "Pipeline", found: Verified, seen: set[str]) -> Iterator[Rec
         elif has_digest:
             found.n_files["receipts"] += 1
             if copy != text:
-                work.index.put(f"receipts/{stage}", [(file, text)])
+                work.receipts.copy(stage, file, text)
         else:
             found.n_without_digest += 1
         if (receipt := receipt_in(text)) is not None:

@@ -26,7 +26,6 @@ from replay_pipeline.ingesters import (
     is_there,
     keep,
     kept_files,
-    list_manifests,
     read_manifest,
     restore,
     without_states,
@@ -54,6 +53,7 @@ from replay_pipeline.publish import (
     shards_of,
     to_be_published,
 )
+from replay_pipeline.publish.batch_facts import stage_facts
 from replay_pipeline.publish.layout import CARD, MANIFESTS
 from replay_pipeline.replay import (
     NOT_ASKED,
@@ -78,7 +78,7 @@ from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import require_trainer
 from replay_pipeline.stages.integrity import is_copied, repair, verify
-from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_of, named
+from replay_pipeline.stages.project import OnProgress, Owners, Project, digest_of, hash_of, named
 from replay_pipeline.stages.read_ahead import ReadAhead
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
@@ -124,7 +124,7 @@ class Pipeline(Project):
             ReplayPipelineError: every batch has failed; the error is that of the last.
         """
         self.find_batches()
-        batches, manifests = self.batches(), list_manifests(self.root.path)
+        batches, manifests = self.batches(), self.manifests()
         if not batches:
             sources = ", ".join(map(str, self.settings.ingest.sources))
             raise ConfigError(
@@ -132,7 +132,8 @@ class Pipeline(Project):
                 "name a folder or a .jsonl file"
             )
         self.failed = {}
-        new = [each for each in manifests if self.receipts.read("ingest", each.key) is None]
+        done = {receipt.batch for receipt in self.receipts.figures(stage="ingest")}
+        new = [each for each in manifests if each.key not in done]
         self._on_progress(
             Progress(
                 stage="ingest", n_done=0, n_total=sum(each.n_bytes for each in new), unit="bytes"
@@ -210,9 +211,6 @@ class Pipeline(Project):
             ReplayPipelineError: it cannot be done, such as when the bytes of a session are gone.
         """
         self._aside = DataRoot(folder)
-        # The states of this batch may be what is damaged; each of them is of no other batch.
-        intact = [key for key in self.root.batches("states") if stage == "ingest" and key != batch]
-        self._owners = self._owners_in(intact)
         try:
             if stage == "replay":
                 self.replay(batch, max_total_usd=0.0)
@@ -220,7 +218,6 @@ class Pipeline(Project):
                 getattr(self, stage)(batch)
         finally:
             self._aside = None
-            del self._owners
 
     def keep_again(self, batch: str, name: str) -> None:
         """Keep bytes of a session again in place of a damaged copy, if its log is still there."""
@@ -295,7 +292,7 @@ class Pipeline(Project):
                 if (
                     result is None
                     or slices != list(manifest.slices)
-                    or not self._owners.keys().isdisjoint(result.decided)
+                    or any(map(self._owners.get, result.decided))
                 ):
                     result = ingest(
                         slices,
@@ -362,7 +359,7 @@ class Pipeline(Project):
         """Take these states out of the earlier batches that had them."""
         owned: dict[str, set[str]] = {}
         for state_id in state_ids:
-            if (owner := self._owners.get(state_id, batch)) != batch:
+            if (owner := self._owners.get(state_id) or batch) != batch:
                 owned.setdefault(owner, set()).add(state_id)
         for owner, taken in sorted(owned.items()):
             tables = {name: self.root.read(name, owner) for name in INGESTED}
@@ -657,33 +654,32 @@ class Pipeline(Project):
         """
         batches = self._batches_with("normalized_pairs")
         options = self.settings.publish
-        given = [options.model_dump_json(), str(self.settings.dataset_dir())]
-        scored = [
-            batch
-            for batch in batches
-            if options.teacher_logprobs and self.root.has("token_logprobs", batch)
+        place, facts = self.settings.dataset_dir(), self._card_facts()
+        general = {key: value for key, value in facts.items() if key not in BATCH_STAGES}
+        given = [
+            options.model_dump_json(),
+            str(place),
+            json.dumps(general, sort_keys=True, default=str),
         ]
-        for batch in batches:
-            given += named(
-                self._digests(batch, ("turns", "states", "normalized_pairs", "positives"))
-            )
-            if self.root.has("sampled_positives", batch):
-                given += named(self._digests(batch, ("sampled_positives",)))
-            if batch in scored:
-                given += named(self._digests(batch, ("token_logprobs",)))
-            given += [self.settings.ingest.window, *self._tool_definitions(batch)]
-        facts = self._card_facts()
-        given.append(json.dumps(facts, sort_keys=True, default=str))
-
-        place = self.settings.dataset_dir()
+        self._outputs = None  # others may have written since
+        inputs = {batch: self._published_from(batch, facts) for batch in batches}
+        last = self.receipts.read("publish", "all")
+        is_known = (
+            last is not None
+            and place.exists()
+            and last.report.get("made_under") == hash_of(given[:1])
+            and not changed_parts(last, self._versions("publish"))
+        )
+        before = last.inputs if last and is_known else {}
+        new = [batch for batch in batches if before.get(batch) != inputs[batch]]
 
         def work() -> dict[str, Any]:
-            refuse_outdated(find_outdated(self.receipts.all(), self._versions), batches)
-            refuse_unfit(self.root, batches)
+            refuse_outdated(find_outdated(self.receipts.figures(), self._versions), new)
+            refuse_unfit(self.root, new)
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
-                    ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
-                    positives=((batch, self._positives(batch)) for batch in batches),
+                    ((batch, self.root.read("normalized_pairs", batch)) for batch in new),
+                    positives=((batch, self._positives(batch)) for batch in new),
                     prompts=self._prompts,
                     folder=folder,
                     repo_id=options.repo_id,
@@ -692,20 +688,43 @@ class Pipeline(Project):
                     card_facts=facts,
                     lengths=options.lengths,
                     tokenizer=options.tokenizer,
-                    logprobs={batch: self.root.read("token_logprobs", batch) for batch in scored},
+                    logprobs={
+                        batch: self.root.read("token_logprobs", batch)
+                        for batch in new
+                        if self._is_scored(batch)
+                    },
                 )
-            return report.to_json()
+            return {**report.to_json(), "made_under": hash_of(given[:1])}
 
         return self._stage(
             "publish",
             "all",
             given,
-            {},
+            inputs,
             (),
             work,
             files=self._dataset_files,
             has_outputs=place.exists,
         )
+
+    def _published_from(self, batch: str, facts: CardFacts) -> str:
+        """Digest what decides what is published of a batch, beside the settings."""
+        tables = ["turns", "states", "normalized_pairs", "positives"]
+        if self._is_sampled(batch):
+            tables.append("sampled_positives")
+        if self._is_scored(batch):
+            tables.append("token_logprobs")
+        return hash_of([
+            *named(self._known_digests(batch, tables)),
+            self.settings.ingest.window,
+            self._tools_seen.before(batch),
+            *named(self._known_digests(batch, ["tools"])),
+            json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
+        ])  # fmt: skip
+
+    def _is_scored(self, batch: str) -> bool:
+        """Whether the token probabilities of a batch are there, and to be published."""
+        return self.settings.publish.teacher_logprobs and self.root.has("token_logprobs", batch)
 
     def _dataset_files(self) -> list[str]:
         """Name the files of the dataset that do not bear their digest in their name."""
@@ -994,6 +1013,9 @@ class Pipeline(Project):
             batches=self.batches,
             start=self._normalizer.memories,
             into=into / "dedup" / name,
+            kept=lambda encode, decode: self._kept_fold(
+                f"dedup/{name}", "normalized_pairs", encode, decode
+            ),
         )
 
     def _trainer_config(self) -> Path | None:
@@ -1038,7 +1060,7 @@ def _review_page(batch: str) -> str:
 class _Owned(Set[str]):
     """The states whose batch `is_wanted`, without a set of their own for each question."""
 
-    def __init__(self, owners: Mapping[str, str], is_wanted: Callable[[str], bool]) -> None:
+    def __init__(self, owners: Owners, is_wanted: Callable[[str], bool]) -> None:
         self._owners = owners
         self._is_wanted = is_wanted
 
@@ -1047,10 +1069,10 @@ class _Owned(Set[str]):
         return owner is not None and self._is_wanted(owner)
 
     def __iter__(self) -> Iterator[str]:
-        return (state_id for state_id in self._owners if state_id in self)
+        raise TypeError("states are looked up by one, and not gone through")
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        raise TypeError("states are looked up by one, and not counted")
 
 
 def run(

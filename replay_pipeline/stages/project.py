@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError
@@ -23,7 +24,7 @@ from replay_pipeline.ingesters import (
     discover,
     keep,
     list_batches,
-    list_manifests,
+    manifest_from,
     write_manifest,
 )
 from replay_pipeline.pairs import pairs_of
@@ -48,7 +49,7 @@ from replay_pipeline.stages.receipts import Receipt, Receipts
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, open_work, summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
-from replay_pipeline.storage.folds import Fold
+from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.pair_rows import PromptsOf
 from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.root_index import FILE, RootIndex
@@ -95,12 +96,20 @@ class Project:
         self._on_progress = on_progress or (lambda _: None)
         self._keys: list[str] | None = None
         self._folds: dict[str, Fold[Any]] = {}
-        self._seen_tools = self._fold("tools", dict[_ToolRow, int], _with_tools)
+        self._outputs: dict[tuple[str, str], str] | None = None
+        self._seen_tools = self._fold(
+            "tools", dict[_ToolRow, int], _with_tools, encode=_encoded_tools, decode=_decoded_tools
+        )
+        self._tools_seen = Fold(
+            self.batches,
+            start=str,
+            add=lambda value, key: hash_of([value, *named(self._known_digests(key, ["tools"]))]),
+        )
         self._seen_pairs = self._folds["dpo_pairs"] = Fold(
             self.batches,
             start=str,
             add=lambda value, key: hash_of(
-                [value, key, *named(self._digests(key, self._tables_of_pairs(key)))]
+                [value, key, *named(self._known_digests(key, self._tables_of_pairs(key)))]
             ),
         )
 
@@ -137,7 +146,7 @@ class Project:
             [fetch_sessions(source, self.settings.local_dir()) for source in options.sources]
             if any(map(repository_of, options.sources))
             else options.sources,
-            known=list_manifests(self.root.path),
+            known=self.manifests(),
             max_batch_bytes=options.max_batch_bytes,
             max_batch_sessions=options.max_batch_sessions,
             settle_s=settle_s,
@@ -158,13 +167,25 @@ class Project:
             self._keys = list_batches(self.root.path)
         return self._keys
 
+    def manifests(self) -> list[TraceBatch]:
+        """Give every batch that has a manifest, in order.
+
+        Raises:
+            IngestError: a manifest is damaged.
+        """
+        self.index.bring("batches")
+        return [
+            manifest_from(text, self.root.path / "batches" / name)
+            for name, _, text in self.index.copies("batches")
+        ]
+
     def fitting(self, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
         """Give the first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
 
         Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
         as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
         """
-        sizes = {b.key: b.n_bytes for b in list_manifests(self.root.path)}
+        sizes = {b.key: b.n_bytes for b in self.manifests()}
         reports = self._reports("replay")
         done = [key for key, report in reports.items() if report["is_complete"] and key in sizes]
         spent_usd = sum(reports[key]["spent_usd"] for key in done)
@@ -191,16 +212,9 @@ class Project:
         return None
 
     @cached_property
-    def _owners(self) -> dict[str, str]:
+    def _owners(self) -> "Owners":
         """The batch that has each state: the last one that read it anew."""
-        return self._owners_in(self.root.batches("states"))
-
-    def _owners_in(self, batches: Iterable[str]) -> dict[str, str]:
-        return {
-            state_id: batch
-            for batch in batches
-            for state_id in self.root.read("states", batch, columns=["state_id"])[0].to_pylist()
-        }
+        return Owners(self)
 
     # Looking
 
@@ -210,7 +224,7 @@ class Project:
         Not those that lost states to a later batch since: they are made again, and pay nothing.
         """
         reports = self._reports("replay")
-        outdated = find_outdated(self.receipts.all(), lambda _: {})
+        outdated = find_outdated(self.receipts.figures(), lambda _: {})
         return {
             batch
             for batch, report in reports.items()
@@ -241,7 +255,7 @@ class Project:
 
     def status(self) -> dict[str, Any]:
         """Tell what is done for each batch, what it cost, and what the ledger holds."""
-        done = {(r.stage, r.batch): r.report for r in self.receipts.all()}
+        done = {(r.stage, r.batch): r.report for r in self.receipts.figures()}
         figure = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs"}
         batches = {
             key: {
@@ -297,7 +311,7 @@ class Project:
         Raises:
             PriceError: a teacher has no price, so the cost is not known.
         """
-        batches = find_outdated(self.receipts.all(), self._versions)
+        batches = find_outdated(self.receipts.figures(), self._versions)
         asked_otherwise = [
             key for key, stages in batches.items() if set(stages.get("replay", ())) - {UNKNOWN}
         ]
@@ -396,7 +410,7 @@ class Project:
 
     def summary(self, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
         """Give the figures of all stages; what was done after `since` counts as done now."""
-        figures = summarize(self.receipts.all(since=since))
+        figures = summarize(self.receipts.figures(since=since))
         figures["max_total_usd"] = self.settings.replay.max_total_usd
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
@@ -404,7 +418,7 @@ class Project:
     def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Tell what was done since then, and what is still open; `failures` are runs that failed."""
         return summarize_night(
-            self.receipts.all(),
+            self.receipts.figures(),
             since=since,
             spent_usd=spent_since(self.settings.ledger_url(), since),
             max_nightly_usd=self.settings.replay.max_nightly_usd,
@@ -513,17 +527,40 @@ class Project:
         """Tell where price lists are kept; a server of ours has prices of its own each time."""
         return None if self.settings.played else self.root.path / "prices"
 
-    def _fold(self, table: str, start: Callable[[], T], add: Callable[[T, pa.Table], T]) -> Fold[T]:
+    def _fold(
+        self,
+        table: str,
+        start: Callable[[], T],
+        add: Callable[[T, pa.Table], T],
+        *,
+        encode: Callable[[T], bytes],
+        decode: Callable[[bytes], T],
+    ) -> Fold[T]:
         """Fold over the batches that `table` holds."""
 
         def add_batch(value: T, key: str) -> T:
             return add(value, self.root.read(table, key)) if self.root.has(table, key) else value
 
-        fold = self._folds[table] = Fold(self.batches, start=start, add=add_batch)
+        kept = self._kept_fold(table, table, encode, decode)
+        fold = self._folds[table] = Fold(self.batches, start=start, add=add_batch, kept=kept)
         return fold
+
+    def _kept_fold(
+        self, name: str, table: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]
+    ) -> Kept[T]:
+        """Say how a fold outlives the process, as long as `table` of its batches stays as it is."""
+        return Kept(
+            index=self.index,
+            name=name,
+            version_of=lambda batch: self._known_digest(batch, table),
+            encode=encode,
+            decode=decode,
+        )
 
     def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
         self.root.write(name, batch, table)
+        if self._outputs is not None:
+            self._outputs[batch, name] = digest_of(self.root.part(name, batch))
         if name in self._folds:
             self._folds[name].forget(batch)
 
@@ -557,9 +594,26 @@ class Project:
     def _digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
         return {name: digest_of(self.root.part(name, batch)) for name in names}
 
+    def _known_digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
+        """Give what `_digests` gives of tables that are as their receipt says, without reading them."""
+        return {name: self._known_digest(batch, name) for name in names}
+
+    def _known_digest(self, batch: str, name: str) -> str:
+        if self._outputs is None:
+            self._outputs = {
+                (receipt.batch, table): digest
+                for receipt in self.receipts.figures()
+                for table, digest in receipt.outputs.items()
+            }
+        known = self._outputs.get((batch, name))
+        return known or digest_of(self.root.part(name, batch))
+
+    def _is_sampled(self, batch: str) -> bool:
+        return self._known_digest(batch, "sampled_positives") != "-"
+
     def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
         """Reports of a stage by batch."""
-        return {r.batch: r.report for r in self.receipts.all(stage=stage)}
+        return {r.batch: r.report for r in self.receipts.figures(stage=stage)}
 
 
 def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:
@@ -572,6 +626,48 @@ def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, i
         key = (row["name"], row["agent_version"], row["tool_json"])
         known[key] = min(2, known.get(key, 0) + 1)
     return known
+
+
+_TOOLS = list[tuple[str, str | None, str, int]]
+
+
+def _encoded_tools(known: dict[_ToolRow, int]) -> bytes:
+    return msgspec.json.encode([(*row, times) for row, times in known.items()])
+
+
+def _decoded_tools(data: bytes) -> dict[_ToolRow, int]:
+    rows = msgspec.json.decode(data, type=_TOOLS)
+    return {(name, version, tool): times for name, version, tool, times in rows}
+
+
+class Owners:
+    """The batch that each state belongs to, by one look into the index for each question."""
+
+    def __init__(self, work: Project) -> None:
+        self._work = work
+        self._moved: dict[str, str] = {}
+        versions = {
+            r.batch: _version_of(r, "states") for r in work.receipts.figures(stage="ingest")
+        }
+
+        def ids(batch: str) -> list[str]:
+            if not work.root.has("states", batch):
+                return []
+            return work.root.read("states", batch, columns=["state_id"])[0].to_pylist()
+
+        work.index.bring_ids(versions, ids)
+
+    def get(self, state_id: str, default: str | None = None) -> str | None:
+        """Give the batch of a state."""
+        return self._moved.get(state_id) or self._work.index.batch_of(state_id) or default
+
+    def update(self, owners: Mapping[str, str]) -> None:
+        """Take in states that were read since."""
+        self._moved |= owners
+
+
+def _version_of(receipt: Receipt, table: str) -> str:
+    return receipt.outputs.get(table) or receipt.at
 
 
 def hash_of(parts: Iterable[str]) -> str:

@@ -112,8 +112,12 @@ class Receipts:
         path, text = self.path(receipt.stage, receipt.batch), _text_of(receipt)
         with written_whole(path) as file:
             file.write(text)
-        self._index.put(f"receipts/{receipt.stage}", [(path.name, text)])
+        self.copy(receipt.stage, path.name, text)
         return receipt
+
+    def copy(self, stage: str, file: str, text: bytes) -> None:
+        """Copy a receipt into the index."""
+        self._index.put(f"receipts/{stage}", [(file, text)], slim=_figures_of)
 
     def stamps(self, stage: str | None = None) -> dict[tuple[str, str], str]:
         """Tell what tells a receipt (of `stage`) from the one before it, to see later which are new."""
@@ -130,16 +134,55 @@ class Receipts:
                 found.append(replace(receipt, is_reused=is_reused))
         return found
 
+    def figures(
+        self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
+    ) -> list[Receipt]:
+        """Give what `all` gives, without those parts of the reports that are long."""
+        found = []
+        for folder in self._brought(stage):
+            kind = folder.removeprefix("receipts/")
+            for name, stamp, figures in self._index.figures(folder):
+                if figures:
+                    receipt = msgspec.json.decode(figures, type=Receipt)
+                    is_reused = since is not None and since.get((kind, name[:-5])) == stamp
+                    found.append(replace(receipt, is_reused=True) if is_reused else receipt)
+        return found
+
     def path(self, stage: str, batch: str) -> Place:
         """Tell where a receipt lies."""
         return self._root / stage / f"{batch}.json"
 
     def _copies(self, stage: str | None) -> Iterator[tuple[tuple[str, str], str, bytes]]:
+        for folder in self._brought(stage):
+            for name, stamp, text in self._index.copies(folder):
+                key = folder.removeprefix("receipts/"), name.removesuffix(".json")
+                yield key, stamp, text
+
+    def _brought(self, stage: str | None) -> Iterator[str]:
         for each in [stage] if stage else folders_in(self._root):
             folder = f"receipts/{each}"
-            self._index.bring(folder, is_intact=is_intact)
-            for name, stamp, text in self._index.copies(folder):
-                yield (each, name.removesuffix(".json")), stamp, text
+            self._index.bring(folder, is_intact=is_intact, slim=_figures_of)
+            yield folder
+
+
+_LONG = frozenset({
+    "agreement", "control", "latency_s", "matrix", "natural_left_out", "seconds_by_operator", "teachers",
+    "thresholds", "tokens", "usage", "batches", "files_removed", "files_unchanged", "files_written",
+    "curves",
+})  # fmt: skip
+"""Parts of reports that are looked at for one batch at a time."""
+
+
+def _figures_of(text: bytes) -> bytes:
+    """Give a receipt without what is long; nothing for one that cannot be read."""
+    receipt = receipt_in(text)
+    if receipt is None:
+        return b""
+    report = {name: value for name, value in receipt.report.items() if name not in _LONG}
+    if receipt.stage in ("publish", "train"):
+        receipt = replace(receipt, inputs={})
+    slim = replace(receipt, report=report, files={}, is_reused=False)
+    return msgspec.json.encode(slim)
 
 
 def digest_in(text: bytes) -> str | None:

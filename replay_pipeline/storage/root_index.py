@@ -1,7 +1,7 @@
-"""One database with a copy of every small file that nothing else says: receipts and manifests.
+"""One database with what thousands of small files say: copies of receipts and manifests, and ids.
 
-It lies beside them and is made from them, so it may be deleted at any time. Reading thousands of
-files takes one query, and a file that was damaged is restored from its copy.
+It lies beside them and is made from them, so it may be deleted at any time. Reading all of them takes
+one query, and a file that was damaged is restored from its copy.
 """
 
 import logging
@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from replay_pipeline.storage.store import Place, read_files, stamps_below
 logger = logging.getLogger(__name__)
 
 FILE = "index.sqlite"
-_VERSION = 1
+_VERSION = 2
 _BUSY_S = 60.0
 _RACY_NS = 2_000_000_000
 """A folder that changed so lately may change again without its time telling."""
@@ -29,12 +29,18 @@ _RACY_NS = 2_000_000_000
 _SCHEMA = """
 create table copies(
   folder text not null, name text not null, stamp text not null, data blob not null,
+  figures blob,
   primary key (folder, name)
 );
 create table folders(folder text primary key, mtime_ns integer not null);
+create table ids(id text primary key, batch text not null) without rowid;
+create table batches_of_ids(batch text primary key, version text not null);
+create table folds(name text primary key, last text not null, chain text not null, value blob);
 """
 
 IsIntact = Callable[[bytes], bool]
+Slim = Callable[[bytes], bytes]
+"""Gives the part of a file that is read for all files at once."""
 
 
 class RootIndex:
@@ -50,7 +56,9 @@ class RootIndex:
         self._lock = threading.RLock()
         self._database: sqlite3.Connection | None = None
 
-    def bring(self, folder: str, *, is_intact: IsIntact = lambda _: True) -> None:
+    def bring(
+        self, folder: str, *, is_intact: IsIntact = lambda _: True, slim: Slim | None = None
+    ) -> None:
         """Bring the copies of a folder to what its files are now; nothing is read that has not changed.
 
         A file that is not intact does not replace its copy.
@@ -73,27 +81,35 @@ class RootIndex:
             new = [name for name, stamp in stamps.items() if known.get(name) != stamp]
             found = zip(new, read_files(place, new), strict=True)
             rows = [
-                (folder, name, stamps[name], zlib.compress(data, 1))
+                (folder, name, stamps[name], zlib.compress(data, 1), slim(data) if slim else None)
                 for name, data in found
                 if data is not None and is_intact(data)
             ]
             gone = [(folder, name) for name in known.keys() - stamps.keys()]
             with database:
-                database.executemany("insert or replace into copies values(?, ?, ?, ?)", rows)
+                database.executemany("insert or replace into copies values(?, ?, ?, ?, ?)", rows)
                 database.executemany("delete from copies where folder = ? and name = ?", gone)
                 if mtime_ns is not None:
                     database.execute(
                         "insert or replace into folders values(?, ?)", (folder, mtime_ns)
                     )
 
-    def put(self, folder: str, files: Iterable[tuple[str, bytes]]) -> None:
+    def put(
+        self, folder: str, files: Iterable[tuple[str, bytes]], *, slim: Slim | None = None
+    ) -> None:
         """Copy files that were just written."""
         rows = [
-            (folder, name, _stamp(self._root / folder / name), zlib.compress(data, 1))
+            (
+                folder,
+                name,
+                _stamp(self._root / folder / name),
+                zlib.compress(data, 1),
+                slim(data) if slim else None,
+            )
             for name, data in files
         ]
         with self._open() as database, database:
-            database.executemany("insert or replace into copies values(?, ?, ?, ?)", rows)
+            database.executemany("insert or replace into copies values(?, ?, ?, ?, ?)", rows)
 
     def copies(self, folder: str) -> list[tuple[str, str, bytes]]:
         """Give name, stamp and bytes of every copy of a folder, sorted by name."""
@@ -102,6 +118,51 @@ class RootIndex:
                 "select name, stamp, data from copies where folder = ? order by name", (folder,)
             ).fetchall()
         return [(name, stamp, _unpacked(data)) for name, stamp, data in rows]
+
+    def figures(self, folder: str) -> list[tuple[str, str, bytes]]:
+        """Give name, stamp and slim part of every copy of a folder, sorted by name."""
+        with self._open() as database:
+            return database.execute(
+                "select name, stamp, figures from copies where folder = ? order by name", (folder,)
+            ).fetchall()
+
+    def bring_ids(self, versions: Mapping[str, str], read: Callable[[str], Iterable[str]]) -> None:
+        """Bring the ids of all batches to what their tables hold; only changed tables are read.
+
+        Args:
+            versions: by batch, what differs once its table is another.
+            read: gives the ids of a batch.
+        """
+        with self._open() as database:
+            known = dict(database.execute("select batch, version from batches_of_ids"))
+            new = {batch: v for batch, v in versions.items() if known.get(batch) != v}
+            rows = [(each, batch) for batch in sorted(new) for each in read(batch)]
+            with database:
+                for batch in (known.keys() - versions.keys()) | (known.keys() & new.keys()):
+                    database.execute("delete from ids where batch = ?", (batch,))
+                    database.execute("delete from batches_of_ids where batch = ?", (batch,))
+                database.executemany("insert or replace into ids values(?, ?)", rows)
+                database.executemany("insert into batches_of_ids values(?, ?)", new.items())
+
+    def batch_of(self, one: str) -> str | None:
+        """Give the batch that has an id."""
+        with self._open() as database:
+            row = database.execute("select batch from ids where id = ?", (one,)).fetchone()
+        return row[0] if row else None
+
+    def fold(self, name: str) -> tuple[str, str, bytes] | None:
+        """Give the last batch of a fold that was kept, the chain of versions up to it, its value."""
+        with self._open() as database:
+            return database.execute(
+                "select last, chain, value from folds where name = ?", (name,)
+            ).fetchone()
+
+    def keep_fold(self, name: str, last: str, chain: str, value: bytes) -> None:
+        """Keep a fold up to a batch, so that the next process begins there."""
+        with self._open() as database, database:
+            database.execute(
+                "insert or replace into folds values(?, ?, ?, ?)", (name, last, chain, value)
+            )
 
     def copy(self, folder: str, name: str) -> bytes | None:
         """Give the copy of one file, if there is one."""

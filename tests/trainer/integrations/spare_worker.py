@@ -69,7 +69,9 @@ def main(folder: Path) -> None:
     torch.__future__.set_swap_module_params_on_conversion(True)
     with EmbeddingsOnCpu() as seen:
         on_device = {name: one_run(name, dataset, folder / "device" / name) for name in RUNS}
-    print(json.dumps({"cpu": on_cpu, "device": on_device, "n_left_behind": seen.n_calls}))
+    sys.stdout.write(
+        json.dumps({"cpu": on_cpu, "device": on_device, "n_left_behind": seen.n_calls}) + "\n"
+    )
 
 
 if __name__ == "__main__":
