@@ -11,7 +11,11 @@ Four ways to the same loss, each in a fresh process, on one thread or on one GPU
 - `recompute`: the same with `mode="recompute"`, for any loss; what the trainer uses
 - `trl`: TRL's two chunked kernels, log-probabilities + entropy and generalized JSD
 - `naive`: full logits of both models and plain autograd
+- `liger`: `LigerFusedLinearJSDLoss`, which has both parts (where `liger-kernel` is installed)
+- `cce`: `cut_cross_entropy` and TRL's divergence (CUDA, where it is installed)
 
+The policy has advantages of 1 everywhere, so that it is the plain likelihood, the one policy that
+all of them know. A peer that is not there, or does not run on the device, is listed with the reason.
 The student's head is trainable and the teacher has a head of its own (as with an EMA teacher).
 """
 
@@ -38,19 +42,32 @@ from benchmarks.measuring import (  # noqa: E402 - after the path above
 FULL = {"vocab": 151_936, "hidden": 896}
 SMALL = {"vocab": 4_096, "hidden": 64}
 CASES = [
-    {"n_tokens": 512, "dtype": "float32", "variants": ["fused", "recompute", "trl", "naive"]},
+    {
+        "n_tokens": 512,
+        "dtype": "float32",
+        "variants": ["fused", "recompute", "trl", "naive", "liger"],
+    },
     {"n_tokens": 4096, "dtype": "bfloat16", "variants": ["fused", "trl"]},
 ]
 SMALL_CASES = [
-    {"n_tokens": 64, "dtype": "float32", "variants": ["fused", "recompute", "trl", "naive"]},
+    {
+        "n_tokens": 64,
+        "dtype": "float32",
+        "variants": ["fused", "recompute", "trl", "naive", "liger", "cce"],
+    },
     {"n_tokens": 128, "dtype": "bfloat16", "variants": ["fused"]},
 ]
+SHAPES = {"0.5B": FULL, "8B-LoRA": FULL | {"hidden": 4096, "is_frozen": True}}
 CUDA_CASES = [
-    {"n_tokens": 4096, "dtype": "float32", "variants": ["fused", "recompute", "trl", "naive"]},
-    {"n_tokens": 4096, "dtype": "bfloat16", "variants": ["fused", "recompute", "trl", "naive"]},
-    {"n_tokens": 32_768, "dtype": "bfloat16", "variants": ["fused", "recompute", "trl"]},
+    {
+        "n_tokens": 16_384,
+        "dtype": "bfloat16",
+        "variants": ["fused", "recompute", "trl", "liger", "cce"],
+    },
 ]
 CUDA_REPEATS = 5
+PEERS = {"liger", "cce"}
+"""What need not be installed."""
 
 
 def make_inputs(sizes: dict[str, Any]) -> dict[str, Any]:
@@ -66,17 +83,15 @@ def make_inputs(sizes: dict[str, Any]) -> dict[str, Any]:
         "teacher_hidden": torch.randn(n_tokens, hidden).to(dtype),
         "teacher_weight": torch.empty(vocab, hidden, dtype=dtype).normal_(std=0.02),
         "targets": torch.randint(vocab, (n_tokens,)),
-        "advantages": torch.randn(n_tokens),
     }
     inputs = {name: tensor.to(sizes["device"]) for name, tensor in inputs.items()}
     inputs["hidden"].requires_grad_()
-    inputs["weight"].requires_grad_()
+    inputs["weight"].requires_grad_(not sizes.get("is_frozen"))
     return inputs
 
 
-def policy_loss(logps: Any, advantages: Any, n_tokens: int) -> Any:
-    ratio = (logps - logps.detach()).exp()
-    return -(ratio * advantages).sum() / n_tokens
+def policy_loss(logps: Any, n_tokens: int) -> Any:
+    return -logps.sum() / n_tokens
 
 
 def run_fused(x: dict[str, Any], *, mode: Any = "fused") -> Any:
@@ -87,7 +102,7 @@ def run_fused(x: dict[str, Any], *, mode: Any = "fused") -> Any:
         x["hidden"],
         x["weight"],
         target_ids_N=x["targets"],
-        policy_loss=lambda logps, rows: policy_loss(logps, x["advantages"][rows], n_tokens),
+        policy_loss=lambda logps, _: policy_loss(logps, n_tokens),
         teacher_hidden_N_H=x["teacher_hidden"],
         teacher_weight_V_H=x["teacher_weight"],
         mode=mode,
@@ -95,16 +110,36 @@ def run_fused(x: dict[str, Any], *, mode: Any = "fused") -> Any:
 
 
 def run_trl(x: dict[str, Any]) -> Any:
-    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
     logps, *_ = ChunkedLogProbFunction.apply(
         x["hidden"], x["weight"], None, x["targets"], 1.0, 32_768, None, 1.0, ("entropy",)
     )
+    return policy_loss(logps, len(x["targets"])) + trl_divergence(x)
+
+
+def trl_divergence(x: dict[str, Any]) -> Any:
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+
     divergence, _ = ChunkedDivergenceFunction.apply(
         x["hidden"], x["weight"], None, x["teacher_hidden"], x["teacher_weight"], None, 0.5, 1.0
     )
-    return policy_loss(logps, x["advantages"], len(x["targets"])) + divergence.mean()
+    return divergence.mean()
+
+
+def run_liger(x: dict[str, Any]) -> Any:
+    from liger_kernel.chunked_loss.jsd_loss import LigerFusedLinearJSDLoss
+
+    loss = LigerFusedLinearJSDLoss(
+        weight_hard_loss=1.0, weight_soft_loss=1.0, compiled=x["hidden"].is_cuda
+    )
+    return loss(x["hidden"], x["weight"], x["teacher_hidden"], x["teacher_weight"], x["targets"])
+
+
+def run_cce(x: dict[str, Any]) -> Any:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return linear_cross_entropy(x["hidden"], x["weight"], x["targets"]) + trl_divergence(x)
 
 
 def run_naive(x: dict[str, Any]) -> Any:
@@ -115,7 +150,7 @@ def run_naive(x: dict[str, Any]) -> Any:
         x["hidden"],
         x["weight"],
         target_ids_N=x["targets"],
-        policy_loss=lambda logps, _: policy_loss(logps, x["advantages"], n_tokens),
+        policy_loss=lambda logps, _: policy_loss(logps, n_tokens),
         teacher_hidden_N_H=x["teacher_hidden"],
         teacher_weight_V_H=x["teacher_weight"],
     ).loss
@@ -126,6 +161,8 @@ RUNS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "recompute": partial(run_fused, mode="recompute"),
     "trl": run_trl,
     "naive": run_naive,
+    "liger": run_liger,
+    "cce": run_cce,
 }
 
 
@@ -133,7 +170,12 @@ def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """One variant in this process; the caller started it fresh."""
     run, device = RUNS[variant], sizes["device"]
     small = sizes | {"n_tokens": 8, "vocab": 64, "hidden": 16}
-    run(make_inputs(small)).backward()  # imports and first-call set-up
+    try:
+        run(make_inputs(small)).backward()  # imports and first-call set-up
+    except ModuleNotFoundError as error:
+        if variant not in PEERS:
+            raise
+        return {"variant": variant, "absent": str(error)}
     x = make_inputs(sizes)
     before_mib = peak_mib(device)
 
@@ -155,7 +197,7 @@ def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
         "extra_mib": round(peak_mib(device) - before_mib),
         "loss": loss,
         "hidden_grad_norm": float(x["hidden"].grad.float().norm()),
-        "weight_grad_norm": float(x["weight"].grad.float().norm()),
+        "weight_grad_norm": None if sizes.get("is_frozen") else float(x["weight"].grad.norm()),
     }
 
 
@@ -165,14 +207,17 @@ def run_case(case: dict[str, Any], model: dict[str, int], device: str) -> dict[s
     rows = []
     for variant in case["variants"]:
         rows.append(row := measure_fresh(__file__, variant, sizes))
+        if "absent" in row:
+            print(f"  {variant:9} {row['absent']}")
+            continue
         print(
             f"  {variant:9} {row['seconds']:9.4f} {SECONDS[device]}   {MEMORY[device]} "
             f"{row['peak_mib']:6} MiB   of it the step {row['extra_mib']:6} MiB"
             f"   loss {row['loss']:.6f}",
             flush=True,
         )
-    fused = rows[0]
-    ratios = {row["variant"]: round(row["seconds"] / fused["seconds"], 2) for row in rows[1:]}
+    fused, *others = [row for row in rows if "absent" not in row]
+    ratios = {row["variant"]: round(row["seconds"] / fused["seconds"], 2) for row in others}
     for variant, ratio in ratios.items():
         print(f"  fused takes {ratio:.2f} times fewer {SECONDS[device]} than {variant}")
     return {"sizes": sizes, "rows": rows, "ratio_over_fused": ratios}
@@ -181,6 +226,7 @@ def run_case(case: dict[str, Any], model: dict[str, int], device: str) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="tiny sizes, seconds")
+    parser.add_argument("--shape", choices=[*SHAPES], default="0.5B", help="the head, on CUDA")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--variant", help=argparse.SUPPRESS)
@@ -191,7 +237,7 @@ def main() -> None:
         return
     model, cases = (SMALL, SMALL_CASES) if args.small else (FULL, CASES)
     if args.device == "cuda" and not args.small:
-        cases = CUDA_CASES
+        model, cases = SHAPES[args.shape], CUDA_CASES
     results = [run_case(case, model, args.device) for case in cases]
     if args.json:
         report = {"benchmark": "losses", "machine": machine_of(args.device), "cases": results}

@@ -2,7 +2,8 @@
 
     python benchmarks/pairs.py            # 16 states; about two minutes
     python benchmarks/pairs.py --small    # seconds
-    python benchmarks/pairs.py --device cuda    # a model of Qwen2.5-0.5B's shape, bfloat16
+    python benchmarks/pairs.py --device cuda --shape 0.5B    # a trace of 16k tokens, bfloat16
+    python benchmarks/pairs.py --device cuda --shape 8B-LoRA
     python benchmarks/pairs.py --json benchmarks/results/pairs.json
 
 The trace grows by the student's own action and a tool result at each state; the pair of a state is
@@ -12,6 +13,7 @@ process, on one thread or on one GPU (there the best of the steps after the firs
 
 - `packed`: `trainer.losses.tree_layout.pack_pairs` and `trainer.integrations.packing.packed_logps`
 - `trl`: `trl.DPOTrainer`, one pair a micro-batch, as many accumulation steps as pairs
+- `trl_2`: the same with two pairs a micro-batch (on CUDA)
 - `one_by_one`: one pair at a time without padding, the best case of not packing
 """
 
@@ -19,7 +21,8 @@ import argparse
 import json
 import random
 import sys
-import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from benchmarks.measuring import (  # noqa: E402 - after the path above
     peak_mib,
     spent_s,
 )
+from benchmarks.trl_pairs import BETA, run_trl  # noqa: E402
 
 FULL = {
     "device": "cpu",
@@ -47,16 +51,20 @@ FULL = {
     "n_layers": 4,
 }
 SMALL = FULL | {"n_states": 4, "n_prompt": 64, "n_result": 32, "vocab": 512, "hidden": 64}
-CUDA = FULL | {
-    "device": "cuda",
-    "dtype": "bfloat16",
-    "n_prompt": 2048,
-    "vocab": 151_936,
-    "hidden": 896,
-    "n_layers": 24,
+SHAPES = {  # Qwen2.5-0.5B and Qwen3-8B, as their configurations say, and traces of 16k tokens
+    "0.5B": FULL
+    | {"n_prompt": 4096, "n_action": 64, "n_result": 640, "vocab": 151_936}
+    | {"hidden": 896, "n_layers": 24, "intermediate": 4864},
+    "8B-LoRA": FULL
+    | {"n_states": 6, "n_prompt": 10_240, "n_action": 64, "n_result": 896, "vocab": 151_936}
+    | {"hidden": 4096, "n_layers": 36, "intermediate": 12_288, "n_heads": 32, "n_kv_heads": 8}
+    | {"is_tied": False, "lora_rank": 16, "checkpointing": True},
 }
-CUDA_STEPS = 5
-BETA = 0.1
+VARIANTS = {
+    "cpu": ("packed", "trl", "one_by_one"),
+    "cuda": ("packed", "trl", "trl_2", "one_by_one"),
+}
+CUDA_STEPS = 3
 EOS = 1
 
 
@@ -86,15 +94,37 @@ def make_model(sizes: dict[str, Any], *, seed: int = 0) -> Any:
     config = Qwen2Config(
         vocab_size=sizes["vocab"],
         hidden_size=sizes["hidden"],
-        intermediate_size=4 * sizes["hidden"],
+        intermediate_size=sizes.get("intermediate", 4 * sizes["hidden"]),
         num_hidden_layers=sizes["n_layers"],
-        num_attention_heads=max(2, sizes["hidden"] // 64),
-        num_key_value_heads=2,
+        num_attention_heads=sizes.get("n_heads", max(2, sizes["hidden"] // 64)),
+        num_key_value_heads=sizes.get("n_kv_heads", 2),
         max_position_embeddings=65_536,
-        tie_word_embeddings=True,
+        tie_word_embeddings=sizes.get("is_tied", True),
     )
-    model = Qwen2ForCausalLM(config).to(sizes["device"], getattr(torch, sizes["dtype"]))
+    with torch.device(sizes["device"]):
+        model = Qwen2ForCausalLM(config).to(getattr(torch, sizes["dtype"]))
+    if sizes.get("lora_rank"):
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=sizes["lora_rank"], target_modules="all-linear"))
+    if sizes.get("checkpointing"):
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
     return model.train()
+
+
+def reference_of(model: Any, sizes: dict[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """Another model of the same shape; of a model with an adapter, the model without it."""
+    if not sizes.get("lora_rank"):
+        other = make_model(sizes, seed=1).eval()
+        return lambda: nullcontext(other)
+
+    @contextmanager
+    def without_adapter() -> Any:
+        with model.disable_adapter():
+            yield model
+
+    return without_adapter
 
 
 def dpo_sum(chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any) -> Any:
@@ -110,8 +140,8 @@ def step_packed(model: Any, reference: Any, pairs: list[Any]) -> float:
     from trainer.losses.tree_layout import pack_pairs
 
     tree = pack_pairs(pairs)
-    with torch.no_grad():
-        reference_logps = packed_logps(reference, tree)
+    with torch.no_grad(), reference() as frozen:
+        reference_logps = packed_logps(frozen, tree)
     loss = dpo_sum(*packed_logps(model, tree), *reference_logps) / len(pairs)
     loss.backward()
     return float(loss.detach())
@@ -129,8 +159,8 @@ def step_one_by_one(model: Any, reference: Any, pairs: list[Any]) -> float:
 
     total = 0.0
     for prompt, chosen, rejected in pairs:
-        with torch.no_grad():
-            reference_logps = [logps(reference, prompt, side) for side in (chosen, rejected)]
+        with torch.no_grad(), reference() as frozen:
+            reference_logps = [logps(frozen, prompt, side) for side in (chosen, rejected)]
         policy_logps = [logps(model, prompt, side) for side in (chosen, rejected)]
         loss = dpo_sum(*policy_logps, *reference_logps) / len(pairs)
         loss.backward()
@@ -142,9 +172,10 @@ def run_by_hand(variant: str, sizes: dict[str, Any]) -> dict[str, float]:
     """Steps of ours; the figures of the first, the seconds of the fastest."""
     import torch
 
-    model, reference = make_model(sizes), make_model(sizes, seed=1).eval()
-    pairs = make_pairs(sizes)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    model = make_model(sizes)
+    reference, pairs = reference_of(model, sizes), make_pairs(sizes)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-6)
     step = {"packed": step_packed, "one_by_one": step_one_by_one}[variant]
     taken_s, losses, grad_norms = [], [], []
     for _ in range(n_steps(sizes)):
@@ -161,83 +192,17 @@ def n_steps(sizes: dict[str, Any]) -> int:
     return 1 if sizes["device"] == "cpu" else CUDA_STEPS
 
 
-def run_trl(sizes: dict[str, Any]) -> dict[str, float]:
-    """Steps of `trl.DPOTrainer`; the figures of the first, the seconds of the fastest."""
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl.trainer.dpo_config import DPOConfig
-    from trl.trainer.dpo_trainer import DPOTrainer
-
-    taken_s = []
-
-    class StepSeconds(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.began_s = spent_s(sizes["device"])
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            taken_s.append(spent_s(sizes["device"]) - self.began_s)
-
-    tokenizer = make_tokenizer(sizes["vocab"])
-    sides = ("prompt", "chosen", "rejected")
-    rows = [
-        {side: words_of(ids, tokenizer) for side, ids in zip(sides, pair, strict=True)}
-        for pair in make_pairs(sizes)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        args = DPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=1,
-            gradient_accumulation_steps=len(rows),
-            max_steps=n_steps(sizes),
-            beta=BETA,
-            max_length=None,
-            learning_rate=1e-6,
-            lr_scheduler_type="constant",
-            gradient_checkpointing=False,
-            use_cpu=sizes["device"] == "cpu",
-            bf16=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
-        trainer = DPOTrainer(
-            model=make_model(sizes),
-            ref_model=make_model(sizes, seed=1),
-            args=args,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-            callbacks=[StepSeconds()],
-        )
-        before_s = spent_s(sizes["device"])
-        trainer.train()
-        if sizes["device"] == "cpu":  # what precedes the only step belongs to it
-            taken_s = [spent_s("cpu") - before_s]
-    logged = trainer.state.log_history[0]
-    return {"seconds": min(taken_s), "loss": logged["loss"], "grad_norm": logged["grad_norm"]}
-
-
-def make_tokenizer(vocab: int) -> Any:
-    """One word per token id, so that TRL's own tokenization gives the ids back."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": 0, "</s>": EOS} | {f"t{idx}": idx for idx in range(2, vocab)}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
-
-
-def words_of(ids: list[int], tokenizer: Any) -> str:
-    return "".join(f" {word}" for word in tokenizer.convert_ids_to_tokens(ids))
-
-
 def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """One variant in this process; the caller started it fresh."""
-    if variant != "trl" and sizes["device"] == "cpu":
+    if not variant.startswith("trl") and sizes["device"] == "cpu":
         warm_up = SMALL | {"n_states": 2, "n_layers": 1}
         run_by_hand(variant, warm_up)  # imports and first-call set-up
-    step = run_trl(sizes) if variant == "trl" else run_by_hand(variant, sizes)
+    if variant.startswith("trl"):
+        options = {"end": EOS, "n_steps": n_steps(sizes), "learning_rate": 1e-6}
+        options["batch_size"] = int(variant.removeprefix("trl").removeprefix("_") or 1)
+        step = run_trl(make_pairs(sizes), make_model, sizes, **options)
+    else:
+        step = run_by_hand(variant, sizes)
     return {"variant": variant, **step, "peak_mib": round(peak_mib(sizes["device"]))}
 
 
@@ -256,7 +221,7 @@ def run_benchmark(sizes: dict[str, Any]) -> dict[str, Any]:
         f"{n_tokens['packed']} packed ({n_tokens['one_by_one'] / n_tokens['packed']:.1f} times fewer)"
     )
     rows = []
-    for variant in ("packed", "trl", "one_by_one"):
+    for variant in VARIANTS[sizes["device"]]:
         rows.append(row := measure_fresh(__file__, variant, sizes))
         print(
             f"  {variant:10} {row['seconds']:9.3f} {seconds}   {memory} {row['peak_mib']:6} MiB"
@@ -279,6 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="tiny sizes, seconds")
     parser.add_argument("--states", type=int, help="states of the trace (default 16; 4 if small)")
+    parser.add_argument("--shape", choices=[*SHAPES], default="0.5B", help="the model, on CUDA")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--variant", help=argparse.SUPPRESS)
@@ -287,7 +253,11 @@ def main() -> None:
     if args.variant:
         print(json.dumps(measure(args.variant, json.loads(args.sizes))))
         return
-    sizes = SMALL if args.small else CUDA if args.device == "cuda" else FULL
+    sizes = SMALL if args.small else FULL
+    if args.device == "cuda":
+        sizes = SHAPES[args.shape] | {"dtype": "bfloat16"}
+    if args.small and args.shape == "8B-LoRA":
+        sizes = SMALL | {"lora_rank": 4, "checkpointing": True}
     sizes = sizes | {"device": args.device}
     if args.states:
         sizes = sizes | {"n_states": args.states}

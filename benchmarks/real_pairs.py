@@ -16,7 +16,6 @@ a fresh process and one thread:
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.measuring import machine_of, measure_fresh, spent_s  # noqa: E402 - path above
-from benchmarks.pairs import BETA, dpo_sum, make_model, words_of  # noqa: E402
+from benchmarks.pairs import dpo_sum, make_model  # noqa: E402
+from benchmarks.trl_pairs import run_trl  # noqa: E402
 
 SIZES = {"device": "cpu", "dtype": "float32", "hidden": 256, "n_layers": 4, "vocab": 8192}
 N_PAIRS = 64
@@ -96,65 +96,17 @@ def run_ours(pairs: list[Pair], pairs_per_step: int) -> dict[str, float]:
     return {"seconds": seconds, "loss": total / len(pairs), "n_tokens": n_packed}
 
 
-def run_trl(pairs: list[Pair], end: int, batch_size: int) -> dict[str, float]:
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    from trl.trainer.dpo_config import DPOConfig
-    from trl.trainer.dpo_trainer import DPOTrainer
-
-    # One word per token id, so that TRL's own tokenization gives the ids back; none begins with
-    # another, since the end of a turn is looked for inside words as well.
-    words = {f"t{idx:06}": idx for idx in range(SIZES["vocab"])}
-    backend = Tokenizer(models.WordLevel(words, unk_token="t000000"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="t000000", eos_token=f"t{end:06}"
-    )
-    names = ("prompt", "chosen", "rejected")
-    rows = [
-        {name: words_of(ids, tokenizer) for name, ids in zip(names, pair, strict=True)}
-        for pair in pairs
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        args = DPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=len(rows) // batch_size,
-            max_steps=1,
-            beta=BETA,
-            max_length=None,
-            learning_rate=0.0,
-            gradient_checkpointing=False,
-            use_cpu=True,
-            bf16=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
-        trainer = DPOTrainer(
-            model=make_model(SIZES),
-            ref_model=make_model(SIZES, seed=1),
-            args=args,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-        )
-        before_s = spent_s("cpu")
-        trainer.train()
-        seconds = spent_s("cpu") - before_s
-    n_tokens = sum(2 * len(prompt) + len(one) + len(other) for prompt, one, other in pairs)
-    loss = trainer.state.log_history[0]["loss"]
-    return {"seconds": seconds, "loss": loss, "n_tokens": n_tokens}
-
-
 def measure(variant: str, folder: str) -> dict[str, Any]:
     pairs, n, end = drawn_pairs(folder)
     if variant.startswith("ours"):
         run_ours(pairs[:2], 2)  # imports and first-call set-up
         row = run_ours(pairs, N_PAIRS if variant == "ours_64" else n)
     else:
-        row = run_trl(pairs, end, int(variant.removeprefix("trl_")))
+        size = int(variant.removeprefix("trl_"))
+        row = run_trl(pairs, make_model, SIZES, end=end, batch_size=size)
+        row["n_tokens"] = sum(
+            2 * len(prompt) + len(one) + len(other) for prompt, one, other in pairs
+        )
     return {"variant": variant, **row}
 
 

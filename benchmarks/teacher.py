@@ -1,10 +1,11 @@
-"""The hinted teacher's forward pass: CPU seconds in full, and on the student's key-value cache.
+"""The hinted teacher's forward pass: seconds in full, and on the student's key-value cache.
 
     python benchmarks/teacher.py            # a prompt of 2,048 tokens; seconds
     python benchmarks/teacher.py --small
+    python benchmarks/teacher.py --device cuda --shape 8B-LoRA
     python benchmarks/teacher.py --json benchmarks/results/teacher.json
 
-One sequence, `prompt + hint + completion`, on one thread, the best of five passes each. The
+One sequence, `prompt + hint + completion`, on one thread or one GPU, the best of five passes each. The
 student's pass with a cache is shown as well, since keeping the cache is the price of reusing it.
 """
 
@@ -18,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402 - after the path above
-from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
-from benchmarks.measuring import best_of, machine_of  # noqa: E402
+from benchmarks.measuring import SECONDS, best_of, machine_of  # noqa: E402
+from benchmarks.pairs import SHAPES, make_model  # noqa: E402
 from trainer.integrations.kv_reuse import (  # noqa: E402
     hinted_batch,
     student_hidden,
@@ -29,50 +30,45 @@ from trainer.integrations.kv_reuse import (  # noqa: E402
 )
 
 FULL = {"n_prompt": 2048, "n_hint": 64, "n_completion": 128, "hidden": 256, "n_layers": 4}
-SMALL = {"n_prompt": 256, "n_hint": 16, "n_completion": 16, "hidden": 64, "n_layers": 2}
-VOCAB = 2000
+FULL |= {"n_heads": 4, "vocab": 2000, "device": "cpu", "dtype": "float32"}
+SMALL = FULL | {"n_prompt": 256, "n_hint": 16, "n_completion": 16, "hidden": 64, "n_layers": 2}
+LONG = {"n_prompt": 15_872, "n_hint": 128, "n_completion": 384, "dtype": "bfloat16"}
 N_REPEATS = 5
 
 
-def run_benchmark(sizes: dict[str, int]) -> dict[str, Any]:
+@torch.no_grad()
+def run_benchmark(sizes: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=sizes["hidden"],
-        intermediate_size=4 * sizes["hidden"],
-        num_hidden_layers=sizes["n_layers"],
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-    )
-    model = Qwen2ForCausalLM(config).train()
+    device = sizes["device"]
+    model = make_model(sizes)
     prompt, hint, completion = (
-        torch.randint(5, VOCAB, (1, sizes[name])) for name in ("n_prompt", "n_hint", "n_completion")
+        torch.randint(5, sizes["vocab"], (1, sizes[name]), device=device)
+        for name in ("n_prompt", "n_hint", "n_completion")
     )
     batch = hinted_batch(prompt, [[*prompt[0].tolist(), *hint[0].tolist()]], completion)
     student, student_s = best_of(
         N_REPEATS,
         lambda: student_hidden(model, prompt, completion, n_tokens=batch.n_tokens),
-        device="cpu",
+        device=device,
     )
-    full, full_s = best_of(N_REPEATS, lambda: teacher_hidden(model, batch), device="cpu")
+    full, full_s = best_of(N_REPEATS, lambda: teacher_hidden(model, batch), device=device)
     reused, reused_s = best_of(
         N_REPEATS,
         lambda: teacher_hidden_with_prefix_reuse(model, batch, student.cache),
-        device="cpu",
+        device=device,
     )
     return {
         "sizes": sizes,
         "n_reused": batch.n_reused,
         "n_tokens": batch.n_tokens,
-        "cpu_s": {
+        "seconds": {
             "student": round(student_s, 4),
             "teacher_full": round(full_s, 4),
             "teacher_reused": round(reused_s, 4),
         },
         "is_bitwise_equal": torch.equal(full, reused),
-        "cpu_ratio": round(full_s / reused_s, 2),
+        "ratio": round(full_s / reused_s, 2),
     }
 
 
@@ -80,15 +76,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="tiny sizes")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--shape", choices=[*SHAPES], default="0.5B", help="the model, on CUDA")
     args = parser.parse_args()
-    result = run_benchmark(SMALL if args.small else FULL)
+    sizes = SMALL if args.small else FULL
+    if args.device == "cuda":
+        sizes = SHAPES[args.shape] | LONG | {"checkpointing": False, "device": "cuda"}
+    result = run_benchmark(sizes)
+    unit = SECONDS[args.device]
     print(f"{result['n_reused']} of {result['n_tokens']} columns come from the student's cache")
-    for name, seconds in result["cpu_s"].items():
-        print(f"  {name:15} {seconds:8.3f} CPU-s")
-    print(f"  reuse takes {result['cpu_ratio']:.1f} times less CPU than the full pass")
+    for name, seconds in result["seconds"].items():
+        print(f"  {name:15} {seconds:8.3f} {unit}")
+    print(f"  reuse takes {result['ratio']:.1f} times fewer {unit} than the full pass")
     print(f"  equal to the last bit: {result['is_bitwise_equal']}")
     if args.json:
-        report = {"benchmark": "teacher", "machine": machine_of("cpu"), **result}
+        report = {"benchmark": "teacher", "machine": machine_of(args.device), **result}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -186,6 +186,9 @@ class PublishSettings(_Section):
     tokenizer: Path | None = None
     """What counts the tokens: a `tokenizer.json`, or the folder of a model that has one. Without it
     they are estimated by bytes, rather too many."""
+    teacher_logprobs: Annotated[bool, Field(exclude_if=lambda is_asked: not is_asked)] = False
+    """Publish the answers of each consensus with their token probabilities too, as far as they came
+    (`replay.teachers.top_logprobs`): the config `teacher_logprobs`, for a trainer's channel 2."""
 
 
 class TrainSettings(_Section):

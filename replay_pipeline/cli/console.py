@@ -308,6 +308,12 @@ def show_estimate(report: Report) -> None:
     for row in report["teachers"]:
         for note in row["adaptations"]:
             out.print(f"{escape(row['teacher'])}: {escape(note)}", soft_wrap=True)
+        if row["n_logprobs"]:
+            out.print(
+                f"{escape(row['teacher'])}: {row['n_logprobs']:,} token probabilities, "
+                "at no charge beside the tokens",
+                soft_wrap=True,
+            )
     for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
         if each and each["buys"]:
             out.print(

@@ -365,29 +365,10 @@ class _Tree:
             # states of their own. They are made at first use, when the anchor has its turn.
             parent = anchor
             for kept in preserved.turns:
-                parent = self._copy(kept, parent)
+                parent = kept.copy_below(parent, self.segment)
+                self.turns.append(parent)
             preserved.tail = parent
         return preserved.tail
-
-    def _copy(self, turn: Turn, parent: Turn | None) -> Turn:
-        copy = Turn(
-            parent=parent,
-            kind=turn.kind,
-            offset=turn.offset,
-            uuid=turn.uuid,
-            segment=self.segment,
-            agent=turn.agent,
-            timestamp=turn.timestamp,
-            model=turn.model,
-            version=turn.version,
-            cwd=turn.cwd,
-            texts=turn.texts,
-            calls=turn.calls,
-            results=turn.results,
-            flags=turn.flags | {"copy"},
-        )
-        self.turns.append(copy)
-        return copy
 
     def _attachment(self, offset: int, row: Row, parent: Turn | None) -> None:
         fields = rows.loose(row.attachment)

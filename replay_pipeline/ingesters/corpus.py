@@ -1,6 +1,5 @@
 """Ingestion of many files: dedup, labels, redaction, and the tables at rest."""
 
-import codecs
 import json
 import logging
 import os
@@ -24,10 +23,12 @@ from replay_pipeline.ingesters.copilot import Copilot
 from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.increments import digests_of
+from replay_pipeline.ingesters.json_lines import in_utf_8
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
 from replay_pipeline.ingesters.log_rows import (
     Cleaner,
     LogRows,
+    accounts_in,
     hints_of,
     pieces_of,
     sha_of,
@@ -148,7 +149,8 @@ def ingest(
         sizes = {source: _size(source) for source in slices}
         n_bytes = 0
         for source in _in_order(slices):
-            corpus.take(source)
+            with in_utf_8(source) as readable:
+                corpus.take(readable)
             n_bytes += sizes[source]
             if on_progress is not None:
                 total = sum(sizes.values())
@@ -283,10 +285,6 @@ class _Corpus:
         if not head.strip():
             self.report.skipped_files["empty"] += 1
             return
-        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            logger.warning("%s: is UTF-16; write it as UTF-8", source.path)
-            self.report.skipped_files["utf_16"] += 1
-            return
         reader = next((i for i in INGESTERS if i.sniff(head)), None)
         if reader is None:
             self.report.skipped_files["foreign"] += 1
@@ -355,7 +353,9 @@ class _Corpus:
         cwds = {turn.cwd for log in logs for turn in log.turns}
         users = frozenset(filter(None, map(user_of, cwds)))
         if self.redactor is not None and any(needed):
-            users |= people_in(chain.from_iterable(map(texts_of, needed)))
+            users |= people_in(
+                chain.from_iterable(f(turns) for turns in needed for f in (texts_of, accounts_in))
+            )
         self.users |= users
         return users
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -109,6 +110,21 @@ def texts_of(turns: Sequence[Turn]) -> Iterator[str]:
             yield from _strings_in(call.arguments)
         for result in turn.results.values():
             yield result.text
+
+
+_ACCOUNTS = re.compile(r"(?:#?\d+\W{1,4})?([A-Za-z][\w-]{2,38})")
+
+
+def accounts_in(turns: Sequence[Turn]) -> Iterator[str]:
+    """Give the accounts that a call asked for by a query for `login`, as an author's line each.
+
+    Nothing else tells that these words are names: bare, or each behind a number.
+    """
+    for turn in turns:
+        for call in turn.calls:
+            if ".login" in call.arguments and (result := turn.results.get(call.id)):
+                lines = [_ACCOUNTS.fullmatch(line) for line in result.text.split("\n") if line]
+                yield from (f"author:\t{match[1]}\n" for match in lines if match and all(lines))
 
 
 def hints_of(turns: Sequence[Turn], labels: Mapping[Turn, Label]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from replay_pipeline.errors import (
     SecretFoundError,
 )
 from replay_pipeline.publish import batch_facts, card, layout
+from replay_pipeline.publish.answers import ScoredAnswers
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.lengths import TokenSizes, cut_pairs
@@ -63,6 +64,8 @@ class PublishReport:
     """Ids of the commits that were made on the Hub, oldest first; empty: it had all of it."""
     blind: dict[str, Any] | None = None
     """How often the chosen side is told without the prompt, as `BlindControl` has it."""
+    answers_left_out: dict[str, int] = field(default_factory=dict)
+    """Answers of a consensus without a row in `teacher_logprobs`, by reason, where it was asked for."""
     tag: str | None = None
     """Name of this content: equal content has an equal tag."""
 
@@ -103,6 +106,7 @@ def publish(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     lengths: Sequence[int] = PAIR_LENGTHS,
     tokenizer: Path | None = None,
+    logprobs: Mapping[str, pa.Table] | None = None,
     token: str | None = None,
     endpoint: str | None = None,
     patience_s: float = 300.0,
@@ -125,6 +129,8 @@ def publish(
         max_shard_bytes: size at which a batch is written as several files.
         lengths: tokens to which prompts are cut in configs of their own, such as `pairs_8k`.
         tokenizer: what counts the tokens, as in `TokenSizes`.
+        logprobs: tables `token_logprobs` by batch key: of their answers a config `teacher_logprobs`
+            is made; `None` makes none.
         token: token for the Hub; by default `HF_TOKEN`, or what `hf auth login` has stored.
         endpoint: address of the Hub, where it is not the public one.
         patience_s: how long faults of the Hub are waited out, in seconds.
@@ -164,6 +170,8 @@ def publish(
         ) -> None:
             _add(version, key, pairs, agreed, lengths, sizes, max_shard_bytes, **facts)
 
+        scored = {key: ScoredAnswers.of(table) for key, table in (logprobs or {}).items()}
+
         for key in sorted(keys):
             states = prompts(key) if prompts else None
             add(
@@ -171,6 +179,7 @@ def publish(
                 *_rows_of(key, given[key], agreed[key], states),
                 split=split,
                 stages=batch_facts.stage_facts(card_facts or {}, key),
+                scored=scored.get(key),
             )
         for key, manifest in sorted(old.items()):  # one dataset has one form of columns
             pairs, positive = (
@@ -180,6 +189,8 @@ def publish(
             add(key, pairs, positive, split=_split_of(manifest), stages=manifest["stages"])
         version.measure(folder)
         report = version.write(folder, options)
+        left_out = sum((each.left_out for each in scored.values()), Counter())
+        report = replace(report, answers_left_out=dict(sorted(left_out.items())))
         return version.bring(folder, hub, options, report)
 
 
@@ -271,7 +282,8 @@ def retract(
         version = _Version(Path(aside), facts=merged, owned=touched)
         for key in sorted(touched - new.batches):
             manifest = there[key]
-            configs = ["positives", "pairs", *filter(layout.length_of, manifest["files"])]
+            more = [name for name in manifest["files"] if name not in layout.CONFIGS]
+            configs = ["positives", "pairs", *more]
             parts = (
                 (config, new.without(part))
                 for config in configs
@@ -315,6 +327,7 @@ class _Version:
         counted: str | None,
         not_cut: Mapping[str, Mapping[str, int]] | None,
         max_shard_bytes: int = MAX_SHARD_BYTES,
+        scored: ScoredAnswers | None = None,
     ) -> None:
         """Make the files and the manifest of a batch, from rows by config.
 
@@ -326,6 +339,7 @@ class _Version:
             counted: how tokens were counted, in words.
             not_cut: pairs too long for a config that is cut, by reason.
             max_shard_bytes: size at which a config is written as several files.
+            scored: the teachers' answers, where their token probabilities are published too.
 
         Raises:
             SecretFoundError: there is a secret in the rows.
@@ -355,15 +369,18 @@ class _Version:
         for config, part in parts:
             scan.take(part, config)
             put(config, part)
-            if config == "positives":
-                n_positives += len(part)
-                put("prompts", layout.prompt_rows(part, "completion", "agreement"))
-                continue
-            summed.measure(config, part)
+            for name, rows in _derived(config, part):
+                put(name, rows)
+            if scored is not None and config in ("pairs", "positives"):
+                answers = scored.rows(part)
+                scan.take(answers, "teacher_logprobs")
+                put("teacher_logprobs", answers)
             if config == "pairs":
                 summed.add(part)
-                put("prompts", layout.prompt_rows(part, "chosen", "pair"))
-                put("pairs_distillable", part.filter(part["is_distillable"]))
+            if config == "positives":
+                n_positives += len(part)
+            elif config not in layout.ON_REQUEST:
+                summed.measure(config, part)
         scan.finish()
         counts: dict[str, dict[str, dict[str, int]]] = {}
         for (config, side), shard in shards.items():
@@ -554,6 +571,15 @@ def _with_cuts(
         for length in sorted(set(lengths)):
             config = layout.config_of_length(length)
             yield config, cut_pairs(rows, length, sizes, not_cut.setdefault(config, Counter()))
+
+
+def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Give what else is published of some rows: states with a consensus, and what may be trained on."""
+    if config == "positives":
+        yield "prompts", layout.prompt_rows(rows, "completion", "agreement")
+    elif config == "pairs":
+        yield "prompts", layout.prompt_rows(rows, "chosen", "pair")
+        yield "pairs_distillable", rows.filter(rows["is_distillable"])
 
 
 def _split_of(manifest: Mapping[str, Any]) -> SessionSplit:

@@ -67,7 +67,11 @@ from replay_pipeline.replay import (
     replay_in_thread,
 )
 from replay_pipeline.replay.ledger import Ledger
-from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
+from replay_pipeline.replay.rows import (
+    teacher_actions_from_table,
+    teacher_actions_table,
+    token_logprobs_table,
+)
 from replay_pipeline.review import apply_marks, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.audit.tables import refuse_unfit
@@ -421,6 +425,9 @@ class Pipeline(Project):
                 )
             )  # fmt: skip
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
+            logprobs = token_logprobs_table(report.actions)
+            if len(logprobs) or self.root.has("token_logprobs", batch):
+                self._write("token_logprobs", batch, logprobs)
             refuse_if_nobody_answers(report)
             return replay_facts(report)
 
@@ -681,6 +688,11 @@ class Pipeline(Project):
                     card_facts=facts,
                     lengths=options.lengths,
                     tokenizer=options.tokenizer,
+                    logprobs={
+                        batch: self.root.read("token_logprobs", batch)
+                        for batch in new
+                        if self._is_scored(batch)
+                    },
                 )
             return {**report.to_json(), "made_under": hash_of(given[:1])}
 
@@ -700,6 +712,8 @@ class Pipeline(Project):
         tables = ["turns", "states", "normalized_pairs", "positives"]
         if self._is_sampled(batch):
             tables.append("sampled_positives")
+        if self._is_scored(batch):
+            tables.append("token_logprobs")
         return hash_of([
             *named(self._known_digests(batch, tables)),
             self.settings.ingest.window,
@@ -707,6 +721,10 @@ class Pipeline(Project):
             *named(self._known_digests(batch, ["tools"])),
             json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
         ])  # fmt: skip
+
+    def _is_scored(self, batch: str) -> bool:
+        """Whether the token probabilities of a batch are there, and to be published."""
+        return self.settings.publish.teacher_logprobs and self.root.has("token_logprobs", batch)
 
     def _dataset_files(self) -> list[str]:
         """Name the files of the dataset that do not bear their digest in their name."""

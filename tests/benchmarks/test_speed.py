@@ -24,24 +24,44 @@ def run_small(name, folder):
     return done.stdout, json.loads(file.read_text())
 
 
-@pytest.mark.slow
-def test_losses_benchmark_compares_equal_losses(tmp_path):
-    printed, report = run_small("losses", tmp_path)
-    assert "times fewer CPU-s than trl" in printed
-    case = report["cases"][0]
-    losses = {row["variant"]: row["loss"] for row in case["rows"]}
-    assert losses["fused"] == pytest.approx(losses["trl"], abs=1e-5)
-    assert losses["fused"] == pytest.approx(losses["naive"], abs=1e-5)
-    assert losses["fused"] == pytest.approx(losses["recompute"], abs=1e-5)
-    norms = [row["weight_grad_norm"] for row in case["rows"]]
-    assert norms == pytest.approx([norms[0]] * 4, rel=1e-4)
-    assert set(case["ratio_over_fused"]) == {"recompute", "trl", "naive"}
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory):
+    """Figures by step of all that a GPU is to run, on the CPU in small shapes."""
+    file = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    done = subprocess.run(
+        [BENCHMARKS / "gpu.sh", "--dry", "--json", file],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {row["step"]: row for row in json.loads(file.read_text())["steps"]}
 
 
 @pytest.mark.slow
-def test_pairs_benchmark_compares_equal_steps(tmp_path):
-    printed, report = run_small("pairs", tmp_path)
-    assert "times fewer CPU-s than trl" in printed
+def test_one_command_runs_everything_that_needs_a_gpu(dry):
+    assert {row["status"] for row in dry.values()} == {0}
+    assert "2 passed" in dry["tests"]["last_lines"][-1]
+    report = json.loads("\n".join(dry["recompilations"]["last_lines"]))
+    assert len(set(report["tree_lengths"])) == 5
+
+
+@pytest.mark.slow
+def test_losses_benchmark_compares_equal_losses(dry):
+    case = dry["losses small"]["figures"]["cases"][0]
+    rows = [row for row in case["rows"] if "absent" not in row]
+    assert {"fused", "recompute", "trl", "naive"} <= {row["variant"] for row in rows}
+    losses = [row["loss"] for row in rows]
+    assert losses == pytest.approx([losses[0]] * len(rows), abs=1e-5)
+    norms = [row["weight_grad_norm"] for row in rows]
+    assert norms == pytest.approx([norms[0]] * len(rows), rel=1e-4)
+    assert set(case["ratio_over_fused"]) == {row["variant"] for row in rows[1:]}
+
+
+@pytest.mark.slow
+def test_pairs_benchmark_compares_equal_steps(dry):
+    report = dry["pairs small"]["figures"]
     losses = [row["loss"] for row in report["rows"]]
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
     norms = [row["grad_norm"] for row in report["rows"]]
@@ -50,9 +70,8 @@ def test_pairs_benchmark_compares_equal_steps(tmp_path):
 
 
 @pytest.mark.slow
-def test_teacher_benchmark_compares_equal_states(tmp_path):
-    printed, report = run_small("teacher", tmp_path)
-    assert "times less CPU than the full pass" in printed
+def test_teacher_benchmark_compares_equal_states(dry):
+    report = dry["teacher small"]["figures"]
     assert report["is_bitwise_equal"]
     assert report["n_reused"] == 256
 

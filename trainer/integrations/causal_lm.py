@@ -14,6 +14,7 @@ __all__ = [
     "cache_obstacle",
     "causal_lm_of",
     "completion_outputs",
+    "has_plain_head",
     "length_dependent_positions",
     "lm_head_of",
     "logit_rule",
@@ -93,6 +94,15 @@ def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
             "out: remove it from target_modules"
         )
     return head.weight, getattr(head, "bias", None)
+
+
+def has_plain_head(model: nn.Module) -> bool:
+    """Say whether `lm_head_of` has a weight to give, so that the fused head can take its place."""
+    try:
+        lm_head_of(model)
+    except TrainerConfigError:
+        return False
+    return True
 
 
 def logit_rule(model: nn.Module) -> tuple[float, float | None]:

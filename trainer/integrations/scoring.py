@@ -13,8 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
-from trainer.errors import TrainerConfigError
-from trainer.integrations.causal_lm import causal_lm_of, lm_head_of, logit_rule, model_head_outputs
+from trainer.integrations.causal_lm import (
+    causal_lm_of,
+    has_plain_head,
+    logit_rule,
+    model_head_outputs,
+)
 from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.compose import Batch, PairLogps
 from trainer.losses.compose import pair_logps as plain_pair_logps
@@ -80,9 +84,7 @@ def logps_of_states(
     """Compute what `response_logps` does from the states of the sequences."""
     is_asked_BT = response_mask_BT[:, 1:] != 0
     hidden_NH, ids_N = hidden_BTH[:, :-1][is_asked_BT], ids_BT[:, 1:][is_asked_BT]
-    try:
-        lm_head_of(model)
-    except TrainerConfigError:  # an adapter sits on the head: it has to be called
+    if not has_plain_head(model):  # an adapter sits on it: it has to be called
         return _called_head(model, hidden_NH, ids_N, temperature)
     return model_head_outputs(model, hidden_NH, ids_N, temperature=temperature).logps_N
 

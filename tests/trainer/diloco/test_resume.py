@@ -107,8 +107,11 @@ def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(
     assert not list(tmp_path.glob("steps/checkpoint-*")), "nobody has asked for checkpoints"
 
 
-def test_an_asynchronous_replica_goes_on_after_a_kill_as_well(dataset_folder, tmp_path):
-    alone = {"rounds": "asynchronous", "codec": "fp32"}
+@pytest.mark.parametrize("rounds", [{"rounds": "asynchronous"}, {"fragments": 2}], ids=str)
+def test_an_asynchronous_replica_and_one_in_fragments_go_on_after_a_kill_as_well(
+    dataset_folder, tmp_path, rounds
+):
+    alone = {**rounds, "codec": "fp32"}
     calm = MortalStore(tmp_path / "calm-store")
     train(dataset_folder, tmp_path / "calm", calm, **alone)
     store = MortalStore(tmp_path / "store", int(0.6 * next(calm.numbers)))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask
 
 from trainer.errors import ShapeError, TrainerConfigError
@@ -15,6 +16,7 @@ from trainer.losses.tree_attention import (
     ChainAttention,
     FlashTreeAttention,
     FlexAttention,
+    _compiled_flex,
     attention_for,
     tree_block_mask,
 )
@@ -163,6 +165,32 @@ def test_flex_attention_equals_the_dense_mask(device):
     ]
     ours = FlexAttention(tree)(*inputs, scale=0.3)
     torch.testing.assert_close(ours, dense_attention(tree, *inputs, 0.3))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_compilation_serves_trees_of_all_lengths(device):
+    """A compilation takes longer than a step; and the compiled kernel skips what a mask says."""
+    torch._dynamo.reset()
+    counters.clear()
+    for n_states in (9, 12, 17):
+        pairs = [([1] * 600 + prompt, *both) for prompt, *both in trace_pairs(n_states)]
+        tree = pack_pairs(pairs).to(device)
+        query, key, value = (
+            projection.to(device)
+            for projection in projections(tree, dtype=torch.float32, requires_grad=False)
+        )
+        ours = _compiled_flex()(
+            query,
+            key,
+            value,
+            block_mask=tree_block_mask(tree.subtree_end_N),
+            scale=0.3,
+            enable_gqa=True,
+        )
+        torch.testing.assert_close(ours, dense_attention(tree, query, key, value, 0.3))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -31,7 +31,7 @@ from trainer.data.sampler import PairSampler
 from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
 from trainer.hints import HintFunction, hint_for_row
-from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of, lm_head_of
+from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of, has_plain_head
 from trainer.integrations.packing import (
     enable_tree_attention,
     packed_pair_logps,
@@ -152,7 +152,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             groups=[row.get("session_id") or i for i, row in enumerate(self.pairs)],
         )
 
-    def _make_teacher(self) -> Teacher:
+    def _make_teacher(self) -> Teacher | None:
         if self.aux_loss_enabled:
             raise TrainerConfigError(
                 "channel 2 does not serve models with a router loss: set alpha_sdpo=0 or "
@@ -240,12 +240,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 for start, tree in zip(starts, trees, strict=False)
             ]
         step = n_pairs if max_tokens is None else max(max_tokens // (2 * _longest(batch)), 1)
-        passes: list[tuple[slice, Callable[[], PairLogps]]] = []
-        for start in range(0, n_pairs, step):
-            rows = slice(start, start + step)
-            part = self._on_device({key: value[rows] for key, value in batch.items()})
-            passes.append((rows, partial(pair_logps, model, part)))
-        return passes
+        parts = [slice(start, start + step) for start in range(0, n_pairs, step)]
+        return [(rows, partial(self._padded_logps, model, batch, rows)) for rows in parts]
+
+    def _padded_logps(
+        self, model: nn.Module, batch: Mapping[str, Tensor], rows: slice
+    ) -> PairLogps:
+        part = {key: value[rows] for key, value in batch.items()}
+        return pair_logps(model, self._on_device(part))
 
     def _precompute_reference(self) -> list[tuple[float, float]] | None:
         """Sum log-probs of both sides under the initial weights, once."""
@@ -441,11 +443,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             return False
         if isinstance(model, FSDPModule) and not self._is_in_loss:
             return False  # only its own forward call gathers the head
-        try:
-            lm_head_of(model)
-        except TrainerConfigError:
-            return False
-        return True
+        return has_plain_head(model)
 
     # -- channel 2 -------------------------------------------------------------------------------
 
@@ -544,7 +542,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
                     if is_alone or len(passes) == 1
                     else checkpoint(forward, use_reentrant=False)
                 )
-            charged, measures = self._charged(logps, {k: v[rows] for k, v in batch.items()})
+            scored = {name: batch[name][rows] for name in _SCORED if name in batch}
+            charged, measures = self._charged(logps, self._on_device(scored))
             sums += measures
             term = scale * charged
             if is_alone and (which < len(passes) - 1 or not is_all):

@@ -1,0 +1,137 @@
+"""Run all that needs a GPU, step by step within its seconds, and write one JSON: see `gpu.sh`."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+TESTS = ["losses/test_tree.py", "losses/test_head.py", "integrations/test_packing.py"]
+LAST_LINES = 15
+
+
+def steps(*, is_dry: bool, folder: Path) -> list[tuple[str, int, list[str]]]:
+    """Name, most seconds and command of each step; `{json}` is a file that it writes."""
+    tests = [f"tests/trainer/{name}" for name in (TESTS[:1] if is_dry else TESTS)]
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    training = ["-m", "trainer", "--set", f"dataset={folder / 'dataset'}"]
+    training += ["--set", f"output={folder / 'run'}", "--set", "trl.max_steps=3"]
+    if is_dry:
+        few = ["--set", "tiny.pretraining_steps=2", "--set", "evaluation.max_prompts=1"]
+        chosen = "flex and cpu"
+        shapes = [("small", ["--small"])]
+    else:
+        few, chosen = [], "cuda"
+        shapes = [(shape, ["--device", "cuda", "--shape", shape]) for shape in ("0.5B", "8B-LoRA")]
+    listed = [("tests", 120, [*pytest, "-k", chosen]), ("training", 90, [*training, *few])]
+    listed.append(("recompilations", 90, [__file__, "--recompilations"] + ["--dry"] * is_dry))
+    for shape, options in shapes:
+        for name in ("losses", "pairs", "teacher"):
+            command = [f"benchmarks/{name}.py", *options, "--json", "{json}"]
+            listed.append((f"{name} {shape}", 90, command))
+    return listed
+
+
+def run_step(name: str, limit_s: float, command: list[str], file: Path) -> dict[str, Any]:
+    """Run one step; its figures, or how it failed."""
+    began_s = time.perf_counter()
+    given = [sys.executable, *(str(file) if word == "{json}" else word for word in command)]
+    try:
+        done = subprocess.run(
+            given,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": _path()},
+        )
+        status, output = done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired as late:
+        pieces = (late.stdout, late.stderr)
+        output = "".join(part.decode(errors="replace") for part in pieces if part)
+        status = f"took more than {limit_s:.0f} s"
+    row = {
+        "step": name,
+        "status": status,
+        "seconds": round(time.perf_counter() - began_s, 1),
+        "last_lines": output.splitlines()[-LAST_LINES:],
+    }
+    if file.exists():
+        row["figures"] = json.loads(file.read_text())
+    return row
+
+
+def _path() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def count_recompilations(device: str) -> None:
+    """Run packed passes over trees of many lengths, and count the graphs that were compiled."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    from benchmarks.pairs import SMALL, make_model, make_pairs
+    from trainer.integrations.packing import packed_logps
+    from trainer.losses.tree_layout import pack_pairs
+
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    sizes = SMALL | {"device": device, "dtype": dtype, "n_prompt": 700}
+    model, lengths = make_model(sizes), []
+    for n_states in (2, 3, 5, 8, 12):
+        tree = pack_pairs(make_pairs(sizes | {"n_states": n_states}))
+        chosen, rejected = packed_logps(model, tree)
+        (chosen - rejected).sum().backward()
+        lengths.append(tree.n_tokens)
+    assert all(bool(torch.isfinite(one.grad).all()) for one in model.parameters())
+    graphs = counters["stats"]["unique_graphs"]
+    print(json.dumps({"tree_lengths": lengths, "graphs_compiled": graphs}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dry", action="store_true", help="all steps on the CPU, in small shapes")
+    parser.add_argument("--json", type=Path, help="the file to write")
+    parser.add_argument("--limit-s", type=float, default=480.0, help="seconds of all steps")
+    parser.add_argument("--recompilations", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.recompilations:
+        count_recompilations("cpu" if args.dry else "cuda")
+        return 0
+    import torch
+
+    if not args.dry and not torch.cuda.is_available():
+        parser.error("there is no CUDA device; --dry runs the steps on the CPU")
+    from benchmarks.measuring import machine_of
+    from tests.trainer.published import write_dataset
+
+    results = ROOT / "benchmarks" / "results"
+    target = args.json or results / ("gpu_dry.json" if args.dry else "gpu.json")
+    rows, began_s = [], time.perf_counter()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_dataset(folder / "dataset")
+        for name, most_s, command in steps(is_dry=args.dry, folder=folder):
+            left_s = args.limit_s - (time.perf_counter() - began_s)
+            file = folder / f"{name}.json"
+            rows.append(row := run_step(name, max(min(most_s, left_s), 1), command, file))
+            print(f"  {name:20} {row['seconds']:6.1f} s  {row['status'] or 'ok'}", flush=True)
+            if row["status"]:
+                print("    " + "\n    ".join(row["last_lines"]), flush=True)
+            # After every step, so that what was measured outlives a machine that is taken away.
+            report = {"machine": machine_of("cpu" if args.dry else "cuda"), "steps": rows}
+            target.write_text(json.dumps(report, indent=2) + "\n")
+    failed = [row["step"] for row in rows if row["status"]]
+    print(f"{len(rows) - len(failed)} of {len(rows)} steps passed; figures in {target}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

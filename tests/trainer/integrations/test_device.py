@@ -1,0 +1,43 @@
+"""Every move to the device, on a device that any machine has; and the masks that only CUDA runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+WORKER = Path(__file__).parent / "spare_worker.py"
+TIMED = ("seconds", "step_time", "runtime", "per_second")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of a process of their own: a device stays for as long as its process."""
+    done = subprocess.run(
+        [sys.executable, WORKER, tmp_path_factory.mktemp("runs")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fast", "plain"])
+def test_a_run_on_another_device_is_the_run_on_the_cpu(runs, name):
+    """Behaviour, reference and evaluation passes, a step of all channels, teacher, checkpoint."""
+    assert runs["n_left_behind"] == 0
+    rows = zip(runs["cpu"][name], runs["device"][name], strict=True)
+    for on_cpu, on_device in rows:
+        for key, value in on_cpu.items():
+            if not key.endswith(TIMED):
+                other = on_device[key]
+                is_number = isinstance(value, float)
+                assert other == (pytest.approx(value, abs=2e-6) if is_number else value), key
+    assert runs["device"][name][-1]["channels_live"] == ["policy", "sdpo", "replay"]
