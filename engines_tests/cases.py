@@ -73,6 +73,8 @@ CASES: dict[str, dict[str, Any]] = {
     "a seed of text": {"seed": "x"},
     "a stop of a number": {"stop": 3},
     "an unknown field": {"smell": "x"},
+    "token probabilities": said({"role": "user", "content": "Say 🦜 é ok."})
+    | {"logprobs": True, "top_logprobs": 3, "max_tokens": 24, "temperature": 0},
     "more than the context": said({"role": "user", "content": "word " * 9_000}),
 }
 TOO_LONG = "more than the context"

@@ -20,6 +20,11 @@ Tool = dict[str, Any]
 """One tool in the OpenAI form: `{"type": "function", "function": {"name", "description",
 "parameters"}}`."""
 
+TokenLogprobs = list[list[tuple[str | list[int], float]]]
+"""What a teacher's endpoint says of each token of an answer, in the order in which they were written:
+the written token and then its likeliest alternatives, each with its natural log-probability. A token
+is its text, or its bytes where these are no text by themselves."""
+
 AgreementLevel = Literal["exact", "effect", "target", "tool"]
 """How strictly two actions are the same, from strict to loose."""
 
@@ -147,6 +152,9 @@ class TeacherSpec(BaseModel):
     """Which server speaks at `base_url`; `auto` decides by its address."""
     is_distillable: bool | None = None
     """Whether the vendor's terms allow training on the answers; `None`: not known."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20, exclude_if=lambda n: n == 0)] = 0
+    """How many of the likeliest tokens are asked for at each token of an answer, with their
+    log-probabilities; 0: none. They are kept with the answer. Endpoints that have none are refused."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Time limit of one call, in seconds. Long on purpose: an aborted call is paid for."""
 
@@ -250,6 +258,8 @@ class TeacherAction:
     """The gate that decided by chance that this call is made."""
     propensity: float = 1.0
     """With which probability this call was made; weigh by its inverse."""
+    logprobs: TokenLogprobs | None = field(default=None, repr=False)
+    """Token probabilities, where `TeacherSpec.top_logprobs` asked for them and they came."""
 
     @property
     def is_rehearsal(self) -> bool:

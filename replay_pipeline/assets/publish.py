@@ -43,7 +43,7 @@ def dataset_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
     facts = {
         "dagster/row_count": sum(by_config.get("pairs", {}).values()),
         "dagster/uri": folder,
-        "batches": len(receipt.report["batches"]),
+        "batches": len(receipt.inputs) or len(receipt.report["batches"]),
         **{
             f"{config} {split}": n
             for config, splits in sorted(by_config.items())

@@ -13,12 +13,14 @@ from replay_pipeline.cli.console import (
     out,
     print_report,
     show_findings,
+    show_repair,
     show_stale,
     show_status,
     show_upgrade,
+    show_verify,
 )
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption, TeachersOption
-from replay_pipeline.cli.shared import open_pipeline, prepare_demo
+from replay_pipeline.cli.shared import open_pipeline, open_project, prepare_demo
 
 
 @app.command()
@@ -36,7 +38,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """What is done, what it cost, and what is still open."""
-    work = open_pipeline(settings, data, teachers=teachers)
+    work = open_project(settings, data, teachers=teachers)
     if stale:
         print_report(work.stale(), as_json=as_json, show=show_stale)
     else:
@@ -50,6 +52,34 @@ def upgrade(
     """Bring the data root of an older version to this one: no log is read and nothing is paid."""
     report = open_pipeline(settings, data).upgrade()
     print_report(report, as_json=as_json, show=show_upgrade)
+
+
+@app.command()
+def verify(
+    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
+) -> None:
+    """Find every byte that is not what was written: in tables, receipts, kept sessions, the dataset.
+
+    Reads all of the data root and changes nothing in it. Ends with status 1 if something is damaged.
+    """
+    report = open_pipeline(settings, data).verify()
+    print_report(report, as_json=as_json, show=show_verify)
+    if report["damaged"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def repair(
+    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
+) -> None:
+    """Make again what `verify` finds damaged, and only that: nobody is asked, nothing is paid.
+
+    Ends with status 1 if something cannot be made as it was.
+    """
+    report = open_pipeline(settings, data).repair()
+    print_report(report, as_json=as_json, show=show_repair)
+    if report["left"]:
+        raise typer.Exit(1)
 
 
 @app.command()

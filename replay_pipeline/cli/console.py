@@ -308,6 +308,12 @@ def show_estimate(report: Report) -> None:
     for row in report["teachers"]:
         for note in row["adaptations"]:
             out.print(f"{escape(row['teacher'])}: {escape(note)}", soft_wrap=True)
+        if row["n_logprobs"]:
+            out.print(
+                f"{escape(row['teacher'])}: {row['n_logprobs']:,} token probabilities, "
+                "at no charge beside the tokens",
+                soft_wrap=True,
+            )
     for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
         if each and each["buys"]:
             out.print(
@@ -337,9 +343,16 @@ _EXPLAINED = {
 """Figures of a training that need a sentence."""
 
 
+_MAX_ROWS = 50
+"""Batches in a table for people; `--json` has all of them."""
+
+
 def _draw_batches(
     title: str, names: tuple[str, ...], reports: Report, *, first: str = "batch"
 ) -> None:
+    shown = list(reports.items())[-_MAX_ROWS:]
+    if len(shown) < len(reports):
+        title += f", the last {len(shown)} of {len(reports):,}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column(first, no_wrap=True)
     for name in names:
@@ -348,7 +361,7 @@ def _draw_batches(
         )
         longest_word = max(map(len, heading.split()))
         table.add_column(heading, overflow="fold", min_width=longest_word)
-    for key, report in reports.items():
+    for key, report in shown:
         table.add_row(escape(key), *(escape(_words(report.get(name))) for name in names))
     out.print(table)
 
@@ -383,6 +396,27 @@ show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "d
 show_control = partial(_draw_facts, "Control")
 show_upgrade = partial(_draw_facts, "Brought over")
 show_publish = partial(_draw_facts, "Published")
+
+
+def show_verify(report: Report) -> None:
+    """What is damaged, and how much is as it was written."""
+    _draw_facts("Looked at", {k: v for k, v in report.items() if k != "damaged"})
+    for damage in report["damaged"]:
+        out.print(f"{escape(damage['path'])}: {damage['why']}", soft_wrap=True)
+    if report["damaged"]:
+        out.print(f"{len(report['damaged'])} files are damaged: run `replay-pipeline repair`.")
+    else:
+        out.print("Nothing is damaged.")
+
+
+def show_repair(report: Report) -> None:
+    """What was made again, and what could not be."""
+    for path in report["repaired"]:
+        out.print(f"{escape(path)}: as it was written", soft_wrap=True)
+    for path, why in report["left"].items():
+        out.print(f"{escape(path)}: [bold red]left as it is[/], {escape(why)}", soft_wrap=True)
+    if not report["repaired"] and not report["left"]:
+        out.print("Nothing is damaged.")
 
 
 def show_train(report: Report) -> None:
@@ -420,7 +454,7 @@ def show_status(report: Report) -> None:
         )
     if "open" in report:
         out.print(f"Left to ask: {escape(open_words(report['open']))}", soft_wrap=True)
-    for batch, clients in report.get("fidelity", {}).items():
+    for batch, clients in list(report.get("fidelity", {}).items())[-_MAX_ROWS:]:
         shares = {name: row["share_within_10_percent"] for name, row in (clients or {}).items()}
         out.print(f"Fidelity of {escape(batch)}: {escape(_words(shares))}", soft_wrap=True)
     if dataset := report.get("dataset"):

@@ -8,6 +8,7 @@ from replay_pipeline.ingesters.batches import (
     discover,
     list_batches,
     list_manifests,
+    manifest_from,
     read_manifest,
     write_manifest,
 )
@@ -18,7 +19,7 @@ from replay_pipeline.ingesters.corpus import (
     write_traces,
 )
 from replay_pipeline.ingesters.increments import without_states
-from replay_pipeline.ingesters.kept_bytes import is_kept, is_there, keep, restore
+from replay_pipeline.ingesters.kept_bytes import is_kept, is_there, keep, kept_files, restore
 from replay_pipeline.ingesters.log_rows import state_id_of
 from replay_pipeline.ingesters.one_session import ClaudeCodeIngester
 from replay_pipeline.ingesters.traces import LazyStates, Traces, open_traces, system_prompt
@@ -40,8 +41,10 @@ __all__ = [
     "is_kept",
     "is_there",
     "keep",
+    "kept_files",
     "list_batches",
     "list_manifests",
+    "manifest_from",
     "open_traces",
     "parse_window",
     "read_manifest",

@@ -100,6 +100,25 @@ class Turn(msgspec.Struct, eq=False):
         """Whether the student decided something here."""
         return self.kind == "assistant" and "copy" not in self.flags
 
+    def copy_below(self, parent: "Turn | None", segment: int) -> "Turn":
+        """Give what a compaction kept of it: seen again there, and no decision of its own."""
+        return Turn(
+            parent=parent,
+            kind=self.kind,
+            offset=self.offset,
+            uuid=self.uuid,
+            segment=segment,
+            agent=self.agent,
+            timestamp=self.timestamp,
+            model=self.model,
+            version=self.version,
+            cwd=self.cwd,
+            texts=self.texts,
+            calls=self.calls,
+            results=self.results,
+            flags=self.flags | {"copy"},
+        )
+
     def let_go(self) -> None:
         """Forget all texts, once there are rows of them."""
         self.texts, self.thinking, self.calls, self.results = [], [], [], {}
@@ -118,6 +137,8 @@ class SessionLog:
     parent_session_id: str | None = None
     tools: list[Tool] = field(default_factory=list)
     """Tool definitions, where the log records them."""
+    is_continued: bool = False
+    """Whether it goes on with the conversation of a log before it, with no path into that one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,7 +320,7 @@ def read_manifest(key: str, root: Place) -> TraceBatch:
     """
     path = _manifest_path(root, key)
     try:
-        return _from_text(path.read_bytes(), path)
+        return manifest_from(path.read_bytes(), path)
     except FileNotFoundError as error:
         raise IngestError(f"{path}: no such batch; discover it first") from error
     except StorageError:
@@ -343,7 +343,7 @@ def list_manifests(root: Place) -> list[TraceBatch]:
     keys = list_batches(root)
     texts = read_files(root / "batches", [f"{key}.json" for key in keys])
     return [
-        read_manifest(key, root) if text is None else _from_text(text, _manifest_path(root, key))
+        read_manifest(key, root) if text is None else manifest_from(text, _manifest_path(root, key))
         for key, text in zip(keys, texts, strict=True)
     ]
 
@@ -368,7 +368,12 @@ class _Manifest(msgspec.Struct, frozen=True):
     version: int
 
 
-def _from_text(text: bytes, path: Place) -> TraceBatch:
+def manifest_from(text: bytes, path: Place) -> TraceBatch:
+    """Read a manifest; `path` is where it was found.
+
+    Raises:
+        IngestError: it is damaged, or of a version that is not known.
+    """
     try:
         manifest = msgspec.json.decode(text, type=_Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

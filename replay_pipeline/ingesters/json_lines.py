@@ -1,17 +1,23 @@
 """JSON lines as they are found on disk: glued, cut, damaged, and counted all the same."""
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 
-from replay_pipeline.ingesters.base import ReadCounts
+from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _JUNK = b"\x00\xef\xbb\xbf \t\r\n"
+LONG_BYTES = 64_000_000
+"""Of a longer file no more is held at once than must be, for reading it more than once."""
 _BUFFER_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 22
 _decode = msgspec.json.Decoder().decode
@@ -38,6 +44,26 @@ def lines_in(path: Path, start: int = 0, end: int | None = None) -> Iterator[byt
                 whole += piece
                 left -= len(piece)
             yield whole
+
+
+@contextmanager
+def in_utf_8(source: SourceSlice) -> Iterator[SourceSlice]:
+    """Give a slice as it is, or one of a copy if its file is UTF-16, which PowerShell writes."""
+    data = b""
+    with suppress(OSError), source.place.open("rb") as file:  # who reads it next tells
+        if (head := file.read(2)) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            data = head + file.read()
+    if not data:
+        yield source
+        return
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / source.place.name
+        before, whole = (
+            data[:position].decode("utf-16", "ignore").encode()
+            for position in (source.start, source.end)
+        )
+        copy.write_bytes(whole)
+        yield replace(source, start=len(before), end=None, copy=copy)
 
 
 def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ _CODEC = pa.Codec("zstd", compression_level=1)
 def keep(batch: TraceBatch, folder: Path) -> None:
     """Keep the bytes of a batch that are still where they were found and not kept yet."""
     for source, cursor in zip(batch.slices, batch.cursors, strict=True):
-        piece = _folder(source, folder) / f"{source.start:015d}-{source.end or 0:015d}.zst"
+        piece = _piece(source, folder)
         if (
             piece.exists()
             or _has_parts_elsewhere(source.path)
@@ -39,6 +39,12 @@ def keep(batch: TraceBatch, folder: Path) -> None:
                 _pack(source.path, out, source.start, source.end or 0)
         except (OSError, StorageError) as error:
             logger.warning("%s: not kept (%s)", source.path, error)
+
+
+def kept_files(batch: TraceBatch, folder: Path) -> list[Path]:
+    """Name the files that hold the bytes of a batch, as far as they are kept."""
+    pieces = (_piece(source, folder) for source in batch.slices)
+    return [piece for piece in pieces if piece.exists()]
 
 
 def is_there(source: SourceSlice, tail: str) -> bool:
@@ -75,6 +81,10 @@ def _pieces(source: SourceSlice, folder: Path) -> list[Path]:
             pieces.append(piece)
             position = end
     return pieces if position == source.end else []
+
+
+def _piece(source: SourceSlice, folder: Path) -> Path:
+    return _folder(source, folder) / f"{source.start:015d}-{source.end or 0:015d}.zst"
 
 
 def _folder(source: SourceSlice, folder: Path) -> Path:

@@ -192,20 +192,7 @@ class _Session:
         text = _SUMMARIES["compaction"].format(entry.get("summary") or "")
         turn = self._turn("summary", entry, name, offset, None, text)
         for old in kept:
-            turn = Turn(
-                parent=turn,
-                kind=old.kind,
-                offset=old.offset,
-                uuid=old.uuid,
-                segment=self._segment,
-                timestamp=old.timestamp,
-                model=old.model,
-                cwd=old.cwd,
-                texts=old.texts,
-                calls=old.calls,
-                results=old.results,
-                flags=old.flags | {"copy"},
-            )
+            turn = old.copy_below(turn, self._segment)
             self.turns.append(turn)
         return turn
 

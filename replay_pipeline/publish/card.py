@@ -35,6 +35,7 @@ _ABOUT = {
     "positives": "states at which the student did what the teachers would",
     "prompts": "every state with a consensus, for policy optimization with a verifiable reward",
     "pairs_distillable": "the pairs whose teachers all allow training on their answers",
+    "teacher_logprobs": "the teachers' own answers, with the probabilities of their tokens",
 }
 _COLUMNS = {
     "prompt": "Messages up to the decision, tool calls and results included.",
@@ -45,6 +46,10 @@ _COLUMNS = {
     "consensus": "The action of the consensus, as a message (`prompts`).",
     "kind": "`pair` or `agreement`: whether the student did otherwise (`prompts`).",
     "tools": "The tools that were offered, in the OpenAI form, as JSON text; null where none were.",
+    "answer": "What a teacher wrote, token for token (`teacher_logprobs`).",
+    "logprobs": "By token the written one and its likeliest alternatives, each with its natural "
+    "log-probability, as JSON; bytes in place of a token that is no text (`teacher_logprobs`).",
+    "teacher": "Who wrote it (`teacher_logprobs`).",
     "n_tokens": "Tokens of prompt, tools and the longer side together.",
     "session_id": "The session; splits never cut one.",
     "trace_batch": "The batch it came with; a batch is replaced as a whole.",
@@ -109,7 +114,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         max_lengths=_max_lengths(batches, rows),
         counted=_listed(_tokens(batch).get("counted") for batch in batches),
         not_cut=_not_cut(batches),
-        columns=[(f"`{name}`", _meaning(name)) for name in _column_names()],
+        columns=[(f"`{name}`", _meaning(name)) for name in _column_names(rows)],
         counts=[
             (
                 title,
@@ -169,10 +174,11 @@ def _metadata(
     }
 
 
-def _column_names() -> list[str]:
+def _column_names(configs: Iterable[str]) -> list[str]:
     """Give every column of every config once, those of a kind of row first."""
-    every = dict.fromkeys(name for schema in layout.CONFIGS.values() for name in schema.names)
-    return [*(name for name in _COLUMNS), *(name for name in every if name not in _COLUMNS)]
+    schemas = [*layout.CONFIGS.values(), *(layout.schema_of(config) for config in configs)]
+    every = dict.fromkeys(name for schema in schemas for name in schema.names)
+    return [*(n for n in _COLUMNS if n in every), *(n for n in every if n not in _COLUMNS)]
 
 
 def _meaning(column: str) -> str:

@@ -84,6 +84,13 @@ CONFIGS: dict[str, pa.Schema] = {
 }
 """Every config by name; the first is the default. Pairs that were cut come on top."""
 
+TEACHER_LOGPROBS = pa.schema(
+    [("prompt", MESSAGES), ("tools", _TEXT), ("answer", _TEXT), ("logprobs", _TEXT)]
+    + [("teacher", _TEXT), *_KEYS, ("is_distillable", pa.bool_())]
+)
+ON_REQUEST: dict[str, pa.Schema] = {"teacher_logprobs": TEACHER_LOGPROBS}
+"""Configs that are there only where a publication was asked for them."""
+
 
 def config_of_length(n_tokens: int) -> str:
     """Name the config of pairs that are cut to a length: 8,192 tokens are `pairs_8k`."""
@@ -99,13 +106,13 @@ def length_of(config: str) -> int | None:
 
 def schema_of(config: str) -> pa.Schema:
     """Give the columns of a config."""
-    return PAIRS if length_of(config) else CONFIGS[config]
+    return PAIRS if length_of(config) else (CONFIGS | ON_REQUEST)[config]
 
 
 def configs_of(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
     """Name the configs that batches can have rows in, those that are cut last."""
-    cut = {name for manifest in manifests for name in manifest["files"]} - CONFIGS.keys()
-    return [*CONFIGS, *sorted(cut, key=lambda name: length_of(name) or 0)]
+    more = {name for manifest in manifests for name in manifest["files"]} - CONFIGS.keys()
+    return [*CONFIGS, *sorted(more, key=lambda name: length_of(name) or 0)]
 
 
 DATA = "data"

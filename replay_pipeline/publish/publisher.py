@@ -23,6 +23,7 @@ from replay_pipeline.errors import (
     SecretFoundError,
 )
 from replay_pipeline.publish import batch_facts, card, layout
+from replay_pipeline.publish.answers import ScoredAnswers
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.lengths import TokenSizes, cut_pairs
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 _SCANNED_AT_ONCE, _MAX_CHARS_AT_ONCE = 2_000, 8_000_000
+
+_ENOUGH_SIDES = 2_000
+"""Pairs of which the prompt-blind control takes those that it looks at."""
 
 MAX_SHARD_BYTES = 256_000_000
 """Arrow bytes of one shard, before compression."""
@@ -60,6 +64,8 @@ class PublishReport:
     """Ids of the commits that were made on the Hub, oldest first; empty: it had all of it."""
     blind: dict[str, Any] | None = None
     """How often the chosen side is told without the prompt, as `BlindControl` has it."""
+    answers_left_out: dict[str, int] = field(default_factory=dict)
+    """Answers of a consensus without a row in `teacher_logprobs`, by reason, where it was asked for."""
     tag: str | None = None
     """Name of this content: equal content has an equal tag."""
 
@@ -100,6 +106,7 @@ def publish(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     lengths: Sequence[int] = PAIR_LENGTHS,
     tokenizer: Path | None = None,
+    logprobs: Mapping[str, pa.Table] | None = None,
     token: str | None = None,
     endpoint: str | None = None,
     patience_s: float = 300.0,
@@ -122,6 +129,8 @@ def publish(
         max_shard_bytes: size at which a batch is written as several files.
         lengths: tokens to which prompts are cut in configs of their own, such as `pairs_8k`.
         tokenizer: what counts the tokens, as in `TokenSizes`.
+        logprobs: tables `token_logprobs` by batch key: of their answers a config `teacher_logprobs`
+            is made; `None` makes none.
         token: token for the Hub; by default `HF_TOKEN`, or what `hf auth login` has stored.
         endpoint: address of the Hub, where it is not the public one.
         patience_s: how long faults of the Hub are waited out, in seconds.
@@ -150,33 +159,27 @@ def publish(
         keys = {*given, *agreed} - gone.batches
         given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
-        split = _session_split([*given.values(), *agreed.values()], there, test_fraction)
+        split = _session_split(
+            [*given.values(), *agreed.values()], there, read_manifests(folder), test_fraction
+        )
         old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
         version = _Version(Path(aside), facts=facts, owned=keys | old.keys())
 
         def add(
             key: str, pairs: Iterable[pa.Table], agreed: Iterable[pa.Table], **facts: Any
         ) -> None:
-            not_cut: dict[str, Counter[str]] = {}
-            rows = _with_cuts(pairs, lengths, sizes, not_cut)
-            parts = chain(rows, (("positives", part) for part in agreed))
-            version.add(
-                key,
-                parts,
-                max_shard_bytes=max_shard_bytes,
-                counted=sizes.name,
-                not_cut=not_cut,
-                **facts,
-            )
+            _add(version, key, pairs, agreed, lengths, sizes, max_shard_bytes, **facts)
+
+        scored = {key: ScoredAnswers.of(table) for key, table in (logprobs or {}).items()}
 
         for key in sorted(keys):
             states = prompts(key) if prompts else None
             add(
                 key,
-                (layout.pair_rows(part, key) for part in _in_full(given[key], states, key)),
-                (layout.positive_rows(part, key) for part in _in_full(agreed[key], states, key)),
+                *_rows_of(key, given[key], agreed[key], states),
                 split=split,
                 stages=batch_facts.stage_facts(card_facts or {}, key),
+                scored=scored.get(key),
             )
         for key, manifest in sorted(old.items()):  # one dataset has one form of columns
             pairs, positive = (
@@ -186,7 +189,53 @@ def publish(
             add(key, pairs, positive, split=_split_of(manifest), stages=manifest["stages"])
         version.measure(folder)
         report = version.write(folder, options)
+        left_out = sum((each.left_out for each in scored.values()), Counter())
+        report = replace(report, answers_left_out=dict(sorted(left_out.items())))
         return version.bring(folder, hub, options, report)
+
+
+def shards_of(
+    manifest: Mapping[str, Any],
+    pairs: pa.Table,
+    positives: pa.Table,
+    *,
+    facts: Mapping[str, Any],
+    folder: Path,
+    prompts: PromptsOf | None = None,
+    lengths: Sequence[int] = PAIR_LENGTHS,
+    tokenizer: Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> dict[str, Path]:
+    """Make the data files of a published batch again, of the same tables, with the splits it has.
+
+    Args:
+        manifest: what was published of the batch.
+        pairs: its table `normalized_pairs`.
+        positives: its table `positives`.
+        facts: facts of the dataset, which say what was retracted.
+        folder: where the files are made.
+        prompts: where the states of the batch are.
+        lengths: as in `publish`.
+        tokenizer: as in `publish`.
+        max_shard_bytes: as in `publish`.
+
+    Returns:
+        The files by their path in the dataset.
+    """
+    key, gone = manifest["trace_batch"], batch_facts.Retracted.of(facts)
+    version = _Version(folder, facts=facts, owned={key})
+    rows = _rows_of(key, gone.without(pairs), gone.without(positives), prompts)
+    _add(
+        version,
+        key,
+        *rows,
+        lengths,
+        TokenSizes(tokenizer),
+        max_shard_bytes,
+        split=_split_of(manifest),
+        stages=manifest["stages"],
+    )
+    return version.shards()
 
 
 def retract(
@@ -233,7 +282,8 @@ def retract(
         version = _Version(Path(aside), facts=merged, owned=touched)
         for key in sorted(touched - new.batches):
             manifest = there[key]
-            configs = ["positives", "pairs", *filter(layout.length_of, manifest["files"])]
+            more = [name for name in manifest["files"] if name not in layout.CONFIGS]
+            configs = ["positives", "pairs", *more]
             parts = (
                 (config, new.without(part))
                 for config in configs
@@ -264,8 +314,6 @@ class _Version:
     def __init__(self, aside: Path, *, facts: Mapping[str, Any], owned: set[str]) -> None:
         self._aside = aside
         self._facts, self._owned = dict(facts), owned
-        self._sides: list[tuple[str, str, str]] = []
-        """Chosen, rejected and session of every pair, for the prompt-blind control."""
         self._files: dict[str, bytes | Path] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
 
@@ -279,6 +327,7 @@ class _Version:
         counted: str | None,
         not_cut: Mapping[str, Mapping[str, int]] | None,
         max_shard_bytes: int = MAX_SHARD_BYTES,
+        scored: ScoredAnswers | None = None,
     ) -> None:
         """Make the files and the manifest of a batch, from rows by config.
 
@@ -290,6 +339,7 @@ class _Version:
             counted: how tokens were counted, in words.
             not_cut: pairs too long for a config that is cut, by reason.
             max_shard_bytes: size at which a config is written as several files.
+            scored: the teachers' answers, where their token probabilities are published too.
 
         Raises:
             SecretFoundError: there is a secret in the rows.
@@ -319,16 +369,18 @@ class _Version:
         for config, part in parts:
             scan.take(part, config)
             put(config, part)
-            if config == "positives":
-                n_positives += len(part)
-                put("prompts", layout.prompt_rows(part, "completion", "agreement"))
-                continue
-            summed.measure(config, part)
+            for name, rows in _derived(config, part):
+                put(name, rows)
+            if scored is not None and config in ("pairs", "positives"):
+                answers = scored.rows(part)
+                scan.take(answers, "teacher_logprobs")
+                put("teacher_logprobs", answers)
             if config == "pairs":
                 summed.add(part)
-                put("prompts", layout.prompt_rows(part, "chosen", "pair"))
-                put("pairs_distillable", part.filter(part["is_distillable"]))
-                self._sides += _sides(part)
+            if config == "positives":
+                n_positives += len(part)
+            elif config not in layout.ON_REQUEST:
+                summed.measure(config, part)
         scan.finish()
         counts: dict[str, dict[str, dict[str, int]]] = {}
         for (config, side), shard in shards.items():
@@ -352,15 +404,29 @@ class _Version:
         self._manifests[key] |= {"n_rehearsed": n_play} if n_play else {}
         self._files[layout.manifest_path(key)] = batch_facts.encode(self._manifests[key])
 
+    def shards(self) -> dict[str, Path]:
+        """Give the data files, by their path in the dataset."""
+        return {name: data for name, data in self._files.items() if isinstance(data, Path)}
+
     def measure(self, folder: Path) -> None:
         """Measure how much of the preferences shows without the prompt; the facts keep it.
 
-        Batches that stay count as far as their files are in the folder.
+        Of many batches some are looked at, by the hash of their keys. Batches that stay count as
+        far as their files are in the folder.
         """
-        for path in sorted((folder / layout.DATA / "pairs").rglob("*.parquet")):
-            if layout.batch_of(path.relative_to(folder).as_posix()) not in self._owned:
-                self._sides += _sides(pq.read_table(path, columns=_SIDES, partitioning=None))
-        chosen, rejected, sessions = zip(*self._sides, strict=True) if self._sides else ((), (), ())
+        stay = {key: m for key, m in read_manifests(folder).items() if key not in self._owned}
+        sides: list[tuple[str, str, str]] = []
+        for key, manifest in sorted((stay | self._manifests).items(), key=lambda one: _sha(one[0])):
+            if len(sides) >= _ENOUGH_SIDES:
+                break
+            for side in SPLITS:
+                for name in manifest["files"].get("pairs", {}).get(side, {}):
+                    path = f"{layout.batch_dir('pairs', side, key)}/{name}"
+                    file = self._files.get(path, folder / path)
+                    if isinstance(file, Path) and file.exists():
+                        with pq.ParquetFile(file) as shard:
+                            sides += _sides(shard.read(columns=_SIDES))
+        chosen, rejected, sessions = zip(*sides, strict=True) if sides else ((), (), ())
         if (found := blind_control(chosen, rejected, sessions)) is None:
             self._facts.pop("blind_control", None)
             return
@@ -460,6 +526,39 @@ def _published_rows(
             yield from layout.read_shard(file, config)
 
 
+def _rows_of(
+    key: str, pairs: pa.Table, positives: pa.Table, states: PromptsOf | None
+) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
+    """Give the rows of a batch as configs have them, in parts."""
+    return (
+        (layout.pair_rows(part, key) for part in _in_full(pairs, states, key)),
+        (layout.positive_rows(part, key) for part in _in_full(positives, states, key)),
+    )
+
+
+def _add(
+    version: _Version,
+    key: str,
+    pairs: Iterable[pa.Table],
+    agreed: Iterable[pa.Table],
+    lengths: Sequence[int],
+    sizes: TokenSizes,
+    max_shard_bytes: int,
+    **facts: Any,
+) -> None:
+    """Add a batch to a version of the dataset, with the configs whose prompts are cut."""
+    not_cut: dict[str, Counter[str]] = {}
+    rows = _with_cuts(pairs, lengths, sizes, not_cut)
+    version.add(
+        key,
+        chain(rows, (("positives", part) for part in agreed)),
+        max_shard_bytes=max_shard_bytes,
+        counted=sizes.name,
+        not_cut=not_cut,
+        **facts,
+    )
+
+
 def _with_cuts(
     pairs: Iterable[pa.Table],
     lengths: Sequence[int],
@@ -472,6 +571,15 @@ def _with_cuts(
         for length in sorted(set(lengths)):
             config = layout.config_of_length(length)
             yield config, cut_pairs(rows, length, sizes, not_cut.setdefault(config, Counter()))
+
+
+def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Give what else is published of some rows: states with a consensus, and what may be trained on."""
+    if config == "positives":
+        yield "prompts", layout.prompt_rows(rows, "completion", "agreement")
+    elif config == "pairs":
+        yield "prompts", layout.prompt_rows(rows, "chosen", "pair")
+        yield "pairs_distillable", rows.filter(rows["is_distillable"])
 
 
 def _split_of(manifest: Mapping[str, Any]) -> SessionSplit:
@@ -514,9 +622,18 @@ def _by_key(batches: Iterable[tuple[str, pa.Table]]) -> dict[str, pa.Table]:
 
 
 def _session_split(
-    tables: list[pa.Table], stay: Mapping[str, Mapping[str, Any]], test_fraction: float
+    tables: list[pa.Table],
+    stay: Mapping[str, Mapping[str, Any]],
+    before: Mapping[str, Mapping[str, Any]],
+    test_fraction: float,
 ) -> SessionSplit:
-    pins: dict[str, Split] = {}
+    # A session keeps its side when its batch is published again.
+    pins: dict[str, Split] = {
+        sha: side
+        for manifest in before.values()
+        if manifest["test_fraction"] == test_fraction
+        for sha, side in manifest["pins"].items()
+    }
     filled: set[Split] = set()
     for key, manifest in stay.items():
         if manifest["test_fraction"] != test_fraction:

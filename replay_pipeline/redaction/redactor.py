@@ -108,8 +108,6 @@ def _without_overlaps(edits: Iterable[_Edit]) -> Iterator[_Edit]:
         yield last
 
 
-_Key = tuple[frozenset[str], int, int]
-"""Names that are replaced, hash and length of a text: the text itself need not be kept."""
 _Redacted = tuple[str, Counter[str]]
 """A text with placeholders, and what was replaced by kind."""
 
@@ -125,7 +123,8 @@ class Redactor:
         self.counts: Counter[str] = Counter()
         """Replacements by kind; values are never kept."""
         self._key = hashlib.blake2b(salt.encode(), digest_size=16).digest()
-        self._memo: dict[_Key, _Redacted | None] = {}
+        self._memo: dict[str, _Redacted | None] = {}
+        self._users = frozenset[str]()
         self._n_memo_chars = 0
 
     def text(self, text: str, *, users: frozenset[str] = frozenset()) -> str:
@@ -136,12 +135,13 @@ class Redactor:
         """
         if len(text) < _MIN_CHARS:
             return text
-        key = (users, hash(text), len(text))
-        if key not in self._memo:
-            if len(self._memo) > _MEMO_ENTRIES or self._n_memo_chars > _MEMO_CHARS:
-                self._forget()
-            self._prepare(users, {key: text})
-        known = self._memo[key]
+        if text not in self._memo or users is not self._users:
+            is_full = len(self._memo) > _MEMO_ENTRIES or self._n_memo_chars > _MEMO_CHARS
+            if users != self._users or is_full:
+                self._forget(users)
+            if text not in self._memo:
+                self._prepare([text])
+        known = self._memo[text]
         if known is None:
             return text
         redacted, counts = known
@@ -154,28 +154,28 @@ class Redactor:
 
         What was prepared before is forgotten.
         """
-        self._forget()
-        new: dict[_Key, str] = {}
+        self._forget(users)
+        new: list[str] = []
         n_chars = 0
-        for text in texts:
-            key = (users, hash(text), len(text))
-            if len(text) < _MIN_CHARS or key in self._memo or key in new:
-                continue
-            new[key] = text
-            n_chars += len(text)
-            if n_chars > _CHUNK_CHARS:
-                self._prepare(users, new)
-                new, n_chars = {}, 0
-        self._prepare(users, new)
+        for text in dict.fromkeys(texts):
+            if len(text) >= _MIN_CHARS:
+                new.append(text)
+                n_chars += len(text)
+                if n_chars > _CHUNK_CHARS:
+                    self._prepare(new)
+                    new, n_chars = [], 0
+        self._prepare(new)
 
-    def _forget(self) -> None:
+    def _forget(self, users: frozenset[str]) -> None:
         self._memo.clear()
         self._n_memo_chars = 0
+        self._users = users
 
-    def _prepare(self, users: frozenset[str], new: dict[_Key, str]) -> None:
+    def _prepare(self, new: Sequence[str]) -> None:
         """Redact texts side by side: most of a search is the same for a word and a page."""
         self._memo.update(dict.fromkeys(new))
-        texts = list(new.values())
+        users = self._users
+        texts = list(new)
         counts: dict[int, Counter[str]] = {}
         whole = _BETWEEN.join(texts)
         for folder, put in people(users).in_homes(whole):
@@ -194,14 +194,14 @@ class Redactor:
             parts += (whole[copied.get(index, start) : edit.start], edit.put)
             copied[index] = edit.end
             counts.setdefault(index, Counter())[edit.kind] += 1
-        for index, key in enumerate(new):
+        for index, given in enumerate(new):
             if index in counts:
                 text = texts[index]
                 if index in edited:
                     rest = whole[copied[index] : starts[index] + len(text)]
                     text = "".join([*edited[index], rest])
-                self._memo[key] = text, counts[index]
-                self._n_memo_chars += len(text)
+                self._memo[given] = text, counts[index]
+            self._n_memo_chars += len(given)
 
     def _edits(
         self, whole: str, texts: Sequence[str], starts: Sequence[int], users: frozenset[str]

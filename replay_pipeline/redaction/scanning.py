@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from kingfisher_sdk import Rules, Scanner
 
-from replay_pipeline.redaction.people import HOSTS_HEAD, PEOPLE_SIGNALS, names_in
+from replay_pipeline.redaction.people import HOSTS_HEAD, PEOPLE_SIGNALS, first_names, names_in
 from replay_pipeline.redaction.secret_rules import (
     RULES,
     SIGNALS,
@@ -41,7 +41,7 @@ class Suspect(NamedTuple):
 
 @cache
 def _known() -> Scanner:
-    return Scanner()
+    return Scanner(base64=False)  # what is inside base64 our own rules look at
 
 
 @cache
@@ -115,7 +115,7 @@ def people_in(texts: Iterable[str]) -> frozenset[str]:
         if text is None or n_chars > _PEOPLE_CHARS:
             found |= _people_in("\n".join(together))
             together, n_chars = [], 0
-    return found
+    return first_names(found)
 
 
 def _people_in(text: str) -> frozenset[str]:

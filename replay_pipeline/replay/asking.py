@@ -174,6 +174,11 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
                 f"teacher {teacher.name}: the terms of {teacher.model} forbid training on its "
                 f"answers; leave it out, or accept that with accepted_terms={teacher.model!r}"
             )
+        if teacher.top_logprobs and not dialect_of(teacher).has_logprobs:
+            raise ConfigError(
+                f"teacher {teacher.name}: {dialect_of(teacher).name} offers no token probabilities; "
+                "set its top_logprobs to 0"
+            )
     return floor_nano(max_total_usd)
 
 
@@ -226,7 +231,15 @@ async def fetch_prices(
                         raise PriceError(f"teacher {teacher.name}: no price: {error}") from error
                     logger.warning("an older price list is used: %s", error)
             _check_served(teacher, book.models(url))
-    return {teacher.name: book.price(teacher) for teacher in teachers}
+    prices = {teacher.name: book.price(teacher) for teacher in teachers}
+    for teacher in teachers:
+        listed = prices[teacher.name].supported_parameters
+        if teacher.top_logprobs and listed and not {"logprobs", "top_logprobs"} <= {*listed}:
+            raise ConfigError(
+                f"teacher {teacher.name}: no endpoint of {teacher.model} lists token probabilities; "
+                "set its top_logprobs to 0"
+            )
+    return prices
 
 
 def _check_served(teacher: TeacherSpec, models: list[str]) -> None:

@@ -128,6 +128,9 @@ def encode_row(row: TeacherAction) -> bytes:
         msgspec.ValidationError: a field has another type than it was declared with, so that the
             row could not be read again.
     """
-    encoded = msgspec.json.encode(row)
+    told = msgspec.to_builtins(row)
+    if row.logprobs is None:  # a row without them is the row of a program that knew none
+        del told["logprobs"]
+    encoded = msgspec.json.encode(told)
     decode_row(encoded)
     return encoded

@@ -809,6 +809,7 @@ def answered_row(task: Task, answer: Answer, cost: int, **made: Any) -> TeacherA
         error_message=answer.error_message,
         gate=task.gate,
         propensity=task.propensity,
+        logprobs=answer.logprobs if task.teacher.top_logprobs else None,
     )
 
 

@@ -45,6 +45,8 @@ class TeacherEstimate:
     """By which share the cost may be lower or higher."""
     adaptations: tuple[str, ...] = ()
     """Fields that its endpoint is not sent, and why."""
+    n_logprobs: int = 0
+    """Token probabilities that are asked for. No price list charges for them beside the tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,6 +184,7 @@ def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
         n_prompt_tokens=round(teacher.n_prompt_tokens * share),
         n_cached_tokens=round(teacher.n_cached_tokens * share),
         n_completion_tokens=round(teacher.n_completion_tokens * share),
+        n_logprobs=round(teacher.n_logprobs * share),
         expected_usd=round(teacher.expected_usd * share, 9),
     )
 
@@ -235,4 +238,5 @@ def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned)
         price_source=price.source,
         price_date=price.date,
         spread=learned.spread,
+        n_logprobs=n_completion * teacher.top_logprobs,
     )

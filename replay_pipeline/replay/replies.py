@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.replay.prices import nano
-from replay_pipeline.types import Message
+from replay_pipeline.types import Message, TokenLogprobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,8 @@ class Answer:
     """Served from the router's response cache: an earlier call paid for it."""
     paid_generation_id: str | None = None
     """The earlier call that paid for a replayed answer."""
+    logprobs: TokenLogprobs | None = None
+    """Of its tokens, as far as the endpoint sent them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,7 @@ def _joined(body: bytes) -> Any:
     head: dict[str, Any] = {}
     message: dict[str, Any] = {"role": "assistant"}
     calls: dict[int, dict[str, Any]] = {}
+    logprobs: list[Any] = []
     finish_reason = None
     for line in body.splitlines():
         data = line[5:].strip()
@@ -275,11 +278,13 @@ def _joined(body: bytes) -> Any:
         for choice in map(_mapping, _items(_mapping(chunk).get("choices"))):
             finish_reason = choice.get("finish_reason") or finish_reason
             _join_delta(message, calls, _mapping(choice.get("delta")))
+            logprobs += _items(_mapping(choice.get("logprobs")).get("content"))
     if finish_reason is None and not head.get("error"):
         return _BROKEN
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return {**head, "choices": [{"finish_reason": finish_reason, "message": message}]}
+    choice = {"finish_reason": finish_reason, "message": message, "logprobs": {"content": logprobs}}
+    return {**head, "choices": [choice]}
 
 
 def _join_delta(
@@ -419,6 +424,7 @@ def _answer(
         is_replayed=headers.get("x-openrouter-cache-status", "").upper() == "HIT",
         paid_generation_id=_clean(headers.get("x-openrouter-cache-source-id")),
         usage=_usage(reply),
+        logprobs=_logprobs(choice.get("logprobs")),
     )
     problem = _problem(answer, message)
     if problem is None:
@@ -442,6 +448,38 @@ def _usage(reply: Mapping[str, Any]) -> Usage:
         n_written_tokens=_count(prompt.get("cache_write_tokens")),
         n_reasoning_tokens=_count(completion.get("reasoning_tokens")),
     )
+
+
+def _logprobs(value: Any) -> TokenLogprobs | None:
+    """Read the tokens of an answer with their alternatives; `None` where one can't be read.
+
+    A token that is left out would move all that follow it.
+
+    Source: OpenAI's API reference, `choices[].logprobs.content`; vLLM, llama.cpp and OpenRouter
+    send the same. llama.cpp names the written token among its alternatives, others may not.
+    """
+    read: TokenLogprobs = []
+    for entry in map(_mapping, _items(_mapping(value).get("content"))):
+        if (written := _token_logprob(entry)) is None:
+            return None
+        others = (_token_logprob(_mapping(each)) for each in _items(entry.get("top_logprobs")))
+        read.append([written, *(each for each in others if each and each[0] != written[0])])
+    return read or None
+
+
+def _token_logprob(entry: Mapping[str, Any]) -> tuple[str | list[int], float] | None:
+    """Read one token, by its bytes where they are given: the text of half a character is lost."""
+    logprob, token = _number(entry.get("logprob")), _text(entry.get("token"))
+    if logprob is None:
+        return None
+    if not (given := _items(entry.get("bytes"))):
+        return None if token is None else (token, round(logprob, 6))
+    try:
+        return bytes(given).decode(), round(logprob, 6)
+    except UnicodeDecodeError:
+        return given, round(logprob, 6)
+    except (TypeError, ValueError):
+        return None
 
 
 def _cost_nano(usage: Mapping[str, Any]) -> int | None:

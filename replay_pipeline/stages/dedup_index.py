@@ -7,17 +7,31 @@ others, so running any batch again gives the same rows, in whatever order batche
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.normalize.verdict import Memory
-from replay_pipeline.storage.folds import Fold
+from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.store import Place, written_whole
 from replay_pipeline.storage.tables import readable
 
 _SCHEMA = pa.schema([("step", pa.string()), ("key", pa.binary())])
 _Memories = dict[str, Memory]
+_Keys = dict[str, list[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What batches have left: their keys in order, and memories of them."""
+
+    keys: _Keys
+    memories: _Memories
+
+
+Keep = Callable[[Callable[[_Left], bytes], Callable[[bytes], _Left]], Kept[_Left]]
+"""Gives how what batches have left outlives the process, from how it is written and read."""
 
 
 class DedupIndex:
@@ -27,13 +41,27 @@ class DedupIndex:
         folder: where the files lie; every recipe has its own.
         batches: the keys of all batches, sorted.
         start: an empty memory for each step, by its label.
+        into: where files are written, if not where they are read.
+        kept: how the keys of all batches outlive the process.
     """
 
     def __init__(
-        self, folder: Place, *, batches: Callable[[], list[str]], start: Callable[[], _Memories]
+        self,
+        folder: Place,
+        *,
+        batches: Callable[[], list[str]],
+        start: Callable[[], _Memories],
+        into: Place | None = None,
+        kept: Keep | None = None,
     ) -> None:
-        self._folder = folder
-        self._fold = Fold(batches, start=start, add=self._with_batch)
+        self._folder, self._into = folder, into or folder
+        self._start = start
+        self._fold = Fold(
+            batches,
+            start=lambda: _Left({}, start()),
+            add=self._with_batch,
+            kept=kept(_encoded, self._decoded) if kept else None,
+        )
 
     def of(self, batch: str) -> "BatchIndex":
         """Tell what a batch has to know. It holds until another batch is asked for.
@@ -41,14 +69,14 @@ class DedupIndex:
         Raises:
             StorageError: a file of the index cannot be read.
         """
-        return BatchIndex(self, batch, self._fold.before(batch))
+        return BatchIndex(self, batch, self._fold.before(batch).memories)
 
-    def _with_batch(self, memories: _Memories, batch: str) -> _Memories:
+    def _with_batch(self, left: _Left, batch: str) -> _Left:
         path = self._folder / f"{batch}.parquet"
         try:
             rows = pq.ParquetFile(readable(path)).read()
         except FileNotFoundError:
-            return memories
+            return left
         except StorageError:
             raise
         except (OSError, pa.ArrowInvalid) as error:
@@ -56,8 +84,16 @@ class DedupIndex:
                 f"{path}: not readable ({error}); delete it and normalize batch {batch} again"
             ) from error
         for step, key in zip(rows["step"].to_pylist(), rows["key"].to_pylist(), strict=True):
-            memories[step].remember(key)
-        return memories
+            left.memories[step].remember(key)
+            left.keys.setdefault(step, []).append(key)
+        return left
+
+    def _decoded(self, data: bytes) -> _Left:
+        left = _Left(msgspec.msgpack.decode(data, type=_Keys), self._start())
+        for step, keys in left.keys.items():
+            for key in keys:
+                left.memories[step].remember(key)
+        return left
 
     def save(self, batch: str, keys: Mapping[str, Sequence[bytes]]) -> None:
         """Replace what a batch left.
@@ -67,9 +103,13 @@ class DedupIndex:
         """
         rows = [(step, key) for step, step_keys in keys.items() for key in step_keys]
         columns = [pa.array([row[place] for row in rows], _SCHEMA.types[place]) for place in (0, 1)]
-        with written_whole(self._folder / f"{batch}.parquet") as file:
+        with written_whole(self._into / f"{batch}.parquet") as file:
             pq.write_table(pa.table(columns, schema=_SCHEMA), file, compression="zstd")
         self._fold.forget(batch)
+
+
+def _encoded(left: _Left) -> bytes:
+    return msgspec.msgpack.encode(left.keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +19,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.errors import ConfigError, ReplayPipelineError
+from replay_pipeline.errors import ConfigError, IngestError, ReplayPipelineError
 from replay_pipeline.ingesters import (
     ingest,
     is_kept,
     is_there,
     keep,
-    list_manifests,
+    kept_files,
     read_manifest,
     restore,
     without_states,
@@ -49,8 +50,11 @@ from replay_pipeline.publish import (
     fetch,
     publish,
     retract,
+    shards_of,
     to_be_published,
 )
+from replay_pipeline.publish.batch_facts import stage_facts
+from replay_pipeline.publish.layout import CARD, MANIFESTS
 from replay_pipeline.replay import (
     NOT_ASKED,
     Estimate,
@@ -63,13 +67,18 @@ from replay_pipeline.replay import (
     replay_in_thread,
 )
 from replay_pipeline.replay.ledger import Ledger
-from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
+from replay_pipeline.replay.rows import (
+    teacher_actions_from_table,
+    teacher_actions_table,
+    token_logprobs_table,
+)
 from replay_pipeline.review import apply_marks, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import require_trainer
-from replay_pipeline.stages.project import OnProgress, Project, digest_of, hash_of, named
+from replay_pipeline.stages.integrity import is_copied, repair, verify
+from replay_pipeline.stages.project import OnProgress, Owners, Project, digest_of, hash_of, named
 from replay_pipeline.stages.read_ahead import ReadAhead
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.redacting import redacted_again
@@ -85,7 +94,8 @@ from replay_pipeline.stages.trainer_process import (
 )
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
-from replay_pipeline.storage.store import copy_files, files_below
+from replay_pipeline.storage.store import Place, copy_files, files_below
+from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.types import ExportFormat, Progress, ReplayReport, TraceState
 
 logger = logging.getLogger(__name__)
@@ -101,6 +111,8 @@ class Pipeline(Project):
     """Why batches could not be ingested, by batch."""
     _is_upgrading = False
     """Whether receipts of older versions are taken over, and nothing is made anew."""
+    _aside: DataRoot | None = None
+    """Where stages write while something is made again that they have made before."""
 
     def ingest_new(self) -> list[str]:
         """Find new sessions and ingest every batch that is not. Returns all that are ingested.
@@ -112,7 +124,7 @@ class Pipeline(Project):
             ReplayPipelineError: every batch has failed; the error is that of the last.
         """
         self.find_batches()
-        batches, manifests = self.batches(), list_manifests(self.root.path)
+        batches, manifests = self.batches(), self.manifests()
         if not batches:
             sources = ", ".join(map(str, self.settings.ingest.sources))
             raise ConfigError(
@@ -120,7 +132,8 @@ class Pipeline(Project):
                 "name a folder or a .jsonl file"
             )
         self.failed = {}
-        new = [each for each in manifests if self.receipts.read("ingest", each.key) is None]
+        done = {receipt.batch for receipt in self.receipts.figures(stage="ingest")}
+        new = [each for each in manifests if each.key not in done]
         self._on_progress(
             Progress(
                 stage="ingest", n_done=0, n_total=sum(each.n_bytes for each in new), unit="bytes"
@@ -171,6 +184,72 @@ class Pipeline(Project):
             self._is_upgrading = False
         return {"tables": tables, "receipts": dict(receipts)}
 
+    def verify(self) -> dict[str, Any]:
+        """Look at every byte that a receipt vouches for. Returns what is damaged, and what was seen.
+
+        Raises:
+            StorageError: the object store that holds the root cannot be reached.
+        """
+        return verify(self).to_json()
+
+    def repair(self) -> dict[str, Any]:
+        """Make again what `verify` finds damaged, and nothing else: nobody is asked, nothing is paid.
+
+        Receipts and manifests are restored from their copies in the index, tables are made from the
+        kept bytes of sessions and the ledger, and the dataset from the tables. What does not come
+        out as its receipt says is left as it is. Returns what was repaired and what is left.
+
+        Raises:
+            StorageError: the object store that holds the root cannot be reached.
+        """
+        return repair(self)
+
+    def make_aside(self, stage: str, batch: str, folder: Path) -> None:
+        """Do what a stage did for a batch once more, into another folder; no receipt is written.
+
+        Raises:
+            ReplayPipelineError: it cannot be done, such as when the bytes of a session are gone.
+        """
+        self._aside = DataRoot(folder)
+        try:
+            if stage == "replay":
+                self.replay(batch, max_total_usd=0.0)
+            else:
+                getattr(self, stage)(batch)
+        finally:
+            self._aside = None
+
+    def keep_again(self, batch: str, name: str) -> None:
+        """Keep bytes of a session again in place of a damaged copy, if its log is still there."""
+        piece = self.place_of(name)
+        folder = self._kept_folder()
+        if folder is None or not isinstance(piece, Path):
+            return
+        damaged = piece.with_suffix(".damaged")
+        if piece.exists():
+            piece.replace(damaged)
+        keep(read_manifest(batch, self.root.path), folder)
+        if piece.exists():
+            damaged.unlink(missing_ok=True)
+        elif damaged.exists():
+            damaged.replace(piece)
+
+    def shards_again(
+        self, manifest: Mapping[str, Any], facts: Mapping[str, Any], folder: Path
+    ) -> Mapping[str, Path]:
+        """Make the data files of a published batch again, below `folder`, by path in the dataset."""
+        batch, options = manifest["trace_batch"], self.settings.publish
+        return shards_of(
+            manifest,
+            self.root.read("normalized_pairs", batch),
+            self._positives(batch),
+            facts=facts,
+            prompts=self._prompts(batch),
+            lengths=options.lengths,
+            tokenizer=options.tokenizer,
+            folder=folder,
+        )
+
     def ingest(self, batch: str, *, ahead: ReadAhead | None = None) -> Receipt:
         """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
 
@@ -186,7 +265,7 @@ class Pipeline(Project):
         options = self.settings.ingest
         given = [f"{options.is_redacted}", f"{options.is_project_hashed}", manifest.to_json()]
         folder = self._kept_folder()
-        if folder is not None:
+        if folder is not None and self._aside is None:
             keep(manifest, folder)
         found = [
             (source, is_there(source, cursor.tail_sha))
@@ -213,7 +292,7 @@ class Pipeline(Project):
                 if (
                     result is None
                     or slices != list(manifest.slices)
-                    or not self._owners.keys().isdisjoint(result.decided)
+                    or any(map(self._owners.get, result.decided))
                 ):
                     result = ingest(
                         slices,
@@ -227,11 +306,14 @@ class Pipeline(Project):
                 else:
                     n_bytes = manifest.n_bytes
                     tell(Progress(stage="ingest", n_done=n_bytes, n_total=n_bytes, unit="bytes"))
-            self._write_ingested(batch, {name: getattr(result, name) for name in INGESTED})
+            self._write_ingested(batch, result.parts)
+            if lost and self._aside is not None:
+                raise IngestError(f"{lost[0].path}: gone, and its bytes were not kept")
             for source in lost:
                 logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
                 result.report.skipped_files["gone"] += 1
-            self._supersede(batch, set(result.states["state_id"].to_pylist()))
+            if self._aside is None:
+                self._supersede(batch, result.state_ids)
             return result.report.to_json()
 
         def keep_tables(last: Receipt) -> dict[str, Any]:
@@ -251,6 +333,12 @@ class Pipeline(Project):
         # has come back is read.
         last = self.receipts.read("ingest", batch)
         is_less_than_before = last is not None and len(lost) > n_lost(last.report)
+
+        def files() -> list[str]:
+            kept = kept_files(manifest, folder) if folder is not None else []
+            names = [f"sources/{path.relative_to(folder).as_posix()}" for path in kept if folder]
+            return [f"batches/{batch}.json", *names]
+
         return self._stage(
             "ingest",
             batch,
@@ -258,11 +346,14 @@ class Pipeline(Project):
             {},
             INGESTED,
             work,
+            files=files,
             is_final=lambda report: n_lost(report) <= len(lost),
             instead=keep_tables if is_less_than_before or self._is_upgrading else None,
         )
 
-    def _write_ingested(self, batch: str, tables: Mapping[str, pa.Table]) -> None:
+    def _write_ingested(
+        self, batch: str, tables: Mapping[str, pa.Table | Iterable[pa.Table]]
+    ) -> None:
         for name, table in tables.items():
             self._write(name, batch, table)
 
@@ -270,7 +361,7 @@ class Pipeline(Project):
         """Take these states out of the earlier batches that had them."""
         owned: dict[str, set[str]] = {}
         for state_id in state_ids:
-            if (owner := self._owners.get(state_id, batch)) != batch:
+            if (owner := self._owners.get(state_id) or batch) != batch:
                 owned.setdefault(owner, set()).add(state_id)
         for owner, taken in sorted(owned.items()):
             tables = {name: self.root.read(name, owner) for name in INGESTED}
@@ -336,6 +427,9 @@ class Pipeline(Project):
                 )
             )  # fmt: skip
             self._write("teacher_actions", batch, teacher_actions_table(report.actions))
+            logprobs = token_logprobs_table(report.actions)
+            if len(logprobs) or self.root.has("token_logprobs", batch):
+                self._write("token_logprobs", batch, logprobs)
             refuse_if_nobody_answers(report)
             return replay_facts(report)
 
@@ -419,7 +513,8 @@ class Pipeline(Project):
             self._write("dpo_pairs", batch, pairs_table(pairs))
             self._write("positives", batch, positives_table(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
-            write_review(pairs, path=self.review_path(batch), outcomes=report.outcomes, title=batch)
+            page = (self._aside or self.root).path / _review_page(batch)
+            write_review(pairs, path=page, outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
                 "n_pairs": len(pairs),
@@ -435,6 +530,7 @@ class Pipeline(Project):
             self._digests(batch, ("turns", "states", "teacher_actions")),
             ("dpo_pairs", "positives", "outcomes"),
             work,
+            files=lambda: [_review_page(batch)],
             has_outputs=self.review_path(batch).exists,
         )
 
@@ -461,11 +557,12 @@ class Pipeline(Project):
         def work() -> dict[str, Any]:
             states = self._with_consensus(batch)
             pairs = self.settings.pairs
-            with serving(trainee) as specs:
+            is_asked = self._aside is None
+            with serving(trainee) if is_asked else nullcontext(samplers(trainee)) as specs:
                 replay = replay_in_thread(
                     states,
                     specs,
-                    max_total_usd=trainee.max_total_usd,
+                    max_total_usd=trainee.max_total_usd if is_asked else 0.0,
                     counts_recorded=False,
                     partition=batch,
                     tick=self._tell_part(batch, stage="sample"),
@@ -532,7 +629,7 @@ class Pipeline(Project):
                 [self.root.read(name, batch) for name in self._tables_of_pairs(batch)]
             )
             result = normalizer.run(
-                table, prompts=self._prompts(batch), index=self._dedup_index.of(batch)
+                table, prompts=self._prompts(batch), index=self._dedup_index().of(batch)
             )
             self._write("normalized_pairs", batch, result.kept)
             self._write("dropped_pairs", batch, result.dropped)
@@ -545,6 +642,7 @@ class Pipeline(Project):
             self._digests(batch, ("turns", "states", *self._tables_of_pairs(batch))),
             ("normalized_pairs", "dropped_pairs"),
             work,
+            files=lambda: [f"dedup/{normalizer.recipe.sha}/{batch}.parquet"],
         )
 
     def publish(self) -> Receipt:
@@ -558,26 +656,32 @@ class Pipeline(Project):
         """
         batches = self._batches_with("normalized_pairs")
         options = self.settings.publish
-        given = [options.model_dump_json(), str(self.settings.dataset_dir())]
-        for batch in batches:
-            given += named(
-                self._digests(batch, ("turns", "states", "normalized_pairs", "positives"))
-            )
-            if self.root.has("sampled_positives", batch):
-                given += named(self._digests(batch, ("sampled_positives",)))
-            given += [self.settings.ingest.window, *self._tool_definitions(batch)]
-        facts = self._card_facts()
-        given.append(json.dumps(facts, sort_keys=True, default=str))
-
-        place = self.settings.dataset_dir()
+        place, facts = self.settings.dataset_dir(), self._card_facts()
+        general = {key: value for key, value in facts.items() if key not in BATCH_STAGES}
+        given = [
+            options.model_dump_json(),
+            str(place),
+            json.dumps(general, sort_keys=True, default=str),
+        ]
+        self._outputs = None  # others may have written since
+        inputs = {batch: self._published_from(batch, facts) for batch in batches}
+        last = self.receipts.read("publish", "all")
+        is_known = (
+            last is not None
+            and place.exists()
+            and last.report.get("made_under") == hash_of(given[:1])
+            and not changed_parts(last, self._versions("publish"))
+        )
+        before = last.inputs if last and is_known else {}
+        new = [batch for batch in batches if before.get(batch) != inputs[batch]]
 
         def work() -> dict[str, Any]:
-            refuse_outdated(find_outdated(self.receipts.all(), self._versions), batches)
-            refuse_unfit(self.root, batches)
+            refuse_outdated(find_outdated(self.receipts.figures(), self._versions), new)
+            refuse_unfit(self.root, new)
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
-                    ((batch, self.root.read("normalized_pairs", batch)) for batch in batches),
-                    positives=((batch, self._positives(batch)) for batch in batches),
+                    ((batch, self.root.read("normalized_pairs", batch)) for batch in new),
+                    positives=((batch, self._positives(batch)) for batch in new),
                     prompts=self._prompts,
                     folder=folder,
                     repo_id=options.repo_id,
@@ -586,10 +690,49 @@ class Pipeline(Project):
                     card_facts=facts,
                     lengths=options.lengths,
                     tokenizer=options.tokenizer,
+                    logprobs={
+                        batch: self.root.read("token_logprobs", batch)
+                        for batch in new
+                        if self._is_scored(batch)
+                    },
                 )
-            return report.to_json()
+            return {**report.to_json(), "made_under": hash_of(given[:1])}
 
-        return self._stage("publish", "all", given, {}, (), work, has_outputs=place.exists)
+        return self._stage(
+            "publish",
+            "all",
+            given,
+            inputs,
+            (),
+            work,
+            files=self._dataset_files,
+            has_outputs=place.exists,
+        )
+
+    def _published_from(self, batch: str, facts: CardFacts) -> str:
+        """Digest what decides what is published of a batch, beside the settings."""
+        tables = ["turns", "states", "normalized_pairs", "positives"]
+        if self._is_sampled(batch):
+            tables.append("sampled_positives")
+        if self._is_scored(batch):
+            tables.append("token_logprobs")
+        return hash_of([
+            *named(self._known_digests(batch, tables)),
+            self.settings.ingest.window,
+            self._tools_seen.before(batch),
+            *named(self._known_digests(batch, ["tools"])),
+            json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
+        ])  # fmt: skip
+
+    def _is_scored(self, batch: str) -> bool:
+        """Whether the token probabilities of a batch are there, and to be published."""
+        return self.settings.publish.teacher_logprobs and self.root.has("token_logprobs", batch)
+
+    def _dataset_files(self) -> list[str]:
+        """Name the files of the dataset that do not bear their digest in their name."""
+        folder = self._dataset_copy()
+        paths = [folder / CARD, *sorted((folder / MANIFESTS).glob("*.json"))]
+        return [f"dataset/{p.relative_to(folder).as_posix()}" for p in paths if p.exists()]
 
     def export(self, form: ExportFormat, *, config: str | None = None) -> ExportReport:
         """Write the published pairs as files of another trainer, into a folder of this machine.
@@ -637,13 +780,17 @@ class Pipeline(Project):
         if not place.exists():
             raise ConfigError(f"{place}: no dataset yet, so there is nothing to take out of it")
         with to_be_published(place, self._dataset_copy()) as folder:
-            return retract(
+            report = retract(
                 folder=folder,
                 session_ids=session_ids,
                 batches=batches,
                 repo_id=self.settings.publish.repo_id,
                 erase=erase,
             )
+        if published := self.receipts.read("publish", "all"):
+            files = self._file_digests(self._dataset_files())
+            self.receipts.amend(replace(published, files=files))
+        return report
 
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
         """Train a model on the published dataset, in a process of its own that `launch` runs.
@@ -686,7 +833,14 @@ class Pipeline(Project):
             return {**report, "curves": training_curves(output / "metrics.jsonl")}
 
         return self._stage(
-            "train", "all", given, {}, (), work, has_outputs=(kept / "report.json").exists
+            "train",
+            "all",
+            given,
+            {},
+            (),
+            work,
+            files=lambda: [f"model/{n}" for n in files_below(kept) if n != TRAINER_LOCK],
+            has_outputs=(kept / "report.json").exists,
         )
 
     def control(self, *, max_total_usd: float, n_states: int = 50) -> Receipt:
@@ -745,6 +899,7 @@ class Pipeline(Project):
         outputs: Sequence[str],
         work: Callable[[], dict[str, Any]],
         *,
+        files: Callable[[], list[str]] = list,
         is_final: Callable[[dict[str, Any]], bool] = lambda _: True,
         has_outputs: Callable[[], bool] = lambda: True,
         instead: Callable[[Receipt], dict[str, Any]] | None = None,
@@ -758,11 +913,17 @@ class Pipeline(Project):
             inputs: digests of the tables that are read.
             outputs: the tables that are written.
             work: does it; gives the report.
+            files: names what the stage has read or written for good beside tables.
             is_final: whether a report says that nothing is left to do.
             has_outputs: whether what is no table is still there.
             instead: done in place of `work` where nothing but the code has changed.
         """
         fingerprint = hash_of([stage, SCHEMA_VERSION, *given, *named(inputs)])
+        if self._aside is not None:
+            report = work()
+            return Receipt(
+                stage=stage, batch=batch, fingerprint=fingerprint, report=report, seconds=0.0
+            )
         versions = self._versions(stage)
         last = self.receipts.read(stage, batch)
         has_tables = has_outputs() and all(self.root.has(name, batch) for name in outputs)
@@ -779,7 +940,10 @@ class Pipeline(Project):
         started = time.perf_counter()
         if last and self._is_upgrading:
             if last.outputs or not has_tables:  # taken over before, or of today
-                return last
+                if last.digest:
+                    return last
+                amended = replace(last, files=self._file_digests(files()), is_reused=False)
+                return self.receipts.amend(amended)
             report = instead(last) if instead else last.report
             # What was redacted is known to be so by the rules of today, and nothing else is known.
             versions = {part: versions[part] for part in ("secret rules",) if instead}
@@ -797,8 +961,31 @@ class Pipeline(Project):
                 versions=versions,
                 inputs=dict(inputs),
                 outputs=self._digests(batch, outputs),
+                files=self._file_digests(files()),
             )
         )
+
+    def _file_digests(self, names: Sequence[str]) -> dict[str, str]:
+        """Digest files by their names below the root; those that are small and alone are copied."""
+        dataset = self._dataset_copy()
+        digests: dict[str, str] = {}
+        copies: dict[str, list[tuple[str, bytes]]] = {}
+        for name in names:
+            is_published = name.startswith("dataset/")
+            place = dataset / name.removeprefix("dataset/") if is_published else self.place_of(name)
+            digests[name] = digest_of(place)
+            if is_copied(name):
+                folder, _, file = name.rpartition("/")
+                copies.setdefault(folder, []).append((file, place.read_bytes()))
+        for folder, files in copies.items():
+            self.index.put(folder, files)
+        return digests
+
+    def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
+        if self._aside is not None:
+            self._aside.write(name, batch, table)
+        else:
+            super()._write(name, batch, table)
 
     @cached_property
     def _normalizer(self) -> DJNormalizer:
@@ -811,13 +998,26 @@ class Pipeline(Project):
             allow_operators=options.allow_operators,
         )
 
-    @cached_property
     def _dedup_index(self) -> DedupIndex:
         """What each batch has kept."""
+        if self._aside is not None:
+            return self._dedup(self._aside.path)
+        return self._kept_keys
+
+    @cached_property
+    def _kept_keys(self) -> DedupIndex:
+        return self._dedup(self.root.path)
+
+    def _dedup(self, into: Place) -> DedupIndex:
+        name = self._normalizer.recipe.sha
         return DedupIndex(
-            self.root.path / "dedup" / self._normalizer.recipe.sha,
+            self.root.path / "dedup" / name,
             batches=self.batches,
             start=self._normalizer.memories,
+            into=into / "dedup" / name,
+            kept=lambda encode, decode: self._kept_fold(
+                f"dedup/{name}", "normalized_pairs", encode, decode
+            ),
         )
 
     def _trainer_config(self) -> Path | None:
@@ -855,10 +1055,14 @@ class Pipeline(Project):
         return facts
 
 
+def _review_page(batch: str) -> str:
+    return f"review/{batch}.html"
+
+
 class _Owned(Set[str]):
     """The states whose batch `is_wanted`, without a set of their own for each question."""
 
-    def __init__(self, owners: Mapping[str, str], is_wanted: Callable[[str], bool]) -> None:
+    def __init__(self, owners: Owners, is_wanted: Callable[[str], bool]) -> None:
         self._owners = owners
         self._is_wanted = is_wanted
 
@@ -867,10 +1071,10 @@ class _Owned(Set[str]):
         return owner is not None and self._is_wanted(owner)
 
     def __iter__(self) -> Iterator[str]:
-        return (state_id for state_id in self._owners if state_id in self)
+        raise TypeError("states are looked up by one, and not gone through")
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        raise TypeError("states are looked up by one, and not counted")
 
 
 def run(

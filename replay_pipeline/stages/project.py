@@ -4,14 +4,16 @@ The stages that change it are in `replay_pipeline.stages.pipeline`.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError
@@ -22,10 +24,11 @@ from replay_pipeline.ingesters import (
     discover,
     keep,
     list_batches,
-    list_manifests,
+    manifest_from,
     write_manifest,
 )
 from replay_pipeline.pairs import pairs_of
+from replay_pipeline.publish.versions import newest
 from replay_pipeline.replay import (
     Estimate,
     ReplayOptions,
@@ -42,13 +45,14 @@ from replay_pipeline.review import rank_pairs, show_state, write_review
 from replay_pipeline.settings import Settings, key_for
 from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.hub_sources import fetch_sessions, repository_of
-from replay_pipeline.stages.receipts import Receipts
+from replay_pipeline.stages.receipts import Receipt, Receipts
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, open_work, summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
-from replay_pipeline.storage.folds import Fold
+from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.pair_rows import PromptsOf
 from replay_pipeline.storage.permissions import tighten_root
+from replay_pipeline.storage.root_index import FILE, RootIndex
 from replay_pipeline.storage.schemas import WRITTEN_BY
 from replay_pipeline.storage.store import Place, check_reachable
 from replay_pipeline.storage.tables import DataRoot, table_of
@@ -57,6 +61,12 @@ from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
 
 T = TypeVar("T")
+
+_blake2b = partial(hashlib.blake2b, digest_size=16)
+
+REVIEW_PAGE = "review.html"
+_PAIRS_A_PAGE = 500
+"""What a browser opens at once, and a person looks through at most."""
 
 _PLANNED_ABOVE_BUDGET = 1.25
 """Estimates are rough: plan for a little more than there is, so that no money is left over."""
@@ -83,18 +93,48 @@ class Project:
         check_reachable(settings.data_dir)
         tighten_root(settings.data_dir)
         self.root = DataRoot(settings.data_dir)
-        self.receipts = Receipts(settings.data_dir)
+        self.index = RootIndex(settings.data_dir, self._index_file())
+        self.receipts = Receipts(settings.data_dir, self.index)
         self._on_progress = on_progress or (lambda _: None)
         self._keys: list[str] | None = None
         self._folds: dict[str, Fold[Any]] = {}
-        self._seen_tools = self._fold("tools", dict[_ToolRow, int], _with_tools)
+        self._outputs: dict[tuple[str, str], str] | None = None
+        self._seen_tools = self._fold(
+            "tools", dict[_ToolRow, int], _with_tools, encode=_encoded_tools, decode=_decoded_tools
+        )
+        self._tools_seen = Fold(
+            self.batches,
+            start=str,
+            add=lambda value, key: hash_of([value, *named(self._known_digests(key, ["tools"]))]),
+        )
         self._seen_pairs = self._folds["dpo_pairs"] = Fold(
             self.batches,
             start=str,
             add=lambda value, key: hash_of(
-                [value, key, *named(self._digests(key, self._tables_of_pairs(key)))]
+                [value, key, *named(self._known_digests(key, self._tables_of_pairs(key)))]
             ),
         )
+
+    def _index_file(self) -> Path | None:
+        """Tell where the index of the root lies; `None` if this machine has no folder for it."""
+        if isinstance(self.settings.data_dir, Path):
+            return self.settings.data_dir / FILE
+        with suppress(ConfigError):
+            name = f"index-{hash_of([str(self.settings.data_dir)])[:8]}.sqlite"
+            return self.settings.local_dir() / name
+        return None
+
+    def place_of(self, name: str) -> Place:
+        """Tell where a file lies that a receipt names."""
+        top, _, rest = name.partition("/")
+        if top == "dataset":
+            place = self.settings.dataset_dir()
+            return (newest(place) or place) / rest
+        if top == "model":
+            return self.settings.model_dir() / rest
+        if top == "sources" and (folder := self._kept_folder()):
+            return folder / rest
+        return self.root.path / name
 
     # Batches
 
@@ -108,7 +148,7 @@ class Project:
             [fetch_sessions(source, self.settings.local_dir()) for source in options.sources]
             if any(map(repository_of, options.sources))
             else options.sources,
-            known=list_manifests(self.root.path),
+            known=self.manifests(),
             max_batch_bytes=options.max_batch_bytes,
             max_batch_sessions=options.max_batch_sessions,
             settle_s=settle_s,
@@ -129,13 +169,25 @@ class Project:
             self._keys = list_batches(self.root.path)
         return self._keys
 
+    def manifests(self) -> list[TraceBatch]:
+        """Give every batch that has a manifest, in order.
+
+        Raises:
+            IngestError: a manifest is damaged.
+        """
+        self.index.bring("batches")
+        return [
+            manifest_from(text, self.root.path / "batches" / name)
+            for name, _, text in self.index.copies("batches")
+        ]
+
     def fitting(self, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
         """Give the first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
 
         Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
         as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
         """
-        sizes = {b.key: b.n_bytes for b in list_manifests(self.root.path)}
+        sizes = {b.key: b.n_bytes for b in self.manifests()}
         reports = self._reports("replay")
         done = [key for key, report in reports.items() if report["is_complete"] and key in sizes]
         spent_usd = sum(reports[key]["spent_usd"] for key in done)
@@ -162,13 +214,9 @@ class Project:
         return None
 
     @cached_property
-    def _owners(self) -> dict[str, str]:
+    def _owners(self) -> "Owners":
         """The batch that has each state: the last one that read it anew."""
-        return {
-            state_id: batch
-            for batch in self.root.batches("states")
-            for state_id in self.root.read("states", batch, columns=["state_id"])[0].to_pylist()
-        }
+        return Owners(self)
 
     # Looking
 
@@ -178,7 +226,7 @@ class Project:
         Not those that lost states to a later batch since: they are made again, and pay nothing.
         """
         reports = self._reports("replay")
-        outdated = find_outdated(self.receipts.all(), lambda _: {})
+        outdated = find_outdated(self.receipts.figures(), lambda _: {})
         return {
             batch
             for batch, report in reports.items()
@@ -209,7 +257,7 @@ class Project:
 
     def status(self) -> dict[str, Any]:
         """Tell what is done for each batch, what it cost, and what the ledger holds."""
-        done = {(r.stage, r.batch): r.report for r in self.receipts.all()}
+        done = {(r.stage, r.batch): r.report for r in self.receipts.figures()}
         figure = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs"}
         batches = {
             key: {
@@ -265,7 +313,7 @@ class Project:
         Raises:
             PriceError: a teacher has no price, so the cost is not known.
         """
-        batches = find_outdated(self.receipts.all(), self._versions)
+        batches = find_outdated(self.receipts.figures(), self._versions)
         asked_otherwise = [
             key for key, stages in batches.items() if set(stages.get("replay", ())) - {UNKNOWN}
         ]
@@ -300,20 +348,65 @@ class Project:
             outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
         )
 
-    def review(self, path: Place | None = None, *, look: Path | None = None) -> Place:
-        """Write the page that shows all pairs side by side. Returns where it is.
+    def review(
+        self, path: Place | None = None, *, look: Path | None = None, page: int = 1
+    ) -> Place:
+        """Write a page that shows pairs side by side, those of the newest batches first.
 
-        Pairs link to their sessions in `look`, the page of `replay-pipeline look`.
+        Pairs link to their sessions in `look`, the page of `replay-pipeline look`. Where there are
+        more pairs than fit on a page, each page has some batches as a whole. Returns where it is.
 
         Raises:
-            ConfigError: no batch has come as far as pairs.
+            ConfigError: no batch has come as far as pairs, or there are not so many pages.
         """
-        return write_review(
-            self._pairs(self._batches_with("dpo_pairs")),
-            path=path or self.root.path / "review.html",
+        pages = self._review_pages()
+        if not 1 <= page <= len(pages):
+            raise ConfigError(f"there is no page {page} of pairs: the last is {len(pages)}")
+        batches = pages[page - 1]
+        name = REVIEW_PAGE if page == 1 else f"review-{page}.html"
+        started = time.perf_counter()
+        options = {}
+        if len(pages) > 1:
+            options["title"] = (
+                f"Preference pairs, page {page} of {len(pages)}: {batches[0]} to {batches[-1]}"
+            )
+        written = write_review(
+            self._pairs(batches),
+            path=path or self.root.path / name,
             look=look,
-            outcomes=self.root.read_all("outcomes").to_pylist(),
+            outcomes=pa.concat_tables([self.root.read("outcomes", b) for b in batches]).to_pylist(),
+            **options,
         )
+        if path is None:
+            self.receipts.write(
+                Receipt(
+                    stage="review",
+                    batch="all" if page == 1 else f"page-{page}",
+                    fingerprint="",
+                    report={},
+                    seconds=round(time.perf_counter() - started, 3),
+                    files={name: digest_of(written)},
+                )
+            )
+        return written
+
+    def n_review_pages(self) -> int:
+        """Tell over how many pages the pairs are spread. Raises as `review` does."""
+        return len(self._review_pages())
+
+    def _review_pages(self) -> list[list[str]]:
+        """Batches by page, the newest on the first; in their order on each."""
+        sizes = {key: report["n_pairs"] for key, report in self._reports("pairs").items()}
+        pages: list[list[str]] = [[]]
+        n_pairs = 0
+        for batch in reversed(self._batches_with("dpo_pairs")):
+            n = sizes[batch] if batch in sizes else self.root.n_rows("dpo_pairs", batch)
+            if n_pairs and n_pairs + n > _PAIRS_A_PAGE:
+                pages.append([])
+                n_pairs = 0
+            pages[-1].insert(0, batch)
+            n_pairs += n
+        return pages
 
     def sample_pairs(self, batch: str, n_pairs: int) -> list[DPOPair]:
         """Give the first pairs of a batch, with their prompts."""
@@ -350,7 +443,7 @@ class Project:
 
     def summary(self, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
         """Give the figures of all stages; what was done after `since` counts as done now."""
-        figures = summarize(self.receipts.all(since=since))
+        figures = summarize(self.receipts.figures(since=since))
         figures["max_total_usd"] = self.settings.replay.max_total_usd
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
@@ -358,7 +451,7 @@ class Project:
     def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Tell what was done since then, and what is still open; `failures` are runs that failed."""
         return summarize_night(
-            self.receipts.all(),
+            self.receipts.figures(),
             since=since,
             spent_usd=spent_since(self.settings.ledger_url(), since),
             max_nightly_usd=self.settings.replay.max_nightly_usd,
@@ -467,17 +560,40 @@ class Project:
         """Tell where price lists are kept; a server of ours has prices of its own each time."""
         return None if self.settings.played else self.root.path / "prices"
 
-    def _fold(self, table: str, start: Callable[[], T], add: Callable[[T, pa.Table], T]) -> Fold[T]:
+    def _fold(
+        self,
+        table: str,
+        start: Callable[[], T],
+        add: Callable[[T, pa.Table], T],
+        *,
+        encode: Callable[[T], bytes],
+        decode: Callable[[bytes], T],
+    ) -> Fold[T]:
         """Fold over the batches that `table` holds."""
 
         def add_batch(value: T, key: str) -> T:
             return add(value, self.root.read(table, key)) if self.root.has(table, key) else value
 
-        fold = self._folds[table] = Fold(self.batches, start=start, add=add_batch)
+        kept = self._kept_fold(table, table, encode, decode)
+        fold = self._folds[table] = Fold(self.batches, start=start, add=add_batch, kept=kept)
         return fold
+
+    def _kept_fold(
+        self, name: str, table: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]
+    ) -> Kept[T]:
+        """Say how a fold outlives the process, as long as `table` of its batches stays as it is."""
+        return Kept(
+            index=self.index,
+            name=name,
+            version_of=lambda batch: self._known_digest(batch, table),
+            encode=encode,
+            decode=decode,
+        )
 
     def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
         self.root.write(name, batch, table)
+        if self._outputs is not None:
+            self._outputs[batch, name] = digest_of(self.root.part(name, batch))
         if name in self._folds:
             self._folds[name].forget(batch)
 
@@ -511,9 +627,26 @@ class Project:
     def _digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
         return {name: digest_of(self.root.part(name, batch)) for name in names}
 
+    def _known_digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
+        """Give what `_digests` gives of tables that are as their receipt says, without reading them."""
+        return {name: self._known_digest(batch, name) for name in names}
+
+    def _known_digest(self, batch: str, name: str) -> str:
+        if self._outputs is None:
+            self._outputs = {
+                (receipt.batch, table): digest
+                for receipt in self.receipts.figures()
+                for table, digest in receipt.outputs.items()
+            }
+        known = self._outputs.get((batch, name))
+        return known or digest_of(self.root.part(name, batch))
+
+    def _is_sampled(self, batch: str) -> bool:
+        return self._known_digest(batch, "sampled_positives") != "-"
+
     def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
         """Reports of a stage by batch."""
-        return {r.batch: r.report for r in self.receipts.all(stage=stage)}
+        return {r.batch: r.report for r in self.receipts.figures(stage=stage)}
 
 
 def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:
@@ -526,6 +659,48 @@ def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, i
         key = (row["name"], row["agent_version"], row["tool_json"])
         known[key] = min(2, known.get(key, 0) + 1)
     return known
+
+
+_TOOLS = list[tuple[str, str | None, str, int]]
+
+
+def _encoded_tools(known: dict[_ToolRow, int]) -> bytes:
+    return msgspec.json.encode([(*row, times) for row, times in known.items()])
+
+
+def _decoded_tools(data: bytes) -> dict[_ToolRow, int]:
+    rows = msgspec.json.decode(data, type=_TOOLS)
+    return {(name, version, tool): times for name, version, tool, times in rows}
+
+
+class Owners:
+    """The batch that each state belongs to, by one look into the index for each question."""
+
+    def __init__(self, work: Project) -> None:
+        self._work = work
+        self._moved: dict[str, str] = {}
+        versions = {
+            r.batch: _version_of(r, "states") for r in work.receipts.figures(stage="ingest")
+        }
+
+        def ids(batch: str) -> list[str]:
+            if not work.root.has("states", batch):
+                return []
+            return work.root.read("states", batch, columns=["state_id"])[0].to_pylist()
+
+        work.index.bring_ids(versions, ids)
+
+    def get(self, state_id: str, default: str | None = None) -> str | None:
+        """Give the batch of a state."""
+        return self._moved.get(state_id) or self._work.index.batch_of(state_id) or default
+
+    def update(self, owners: Mapping[str, str]) -> None:
+        """Take in states that were read since."""
+        self._moved |= owners
+
+
+def _version_of(receipt: Receipt, table: str) -> str:
+    return receipt.outputs.get(table) or receipt.at
 
 
 def hash_of(parts: Iterable[str]) -> str:
@@ -543,4 +718,15 @@ def named(digests: Mapping[str, str]) -> list[str]:
 
 def digest_of(path: Place) -> str:
     """Hash the bytes of a file; `-` for none."""
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.exists() else "-"
+    if not isinstance(path, Path):
+        return bytes_digest(path.read_bytes()) if path.exists() else "-"
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, _blake2b).hexdigest()
+    except FileNotFoundError:
+        return "-"
+
+
+def bytes_digest(data: bytes) -> str:
+    """Hash bytes as `digest_of` does."""
+    return _blake2b(data).hexdigest()

@@ -1,17 +1,19 @@
 """Receipts: what each stage was given and did, kept as JSON beside the tables."""
 
+import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.storage.store import Place, read_files, stamps_below, written_whole
+from replay_pipeline.storage.root_index import FILE, RootIndex
+from replay_pipeline.storage.store import Place, folders_in, written_whole
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,10 @@ class Receipt:
     """Digest of each table of the batch that was read."""
     outputs: dict[str, str] = field(default_factory=dict)
     """Digest of each table of the batch that was written."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Digest of each other file that was read or written for good, by its path below the root."""
+    digest: str = ""
+    """Hash of the receipt's own text with nothing in this place; receipts up to 0.2.0 have none."""
     is_reused: bool = False
     """Whether nothing had changed, so that the stage did nothing this time."""
     at: str = ""
@@ -68,10 +74,18 @@ class Receipt:
 
 
 class Receipts:
-    """The receipts under one data root."""
+    """The receipts under one data root.
 
-    def __init__(self, root: Place) -> None:
+    Args:
+        root: the data root.
+        index: where copies of the receipts are; by default in the root, or in memory for a root on
+            an object store.
+    """
+
+    def __init__(self, root: Place, index: RootIndex | None = None) -> None:
         self._root = root / "receipts"
+        default = root / FILE if isinstance(root, Path) else None
+        self._index = index or RootIndex(root, default)
 
     def read(self, stage: str, batch: str) -> Receipt | None:
         """Give the last receipt, or `None`. An unreadable one counts as none.
@@ -80,7 +94,7 @@ class Receipts:
             StorageError: the object store that holds it cannot be reached.
         """
         try:
-            return _read(self._path(stage, batch).read_bytes())
+            return receipt_in(self.path(stage, batch).read_bytes())
         except StorageError:
             raise
         except OSError:
@@ -88,40 +102,126 @@ class Receipts:
 
     def write(self, receipt: Receipt) -> Receipt:
         """Keep `receipt` in place of the last one."""
-        receipt = replace(receipt, at=datetime.now(UTC).isoformat())
-        with written_whole(self._path(receipt.stage, receipt.batch)) as file:
-            file.write(json.dumps(asdict(receipt), indent=1, sort_keys=True).encode())
+        return self.amend(replace(receipt, at=datetime.now(UTC).isoformat()))
+
+    def amend(self, receipt: Receipt) -> Receipt:
+        """Keep `receipt` in place of the last one, as of the time that it says."""
+        receipt = replace(receipt, digest="")
+        digest = hashlib.blake2b(_text_of(receipt), digest_size=16).hexdigest()
+        receipt = replace(receipt, digest=digest)
+        path, text = self.path(receipt.stage, receipt.batch), _text_of(receipt)
+        with written_whole(path) as file:
+            file.write(text)
+        self.copy(receipt.stage, path.name, text)
         return receipt
+
+    def copy(self, stage: str, file: str, text: bytes) -> None:
+        """Copy a receipt into the index."""
+        self._index.put(f"receipts/{stage}", [(file, text)], slim=_figures_of)
 
     def stamps(self, stage: str | None = None) -> dict[tuple[str, str], str]:
         """Tell what tells a receipt (of `stage`) from the one before it, to see later which are new."""
-        root = self._root if stage is None else self._root / stage
-        found = {PurePosixPath(name): stamp for name, stamp in stamps_below(root).items()}
-        return {
-            (path.parent.name or stage or "", path.stem): stamp
-            for path, stamp in found.items()
-            if path.suffix == ".json" and not path.name.startswith(".")
-        }
+        return {key: stamp for key, stamp, _ in self._copies(stage)}
 
     def all(
         self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
     ) -> list[Receipt]:
         """Give every receipt; those not written after the stamps `since` are marked as reused."""
-        stamps = self.stamps(stage)
-        texts = read_files(self._root, [f"{kind}/{batch}.json" for kind, batch in stamps])
         found = []
-        for (key, stamp), text in zip(stamps.items(), texts, strict=True):
-            if text is not None and (receipt := _read(text)) is not None:
+        for key, stamp, text in self._copies(stage):
+            if (receipt := receipt_in(text)) is not None:
                 is_reused = since is not None and since.get(key) == stamp
                 found.append(replace(receipt, is_reused=is_reused))
         return found
 
-    def _path(self, stage: str, batch: str) -> Place:
+    def figures(
+        self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
+    ) -> list[Receipt]:
+        """Give what `all` gives, without those parts of the reports that are long."""
+        found = []
+        for folder in self._brought(stage):
+            kind = folder.removeprefix("receipts/")
+            for name, stamp, figures in self._index.figures(folder):
+                if figures:
+                    receipt = msgspec.json.decode(figures, type=Receipt)
+                    is_reused = since is not None and since.get((kind, name[:-5])) == stamp
+                    found.append(replace(receipt, is_reused=True) if is_reused else receipt)
+        return found
+
+    def path(self, stage: str, batch: str) -> Place:
+        """Tell where a receipt lies."""
         return self._root / stage / f"{batch}.json"
 
+    def _copies(self, stage: str | None) -> Iterator[tuple[tuple[str, str], str, bytes]]:
+        for folder in self._brought(stage):
+            for name, stamp, text in self._index.copies(folder):
+                key = folder.removeprefix("receipts/"), name.removesuffix(".json")
+                yield key, stamp, text
 
-def _read(text: bytes) -> Receipt | None:
-    """Read a receipt; `None` for what is none, so that its stage is done again."""
+    def _brought(self, stage: str | None) -> Iterator[str]:
+        for each in [stage] if stage else folders_in(self._root):
+            folder = f"receipts/{each}"
+            self._index.bring(folder, is_intact=is_intact, slim=_figures_of)
+            yield folder
+
+
+_LONG = frozenset({
+    "agreement", "control", "latency_s", "matrix", "natural_left_out", "seconds_by_operator", "teachers",
+    "thresholds", "tokens", "usage", "batches", "files_removed", "files_unchanged", "files_written",
+    "curves",
+})  # fmt: skip
+"""Parts of reports that are looked at for one batch at a time."""
+
+
+def _figures_of(text: bytes) -> bytes:
+    """Give a receipt without what is long; nothing for one that cannot be read."""
+    receipt = receipt_in(text)
+    if receipt is None:
+        return b""
+    report = {name: value for name, value in receipt.report.items() if name not in _LONG}
+    if receipt.stage in ("publish", "train"):
+        receipt = replace(receipt, inputs={})
+    slim = replace(receipt, report=report, files={}, is_reused=False)
+    return msgspec.json.encode(slim)
+
+
+def digest_in(text: bytes) -> str | None:
+    """Give the digest that a receipt says it has; nothing for none, `None` for what is no receipt."""
+    try:
+        return msgspec.json.decode(text, type=_Digested).digest
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+class _Digested(msgspec.Struct):
+    digest: str = ""
+
+
+def is_intact(text: bytes) -> bool:
+    """Whether every byte of a receipt is as it was written, as far as it says anything about that."""
+    digest = digest_in(text)
+    if not digest:
+        return digest is not None
+    plain = text.replace(_digest_line(digest), _digest_line(""), 1)
+    return hashlib.blake2b(plain, digest_size=16).hexdigest() == digest
+
+
+def _digest_line(digest: str) -> bytes:
+    return f'"digest": "{digest}"'.encode()
+
+
+def _text_of(receipt: Receipt) -> bytes:
+    return json.dumps(asdict(receipt), indent=1, sort_keys=True).encode()
+
+
+def receipt_in(text: bytes) -> Receipt | None:
+    """Read a receipt; `None` for what is none or damaged, so that its stage is done again."""
+    if not is_intact(text):
+        logger.warning(
+            "a receipt is damaged, so its stage counts as not done; `replay-pipeline verify` finds "
+            "what is, and `replay-pipeline repair` brings it back"
+        )
+        return None
     try:
         receipt = msgspec.json.decode(text, type=Receipt)
         if "budget_usd" in receipt.report:  # as 0.1.0 called it

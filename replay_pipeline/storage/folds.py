@@ -1,10 +1,50 @@
 """Folds over the batches in their order, so that going through thousands of them is one pass."""
 
+import hashlib
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from replay_pipeline.storage.root_index import RootIndex
+
 T = TypeVar("T")
+
+_WORTH_KEEPING = 100
+"""Batches that a process has added, from which on the next one should begin behind them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(Generic[T]):
+    """How the value of a fold outlives its process."""
+
+    index: RootIndex
+    name: str
+    version_of: Callable[[str], str]
+    """What differs once a batch adds something else."""
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
+
+    def load(self, keys: list[str]) -> tuple[T, int] | None:
+        """Give the value that was kept and how many keys it covers, if it still holds for them."""
+        found = self.index.fold(self.name)
+        if found is None:
+            return None
+        last, chain, value = found
+        n = bisect_left(keys, last) + 1
+        if keys[n - 1 : n] != [last] or self._chain(keys[:n]) != chain:
+            return None
+        return self.decode(value), n
+
+    def save(self, value: T, keys: list[str]) -> None:
+        """Keep the value over these keys."""
+        self.index.keep_fold(self.name, keys[-1], self._chain(keys), self.encode(value))
+
+    def _chain(self, keys: Iterable[str]) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for key in keys:
+            digest.update(f"{key} {self.version_of(key)}\0".encode())
+        return digest.hexdigest()
 
 
 class Fold(Generic[T]):
@@ -17,11 +57,18 @@ class Fold(Generic[T]):
         keys: the keys of all batches, sorted.
         start: what no batch at all comes to.
         add: adds one batch; gives back the new value.
+        kept: where the value of a long pass is kept for the next process.
     """
 
     def __init__(
-        self, keys: Callable[[], list[str]], *, start: Callable[[], T], add: Callable[[T, str], T]
+        self,
+        keys: Callable[[], list[str]],
+        *,
+        start: Callable[[], T],
+        add: Callable[[T, str], T],
+        kept: Kept[T] | None = None,
     ) -> None:
+        self._kept = kept
         self._keys = keys
         self._start = start
         self._add = add
@@ -35,10 +82,18 @@ class Fold(Generic[T]):
         end = bisect_left(keys, batch)
         if end < self._next or (self._next and keys[self._next - 1] != self._last):
             self._value, self._next, self._last = self._start(), 0, ""
+        if self._kept and not self._next and end > _WORTH_KEEPING:
+            loaded = self._kept.load(keys[:end])
+            if loaded is not None:
+                self._value, self._next = loaded
+                self._last = keys[self._next - 1]
+        n_added = end - self._next
         for key in keys[self._next : end]:
             self._value = self._add(self._value, key)
             self._last = key
         self._next = end
+        if self._kept and n_added > _WORTH_KEEPING:
+            self._kept.save(self._value, keys[:end])
         return self._value
 
     def forget(self, batch: str) -> None:

@@ -156,6 +156,13 @@ def files_below(folder: Place) -> list[str]:
     return list(stamps_below(folder))
 
 
+def folders_in(folder: Place) -> list[str]:
+    """Name the folders right in a folder, sorted; none where it is not there."""
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
 def read_files(folder: Place, names: Sequence[str]) -> list[bytes | None]:
     """Read files below a folder, in the order of `names`; `None` for one that is not there.
 

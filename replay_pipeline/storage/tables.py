@@ -103,7 +103,10 @@ def _reading(path: Place, name: str) -> Iterator[None]:
     except StorageError:
         raise
     except (OSError, pa.ArrowInvalid) as error:
-        raise SchemaError(f"{path}: not a readable parquet file ({error})") from error
+        raise SchemaError(
+            f"{path}: not a readable parquet file ({error}); `replay-pipeline verify` finds all that "
+            "is damaged, and `replay-pipeline repair` makes it again"
+        ) from error
 
 
 def table_of(rows: list[dict[str, Any]], name: str) -> pa.Table:
@@ -136,7 +139,11 @@ class DataRoot:
 
     def part(self, name: str, batch: str) -> Place:
         """Tell where the rows of `batch` in table `name` lie."""
-        return self.path / name / f"trace_batch={batch}" / "part-0.parquet"
+        return self.path / self.name_of(name, batch)
+
+    def name_of(self, name: str, batch: str) -> str:
+        """Give the path of `part` below the root."""
+        return f"{name}/trace_batch={batch}/part-0.parquet"
 
     def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> Place:
         """Replace the rows of `batch`. Raises what `write_table` raises."""

@@ -21,6 +21,7 @@ REQUIRED_COLUMNS: dict[str, tuple[str, ...]] = {
     "pairs": ("prompt", "chosen", "rejected"),
     "prompts": ("prompt", "consensus"),
     "positives": ("prompt", "completion"),
+    "teacher_logprobs": ("prompt", "logprobs"),
 }
 """Columns that a channel cannot do without, by configuration of the dataset."""
 
@@ -55,6 +56,23 @@ def load_preference_data(source: str | Path, *, revision: str | None = None) -> 
         test_pairs=_rows(source, "pairs", "test", revision, is_optional=True),
         test_prompts=_rows(source, "prompts", "test", revision, is_optional=True),
     )
+
+
+def load_teacher_logprobs(
+    source: str | Path, *, revision: str | None = None
+) -> list[dict[str, Any]]:
+    """Read the train split of `teacher_logprobs`: the teachers' answers, token by token.
+
+    Raises:
+        DatasetError: it has none, which is how datasets are published unless asked for.
+    """
+    try:
+        return _rows(source, "teacher_logprobs", "train", revision)
+    except DatasetError as error:
+        raise DatasetError(
+            f"{error}; teacher=recorded needs a dataset that was published with "
+            "publish.teacher_logprobs"
+        ) from error
 
 
 def _rows(

@@ -13,6 +13,7 @@ from trainer.diloco.executors.base import (
 from trainer.diloco.executors.hf_jobs import HFJobsExecutor
 from trainer.diloco.executors.local import LocalProcessExecutor
 from trainer.diloco.executors.modal import ModalExecutor
+from trainer.diloco.fragments import FragmentedReplica
 from trainer.diloco.inner import make_inner_optimizer
 from trainer.diloco.object_store import FileStore, MemoryStore, ObjectStore, open_store
 from trainer.diloco.outer_step import OUTER_PRESETS, OuterStep, outer_preset
@@ -29,6 +30,7 @@ __all__ = [
     "OUTER_PRESETS",
     "AsyncReplica",
     "FileStore",
+    "FragmentedReplica",
     "HFJobsExecutor",
     "LocalProcessExecutor",
     "MemoryStore",

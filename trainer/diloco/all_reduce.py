@@ -96,7 +96,7 @@ class ObjectStoreAllReduce(RoundDriver):
             TrainerConfigError: The store ignores the condition of a conditional write.
         """
         self.feedback = self._feedback_of(channel, vector.size)
-        own = self.contribute(vector, base=OPEN_BASE, weight=weight)
+        own = self.contribute(vector, round_id=self.round_id, base=OPEN_BASE, weight=weight)
         manifest = self.drive(decide_round(self.round_id, own, self.expected, self._quorum))
         if not isinstance(manifest, Manifest):
             raise OuterLoopError(f"round {self.round_id} ended with {manifest}")

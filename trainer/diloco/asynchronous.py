@@ -131,8 +131,8 @@ class AsyncReplica(OuterReplica):
         if weight < 1:
             raise OuterLoopError(f"weight must be at least 1, not {weight}")
         first = self.round_id
-        own = self.contribute(self.theta - local, base=self.base, weight=weight)
-        self._own_round, self._n_made = first, self._n_made + 1
+        own = self.contribute(self.theta - local, round_id=first, base=self.base, weight=weight)
+        self._n_made += 1
         self.inner_state = dict(inner_state or {})
         self.retried(self._keep_private)
         manifest = self._fold_in(own)

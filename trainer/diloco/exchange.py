@@ -182,26 +182,48 @@ class Patience:
         time.sleep(min(MAX_POLL_S, max(MIN_POLL_S, waited * POLL_SHARE)))
 
 
-def agree_on_run(store: ObjectStore, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's description: the given one, unless another replica was first.
+def agree_on_run(
+    store: ObjectStore, description: Mapping[str, Any], first: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Write a run's description, or check the given one against that of the first replica.
+
+    Args:
+        store: Where the run lives.
+        description: What all replicas must have in common.
+        first: What is the first replica's to say.
+
+    Returns:
+        The description, with what the first replica has said.
 
     Raises:
-        TrainerConfigError: The store ignores the condition of a conditional write.
+        TrainerConfigError: The run was started with other settings, or the store ignores the
+            condition of a conditional write.
     """
     data = store.get(RUN_KEY)
     if data is None:
-        store.put_if_absent(RUN_KEY, seal_tensors(description, {}))
+        store.put_if_absent(RUN_KEY, seal_tensors({**description, **(first or {})}, {}))
         # Another replica may have been first, or this answer lost: what is there now counts.
         data = store.get(RUN_KEY)
     if data is None:
         raise ObjectStoreError(f"{RUN_KEY} was created and cannot be read")
     check_condition(store, RUN_KEY, data)
     try:
-        return unseal_tensors(data)[0]
+        run = unseal_tensors(data)[0]
     except OuterLoopError as error:
         raise OuterLoopError(
             f"{store.place}{RUN_KEY} is damaged ({error}): delete it, a replica writes it anew"
         ) from error
+    different = {
+        name: (run.get(name), value)
+        for name, value in description.items()
+        if run.get(name) != value
+    }
+    if different:
+        raise TrainerConfigError(
+            f"the run was started with other settings (theirs, ours): {different}; "
+            "use them, or another store URI"
+        )
+    return run
 
 
 def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
@@ -246,6 +268,7 @@ class RoundDriver:
         self.incarnation = f"{attempt:06d}-{uuid.uuid4().hex[:8]}"
         self.feedback = ErrorFeedback(self.codec, np.zeros(n, np.float32))
         self.own: Contribution | None = None
+        self._own_round = 0
         self.payload = b""
         self.has_reduced = False
         self.waited_s = 0.0
@@ -254,13 +277,14 @@ class RoundDriver:
         self._last_merged: tuple[str, bytes] | None = None
         self._lost: tuple[tuple[Contribution, ...], Vector] | None = None
 
-    def contribute(self, vector: Vector, *, base: str, weight: int) -> Contribution:
+    def contribute(self, vector: Vector, *, round_id: int, base: str, weight: int) -> Contribution:
         """Make the own contribution to a round; nothing leaves the replica yet.
 
         Raises:
             OuterLoopError: A value is not finite.
         """
         self.payload = self.feedback.encode(vector)
+        self._own_round = round_id
         self._counted_from = (self._up_bytes, self._down_bytes)
         self.patience.begin_wait()
         self.own = Contribution(self.rank, self.incarnation, base, weight, sha256(self.payload))
@@ -390,7 +414,9 @@ class RoundDriver:
     def settle(self, manifest: Manifest) -> None:
         """Close a round that is decided, and the own account of it."""
         self.has_reduced = (manifest.by, manifest.incarnation) == (self.rank, self.incarnation)
-        if self.own is not None and manifest.base == self.own.base:
+        # Two rounds have one base if nothing moved in the first: the round has to be the own one too.
+        is_own = manifest.round_id == self._own_round
+        if self.own is not None and is_own and manifest.base == self.own.base:
             owed = self._owed(manifest, self.own)
             self.feedback.settle(was_included=manifest.names(self.own), owed=owed)
             self.own = None

@@ -208,6 +208,35 @@ class FsspecStore(ObjectStore):
                 self._files.rm_file(self._root + key)
 
 
+class SubStore(ObjectStore):
+    """A folder of another store as a store of its own.
+
+    Args:
+        store: The whole store.
+        folder: Prefix of its keys, ending with a slash.
+    """
+
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        self._store, self._folder = store, folder
+        self.place = f"{store.place}{folder}"
+
+    def _put(self, key: str, data: bytes) -> None:
+        self._store.put(self._folder + key, data)
+
+    def _create(self, key: str, data: bytes) -> bool:
+        return self._store.put_if_absent(self._folder + key, data)
+
+    def _get(self, key: str) -> bytes | None:
+        return self._store.get(self._folder + key)
+
+    def _keys(self, prefix: str) -> list[str]:
+        found = self._store.keys(self._folder + prefix)
+        return [key.removeprefix(self._folder) for key in found]
+
+    def _delete(self, keys: list[str]) -> None:
+        self._store.delete(self._folder + key for key in keys)
+
+
 _memory: dict[str, MemoryStore] = {}
 
 

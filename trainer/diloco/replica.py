@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.diloco.exchange import RUN_KEY, Patience, RoundDriver, RoundReport, agree_on_run
-from trainer.diloco.object_store import ObjectStore
+from trainer.diloco.object_store import ObjectStore, SubStore
 from trainer.diloco.outer_step import OuterStep
 from trainer.diloco.protocol import (
     Action,
@@ -43,6 +43,11 @@ logger = logging.getLogger(__name__)
 Vector = NDArray[np.float32]
 
 SNAPSHOTS = "snapshots/"
+
+
+def fragment_folder(fragment: int) -> str:
+    """Return where in the store a fragment of the parameters is a run of its own."""
+    return f"fragments/{fragment:03d}/"
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class OuterReplica(RoundDriver):
         self._life = ReplicaLife(rank, self.settings.n_rounds, quorum)
         self._protocol = self._life.live()
         self._is_training = False
-        self._own_round = self._n_made = 0
+        self._n_made = 0
         self._n_applied = 0
 
     @property
@@ -169,8 +174,9 @@ class OuterReplica(RoundDriver):
         if weight < 1:
             raise OuterLoopError(f"weight must be at least 1, not {weight}")
         n_applied = self._n_applied
-        own = self.contribute(self.theta - local, base=self.base, weight=weight)
-        self._own_round = self.round_id
+        own = self.contribute(
+            self.theta - local, round_id=self.round_id, base=self.base, weight=weight
+        )
         self._n_made += 1
         self.inner_state = dict(inner_state or {})
         # Kept before it is sent: once the others count on this delta, a process that takes over
@@ -238,15 +244,8 @@ class OuterReplica(RoundDriver):
             "signature": settings.signature,
             "n": int(self.theta.size),
         }
-        run = agree_on_run(self.store, {**mine, "base": self._base()})
-        initial_base = str(run.pop("base"))
-        different = {name: (run.get(name), value) for name, value in mine.items()}
-        different = {name: pair for name, pair in different.items() if pair[0] != pair[1]}
-        if different:
-            raise TrainerConfigError(
-                f"the run was started with other settings (theirs, ours): {different}; "
-                "use them, or another store URI"
-            )
+        run = agree_on_run(self.store, mine, {"base": self._base()})
+        initial_base = str(run["base"])
         key = snapshot_key(0, initial_base)
         if self._base() == initial_base and key not in self.store.keys(SNAPSHOTS):
             self._put_snapshot(0, initial_base, range(self.world_size))
@@ -372,6 +371,11 @@ def newest_state(
     if data is None:
         raise OuterLoopError(f"{store.place or 'the store'} holds no run")
     run, _ = unseal_tensors(data)
+    if "fragments" in run:
+        folders = map(fragment_folder, range(run["fragments"]))
+        parts = [newest_state(SubStore(store, folder), round_id) for folder in folders]
+        theta = np.concatenate([theta for _, theta, _ in parts])
+        return min(found for found, _, _ in parts), theta, run
     settings = OuterSettings(codec=run["codec"], outer=OuterStep(**run["outer"]), timeout_s=60.0)
     # Its attempt is the last there can be: no replica's process replaces one that only looks on.
     watcher = OuterReplica(

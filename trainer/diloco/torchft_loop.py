@@ -230,7 +230,7 @@ class ObjectStoreManager(MockManager):
         """Check that all replicas start from equal weights: a mean of deltas cannot mend that."""
         tensors = self._saved_states()
         start = {"start": sha256(*(tensors[name] for name in sorted(tensors)))}
-        if agree_on_run(self.all_reduce.store, start) != start:
+        if agree_on_run(self.all_reduce.store, {}, start) != start:
             raise TrainerConfigError(
                 "this replica starts from other weights than the first one of the run: load the "
                 "same checkpoint, or set the same seed, everywhere"

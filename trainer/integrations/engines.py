@@ -56,7 +56,7 @@ TRL = TrainingEngine(
     },
     rollouts=("student", "contrast", "generate"),
     estimators=("full", "topk", "teacher_topk", "sampled"),
-    teachers=("ema", "base", "live"),
+    teachers=("ema", "base", "live", "recorded"),
     outer=("none", "object_store", "torchft"),
 )
 

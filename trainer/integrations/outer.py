@@ -21,6 +21,7 @@ from trainer.data.dataset import PreferenceData
 from trainer.diloco.asynchronous import AsyncReplica
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.exchange import RoundReport
+from trainer.diloco.fragments import FragmentedReplica
 from trainer.diloco.inner import make_inner_optimizer
 from trainer.diloco.object_store import ObjectStore, open_store
 from trainer.diloco.outer_step import outer_preset
@@ -29,7 +30,7 @@ from trainer.diloco.replica import OuterReplica, OuterSettings
 from trainer.diloco.torchft_loop import make_diloco_outer_loop, make_torchft_manager
 from trainer.errors import TrainerConfigError
 from trainer.integrations.export import publish_template
-from trainer.integrations.outer_group import ReplicaGroup
+from trainer.integrations.outer_group import AnyReplica, ReplicaGroup
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class OuterOptions:
     """Optimizer steps per round."""
     rounds: str = "synchronous"
     """`synchronous`: equal bits, at the pace of the quorum; `asynchronous`: nobody waits."""
+    fragments: int = 1
+    """From 2 on: parts of the parameters that are exchanged in turn, each while training goes on."""
     inner: str = ""
     """Inner optimizer: `muon` from scratch, or `adamw`; none: the trainer's own."""
     codec: str = "ternary"
@@ -72,6 +75,11 @@ class OuterOptions:
     """Where a replica's own state is kept, for exact restarts; none keeps none."""
     lighthouse: str = ""
     """Address of `torchft_lighthouse` (`torchft`)."""
+
+    @property
+    def exchange_every(self) -> int:
+        """Optimizer steps between exchanges: of everything, or of one fragment after the other."""
+        return self.sync_every // self.fragments
 
 
 def outer_callbacks(
@@ -99,6 +107,11 @@ def outer_callbacks(
     where = place or replica_place() or ReplicaPlace()
     if options.sync_every < 1:
         raise TrainerConfigError(f"outer_options.sync_every={options.sync_every}: at least 1")
+    if options.fragments < 1 or options.sync_every % options.fragments:
+        raise TrainerConfigError(
+            f"outer_options.fragments={options.fragments} must divide sync_every="
+            f"{options.sync_every}: every fragment has its turn once a round"
+        )
     if options.rounds not in ROUNDS:
         raise TrainerConfigError(
             f"outer_options.rounds={options.rounds!r} is not one of {', '.join(ROUNDS)}"
@@ -166,7 +179,8 @@ def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> Preferen
 class ObjectStoreLoop(TrainerCallback):
     """Exchanges the trainable parameters over an object store every so many optimizer steps.
 
-    The run has ⌈max_steps / sync_every⌉ rounds. What a replica has for itself alone (step, schedule,
+    The run has ⌈max_steps / sync_every⌉ rounds; of fragments, one is exchanged at each P-th part of
+    a round. What a replica has for itself alone (step, schedule,
     optimizer, samplers, random states, the moving average, TAID) is the trainer's own checkpoint at
     the end of a round; with a `state_uri` it is kept with the contribution, and `train_replica` goes
     on from there.
@@ -201,7 +215,7 @@ class ObjectStoreLoop(TrainerCallback):
             n_steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
         view = self._view = ParameterVector(_model_of(trainer))
         replica = self.replica = ReplicaGroup(
-            lambda: ROUNDS[options.rounds](
+            lambda: _kind_of(options)(
                 self.store or open_store(options.uri),
                 view.read(),
                 rank=self.place.rank,
@@ -210,7 +224,7 @@ class ObjectStoreLoop(TrainerCallback):
                 settings=OuterSettings(
                     codec=options.codec,
                     outer=outer_preset(options.optimizer),
-                    n_rounds=-(-n_steps // options.sync_every),
+                    n_rounds=-(-n_steps // options.exchange_every),
                     signature=view.signature,
                     quorum=options.quorum,
                     timeout_s=options.timeout_s,
@@ -229,14 +243,14 @@ class ObjectStoreLoop(TrainerCallback):
                 f"replica {self.place.rank} is sharded and rounds went by without it: sharded "
                 "replicas keep no state to go on from; start the run anew, or without sharding"
             )
-        step = min(replica.n_trained * options.sync_every, n_steps)
+        step = min(replica.n_trained * options.exchange_every, n_steps)
         folder, self._n_missed_steps = replica.on_first(
             lambda own: self._checkpoint(own, trainer, step, n_steps)
         )
         return replica, folder
 
     def _checkpoint(
-        self, replica: OuterReplica, trainer: Trainer, step: int, n_steps: int
+        self, replica: AnyReplica, trainer: Trainer, step: int, n_steps: int
     ) -> tuple[Path, int]:
         """Write the checkpoint at which the run is now; return its folder, and the steps missed.
 
@@ -288,7 +302,7 @@ class ObjectStoreLoop(TrainerCallback):
         """Count a step; at the end of a round, exchange, or first ask for a checkpoint."""
         self._n_steps += 1
         is_last = state.global_step >= state.max_steps
-        self._is_due = self._n_steps >= self.options.sync_every or is_last
+        self._is_due = self._n_steps >= self.options.exchange_every or is_last
         if self._is_due and self.options.state_uri:
             # The checkpoint must be whole before anybody counts on this replica's contribution:
             # the exchange comes in `on_save`.
@@ -437,6 +451,12 @@ class TorchftLoop(TrainerCallback):
             self._loop.__exit__(None, None, None)
             self.manager.shutdown(wait=False)
             self._loop = self.manager = None
+
+
+def _kind_of(options: OuterOptions) -> Callable[..., AnyReplica]:
+    """Return what makes the replica, of one piece or in fragments."""
+    kind = ROUNDS[options.rounds]
+    return kind if options.fragments == 1 else partial(FragmentedReplica, kind, options.fragments)
 
 
 def _model_of(trainer: Trainer) -> nn.Module:

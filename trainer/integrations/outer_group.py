@@ -12,8 +12,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from trainer.diloco.exchange import RoundReport
+from trainer.diloco.fragments import FragmentedReplica
 from trainer.diloco.replica import OuterReplica
 
+AnyReplica = OuterReplica | FragmentedReplica
 Result = TypeVar("Result")
 
 
@@ -29,13 +31,13 @@ class ReplicaGroup:
     """Rounds that this replica need not train any more."""
     is_finished: bool
 
-    def __init__(self, make: Callable[[], OuterReplica]) -> None:
+    def __init__(self, make: Callable[[], AnyReplica]) -> None:
         """Make the replica on rank 0, and join the run.
 
         Raises:
             TrainerError: what rank 0 met, on all.
         """
-        self._replica: OuterReplica | None = None
+        self._replica: AnyReplica | None = None
 
         def join() -> None:
             self._replica = make()
@@ -69,7 +71,7 @@ class ReplicaGroup:
             dist.barrier()
         return self._do(exchange)
 
-    def on_first(self, work: Callable[[OuterReplica], Result]) -> Result:
+    def on_first(self, work: Callable[[AnyReplica], Result]) -> Result:
         """Let rank 0 do something with the replica; all get its result."""
 
         def of_first() -> Result:

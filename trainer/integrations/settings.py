@@ -91,7 +91,8 @@ class SharedSettings:
     taid_alpha: float = 5e-4
     """Adaptive step of TAID."""
     teacher: str = "auto"
-    """Who sees the hint: ema, base, live, or auto (base under PEFT, else ema)."""
+    """Whom channel 2 follows: who sees the hint (ema, base, live, or auto: base under PEFT, else ema),
+    or `recorded`: the dataset's teachers, by the token probabilities of their answers."""
     teacher_ema_rate: float = 0.05
     """Share of the student in the teacher after each step."""
     dpo_variant: str = "simpo"
@@ -182,13 +183,18 @@ class SharedSettings:
             TrainerConfigError: the message names the field.
         """
         choices = {
-            "teacher": ("auto", "ema", "base", "live"),
+            "teacher": ("auto", "ema", "base", "live", "recorded"),
             "head": ("auto", "fused", "reference"),
             "pair_forward": ("auto", "packed", "padded"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise TrainerConfigError(f"{name}={getattr(self, name)!r} is not {_any_of(known)}")
+        if self.teacher == "recorded" and self.sdpo_estimator not in ("full", "teacher_topk"):
+            raise TrainerConfigError(
+                f"sdpo_estimator={self.sdpo_estimator!r}: of a recorded teacher its own top-k is "
+                "known and nothing else; take it out"
+            )
         if not 0.0 < self.teacher_ema_rate <= 1.0:
             raise TrainerConfigError(f"teacher_ema_rate={self.teacher_ema_rate} is not in (0, 1]")
         for name in ("alpha_sdpo", "beta_replay", "policy_weight"):

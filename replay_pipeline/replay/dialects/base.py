@@ -67,6 +67,8 @@ class Dialect:
     """Under which name it takes the limit on completion tokens."""
     parameters: ClassVar[frozenset[str] | None] = None
     """Fields that it takes; `None`: it ignores those it does not know."""
+    has_logprobs: ClassVar[bool] = True
+    """It takes `logprobs` and `top_logprobs`, and answers with the probabilities of its tokens."""
     is_whole: ClassVar[bool] = False
     """It is sure to read a prompt whole, or to refuse it."""
 

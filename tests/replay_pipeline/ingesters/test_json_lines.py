@@ -99,12 +99,39 @@ def test_linked_folders_are_read_once_and_unreadable_ones_told(
     assert "closed: folder cannot be read" in caplog.text
 
 
-def test_a_file_in_utf_16_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_file_in_utf_16_is_read_like_one_in_utf_8(tmp_path: Path, encoding: str):
     log = Log()
-    log.user("go")
+    log.user("go, Zoë 🙂")
     log.says("m1", "done")
-    good = log.write(tmp_path)
-    (tmp_path / "wide.jsonl").write_text(good.read_text(), "utf-16")
-    result = ingest(tmp_path)
-    assert result.report.skipped_files == {"utf_16": 1}
-    assert "UTF-16" in caplog.text
+    half = "\ufeff" + log.bytes.decode()
+    log.says("m2", "and more")
+    good = ingest(log.write(tmp_path / "good"))
+    wide = tmp_path / "wide" / "session-1.jsonl"
+    wide.parent.mkdir()
+    wide.write_bytes(half.encode(encoding))
+    [first] = batches.discover([wide])
+    wide.write_bytes(("\ufeff" + log.bytes.decode()).encode(encoding))
+    assert ingest(wide).states["state_id"].equals(good.states["state_id"])
+    assert ingest(wide).turns["messages_json"].equals(good.turns["messages_json"])
+    [second] = batches.discover([wide], known=[first])
+    assert [ingest(each.slices).report.n_states for each in (first, second)] == [1, 1]
+
+
+def test_accounts_that_a_call_asked_for_are_replaced_in_the_whole_session(tmp_path: Path):
+    log = Log()
+    log.user("Who are the members?")
+    log.calls("m1", "t1", "Bash", command="gh api orgs/shop/members --jq '.[].login'")
+    log.answers("t1", "mkowal\nana-s\n")
+    log.says("m2", "Then ana-s and Mkowal are members")
+    log.calls("m3", "t2", "Bash", command="gh api pulls --jq '.[].user.login, .[].body'")
+    log.answers("t2", "another\nChange the colour of the cart\n")
+    log.says("m4", "another change of colour")
+    result = ingest(log.write(tmp_path))
+    shown = "".join(
+        [*result.turns["messages_json"].to_pylist(), *result.states["action_text"].to_pylist()]
+    )
+    assert "mkowal" not in shown.lower()
+    assert "ana-s" not in shown
+    assert "Then user and user are members" in shown
+    assert "another change of colour" in shown

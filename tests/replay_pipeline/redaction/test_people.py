@@ -58,6 +58,44 @@ def test_parts_of_a_full_name_and_other_ways_to_tell_an_author_are_replaced(text
     assert not any(name in redacted for name in ("Maria", "Jane", "Kowal", "Sousa"))
 
 
+@pytest.mark.parametrize(
+    ("told", "text", "redacted"),
+    [
+        ("git show origin/tlind/fix\nDid you ask Tlind?", "Tlind's model", "user's model"),
+        ("Thanks to @mkowal, @ana-s, and @tlind for", "| #12 | @ana-s |", "| #12 | @user |"),
+        ("It was reported by @mkowal but also @tlind", "tlind was first", "user was first"),
+        ("- @ana-s made their first contribution", "12 - ana-s", "12 - user"),
+        (
+            "branch.tlind/fix.merge=main",
+            "branch.tlind/fix.merge=main",
+            "branch.user/fix.merge=main",
+        ),
+        ("{Name:tlind/fix IsCurrent:true}", "Name:tlind/fix", "Name:user/fix"),
+        ("/home/tli/shop", "not on Tli's machine", "not on user's machine"),
+    ],
+)
+def test_somebody_whom_a_text_tells_of_is_replaced(told: str, text: str, redacted: str):
+    assert Redactor().text(text, users=people_in([told])) == redacted
+
+
+def test_a_login_name_with_a_surname_is_a_full_name():
+    redacted = Redactor().text('{"name":"Janedoe Sousa"}', users=people_in(SESSION))
+    assert redacted.startswith('{"name":"<NAME:')
+    assert "Sousa" not in redacted
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ("Did you ask Postgres? share it with Docker", "Docker's images"),
+        ("validated by @override", "the @override there"),
+        ("branch docker/base", "Docker's images"),
+    ],
+)
+def test_a_word_that_may_be_a_product_stays(told: str, text: str):
+    assert Redactor().text(text, users=people_in([told, "branch docker/base"])) == text
+
+
 def test_a_title_is_no_name():
     text = "## Auto-Commit Strategy\n\nThe Strategy decides."
     assert Redactor().text(text, users=people_in([text])).count("Strategy decides") == 1

@@ -25,13 +25,14 @@ def test_odd_sources_beside_a_session_are_told_and_the_session_is_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     logs = tmp_path / "logs"
-    good = a_log(logs)
+    a_log(logs)
     (logs / "folder.jsonl").mkdir()
     (logs / "broken.jsonl").symlink_to("gone.jsonl")
     (logs / "loop.jsonl").symlink_to("loop.jsonl")
     (logs / "around").symlink_to(logs)
     (logs / "empty.jsonl").touch()
-    (logs / "wide.jsonl").write_text(good.read_text(), "utf-16")
+    wide = a_log(tmp_path, "wide")
+    (logs / "wide.jsonl").write_text(wide.read_text(), "utf-16")
     closed = a_log(logs / "other", "closed")
     complete_end = batches._complete_end
 
@@ -44,10 +45,21 @@ def test_odd_sources_beside_a_session_are_told_and_the_session_is_read(
     for _ in range(2):
         run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(tmp_path / "root")])
         assert run.exit_code == 0, run.output
-    assert "states 1" in told(run.output)
+    assert "states 2" in told(run.output)
     assert "closed.jsonl: cannot be read (Permission denied)" in caplog.text
-    assert "wide.jsonl: is UTF-16" in caplog.text
     monkeypatch.undo()
     run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(tmp_path / "root")])
     assert run.exit_code == 0
+    assert "states 3" in told(run.output)
+
+
+def test_logs_that_are_all_utf_16_are_read(tmp_path: Path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name in ("one", "two"):
+        text = a_log(tmp_path, name).read_text()
+        (logs / f"{name}.jsonl").write_text(text, "utf-16")
+    for _ in range(2):
+        run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(tmp_path / "root")])
+        assert run.exit_code == 0, run.output
     assert "states 2" in told(run.output)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
-from trainer.diloco.protocol import Listing, ListRound, Manifest, manifest_key
+from trainer.diloco.protocol import Listing, ListRound, Manifest, PutDelta, manifest_key
 from trainer.errors import OuterLoopError, OuterTimeoutError, TrainerConfigError
 
 N = 1000
@@ -160,3 +160,27 @@ def test_a_replica_that_replays_the_log_does_not_wait_forever_for_who_is_gone():
         first.exchange(first.theta - 1)
     second = started(1)
     assert second.is_finished, "its prepared contribution is round 1, though rank 0 is gone"
+
+
+def test_a_round_in_which_nothing_moved_does_not_close_the_account_of_the_next():
+    class Killed(BaseException):
+        """The process is gone."""
+
+    class Mortal(OuterReplica):
+        def perform(self, action):
+            if isinstance(action, PutDelta) and action.round_id == 1:
+                raise Killed
+            return super().perform(action)
+
+    store = MemoryStore()
+    settings = OuterSettings(codec="fp32", outer=OuterStep(1.0, 0.0), n_rounds=2)
+    options = {"rank": 0, "world_size": 1, "settings": settings, "state": store}
+    replica = Mortal(store, np.zeros(N), **options)
+    replica.join()
+    replica.exchange(replica.theta)
+    with pytest.raises(Killed):
+        replica.exchange(replica.theta - 1)
+    again = OuterReplica(store, np.zeros(N), **options)
+    again.join()
+    assert again.is_finished
+    assert again.theta.tolist() == [-1.0] * N

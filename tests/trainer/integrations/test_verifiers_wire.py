@@ -25,7 +25,7 @@ def test_messages_become_flat():
         {"role": "user", "content": "a\nb"},
         {
             "role": "assistant",
-            "content": "",
+            "content": None,
             "tool_calls": [{"id": "c1", "name": "Read", "arguments": '{"p": "ä"}'}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "text"},

@@ -25,7 +25,7 @@ class FixedBatchObjective:
     Policy: the clipped surrogate of the actions of its pairs, against their log-probs when the run
     began, with advantage +1 for a chosen and -1 for a rejected one (near 0 at the start). To it
     come alpha times the self-distillation, with the model itself as teacher, and beta times the
-    preference loss.
+    preference loss. A teacher on record is left to the metrics of the steps.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FixedBatchObjective:
         value = self.args.policy_weight * self._policy(states, batch)
         if self.args.beta_replay:
             value += self.args.beta_replay * self._replay(states, batch)
-        if self.args.alpha_sdpo and "sdpo_mask" in batch:
+        if self.args.alpha_sdpo and self.args.teacher != "recorded" and "sdpo_mask" in batch:
             value += self.args.alpha_sdpo * self._distillation(states["chosen"], batch)
         self.model.train(was_training)
         return value

@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from trainer.data.rendering import Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
+from trainer.data.teacher_logprobs import ScoredAnswer
 from trainer.data.tiny import pretrain
 from trainer.data.tokens import requests_of
 from trainer.diloco.environment import ReplicaPlace, replica_place
@@ -43,6 +44,7 @@ from trainer.integrations.scoring import pair_logps, response_logps
 from trainer.integrations.settings import RunConfig, section_of
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.objective import FixedBatchObjective
+from trainer.integrations.trl.recorded_teacher import RecordedTeacherTrainer, recorded_answers
 from trainer.integrations.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
 from trainer.integrations.trl.trainer import ComposerReplicationTrainer
 
@@ -180,10 +182,11 @@ def _run(
     data, found = usable_data(config, tokenizer, data)
     joined = section_of(OuterOptions, config.outer_options, "outer_options.")
     outer = outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
-    data = sharded(data, parts.place) if outer else data
-    model, collator = model_and_collator(config, args, tokenizer, data)
+    whole, data = data, sharded(data, parts.place) if outer else data
+    model, collator = model_and_collator(config, args, tokenizer, data, whole=whole)
     off = off_channels(args, data)
     renderer = collator.renderer
+    answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
     level = load_function(config.agreement) if config.agreement else agreement
     if recorded is not None:
@@ -206,9 +209,17 @@ def _run(
     before, loss_first = measured()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
     stopping = StopAtStep(identity_of(asdict(config)), should_stop)
-    callbacks = [*outer, metrics, stopping]
     trainer = build_trainer(
-        config, args, model, tokenizer, data, recorded, renderer, callbacks, parts
+        config,
+        args,
+        model,
+        tokenizer,
+        data,
+        recorded,
+        renderer,
+        [*outer, metrics, stopping],
+        parts,
+        answers,
     )
     resume_from: Any = config.resume_from
     if resume_from == LAST:
@@ -237,6 +248,7 @@ def _run(
         "held_out_pairs": len(data.test_pairs),
         "cut_prompts": renderer.n_cut_prompts,
         "preflight": found.as_report(),
+        **({"teacher_tokens": teacher_tokens} if teacher_tokens else {}),
         "pairs_forward": trainer.pair_forward,
         **{
             f"{name}_accuracy_{when}": scores[name]["accuracy"]
@@ -256,11 +268,17 @@ def _run(
 
 
 def model_and_collator(
-    config: RunConfig, args: ComposerConfig, tokenizer: Any, data: PreferenceData
+    config: RunConfig,
+    args: ComposerConfig,
+    tokenizer: Any,
+    data: PreferenceData,
+    *,
+    whole: PreferenceData | None = None,
 ) -> tuple[Any, ComposerDataCollator]:
     """Load or make the model, and the collator of its batches; a tiny model is pretrained here.
 
-    The model is put on its device before anything runs through it.
+    The model is put on its device before anything runs through it. All replicas must start from the
+    same weights, and have different shards: a tiny model is pretrained on the `whole` data.
     """
     model = load_model(config, tokenizer, seed=args.seed)
     if config.quantize == "none":  # quantized weights are where they were made
@@ -276,7 +294,8 @@ def model_and_collator(
         collator.renderer.store.fill(requests, collator.renderer, Path(config.output) / "tokens")
     if config.model is None and config.tiny.pretraining_steps:
         n_steps = config.tiny.pretraining_steps
-        pretrain(model, collator, data.pairs, n_steps=n_steps, seed=args.seed, forward=pair_logps)
+        pairs = (whole or data).pairs
+        pretrain(model, collator, pairs, n_steps=n_steps, seed=args.seed, forward=pair_logps)
     return model, collator
 
 
@@ -312,7 +331,8 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
         if getattr(args, weight) == 0:
             off[channel] = f"{weight} is 0"
     states = [*data.pairs, *data.prompts, *data.positives]
-    if "sdpo" not in off and not any(map(hint_for_row, states)):
+    needs_hint = "sdpo" not in off and args.teacher != "recorded"
+    if needs_hint and not any(map(hint_for_row, states)):
         off["sdpo"] = "no row of the dataset has a hint"
     if len(off) == len(weights):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
@@ -396,9 +416,11 @@ def build_trainer(
     renderer: Renderer,
     callbacks: list[TrainerCallback],
     parts: RunParts,
+    answers: Sequence[ScoredAnswer] = (),
 ) -> ComposerReplicationTrainer:
     """Build the trainer of this run, on recorded or generated rollouts."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"answers": answers} if answers else {}
+    kind = RecordedTeacherTrainer if answers else ComposerReplicationTrainer
     has_environment = parts.environment is not None
     if recorded is None:
         options["train_dataset"] = prompts_dataset(data, renderer if has_environment else None)
@@ -410,7 +432,7 @@ def build_trainer(
             "rollouts=generate"
         )
     with without_upstream_warnings():
-        trainer = ComposerReplicationTrainer(
+        trainer = kind(
             model,
             # An environment brings its own reward.
             None if has_environment else parts.reward or as_trl_reward(load_reward(config.reward)),

@@ -157,7 +157,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             groups=[row.get("session_id") or i for i, row in enumerate(self.pairs)],
         )
 
-    def _make_teacher(self) -> Teacher:
+    def _make_teacher(self) -> Teacher | None:
         if self.aux_loss_enabled:
             raise TrainerConfigError(
                 "channel 2 does not serve models with a router loss: set alpha_sdpo=0 or "

@@ -38,7 +38,10 @@ def _flat(message: Message) -> dict[str, Any]:
         }
         for number, call in enumerate(message.get("tool_calls") or ())
     ]
-    return {"role": role, "content": text, **({"tool_calls": calls} if calls else {})}
+    if not calls:
+        return {"role": role, "content": text}
+    # Endpoints refuse a text without words beside a call.
+    return {"role": role, "content": text or None, "tool_calls": calls}
 
 
 def flat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:

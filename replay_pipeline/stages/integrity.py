@@ -1,0 +1,322 @@
+"""Finding every byte of a data root that is not what was written, and making it again.
+
+Each stage's receipt has a digest of every file that the stage wrote, and one of itself. Files of the
+dataset are named by their content, or have their digest in the receipt of the publication.
+"""
+
+import hashlib
+import json
+import logging
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from replay_pipeline.errors import ReplayPipelineError
+from replay_pipeline.publish import render_card
+from replay_pipeline.publish.layout import CARD, FACTS, MANIFESTS, batch_dir, batch_of
+from replay_pipeline.replay import has_ledger
+from replay_pipeline.stages.project import bytes_digest, digest_of
+from replay_pipeline.stages.receipts import Receipt, digest_in, is_intact, receipt_in
+from replay_pipeline.stages.summary import BATCH_STAGES
+from replay_pipeline.storage.root_index import FILE
+from replay_pipeline.storage.store import files_below, folders_in, written_whole
+
+if TYPE_CHECKING:
+    from replay_pipeline.stages.pipeline import Pipeline
+
+logger = logging.getLogger(__name__)
+
+_STAGES = (*BATCH_STAGES[:3], "sample", *BATCH_STAGES[3:])
+_GONE, _CHANGED = "it is gone", "it is not what was written"
+_OTHERWISE = (
+    "today it comes out otherwise than its receipt says: the code, the settings or the ledger have "
+    "changed since. `replay-pipeline {stage}` does what is stale; what is not is done once its "
+    "receipt is deleted, which may pay for answers that the ledger has lost"
+)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what was written."""
+
+    path: str
+    why: str
+    stage: str
+    batch: str = "all"
+    digest: str = ""
+    """What it should have."""
+
+
+_INDEX = Damage(FILE, _CHANGED, "index")
+
+
+@dataclass(kw_only=True)
+class Verified:
+    """What was looked at, and what is damaged."""
+
+    damaged: list[Damage] = field(default_factory=list)
+    n_files: Counter[str] = field(default_factory=Counter)
+    """Files that are as they were written, by the stage that wrote them."""
+    n_without_digest: int = 0
+    """Receipts of an older version, which say nothing of what was written."""
+    n_not_recorded: Counter[str] = field(default_factory=Counter)
+    """Files of which no receipt says anything, by their folder."""
+
+    def add(self, damage: Damage) -> None:
+        """Add what is damaged, once."""
+        if damage not in self.damaged:
+            self.damaged.append(damage)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as plain values."""
+        return {
+            "damaged": [asdict(damage) for damage in self.damaged],
+            "n_files": dict(sorted(self.n_files.items())),
+            "n_without_digest": self.n_without_digest,
+            "n_not_recorded": dict(sorted(self.n_not_recorded.items())),
+        }
+
+
+def verify(work: "Pipeline") -> Verified:
+    """Read everything that receipts vouch for, the receipts, the index and the ledger.
+
+    Raises:
+        StorageError: the object store that holds the root cannot be reached.
+    """
+    found = Verified()
+    if not work.index.is_sound():
+        found.damaged.append(_INDEX)
+        work.index.forget()
+    seen = {FILE}
+    for receipt in _receipts(work, found, seen):
+        for name, digest in _written(work, receipt).items():
+            seen.add(name)
+            is_whole = _judge(found, name, digest_of(work.place_of(name)), digest, receipt)
+            if is_copied(name):
+                _judge_copy(work, found, name, digest, is_whole=is_whole)
+        if receipt.stage == "publish":
+            _verify_shards(work, found, seen, receipt)
+    _verify_ledger(work, found, seen)
+    for name in set(files_below(work.root.path)) - seen:
+        found.n_not_recorded[name.partition("/")[0]] += 1
+    return found
+
+
+def is_copied(name: str) -> bool:
+    """Whether a file has a copy in the index, since nothing else says what it says."""
+    return name.rpartition("/")[0] in ("batches", f"dataset/{MANIFESTS}")
+
+
+def _receipts(work: "Pipeline", found: Verified, seen: set[str]) -> Iterator[Receipt]:
+    """Give every receipt; of one that is damaged, its copy."""
+    for stage in folders_in(work.root.path / "receipts"):
+        work.receipts.figures(stage=stage)  # brings the copies to what the files are
+    for path in files_below(work.root.path / "receipts"):
+        stage, _, file = path.partition("/")
+        name, batch = f"receipts/{path}", file.removesuffix(".json")
+        seen.add(name)
+        text = work.place_of(name).read_bytes()
+        copy = work.index.copy(f"receipts/{stage}", file)
+        is_whole, has_digest = is_intact(text), bool(digest_in(text))
+        if copy is not None and (not is_intact(copy) or (is_whole and has_digest and copy != text)):
+            found.add(_INDEX)
+        if not is_whole:
+            found.damaged.append(Damage(name, _CHANGED, stage, batch))
+            text = copy or b""
+        elif has_digest:
+            found.n_files["receipts"] += 1
+            if copy != text:
+                work.receipts.copy(stage, file, text)
+        else:
+            found.n_without_digest += 1
+        if (receipt := receipt_in(text)) is not None:
+            yield receipt
+
+
+def _written(work: "Pipeline", receipt: Receipt) -> dict[str, str]:
+    """Digests of all files that a receipt vouches for, by path below the root."""
+    tables = {
+        work.root.name_of(name, receipt.batch): digest for name, digest in receipt.outputs.items()
+    }
+    return {name: d for name, d in (tables | receipt.files).items() if d != "-"}
+
+
+def _judge(found: Verified, name: str, digest: str, wanted: str, receipt: Receipt) -> bool:
+    if digest == wanted:
+        found.n_files[receipt.stage] += 1
+        return True
+    why = _GONE if digest == "-" else _CHANGED
+    found.damaged.append(Damage(name, why, receipt.stage, receipt.batch, wanted))
+    return False
+
+
+def _judge_copy(
+    work: "Pipeline", found: Verified, name: str, digest: str, *, is_whole: bool
+) -> None:
+    folder, _, file = name.rpartition("/")
+    copy = work.index.copy(folder, file)
+    if copy is not None and bytes_digest(copy) != digest:
+        found.add(_INDEX)
+        copy = None
+    if copy is None and is_whole:
+        work.index.put(folder, [(file, work.place_of(name).read_bytes())])
+
+
+def _verify_shards(work: "Pipeline", found: Verified, seen: set[str], receipt: Receipt) -> None:
+    """Look at the files of the dataset that are named by the hash of their content."""
+    for manifest in _published(work, receipt).values():
+        for path in _shards(manifest):
+            seen.add(path)
+            place = work.place_of(path)
+            data = place.read_bytes() if place.exists() else None
+            wanted = place.stem
+            digest = "-" if data is None else hashlib.sha256(data).hexdigest()[: len(wanted)]
+            _judge(found, path, digest, wanted, receipt)
+
+
+def _published(work: "Pipeline", receipt: Receipt) -> dict[str, dict[str, Any]]:
+    """Read the manifests of the dataset, by batch; of one that is damaged, its copy."""
+    manifests = {}
+    for name, digest in receipt.files.items():
+        folder, _, file = name.rpartition("/")
+        if folder == f"dataset/{MANIFESTS}" and not name.endswith(FACTS):
+            place = work.place_of(name)
+            data = place.read_bytes() if place.exists() else b""
+            if bytes_digest(data) != digest:
+                data = work.index.copy(folder, file) or b""
+            if bytes_digest(data) == digest:
+                manifests[file.removesuffix(".json")] = json.loads(data)
+    return manifests
+
+
+def _shards(manifest: Mapping[str, Any]) -> Iterator[str]:
+    version = manifest.get("layout", 1)
+    for config, splits in manifest["files"].items():
+        for split, names in splits.items():
+            folder = batch_dir(config, split, manifest["trace_batch"], version=version)
+            yield from (f"dataset/{folder}/{name}" for name in names)
+
+
+def _verify_ledger(work: "Pipeline", found: Verified, seen: set[str]) -> None:
+    url = work.settings.ledger_url()
+    if not has_ledger(url) or "://" in url:
+        return
+    with suppress(ValueError):
+        name = Path(url).relative_to(str(work.root.path)).as_posix()
+        seen |= {name, f"{name}-wal", f"{name}-shm"}
+    try:
+        with closing(sqlite3.connect(f"file:{quote(url)}?mode=ro", uri=True)) as ledger:
+            is_sound = ledger.execute("pragma integrity_check").fetchall() == [("ok",)]
+    except sqlite3.DatabaseError:
+        is_sound = False
+    if not is_sound:
+        found.damaged.append(Damage(url, _CHANGED, "ledger"))
+
+
+def repair(work: "Pipeline") -> dict[str, Any]:
+    """Make again what is damaged: see `Pipeline.repair`."""
+    before = verify(work)
+    if _INDEX in before.damaged:
+        work.index.forget()
+    reasons: dict[str, str] = {}
+    for damage in before.damaged:
+        if damage.path.startswith("receipts/") or is_copied(damage.path):
+            _restore(work, damage)
+        elif damage.path.startswith("sources/"):
+            work.keep_again(damage.batch, damage.path)
+    for stage in _STAGES:
+        of_stage = [each for each in before.damaged if each.stage == stage and each.digest]
+        for batch in sorted({each.batch for each in of_stage}):
+            wanted = [d for d in of_stage if d.batch == batch and not _is_kept(d)]
+            if wanted:
+                reasons |= _make_again(work, wanted, partial(work.make_aside, stage, batch))
+    for stage, make in (("publish", _dataset_aside), ("review", _review_aside)):
+        wanted = [d for d in before.damaged if d.stage == stage and d.digest and not _is_kept(d)]
+        if wanted:
+            reasons |= _make_again(work, wanted, partial(make, work, wanted))
+    after = verify(work)
+    left = {damage.path: damage for damage in after.damaged}
+    return {
+        "repaired": sorted({damage.path for damage in before.damaged} - left.keys()),
+        "left": {path: reasons.get(path) or _why_left(damage) for path, damage in left.items()},
+        "n_without_digest": after.n_without_digest,
+    }
+
+
+def _is_kept(damage: Damage) -> bool:
+    """Whether a file is no stage's work, but what it stands on."""
+    return damage.path.startswith(("receipts/", "sources/")) or is_copied(damage.path)
+
+
+def _restore(work: "Pipeline", damage: Damage) -> None:
+    folder, _, file = damage.path.rpartition("/")
+    copy = work.index.copy(folder, file)
+    if copy and (bytes_digest(copy) == damage.digest if damage.digest else is_intact(copy)):
+        _put(work, damage.path, copy)
+
+
+def _put(work: "Pipeline", name: str, data: bytes) -> None:
+    with written_whole(work.place_of(name)) as file:
+        file.write(data)
+    logger.info("%s: as it was written again", name)
+
+
+def _make_again(
+    work: "Pipeline", wanted: Sequence[Damage], make: Callable[[Path], None]
+) -> dict[str, str]:
+    """Have files made in a folder of their own, and take those that are as they should be."""
+    with TemporaryDirectory(prefix="repair-") as name:
+        aside = Path(name)
+        try:
+            make(aside)
+        except (ReplayPipelineError, OSError, ValueError) as error:
+            return {damage.path: f"it cannot be made again: {error}" for damage in wanted}
+        reasons = {}
+        for damage in wanted:
+            made = aside / damage.path
+            data = made.read_bytes() if made.exists() else b""
+            digests = bytes_digest(data), hashlib.sha256(data).hexdigest()[: len(damage.digest)]
+            if damage.digest in digests:
+                _put(work, damage.path, data)
+            else:
+                reasons[damage.path] = _OTHERWISE.format(stage=damage.stage)
+        return reasons
+
+
+def _dataset_aside(work: "Pipeline", wanted: Sequence[Damage], folder: Path) -> None:
+    """Make the card and shards of the published dataset again."""
+    receipt = work.receipts.read("publish", "all")
+    manifests = _published(work, receipt) if receipt else {}
+    facts = json.loads(work.place_of(f"dataset/{FACTS}").read_bytes())
+    dataset = folder / "dataset"
+    dataset.mkdir()
+    (dataset / CARD).write_bytes(render_card(manifests, facts))
+    names = {damage.path.removeprefix("dataset/") for damage in wanted}
+    for batch in sorted({key for name in names if (key := batch_of(name)) is not None}):
+        for name, made in work.shards_again(manifests[batch], facts, folder / "made").items():
+            if name in names:
+                (dataset / name).parent.mkdir(parents=True, exist_ok=True)
+                made.rename(dataset / name)
+
+
+def _review_aside(work: "Pipeline", wanted: Sequence[Damage], folder: Path) -> None:
+    for damage in wanted:
+        page = 1 if damage.batch == "all" else int(damage.batch.removeprefix("page-"))
+        work.review(folder / damage.path, page=page)
+
+
+def _why_left(damage: Damage) -> str:
+    if damage.stage == "ledger":
+        return "the ledger is damaged, and nothing else has its answers: bring back a backup of it"
+    if damage.path.startswith("sources/"):
+        return "the bytes that were kept of a session, and the log itself is gone or has changed"
+    if damage.path.startswith("model/"):
+        return "a model is not made again byte by byte: `replay-pipeline train` trains another"
+    return "there is no copy of it; `replay-pipeline run` does its stage again"

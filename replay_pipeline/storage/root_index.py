@@ -1,0 +1,281 @@
+"""One database with what thousands of small files say: copies of receipts and manifests, and ids.
+
+It lies beside them and is made from them, so it may be deleted at any time. Reading all of them takes
+one query, and a file that was damaged is restored from its copy.
+"""
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from replay_pipeline.errors import StorageError
+from replay_pipeline.storage.store import Place, read_files, stamps_below
+
+logger = logging.getLogger(__name__)
+
+FILE = "index.sqlite"
+_VERSION = 2
+_BUSY_S = 60.0
+_RACY_NS = 2_000_000_000
+"""A folder that changed so lately may change again without its time telling."""
+
+_SCHEMA = """
+create table copies(
+  folder text not null, name text not null, stamp text not null, data blob not null,
+  figures blob,
+  primary key (folder, name)
+);
+create table folders(folder text primary key, mtime_ns integer not null);
+create table ids(id text primary key, batch text not null) without rowid;
+create table batches_of_ids(batch text primary key, version text not null);
+create table folds(name text primary key, last text not null, chain text not null, value blob);
+"""
+
+IsIntact = Callable[[bytes], bool]
+Slim = Callable[[bytes], bytes]
+"""Gives the part of a file that is read for all files at once."""
+
+
+class RootIndex:
+    """Copies of the small files of a data root, by folder and name.
+
+    Args:
+        root: the data root.
+        path: the database; `None` keeps it in memory, for as long as the process lives.
+    """
+
+    def __init__(self, root: Place, path: Path | None) -> None:
+        self._root, self._path = root, path
+        self._lock = threading.RLock()
+        self._database: sqlite3.Connection | None = None
+
+    def bring(
+        self, folder: str, *, is_intact: IsIntact = lambda _: True, slim: Slim | None = None
+    ) -> None:
+        """Bring the copies of a folder to what its files are now; nothing is read that has not changed.
+
+        A file that is not intact does not replace its copy.
+
+        Raises:
+            StorageError: the object store that holds the files cannot be reached.
+        """
+        place = self._root / folder
+        if isinstance(place, Path) and not place.is_dir():
+            return
+        mtime_ns = _settled(place)
+        with self._open() as database:
+            seen = database.execute("select mtime_ns from folders where folder = ?", (folder,))
+            if mtime_ns is not None and seen.fetchone() == (mtime_ns,):
+                return
+            known = dict(
+                database.execute("select name, stamp from copies where folder = ?", (folder,))
+            )
+            stamps = _stamps(place)
+            new = [name for name, stamp in stamps.items() if known.get(name) != stamp]
+            found = zip(new, read_files(place, new), strict=True)
+            rows = [
+                (folder, name, stamps[name], zlib.compress(data, 1), slim(data) if slim else None)
+                for name, data in found
+                if data is not None and is_intact(data)
+            ]
+            gone = [(folder, name) for name in known.keys() - stamps.keys()]
+            with database:
+                database.executemany("insert or replace into copies values(?, ?, ?, ?, ?)", rows)
+                database.executemany("delete from copies where folder = ? and name = ?", gone)
+                if mtime_ns is not None:
+                    database.execute(
+                        "insert or replace into folders values(?, ?)", (folder, mtime_ns)
+                    )
+
+    def put(
+        self, folder: str, files: Iterable[tuple[str, bytes]], *, slim: Slim | None = None
+    ) -> None:
+        """Copy files that were just written."""
+        rows = [
+            (
+                folder,
+                name,
+                _stamp(self._root / folder / name),
+                zlib.compress(data, 1),
+                slim(data) if slim else None,
+            )
+            for name, data in files
+        ]
+        with self._open() as database, database:
+            database.executemany("insert or replace into copies values(?, ?, ?, ?, ?)", rows)
+
+    def copies(self, folder: str) -> list[tuple[str, str, bytes]]:
+        """Give name, stamp and bytes of every copy of a folder, sorted by name."""
+        with self._open() as database:
+            rows = database.execute(
+                "select name, stamp, data from copies where folder = ? order by name", (folder,)
+            ).fetchall()
+        return [(name, stamp, _unpacked(data)) for name, stamp, data in rows]
+
+    def figures(self, folder: str) -> list[tuple[str, str, bytes]]:
+        """Give name, stamp and slim part of every copy of a folder, sorted by name."""
+        with self._open() as database:
+            return database.execute(
+                "select name, stamp, figures from copies where folder = ? order by name", (folder,)
+            ).fetchall()
+
+    def bring_ids(self, versions: Mapping[str, str], read: Callable[[str], Iterable[str]]) -> None:
+        """Bring the ids of all batches to what their tables hold; only changed tables are read.
+
+        Args:
+            versions: by batch, what differs once its table is another.
+            read: gives the ids of a batch.
+        """
+        with self._open() as database:
+            known = dict(database.execute("select batch, version from batches_of_ids"))
+            new = {batch: v for batch, v in versions.items() if known.get(batch) != v}
+            rows = [(each, batch) for batch in sorted(new) for each in read(batch)]
+            with database:
+                for batch in (known.keys() - versions.keys()) | (known.keys() & new.keys()):
+                    database.execute("delete from ids where batch = ?", (batch,))
+                    database.execute("delete from batches_of_ids where batch = ?", (batch,))
+                database.executemany("insert or replace into ids values(?, ?)", rows)
+                database.executemany("insert into batches_of_ids values(?, ?)", new.items())
+
+    def batch_of(self, one: str) -> str | None:
+        """Give the batch that has an id."""
+        with self._open() as database:
+            row = database.execute("select batch from ids where id = ?", (one,)).fetchone()
+        return row[0] if row else None
+
+    def fold(self, name: str) -> tuple[str, str, bytes] | None:
+        """Give the last batch of a fold that was kept, the chain of versions up to it, its value."""
+        with self._open() as database:
+            return database.execute(
+                "select last, chain, value from folds where name = ?", (name,)
+            ).fetchone()
+
+    def keep_fold(self, name: str, last: str, chain: str, value: bytes) -> None:
+        """Keep a fold up to a batch, so that the next process begins there."""
+        with self._open() as database, database:
+            database.execute(
+                "insert or replace into folds values(?, ?, ?, ?)", (name, last, chain, value)
+            )
+
+    def copy(self, folder: str, name: str) -> bytes | None:
+        """Give the copy of one file, if there is one."""
+        with self._open() as database:
+            row = database.execute(
+                "select data from copies where folder = ? and name = ?", (folder, name)
+            ).fetchone()
+        return _unpacked(row[0]) if row else None
+
+    def is_sound(self) -> bool:
+        """Whether the database itself is whole."""
+        if self._path is None or not self._path.exists():
+            return True
+        try:
+            with self._open() as database:
+                return database.execute("pragma integrity_check").fetchall() == [("ok",)]
+        except StorageError:
+            return False
+
+    def forget(self) -> None:
+        """Delete the database; what is asked next makes it again."""
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._database is None:
+                self._database = self._connected()
+                weakref.finalize(self, self._database.close)
+            try:
+                yield self._database
+            except sqlite3.Error as error:
+                raise StorageError(
+                    f"{self._path}: {error}; `replay-pipeline repair` makes the index again"
+                ) from error
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._path is not None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                return _usable(self._path)
+            except sqlite3.OperationalError as error:
+                logger.info("%s: not used (%s)", self._path, error)  # such as a read-only disk
+            except sqlite3.DatabaseError as error:
+                logger.warning("%s: damaged (%s), so it is made again", self._path, error)
+                self._path.unlink()
+                return _usable(self._path)
+            except OSError as error:
+                logger.info("%s: not used (%s)", self._path, error)
+        return _usable(Path(":memory:"))
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Give back what was packed; nothing for a copy that is damaged, which its checksum tells."""
+    try:
+        return zlib.decompress(data)
+    except zlib.error:
+        return b""
+
+
+def _usable(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
+    try:
+        # It can be made again, so no commit needs to wait for the disk.
+        database.execute("pragma synchronous = off")
+        with database:
+            database.execute("begin immediate")
+            (version,) = database.execute("pragma user_version").fetchone()
+            if version != _VERSION:
+                for (name,) in database.execute(
+                    "select name from sqlite_master where type = 'table'"
+                ).fetchall():
+                    database.execute(f"drop table {name}")
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    database.execute(statement)
+                database.execute(f"pragma user_version = {_VERSION}")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _settled(folder: Place) -> int | None:
+    """Tell when a folder of this machine last got or lost a file; `None` if that says nothing."""
+    if not isinstance(folder, Path):
+        return None
+    mtime_ns = folder.stat().st_mtime_ns
+    return mtime_ns if time.time_ns() - mtime_ns > _RACY_NS else None
+
+
+def _stamps(folder: Place) -> dict[str, str]:
+    """Tell what differs once a file is written again, of each JSON file in a folder."""
+    if not isinstance(folder, Path):
+        stamps = stamps_below(folder)
+    else:
+        with os.scandir(folder) as entries:
+            stamps = {entry.name: _stamp_of(entry.stat()) for entry in entries if entry.is_file()}
+    return {
+        name: stamp
+        for name, stamp in sorted(stamps.items())
+        if name.endswith(".json") and "/" not in name and not name.startswith(".")
+    }
+
+
+def _stamp(path: Place) -> str:
+    # Of one object there is no stamp that the listing of its folder is sure to give as well.
+    return _stamp_of(path.stat()) if isinstance(path, Path) and path.exists() else ""
+
+
+def _stamp_of(stat: os.stat_result) -> str:
+    return f"{stat.st_mtime_ns}:{stat.st_size}:{stat.st_ino}"

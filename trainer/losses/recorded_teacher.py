@@ -1,0 +1,55 @@
+"""A teacher of whom only the likeliest tokens were recorded, as channel 2's target.
+
+Dimensions in names: `N` tokens, `V` vocabulary, `K` recorded entries of a token.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from trainer.losses.channels import SDPOOptions, divergence_per_token
+from trainer.losses.divergence import log_probs, with_tail
+
+NO_ENTRY = -1
+"""Fills up the ids of a token with fewer recorded entries than another."""
+
+
+def recorded_teacher_per_token(
+    student_logits_NV: Tensor,
+    support_NK: Tensor,
+    teacher_logp_NK: Tensor,
+    options: SDPOOptions,
+) -> Tensor:
+    """Compute what channel 2 charges where the teacher's top-k was recorded, [N].
+
+    All that was not recorded is one more entry on both sides, as in `divergence_per_token`. Servers
+    record probabilities at temperature 1, so that is the student's too, whatever `options` say.
+
+    Args:
+        student_logits_NV: they predict the token that the teacher's entries are about.
+        support_NK: the entries' ids in the student's vocabulary; `NO_ENTRY` where there is none.
+        teacher_logp_NK: natural log-probabilities of the entries; anything where there is none.
+        options: the divergence, its wrapper and its cap.
+
+    >>> student = torch.zeros(1, 4)
+    >>> ids, logp = torch.tensor([[2, 0]]), torch.tensor([[0.5, 0.25]]).log()
+    >>> recorded_teacher_per_token(student, ids, logp, SDPOOptions(jsd_beta=0.0))
+    tensor([0.1733])
+
+    Source: GKD, arXiv:2306.13649, sec. 3 (supervised, of a fixed teacher); the rest as one entry
+    after SDPO, arXiv:2601.20802, sec. 3.
+    """
+    is_entry_NK = support_NK != NO_ENTRY
+    student_NK = log_probs(student_logits_NV).gather(-1, support_NK.clamp_min(0))
+    # Not minus infinity: 0 times it is NaN, in the loss as in its gradient.
+    never = torch.finfo(student_NK.dtype).min / 8
+    sides = (
+        with_tail(logp_NK.to(student_NK.dtype).masked_fill(~is_entry_NK, never))
+        for logp_NK in (student_NK, teacher_logp_NK.detach())
+    )
+    student_NK, teacher_NK = sides
+    if options.entropy_opd_h_max is None:  # not of the entries: their number differs by token
+        options = replace(options, entropy_opd_h_max=math.log(student_logits_NV.size(-1)))
+    return divergence_per_token(student_NK, teacher_NK, options)
