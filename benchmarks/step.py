@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,14 @@ def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
     from trainer.integrations.trl.trainer import ComposerReplicationTrainer
 
     data = load_preference_data(sizes["folder"])
-    tokenizer = train_tokenizer(corpus(data.pairs[:300]), vocab_size=sizes["vocab"])
+    sessions = {row["session_id"] for row in data.pairs[: sizes["n_pairs"]]}
+    data = replace(
+        data,
+        pairs=data.pairs[: sizes["n_pairs"]],
+        positives=[row for row in data.positives if row["session_id"] in sessions],
+        **{name: [] for name in ("prompts", "test_pairs", "test_prompts")},
+    )
+    tokenizer = train_tokenizer(corpus(data.pairs), vocab_size=sizes["vocab"])
     args = ComposerConfig(
         output_dir=sizes["scratch"],
         report_to=[],
@@ -91,7 +99,7 @@ def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
             model,
             as_trl_reward(consensus_reward),
             args,
-            pairs=data.pairs[: sizes["n_pairs"]],
+            pairs=data.pairs,
             recorded=recorded,
             tokens=renderer.store,
             processing_class=tokenizer,
