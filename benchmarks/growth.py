@@ -22,8 +22,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import date, timedelta
+from dataclasses import asdict, replace
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.ingesters import list_manifests, write_manifest
 from replay_pipeline.processes import python
-from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.publish.batch_facts import encode
 from replay_pipeline.stages.project import digest_of
 from replay_pipeline.stages.receipts import Receipt
-from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import pipeline_at
 from tests.support.sessions import SessionBuilder, ToolCall
@@ -60,80 +58,102 @@ def settings_of(root: Path, *, sources: Path) -> None:
 
 
 class Old:
-    """Batches of other nights, made of those of a template."""
+    """Batches of other nights, made of those of a template that went through every stage."""
 
     def __init__(self, root: Path, template: Path) -> None:
         settings_of(template, sources=SESSIONS_DIR)
-        work = pipeline_at(template)
+        work = self.template = pipeline_at(template)
         for batch in work.ingest_new():
             for stage in (work.replay, work.pairs, work.normalize):
                 stage(batch)
+        work.publish()
         self.logs = root.with_name(f"{root.name}-logs")
         self.logs.mkdir(parents=True)
         settings_of(root, sources=self.logs)
-        self.work = pipeline_at(root)
-        self.template = work
-        self.manifests = list_manifests(template)
-        self.tables = {
-            (name, batch): work.root.read(name, batch)
-            for batch in work.batches()
-            for name in TABLES
-            if work.root.has(name, batch)
-        }
-        self.receipts = work.receipts.all()
+        self.root = root
+        self.manifests = work.manifests()
+        self.receipts = [r for r in work.receipts.all() if r.batch != "all"]
+        self.files = sorted(path for path in template.rglob("*") if path.is_file())
+        for path in self.files:
+            if path.name in ("README.md", "_card.json", "sample-ledger.sqlite"):
+                _placed(root / path.relative_to(template), path.read_bytes())
 
     def add(self, number: int, *, has_log: bool) -> None:
+        """One more batch: its states and the keys of its pairs are its own, the rest is shared."""
         manifest = self.manifests[number % len(self.manifests)]
         day = FIRST_DAY + timedelta(days=number // N_A_DAY)
         key = f"{day}-{number % N_A_DAY + 1:04d}-{_hash(str(number), 3)}"
         self._manifest(manifest, key, has_log=has_log)
-        root = self.work.root
-        outputs: dict[str, str] = {}
-        for (name, batch), table in self.tables.items():
-            if batch == manifest.key:
-                outputs[name] = digest_of(root.write(name, key, _renamed(table, key)))
+        for path in self.files:
+            name = path.relative_to(self.template.root.path).as_posix()
+            top = name.partition("/")[0]
+            if manifest.key not in name or top in ("batches", "receipts"):
+                continue
+            target = self.root / name.replace(manifest.key, key)
+            if top == "states":
+                target.parent.mkdir(parents=True, exist_ok=True)
+                pq.write_table(
+                    _renamed(pq.ParquetFile(path).read(), key), target, compression="zstd"
+                )
+            elif top == "dedup":
+                _other_keys(path, target, key)
+            elif name.startswith("dataset/manifests/"):
+                _placed(target, self._published(path, manifest.key, key))
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.hardlink_to(path)
         for receipt in self.receipts:
             if receipt.batch == manifest.key:
-                self._receipt(receipt, key, outputs)
+                self._receipt(receipt, key)
 
     def _manifest(self, manifest: Any, key: str, *, has_log: bool) -> None:
         slices, cursors = [], []
         for source, cursor in zip(manifest.slices, manifest.cursors, strict=True):
             path = self.logs / "projects" / key[:10] / key / source.path.name
-            tail = _hash(f"{key}{path.name}", 8)
+            changes: dict[str, Any] = {"tail_sha": _hash(f"{key}{path.name}", 8)}
             if has_log:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source.path, path)
-                tail, stat = cursor.tail_sha, path.stat()
-                cursor = replace(cursor, size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns)
+                stat = path.stat()
+                changes = {"size_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
             slices.append(replace(source, path=path))
-            cursors.append(replace(cursor, path=path, tail_sha=tail))
+            cursors.append(replace(cursor, path=path, **changes))
         made = replace(manifest, key=key, slices=tuple(slices), cursors=tuple(cursors))
-        write_manifest(made, self.work.root.path)
+        _placed(self.root / "batches" / f"{key}.json", made.to_json().encode())
 
-    def _receipt(self, receipt: Receipt, key: str, outputs: dict[str, str]) -> None:
-        root = self.work.root.path
-        files = {}
-        for name in receipt.files:
-            made = name.replace(receipt.batch, key)
-            if not name.startswith(("batches/", "sources/")):
-                (root / made).parent.mkdir(parents=True, exist_ok=True)
-                source = self.template.root.path / name
-                if name.startswith("dedup/"):
-                    _other_keys(source, root / made, key)
-                else:
-                    shutil.copy(source, root / made)
-            if (root / made).exists():
-                files[made] = digest_of(root / made)
-        self.work.receipts.amend(
-            replace(
-                receipt,
-                batch=key,
-                inputs={name: outputs[name] for name in receipt.inputs},
-                outputs={name: outputs[name] for name in receipt.outputs},
-                files=files,
-            )
+    def _published(self, path: Path, old: str, key: str) -> bytes:
+        manifest = json.loads(path.read_text().replace(old, key))
+        sessions = manifest["sessions"].items()
+        manifest["sessions"] = {side: [_hash(s + key, 16) for s in shas] for side, shas in sessions}
+        return encode({**manifest, "pins": {}})
+
+    def _receipt(self, receipt: Receipt, key: str) -> None:
+        states = digest_of(self.root / "states" / f"trace_batch={key}" / "part-0.parquet")
+        own = {"states": states}
+        made = replace(
+            receipt,
+            batch=key,
+            digest="",
+            inputs=receipt.inputs | {k: v for k, v in own.items() if k in receipt.inputs},
+            outputs=receipt.outputs | {k: v for k, v in own.items() if k in receipt.outputs},
+            files={},
         )
+        text = json.dumps(asdict(made), indent=1, sort_keys=True).encode()
+        _placed(self.root / "receipts" / receipt.stage / f"{key}.json", text)
+
+    def finish(self) -> None:
+        """Say that all of it is published, and what of."""
+        work = pipeline_at(self.root)
+        last = self.template.receipts.read("publish", "all")
+        assert last is not None
+        facts = work._card_facts()
+        inputs = {batch: work._published_from(batch, facts) for batch in work.batches()}
+        work.receipts.write(replace(last, inputs=inputs, files={}))
+
+
+def _placed(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
 
 
 def _hash(text: str, n_bytes: int) -> str:
@@ -142,15 +162,8 @@ def _hash(text: str, n_bytes: int) -> str:
 
 def _renamed(table: pa.Table, key: str) -> pa.Table:
     """The same rows under ids of another batch, as long as they were."""
-    for name in ("state_id", "session_id", "parent_session_id"):
-        if name in table.column_names:
-            ids = [
-                value and value[:4] + _hash(value + key, 20)[: len(value) - 4]
-                for value in table[name].to_pylist()
-            ]
-            place = table.column_names.index(name)
-            table = table.set_column(place, name, pa.array(ids, table.schema.field(name).type))
-    return table
+    ids = [one[:4] + _hash(one + key, 20)[: len(one) - 4] for one in table["state_id"].to_pylist()]
+    return table.set_column(table.column_names.index("state_id"), "state_id", pa.array(ids))
 
 
 def _other_keys(source: Path, target: Path, key: str) -> None:
@@ -159,22 +172,17 @@ def _other_keys(source: Path, target: Path, key: str) -> None:
         hashlib.blake2b(k + key.encode(), digest_size=len(k)).digest()
         for k in table["key"].to_pylist()
     ]
-    pq.write_table(
-        table.set_column(1, "key", pa.array(keys, pa.binary())), target, compression="zstd"
-    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = table.set_column(1, "key", pa.array(keys, pa.binary()))
+    pq.write_table(made, target, compression="zstd")
 
 
 def make(root: Path, n_batches: int) -> None:
-    """Make a root with so many batches, and publish them."""
-    with tempfile.TemporaryDirectory() as folder:
-        old = Old(root, Path(folder) / "template")
-        for number in range(n_batches):
-            old.add(number, has_log=number >= n_batches - N_LOGS_LEFT)
-            if number % 1000 == 999:
-                print(f"{number + 1} batches", file=sys.stderr)
-    with measured("first publication") as figures:
-        Pipeline(old.work.settings).publish()
-    print(figures, file=sys.stderr)
+    """Make a root with so many batches."""
+    old = Old(root, root.with_name(f"{root.name}-template"))
+    for number in range(n_batches):
+        old.add(number, has_log=number >= n_batches - N_LOGS_LEFT)
+    old.finish()
 
 
 # One thing each, in a process of its own
@@ -251,15 +259,22 @@ def _command(name: str, *arguments: str) -> None:
 
 
 def night(root: Path) -> None:
-    """The jobs of a night, as Dagster's daemon runs them: find, replay, publish, sum up."""
-
-    from replay_pipeline.orchestration.instance import open_instance
-
-    work = pipeline_at(root)
-    with open_instance(work) as instance:
-        old = work.batches()
-        instance.add_dynamic_partitions("trace_batch", old)
-    print(json.dumps([{"old": len(old)}]))
+    """What the jobs of a night do: each step opens the root anew, as Dagster's assets do."""
+    with measured("night") as figures:
+        began = datetime.now(UTC)
+        new = [batch.key for batch in pipeline_at(root).find_batches()]
+        work = pipeline_at(root)
+        todo = sorted(set(work.batches()) - work.completed_batches())
+        assert work.fitting(todo, max_total_usd=1.0) == todo == new
+        for stage in ("ingest", "replay", "pairs", "normalize"):
+            work = pipeline_at(root)
+            for batch in new:
+                getattr(work, stage)(batch)
+        report = pipeline_at(root).publish().report
+        summary = pipeline_at(root).night(since=began, failures=[])
+    assert sorted(report["batches"]) == new
+    assert summary["batches_replayed"] == len(new)
+    print(json.dumps([{**figures, "n_new": len(new), "n_pairs": summary["pairs"]}]))
 
 
 MEASURES: dict[str, Callable[[Path], None]] = {
@@ -267,9 +282,52 @@ MEASURES: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-if __name__ == "__main__":
+def measure(name: str, root: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", name, "--root", str(root)],
+        check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=10_000)
+    parser.add_argument("--new", type=int, default=30)
     parser.add_argument("--root", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--measure", choices=MEASURES)
     options = parser.parse_args()
-    make(options.root, options.batches)
+    if options.measure:
+        MEASURES[options.measure](options.root)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        root = options.root or Path(folder) / "root"
+        if not root.exists():
+            make(root, options.batches)
+        figures = []
+        for name in ("status", "status", "tick", "review", "verify"):
+            figures += measure(name, root)
+        # The sample's teachers know only the sample's states.
+        write_settings(
+            root,
+            ingest={"sources": [root.with_name(f"{root.name}-logs")], "max_batch_sessions": 1, "settle_s": 0},
+            replay={"rehearsal_teachers": True},
+        )  # fmt: skip
+        for _ in range(2):
+            new_sessions(root.with_name(f"{root.name}-logs"), options.new)
+            figures += measure("night", root)
+    for each in figures:
+        seconds, mib = MARKS.get(each["name"], (None, None))
+        each["is_within"] = (seconds is None or each["cpu_s"] <= seconds) and (
+            mib is None or each["peak_mib"] <= mib
+        )
+        print(json.dumps(each))
+    if options.json:
+        options.json.write_text(
+            json.dumps({"batches": options.batches, "measures": figures}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -142,6 +142,10 @@ def _renamed(value: Any, ending: str, last: str | None) -> Any:
     renamed = {key: _renamed(item, ending, last) for key, item in value.items()}
     for key in {"uuid", "parentUuid", "id", "tool_use_id", "agentId"} & value.keys():
         renamed[key] = f"{value[key]}{ending}" if value[key] is not None else last
+    for key in {"compactedToolIds", "uuids"} & value.keys():
+        renamed[key] = [f"{name}{ending}" for name in value[key]]
+    for key in {"anchorUuid", "headUuid", "tailUuid"} & value.keys():
+        renamed[key] = f"{value[key]}{ending}"
     return renamed
 
 

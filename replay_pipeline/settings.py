@@ -247,16 +247,17 @@ TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
 class NightSettings(_Section):
-    """When the nightly schedules of Dagster begin; read when its code location is loaded."""
+    """When the nightly jobs of Dagster begin; read when its code location is loaded."""
 
     time_zone: Annotated[str, AfterValidator(_is_zone)] = "UTC"
     """Time zone of the hours below, e.g. `Europe/Berlin`."""
     replays_at: TimeOfDay = "02:00"
     """When the batches that are not done yet are replayed, within `replay.max_nightly_usd`."""
-    publishes_at: TimeOfDay = "05:00"
-    """When what the night has made is brought into the dataset."""
-    summarizes_at: TimeOfDay = "06:00"
-    """When the summary of the night is made."""
+    publishes_at: TimeOfDay | None = None
+    """When what the night has made is brought into the dataset; by default as soon as all replays of
+    the night have ended."""
+    summarizes_at: TimeOfDay | None = None
+    """When the summary of the night is made; by default as soon as its publication has ended."""
 
 
 class NotifySettings(_Section):

@@ -111,8 +111,58 @@ def nightly_schedules(night: NightSettings) -> list[dg.ScheduleDefinition]:
                 ("nightly_publish", "publish", night.publishes_at, "Publishes the night's pairs."),
                 ("nightly_summary", "summarize_night", night.summarizes_at, "Sums the night up."),
             )
+            if time_of_day is not None
         ),
     ]
+
+
+def night_goes_on(night: NightSettings) -> dg.SensorDefinition:
+    """Begin what has no hour of its own when what it stands on has ended, however it has ended.
+
+    A failed replay leaves the batches before it done, so they are published all the same.
+    """
+    follows = [
+        job
+        for job, time_of_day in (
+            ("publish", night.publishes_at),
+            ("summarize_night", night.summarizes_at),
+        )
+        if time_of_day is None
+    ]
+
+    @dg.sensor(
+        name="night_goes_on",
+        jobs=[JOBS[job] for job in follows or ("publish",)],
+        minimum_interval_seconds=30,
+        description="Publishes when the replays of the night have ended, and sums up after that.",
+    )
+    def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
+        replays = _runs(context.instance, {_SCHEDULE_NAME: "nightly_replay"})
+        if not replays:
+            return dg.SkipReason("no night has begun")
+        # All runs of a night together, by the one that was asked for last.
+        if not all(run.is_finished for run in replays):
+            return dg.SkipReason("the replays of the night go on")
+        before = replays[0].run_id
+        for job in follows:
+            key = f"{job}:{before}"
+            done = _runs(context.instance, {_RUN_KEY: key})
+            if not done:
+                return [dg.RunRequest(run_key=key, job_name=job)]
+            if not done[0].is_finished:
+                break
+        return dg.SkipReason("nothing waits for what has ended")
+
+    return sensor
+
+
+_SCHEDULE_NAME, _RUN_KEY = "dagster/schedule_name", "dagster/run_key"
+_MAX_RUNS_OF_NIGHT = 100
+
+
+def _runs(instance: dg.DagsterInstance, tags: dict[str, str]) -> list[dg.DagsterRun]:
+    """Give the runs with these tags, the newest first."""
+    return list(instance.get_runs(dg.RunsFilter(tags=tags), limit=_MAX_RUNS_OF_NIGHT))
 
 
 def _daily(time_of_day: str) -> str:

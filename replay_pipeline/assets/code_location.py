@@ -16,14 +16,19 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
         ConfigError: a setting is wrong.
         StorageError: the data root is on an object store that cannot be reached.
     """
+    night_settings = pipeline.settings().night
     return dg.Definitions(
         assets=dg.load_assets_from_modules(
             [traces, replay, pairs, publish, train, night], include_specs=True
         ),
         asset_checks=checks.CHECKS,
         jobs=[*automation.JOBS.values()],
-        schedules=automation.nightly_schedules(pipeline.settings().night),
-        sensors=[automation.new_sessions, automation.notify_failures],
+        schedules=automation.nightly_schedules(night_settings),
+        sensors=[
+            automation.new_sessions,
+            automation.night_goes_on(night_settings),
+            automation.notify_failures,
+        ],
         resources={"pipeline": pipeline},
         executor=dg.in_process_executor,
     )

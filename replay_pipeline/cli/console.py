@@ -343,9 +343,16 @@ _EXPLAINED = {
 """Figures of a training that need a sentence."""
 
 
+_MAX_ROWS = 50
+"""Batches in a table for people; `--json` has all of them."""
+
+
 def _draw_batches(
     title: str, names: tuple[str, ...], reports: Report, *, first: str = "batch"
 ) -> None:
+    shown = list(reports.items())[-_MAX_ROWS:]
+    if len(shown) < len(reports):
+        title += f", the last {len(shown)} of {len(reports):,}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column(first, no_wrap=True)
     for name in names:
@@ -354,7 +361,7 @@ def _draw_batches(
         )
         longest_word = max(map(len, heading.split()))
         table.add_column(heading, overflow="fold", min_width=longest_word)
-    for key, report in reports.items():
+    for key, report in shown:
         table.add_row(escape(key), *(escape(_words(report.get(name))) for name in names))
     out.print(table)
 
@@ -447,7 +454,7 @@ def show_status(report: Report) -> None:
         )
     if "open" in report:
         out.print(f"Left to ask: {escape(open_words(report['open']))}", soft_wrap=True)
-    for batch, clients in report.get("fidelity", {}).items():
+    for batch, clients in list(report.get("fidelity", {}).items())[-_MAX_ROWS:]:
         shares = {name: row["share_within_10_percent"] for name, row in (clients or {}).items()}
         out.print(f"Fidelity of {escape(batch)}: {escape(_words(shares))}", soft_wrap=True)
     if dataset := report.get("dataset"):

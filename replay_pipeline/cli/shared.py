@@ -17,6 +17,7 @@ from replay_pipeline.storage.trust import trust_file
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.pipeline import OnProgress, Pipeline
+    from replay_pipeline.stages.project import Project
     from replay_pipeline.stages.receipts import Receipt
 
 
@@ -53,6 +54,15 @@ def open_pipeline(
     return Pipeline(
         load(settings, data, teachers=teachers, changes=changes), on_progress=on_progress
     )
+
+
+def open_project(
+    settings: Path | None, data: Path | None, *, teachers: str | None = None
+) -> "Project":
+    """Open a data root to look at it, without what only stages need."""
+    from replay_pipeline.stages.project import Project
+
+    return Project(load(settings, data, teachers=teachers))
 
 
 def exit_if_failed(report: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 _SCANNED_AT_ONCE, _MAX_CHARS_AT_ONCE = 2_000, 8_000_000
 
-_ENOUGH_SIDES = 5_000
+_ENOUGH_SIDES = 2_000
 """Pairs of which the prompt-blind control takes those that it looks at."""
 
 MAX_SHARD_BYTES = 256_000_000
@@ -424,7 +424,8 @@ class _Version:
                     path = f"{layout.batch_dir('pairs', side, key)}/{name}"
                     file = self._files.get(path, folder / path)
                     if isinstance(file, Path) and file.exists():
-                        sides += _sides(pq.read_table(file, columns=_SIDES, partitioning=None))
+                        with pq.ParquetFile(file) as shard:
+                            sides += _sides(shard.read(columns=_SIDES))
         chosen, rejected, sessions = zip(*sides, strict=True) if sides else ((), (), ())
         if (found := blind_control(chosen, rejected, sessions)) is None:
             self._facts.pop("blind_control", None)

@@ -307,8 +307,9 @@ def _dataset_aside(work: "Pipeline", wanted: Sequence[Damage], folder: Path) -> 
 
 
 def _review_aside(work: "Pipeline", wanted: Sequence[Damage], folder: Path) -> None:
-    del wanted
-    work.review(folder / "review.html")
+    for damage in wanted:
+        page = 1 if damage.batch == "all" else int(damage.batch.removeprefix("page-"))
+        work.review(folder / damage.path, page=page)
 
 
 def _why_left(damage: Damage) -> str:

@@ -65,6 +65,8 @@ T = TypeVar("T")
 _blake2b = partial(hashlib.blake2b, digest_size=16)
 
 REVIEW_PAGE = "review.html"
+_PAIRS_A_PAGE = 500
+"""What a browser opens at once, and a person looks through at most."""
 
 _PLANNED_ABOVE_BUDGET = 1.25
 """Estimates are rough: plan for a little more than there is, so that no money is left over."""
@@ -346,34 +348,65 @@ class Project:
             outcomes=[row for b in paired for row in self.root.read("outcomes", b).to_pylist()],
         )
 
-    def review(self, path: Place | None = None, *, look: Path | None = None) -> Place:
-        """Write the page that shows all pairs side by side. Returns where it is.
+    def review(
+        self, path: Place | None = None, *, look: Path | None = None, page: int = 1
+    ) -> Place:
+        """Write a page that shows pairs side by side, those of the newest batches first.
 
-        Pairs link to their sessions in `look`, the page of `replay-pipeline look`.
+        Pairs link to their sessions in `look`, the page of `replay-pipeline look`. Where there are
+        more pairs than fit on a page, each page has some batches as a whole. Returns where it is.
 
         Raises:
-            ConfigError: no batch has come as far as pairs.
+            ConfigError: no batch has come as far as pairs, or there are not so many pages.
         """
-        page = self.root.path / REVIEW_PAGE
+        pages = self._review_pages()
+        if not 1 <= page <= len(pages):
+            raise ConfigError(f"there is no page {page} of pairs: the last is {len(pages)}")
+        batches = pages[page - 1]
+        name = REVIEW_PAGE if page == 1 else f"review-{page}.html"
         started = time.perf_counter()
+        options = {}
+        if len(pages) > 1:
+            options["title"] = (
+                f"Preference pairs, page {page} of {len(pages)}: {batches[0]} to {batches[-1]}"
+            )
         written = write_review(
-            self._pairs(self._batches_with("dpo_pairs")),
-            path=path or page,
+            self._pairs(batches),
+            path=path or self.root.path / name,
             look=look,
-            outcomes=self.root.read_all("outcomes").to_pylist(),
+            outcomes=pa.concat_tables([self.root.read("outcomes", b) for b in batches]).to_pylist(),
+            **options,
         )
-        if written == page:
+        if path is None:
             self.receipts.write(
                 Receipt(
                     stage="review",
-                    batch="all",
+                    batch="all" if page == 1 else f"page-{page}",
                     fingerprint="",
                     report={},
                     seconds=round(time.perf_counter() - started, 3),
-                    files={REVIEW_PAGE: digest_of(page)},
+                    files={name: digest_of(written)},
                 )
             )
         return written
+
+    def n_review_pages(self) -> int:
+        """Tell over how many pages the pairs are spread. Raises as `review` does."""
+        return len(self._review_pages())
+
+    def _review_pages(self) -> list[list[str]]:
+        """Batches by page, the newest on the first; in their order on each."""
+        sizes = {key: report["n_pairs"] for key, report in self._reports("pairs").items()}
+        pages: list[list[str]] = [[]]
+        n_pairs = 0
+        for batch in reversed(self._batches_with("dpo_pairs")):
+            n = sizes[batch] if batch in sizes else self.root.n_rows("dpo_pairs", batch)
+            if n_pairs and n_pairs + n > _PAIRS_A_PAGE:
+                pages.append([])
+                n_pairs = 0
+            pages[-1].insert(0, batch)
+            n_pairs += n
+        return pages
 
     def sample_pairs(self, batch: str, n_pairs: int) -> list[DPOPair]:
         """Give the first pairs of a batch, with their prompts."""

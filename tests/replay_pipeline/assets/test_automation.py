@@ -1,12 +1,20 @@
-from dagster import AssetKey, DagsterInstance
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DagsterRunStatus,
+    build_sensor_context,
+    instance_for_test,
+)
+from dagster._core.test_utils import create_run_for_test
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay_pipeline.assets.automation import missing_ranges
+from replay_pipeline.assets.automation import missing_ranges, night_goes_on
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.records import _ASSETS
 from replay_pipeline.definitions import defs
 from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.settings import NightSettings
 from replay_pipeline.stages.versions import code_version
 from tests.support.settings_files import write_settings
 
@@ -51,7 +59,10 @@ def test_dagster_knows_the_version_of_every_stage_that_has_one():
 
 def test_the_night_begins_when_the_settings_say(tmp_path, monkeypatch):
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path))
-    write_settings(tmp_path, night={"time_zone": "Asia/Kolkata", "replays_at": "23:05"})
+    write_settings(
+        tmp_path,
+        night={"time_zone": "Asia/Kolkata", "replays_at": "23:05", "publishes_at": "05:00"},
+    )
     found = {
         schedule.name: (schedule.cron_schedule, schedule.execution_timezone)
         for schedule in define(PipelineResource()).schedules or ()
@@ -59,5 +70,35 @@ def test_the_night_begins_when_the_settings_say(tmp_path, monkeypatch):
     assert found == {
         "nightly_replay": ("5 23 * * *", "Asia/Kolkata"),
         "nightly_publish": ("0 5 * * *", "Asia/Kolkata"),
-        "nightly_summary": ("0 6 * * *", "Asia/Kolkata"),
     }
+
+
+def test_publishing_and_the_summary_follow_the_end_of_all_replays_of_the_night():
+    sensor = night_goes_on(NightSettings())
+
+    def asked(instance: DagsterInstance) -> list[str]:
+        requests = sensor(build_sensor_context(instance=instance))
+        return [str(each.run_key) for each in requests] if isinstance(requests, list) else []
+
+    def run(instance: DagsterInstance, job: str, status: DagsterRunStatus, **tags: str) -> str:
+        named = {f"dagster/{name}": value for name, value in tags.items()}
+        return create_run_for_test(instance, job_name=job, status=status, tags=named).run_id
+
+    with instance_for_test() as instance:
+        assert asked(instance) == []
+        by_night = {"schedule_name": "nightly_replay"}
+        run(instance, "replay_batches", DagsterRunStatus.FAILURE, **by_night)
+        second = run(instance, "replay_batches", DagsterRunStatus.STARTED, **by_night)
+        assert asked(instance) == []  # one of two is not over
+        instance.delete_run(second)
+        last = run(instance, "replay_batches", DagsterRunStatus.SUCCESS, **by_night)
+        assert asked(instance) == [f"publish:{last}"]
+        run(instance, "publish", DagsterRunStatus.SUCCESS, run_key=f"publish:{last}")
+        assert asked(instance) == [f"summarize_night:{last}"]
+        run(
+            instance, "summarize_night", DagsterRunStatus.SUCCESS, run_key=f"summarize_night:{last}"
+        )
+        assert asked(instance) == []
+        # Runs by hand are nobody's night.
+        run(instance, "replay_batches", DagsterRunStatus.SUCCESS)
+        assert asked(instance) == []

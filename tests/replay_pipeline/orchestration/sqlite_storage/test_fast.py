@@ -209,3 +209,21 @@ def test_another_dagster_gets_its_own_storage(monkeypatch, caplog):
         monkeypatch.undo()
         importlib.reload(storage_package)
     assert storage_package.FastSqliteStorage.__name__ == FastSqliteStorage.__name__
+
+
+@pytest.mark.parametrize(
+    ("version", "choice", "is_fast"),
+    [
+        ("1.13.99", None, True),
+        ("1.14.0", None, False),
+        ("1.14.0", "1", True),
+        ("1.13.27", "0", False),
+    ],
+)
+def test_the_fast_storage_is_taken_under_tested_minors_unless_somebody_says_otherwise(
+    monkeypatch, version, choice, is_fast
+):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    if choice is not None:
+        monkeypatch.setenv("REPLAY_FAST_STORAGE", choice)
+    assert storage_package.is_wanted() is is_fast

@@ -1,0 +1,159 @@
+"""What is read of old batches when new ones come: the index, and nothing twice."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.stages import project
+from replay_pipeline.storage import folds
+from replay_pipeline.storage.folds import Fold, Kept
+from replay_pipeline.storage.root_index import FILE, RootIndex
+from tests.roots import Pipeline, pipeline_at, run_batches, sample_root
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Pipeline:
+    work = sample_root(tmp_path_factory.mktemp("growth") / "data", n_batch_sessions=8)
+    run_batches(work)
+    work.publish()
+    return work
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_what_was_published_night_by_night_is_what_is_published_at_once(work, tmp_path):
+    again = sample_root(tmp_path / "data", n_batch_sessions=8)
+    brought = []
+    for batch in again.ingest_new():
+        for stage in (again.replay, again.pairs, again.normalize):
+            stage(batch)
+        brought.append(again.publish().report["batches"])
+    assert brought == [[batch] for batch in again.batches()]
+    assert len(brought) > 2
+    theirs, ours = contents(work.root.path / "dataset"), contents(again.root.path / "dataset")
+    assert [name for name in ours if name.startswith("data/")] == [
+        name for name in theirs if name.startswith("data/")
+    ]
+    assert again.publish().is_reused
+
+
+def test_only_a_batch_that_has_changed_is_published_again(work):
+    batch = work.batches()[1]
+    receipt = work.receipts.read("normalize", batch)
+    assert receipt is not None
+    changed = {**receipt.report, "n_kept": receipt.report["n_kept"] + 1}
+    work.receipts.path("normalize", batch).unlink()
+    try:
+        work.receipts.write(project.replace(receipt, report=changed))
+        assert work.publish().report["batches"] == [batch]
+    finally:
+        work.receipts.write(receipt)
+    assert work.publish().report["batches"] == [batch]
+
+
+def test_receipts_read_from_the_index_are_those_of_the_files(work):
+    for found in (work.receipts.all(), work.receipts.figures()):
+        assert {(r.stage, r.batch) for r in found} == {
+            (path.parent.name, path.stem) for path in (work.root.path / "receipts").rglob("*.json")
+        }
+    whole = {(r.stage, r.batch): r for r in work.receipts.all()}
+    for slim in work.receipts.figures():
+        report = whole[slim.stage, slim.batch].report
+        assert slim.report.items() <= report.items()
+        assert slim.outputs == whole[slim.stage, slim.batch].outputs
+
+
+def test_the_index_follows_files_that_others_write_and_delete(work, tmp_path):
+    folder = tmp_path / "batches"
+    folder.mkdir()
+    index = RootIndex(tmp_path, tmp_path / FILE)
+    (folder / "a.json").write_text("1")
+    index.bring("batches")
+    (folder / "b.json").write_text("2")
+    (folder / "a.json").write_text("11")
+    index.bring("batches")
+    assert [(name, data) for name, _, data in index.copies("batches")] == [
+        ("a.json", b"11"),
+        ("b.json", b"2"),
+    ]
+    (folder / "a.json").unlink()
+    index.bring("batches")
+    assert [name for name, _, _ in index.copies("batches")] == ["b.json"]
+
+
+def test_states_are_found_by_their_batch_and_only_changed_tables_are_read(work):
+    read = []
+
+    def ids(batch: str) -> list[str]:
+        read.append(batch)
+        return [f"{batch}-{n}" for n in range(3)]
+
+    index = RootIndex(work.root.path, None)
+    index.bring_ids({"a": "1", "b": "1"}, ids)
+    index.bring_ids({"a": "1", "b": "2"}, ids)
+    assert read == ["a", "b", "b"]
+    assert (index.batch_of("a-1"), index.batch_of("c-1")) == ("a", None)
+    index.bring_ids({"b": "2"}, ids)
+    assert index.batch_of("a-1") is None
+    table = work.root.read("states", work.batches()[0], columns=["state_id"])
+    assert work._owners.get(table["state_id"][0].as_py()) == work.batches()[0]
+
+
+def test_a_fold_goes_on_where_another_process_has_left_it(monkeypatch):
+    monkeypatch.setattr(folds, "_WORTH_KEEPING", 2)
+    keys, versions, added = [f"{n:02d}" for n in range(9)], {}, []
+    index = RootIndex(Path(), None)
+
+    def add(value: list[str], key: str) -> list[str]:
+        added.append(key)
+        return [*value, key]
+
+    def fold() -> Fold[list[str]]:
+        kept = Kept(
+            index=index,
+            name="keys",
+            version_of=lambda key: versions.get(key, "1"),
+            encode=lambda value: json.dumps(value).encode(),
+            decode=json.loads,
+        )
+        return Fold(lambda: keys, start=list, add=add, kept=kept)
+
+    assert fold().before("05") == keys[:5]
+    assert fold().before("07") == keys[:7]
+    assert added == keys[:7]
+    versions["03"] = "2"  # one of those that were kept says something else now
+    assert fold().before("07") == keys[:7]
+    assert added == [*keys[:7], *keys[:7]]
+
+
+def test_a_review_in_pages_shows_every_pair_once(work, monkeypatch, tmp_path):
+    monkeypatch.setattr(project, "_PAIRS_A_PAGE", 60)
+    n_pages = work.n_review_pages()
+    assert n_pages > 1
+    texts = [work.review(tmp_path / f"{n}.html", page=n).read_text() for n in range(1, n_pages + 1)]
+    ids = [
+        one
+        for batch in work.batches()
+        for one in pq.ParquetFile(work.root.part("dpo_pairs", batch)).read()["pair_id"].to_pylist()
+    ]
+    assert ids
+    for one in ids:
+        assert sum(f'"{one}"' in text for text in texts) == 1
+    assert work.batches()[-1] in texts[0]
+    with pytest.raises(ConfigError, match=f"the last is {n_pages}"):
+        work.review(tmp_path / "none.html", page=n_pages + 1)
+
+
+def test_an_index_that_is_deleted_is_made_again(work):
+    before = work.status()
+    (work.root.path / FILE).unlink()
+    assert pipeline_at(work.root.path).status() == before
