@@ -204,6 +204,7 @@ def shards_of(
     prompts: PromptsOf | None = None,
     lengths: Sequence[int] = PAIR_LENGTHS,
     tokenizer: Path | None = None,
+    logprobs: pa.Table | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> dict[str, Path]:
     """Make the data files of a published batch again, of the same tables, with the splits it has.
@@ -217,6 +218,7 @@ def shards_of(
         prompts: where the states of the batch are.
         lengths: as in `publish`.
         tokenizer: as in `publish`.
+        logprobs: its table `token_logprobs`, if that was published.
         max_shard_bytes: as in `publish`.
 
     Returns:
@@ -234,6 +236,7 @@ def shards_of(
         max_shard_bytes,
         split=_split_of(manifest),
         stages=manifest["stages"],
+        scored=None if logprobs is None else ScoredAnswers.of(logprobs),
     )
     return version.shards()
 

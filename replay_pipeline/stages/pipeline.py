@@ -247,6 +247,7 @@ class Pipeline(Project):
             prompts=self._prompts(batch),
             lengths=options.lengths,
             tokenizer=options.tokenizer,
+            logprobs=self.root.read("token_logprobs", batch) if self._is_scored(batch) else None,
             folder=folder,
         )
 
@@ -440,6 +441,11 @@ class Pipeline(Project):
             self._digests(batch, ("turns", "states")),
             ("teacher_actions",),
             work,
+            files=lambda: [
+                self.root.name_of(name, batch)
+                for name in ("token_logprobs",)
+                if self.root.has(name, batch)
+            ],
             is_final=lambda report: report["is_complete"],
         )
 

@@ -365,17 +365,15 @@ class Project:
         batches = pages[page - 1]
         name = REVIEW_PAGE if page == 1 else f"review-{page}.html"
         started = time.perf_counter()
-        options = {}
+        title = "Preference pairs"
         if len(pages) > 1:
-            options["title"] = (
-                f"Preference pairs, page {page} of {len(pages)}: {batches[0]} to {batches[-1]}"
-            )
+            title += f", page {page} of {len(pages)}: {batches[0]} to {batches[-1]}"
         written = write_review(
             self._pairs(batches),
             path=path or self.root.path / name,
             look=look,
             outcomes=pa.concat_tables([self.root.read("outcomes", b) for b in batches]).to_pylist(),
-            **options,
+            title=title,
         )
         if path is None:
             self.receipts.write(
