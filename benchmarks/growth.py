@@ -14,6 +14,7 @@ largest one. A root that was made before (`--root`) is used as it is; nights go 
 import argparse
 import hashlib
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -223,6 +224,8 @@ def tick(root: Path) -> None:
 
     from replay_pipeline.assets.automation import new_sessions as sensor
     from replay_pipeline.orchestration.resources import PipelineResource
+
+    os.environ["REPLAY_DATA"] = str(root)
 
     def evaluate() -> Any:
         context = dg.build_sensor_context(instance=instance)
