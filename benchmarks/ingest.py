@@ -142,6 +142,10 @@ def _renamed(value: Any, ending: str, last: str | None) -> Any:
     renamed = {key: _renamed(item, ending, last) for key, item in value.items()}
     for key in {"uuid", "parentUuid", "id", "tool_use_id", "agentId"} & value.keys():
         renamed[key] = f"{value[key]}{ending}" if value[key] is not None else last
+    for key in {"compactedToolIds", "uuids"} & value.keys():
+        renamed[key] = [f"{name}{ending}" for name in value[key]]
+    for key in {"anchorUuid", "headUuid", "tailUuid"} & value.keys():
+        renamed[key] = f"{value[key]}{ending}"
     return renamed
 
 
@@ -214,26 +218,34 @@ def compare(paths: list[Path], n_processes: int, n_rounds: int) -> dict[str, Any
             "peak_rss_mb": max(run["peak_rss_mb"] for run in runs[mode]),
             "parquet_share_of_raw": round(best[mode]["parquet_bytes"] / base["bytes"], 4),
         }
-    report["scaling"] = scaling(paths, n_processes, n_rounds)
+        report[mode]["scaling"] = scaling(paths, mode, n_processes, n_rounds)
     return report
 
 
-def scaling(paths: list[Path], n_processes: int, n_rounds: int) -> dict[str, Any]:
+def scaling(paths: list[Path], mode: str, n_processes: int, n_rounds: int) -> dict[str, Any]:
     """One process over all batches against several that share them, in turns.
 
-    `cpu_ratio` is what sharing costs: CPU seconds of all together over those of one. Wall times
-    leave out starting the interpreters, and mean something only where the cores are idle.
+    `cpu_ratio` is what sharing costs: CPU seconds of all together over those of one, and
+    `cpu_speedup` those of one over those of the slowest. Wall times leave out starting the
+    interpreters, and mean something only where the cores are idle.
     """
-    totals: dict[int, list[tuple[float, float]]] = {1: [], n_processes: []}
+    totals: dict[int, list[tuple[float, float, float]]] = {1: [], n_processes: []}
     for _ in range(n_rounds):
         for n, found in totals.items():
-            runs = [finished(c) for c in [in_child("plain", paths, f"{i}/{n}") for i in range(n)]]
-            found.append((sum(run["cpu_s"] for run in runs), max(run["wall_s"] for run in runs)))
-    (cpu_1, wall_1), (cpu_n, wall_n) = (map(min, zip(*totals[n], strict=True)) for n in totals)
+            runs = [finished(c) for c in [in_child(mode, paths, f"{i}/{n}") for i in range(n)]]
+            cpu_s, wall_s = ([run[name] for run in runs] for name in ("cpu_s", "wall_s"))
+            found.append((sum(cpu_s), max(cpu_s), max(wall_s)))
+    (cpu_1, _, wall_1), (cpu_n, slowest, wall_n) = (
+        map(min, zip(*totals[n], strict=True)) for n in totals
+    )
+    n_bytes = sum(batch.n_bytes for batch in batches_of(paths))
     return {
         "processes": n_processes,
         "cpu_ratio": round(cpu_n / cpu_1, 3),
+        "cpu_speedup": round(cpu_1 / slowest, 2),
         "wall_speedup": round(wall_1 / wall_n, 2),
+        "cpu_s_of_slowest_for_5_gb": round(slowest * 5e9 / n_bytes, 1),
+        "wall_s_for_5_gb": round(wall_n * 5e9 / n_bytes, 1),
     }
 
 

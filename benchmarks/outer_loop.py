@@ -1,20 +1,19 @@
 """The outer loop against what it replaces: data-parallel training, and float32 on the wire.
 
-    python benchmarks/outer_loop.py                 bytes, loss, gain and speed of each codec
-    python benchmarks/outer_loop.py --only speed    one part: goodput, unequal, scratch, gap, ...
+    python benchmarks/outer_loop.py                 goodput, loss, traffic and speed of codecs
+    python benchmarks/outer_loop.py --only speed    one part: goodput, scratch, gap, ...
     python benchmarks/outer_loop.py --schedules N   N fault schedules of the protocol
     python benchmarks/outer_loop.py --chaos N       four processes, N random kills, 30 rounds
     python benchmarks/outer_loop.py --restarts N    N times: kill all four, restart, compare
     python benchmarks/outer_loop.py --launches N    N times: kill a replica, all, or the launcher
 
-The model is a byte-level transformer of 136,000 parameters, the text is Python's own library
-(from scratch) and its manual (fine-tuning), so that every machine has the data.
+The model is a byte-level transformer of 136,000 parameters, trained from scratch, the text is
+Python's own library, so that every machine has the data. `outer_pretrained.py` fine-tunes.
 """
 
 import argparse
 import contextlib
 import hashlib
-import heapq
 import json
 import os
 import random
@@ -88,13 +87,10 @@ class TinyLM(nn.Module):
         return self.head(self.norm(hidden))
 
 
-def corpus(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return training and held-out bytes: `code` or `prose`."""
+def corpus() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return training and held-out bytes."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    if name == "prose":
-        files = [library / "pydoc_data" / "topics.py"]
-    else:
-        files = sorted(library.glob("*.py")) + sorted((library / "asyncio").glob("*.py"))
+    files = sorted(library.glob("*.py")) + sorted((library / "asyncio").glob("*.py"))
     data = b"\n".join(path.read_bytes() for path in files)
     tokens = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     cut = int(len(tokens) * 0.95)
@@ -129,7 +125,6 @@ def build(regime: "Regime | None" = None) -> TinyLM:
 class Regime:
     """How a run trains."""
 
-    text: str = "code"
     n_replicas: int = 4
     n_rounds: int = 20
     inner_steps: int = 15
@@ -138,8 +133,6 @@ class Regime:
     optimizer: str = "adamw"
     codec: str = "fp32"
     outer: OuterStep = OuterStep(0.8, 0.5)  # noqa: RUF009
-    start: str | None = None
-    is_constant_lr: bool = False
     width: int = 64
     depth: int = 2
     seed: int = 0
@@ -152,16 +145,8 @@ class Regime:
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of an inner step: cosine with a short warm-up."""
-        if self.is_constant_lr:
-            return self.lr
         warm = min(1.0, (step + 1) / self.warm_up)
         return self.lr * warm * (0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * step / self.n_steps)))
-
-
-def load_start(model: nn.Module, regime: Regime) -> None:
-    """Set the pretrained weights if the regime has some."""
-    if regime.start is not None:
-        ParameterVector(model).write(np.load(regime.start))
 
 
 def inner_round(model, optimizer, data, regime: Regime, rank: int, round_id: int) -> float:  # noqa: ANN001
@@ -190,19 +175,18 @@ def inner_optimizer(model: nn.Module, regime: Regime) -> torch.optim.Optimizer:
 def train_parallel(regime: Regime) -> float:
     """Train on all replicas' tokens with one optimizer; return the held-out loss."""
     whole = replace(regime, batch_size=regime.batch_size * regime.n_replicas)
-    train, held_out = corpus(regime.text)
+    train, held_out = corpus()
     model = build(regime)
-    load_start(model, regime)
     optimizer = inner_optimizer(model, whole)
     for round_id in range(regime.n_rounds):
         inner_round(model, optimizer, train, whole, 0, round_id)
     return evaluate(model, held_out)
 
 
-def train_replicas(regime: Regime) -> tuple[float, list[RoundReport], np.ndarray]:
-    """Train replicas as threads over a store; return loss, reports of all, final parameters."""
+def train_replicas(regime: Regime) -> tuple[float, list[RoundReport]]:
+    """Train replicas as threads over a store; return the loss, and the reports of all."""
     store = MemoryStore()
-    train, held_out = corpus(regime.text)
+    train, held_out = corpus()
     settings = OuterSettings(
         codec=regime.codec, outer=regime.outer, n_rounds=regime.n_rounds,
         quorum=regime.n_replicas, snapshot_every=10**6,
@@ -224,8 +208,6 @@ def train_replicas(regime: Regime) -> tuple[float, list[RoundReport], np.ndarray
         done[rank] = (replica.theta, reports)
 
     models = [build(regime) for _ in range(regime.n_replicas)]
-    for model in models:
-        load_start(model, regime)
     threads = [threading.Thread(target=one, args=pair) for pair in enumerate(models)]
     for thread in threads:
         thread.start()
@@ -236,7 +218,7 @@ def train_replicas(regime: Regime) -> tuple[float, list[RoundReport], np.ndarray
     model = build(regime)
     ParameterVector(model).write(done[0][0])
     reports = [report for _, rows in done.values() for report in rows]
-    return evaluate(model, held_out), reports, done[0][0]
+    return evaluate(model, held_out), reports
 
 
 def mean_up(reports: list[RoundReport], n_replicas: int) -> float:
@@ -256,7 +238,7 @@ def bench_scratch() -> None:
         "outer loop, Muon,  int4": {"optimizer": "muon", "codec": "int4"},
         "outer loop, Muon,  ternary": {"optimizer": "muon", "codec": "ternary"},
     }.items():
-        loss, reports, _ = train_replicas(replace(regime, **change))
+        loss, reports = train_replicas(replace(regime, **change))
         up = mean_up(reports, regime.n_replicas)
         row = f"loss {loss:.3f} ({loss / best - 1:+.1%})  {up:9,.0f} B up/round"
         print(f"  {name:40s} {row}", flush=True)
@@ -301,48 +283,6 @@ def bench_gap(seeds: tuple[int, ...] = (0, 1, 2)) -> None:
         )
 
 
-def pretrained(folder: Path) -> str:
-    """Train a base model on code once; return where its parameters are."""
-    path = folder / "base.npy"
-    regime = Regime(n_replicas=1, n_rounds=30, inner_steps=20, batch_size=32, lr=4e-3)
-    train, _ = corpus("code")
-    model = build()
-    optimizer = inner_optimizer(model, regime)
-    for round_id in range(regime.n_rounds):
-        inner_round(model, optimizer, train, regime, 0, round_id)
-    np.save(path, ParameterVector(model).read())
-    return str(path)
-
-
-def bench_finetune(codecs: list[str]) -> None:
-    print("Fine-tuning on another text, 4 replicas, 12 rounds of 8 steps, averaging")
-    with tempfile.TemporaryDirectory() as folder:
-        start = pretrained(Path(folder))
-        model = build()
-        ParameterVector(model).write(np.load(start))
-        before = evaluate(model, corpus("prose")[1])
-        for lr in (1e-4, 1e-5):
-            regime = Regime(
-                text="prose", n_rounds=12, inner_steps=8, lr=lr, start=start,
-                outer=AVERAGE, is_constant_lr=True,
-            )  # fmt: skip
-            parallel = train_parallel(regime)
-            print(
-                f"  lr {lr:g} data-parallel AdamW: gain {before - parallel:.4f}, loss {parallel:.4f}"
-            )
-            full = None
-            for codec in codecs:
-                loss, reports, _ = train_replicas(replace(regime, codec=codec))
-                gain, up = before - loss, mean_up(reports, 4)
-                full = full or (gain, up)
-                print(
-                    f"  lr {lr:g} {codec:8s} gain {gain:.4f} = {gain / full[0]:6.1%} of fp32,"
-                    f" loss {loss:.4f} ({loss / parallel - 1:+.1%}), {up:9,.0f} B up per replica"
-                    f" and round = {full[1] / up:5.1f} x fewer",
-                    flush=True,
-                )
-
-
 def bench_traffic() -> None:
     print(
         "Traffic of one round: bytes per replica and round, fp32 of 136k parameters, no snapshots"
@@ -351,7 +291,7 @@ def bench_traffic() -> None:
         ups = {}
         for n in (2, 4, 8):
             regime = Regime(n_replicas=n, n_rounds=n, inner_steps=1, codec=codec)
-            _, reports, _ = train_replicas(regime)
+            _, reports = train_replicas(regime)
             ups[n] = mean_up(reports, n)
             down = sum(r.down_bytes for r in reports) / len(reports)
             print(f"  {codec:8s} {n} replicas: up {ups[n]:9,.0f}  down {down:9,.0f}")
@@ -386,7 +326,7 @@ class ProcessRun:
     def replica(self, rank: int, attempt: int) -> None:
         """Be one replica: train to the end, log each round, leave the result."""
         store = open_store(f"file://{self.folder}/run")
-        train, held_out = corpus(self.regime.text)
+        train, held_out = corpus()
         model = build(self.regime)
         view = ParameterVector(model)
         optimizer = inner_optimizer(model, self.regime)
@@ -674,59 +614,10 @@ def bench_goodput() -> None:
         )
 
 
-def train_unequal(regime: Regime, slowness: float) -> float:
-    """Train asynchronously, one replica slower, with a clock of its own; return the loss."""
-    store = MemoryStore()
-    train, held_out = corpus(regime.text)
-    settings = OuterSettings(codec=regime.codec, outer=regime.outer)
-    members, clock = [], []
-    for rank in range(regime.n_replicas):
-        model = build(regime)
-        load_start(model, regime)
-        replica = AsyncReplica(
-            store, ParameterVector(model).read(), rank=rank, world_size=regime.n_replicas,
-            settings=settings,
-        )  # fmt: skip
-        replica.join()
-        members.append((replica, model, inner_optimizer(model, regime)))
-        heapq.heappush(clock, (slowness if rank == 0 else 1.0, rank))
-    for _ in range(regime.n_rounds * regime.n_replicas):
-        now, rank = heapq.heappop(clock)
-        replica, model, optimizer = members[rank]
-        view = ParameterVector(model)
-        view.write(replica.theta)
-        inner_round(model, optimizer, train, regime, rank, replica._n_made)
-        replica.exchange(view.read())
-        heapq.heappush(clock, (now + (slowness if rank == 0 else 1.0), rank))
-    newest = max((replica for replica, _, _ in members), key=lambda replica: replica.round_id)
-    view.write(newest.theta)
-    return evaluate(model, held_out)
-
-
-def bench_unequal(seeds: tuple[int, ...] = (0, 1, 2, 3, 4)) -> None:
-    print("Fine-tuning as below at equal tokens, ternary, one of four replicas 5 times slower")
-    with tempfile.TemporaryDirectory() as folder:
-        start = pretrained(Path(folder))
-        regime = Regime(
-            text="prose", n_rounds=12, inner_steps=8, lr=1e-4, start=start, codec="ternary",
-            outer=AVERAGE, is_constant_lr=True,
-        )  # fmt: skip
-        for seed in seeds:
-            seeded = replace(regime, seed=seed)
-            equal, unequal = train_replicas(seeded)[0], train_unequal(seeded, 5.0)
-            print(
-                f"  seed {seed}: synchronous {equal:.4f}, asynchronous {unequal:.4f}"
-                f" ({unequal / equal - 1:+.2%})",
-                flush=True,
-            )
-
-
 PARTS = {
     "goodput": bench_goodput,
-    "unequal": bench_unequal,
     "scratch": bench_scratch,
     "gap": bench_gap,
-    "finetune": lambda: bench_finetune(list(CODECS)),
     "traffic": bench_traffic,
     "speed": bench_speed,
 }

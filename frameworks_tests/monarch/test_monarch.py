@@ -132,10 +132,7 @@ def test_replicas_meet_in_the_store_actor_and_outlive_one_of_them(command, tmp_p
     assert [line["outer/round"] for line in lines if "outer/round" in line][-1] == 3
 
 
-def test_what_would_do_nothing_is_refused(command, tmp_path):
-    idle = command("monarch", tmp_path / "out", "engines.monarch.generators=1")
-    assert idle.code == 2
-    assert "generators=1 would stand idle" in idle.errors
+def test_a_replica_that_dies_too_often_ends_the_run(command, tmp_path):
     doomed = command(
         "monarch",
         tmp_path / "doomed",

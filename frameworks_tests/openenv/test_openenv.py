@@ -1,5 +1,6 @@
 """The real package, a real server process, real WebSockets, and TRL's own tool loop."""
 
+import inspect
 import json
 import urllib.request
 
@@ -45,9 +46,14 @@ def test_a_reset_without_a_state_is_refused(server):
     with pytest.raises(EnvironmentFailedError, match="reset needs state_id"):
         session.reset()
     session.close()
-    factory, _ = environment_factory(server)
+    factory, _ = environment_factory(server, name="World")
     with pytest.raises(TrainerConfigError, match="none of the columns state_id"):
         factory().reset(prompt=[])
+    # What TRL takes for tools are the public methods beside its own two.
+    names = [name for name, _ in inspect.getmembers(factory, predicate=inspect.isfunction)]
+    shown = [name for name in names if not name.startswith("_")]
+    assert shown == ["Bash", "Edit", "Read", "get_reward", "reset"]
+    assert factory.__name__ == "World"
 
 
 def test_more_rollouts_than_sessions_is_an_error_and_not_a_reward(mortal_server, dataset):
@@ -72,6 +78,8 @@ def test_a_server_that_dies_stops_the_run(mortal_server, dataset):
     for _ in range(3):
         with pytest.raises(EnvironmentFailedError):
             environment.Read(file_path="a.py")
+        # A new connection would be another episode.
+        assert environment._session is None
     assert (outcomes.n_failed, outcomes.failure_frequency) == (3, 1.0)
     with pytest.raises(EnvironmentFailedError, match="3 of the last 3 calls"):
         environment.get_reward()
@@ -88,6 +96,7 @@ def test_any_server_becomes_an_environment_with_one_tool(plain_server):
             "higher" if number > 5 else "lower",
             "right",
         ]
+        assert environment.act(number=number) == "The episode is over."
         assert environment.get_reward() == 0.75
     environment.reset(number=1)
     assert "Invalid message" in environment.act(number="many")

@@ -2,10 +2,15 @@
 
 import json
 
+import psutil
 import pytest
-from cpu_run import run
+from cpu_run import environment, run
 
 from tests.trainer.one_file import first_replay_loss, settings_values
+from trainer.errors import TrainerError, TrainingStoppedError
+from trainer.integrations.settings import read_settings
+from trainer.integrations.verl import launch
+from trainer.integrations.verl.prepare import prepare
 
 
 def command(dataset, model, output, **overrides) -> list[str]:
@@ -42,24 +47,38 @@ def test_plugin_that_is_switched_off_is_refused_before_the_start(dataset, model,
     assert not (tmp_path / "out" / "verl.log").exists()
 
 
-def test_plugin_that_is_off_in_the_workers_stops_the_run(dataset, model, tmp_path):
-    """`main_ppo` started by hand, on workers without the entry point."""
-    from trainer.integrations.settings import read_settings
-    from trainer.integrations.verl.prepare import prepare
+@pytest.fixture
+def here(monkeypatch) -> None:
+    """This process as one that sees VeRL on the CPU: what it starts inherits that."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
 
+
+def test_plugin_that_is_off_in_the_workers_stops_the_run(dataset, model, tmp_path, here):
+    """The unmodified `main_ppo`, on workers without the entry point."""
     values = settings_values(dataset=dataset, output=tmp_path / "out", model=model)
     settings = read_settings(values, "verl")
     key = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_PLUGINS"
     settings.own[key] = "none"
     prepared = prepare(settings)
-    done = run(
-        [
-            *("-m", "verl.trainer.main_ppo", "--config-name", prepared.config.stem),
-            *("--config-dir", str(prepared.config.parent)),
-        ]
-    )
-    assert done.returncode != 0
-    assert "on channel 1 alone" in done.stderr + done.stdout
+    log = tmp_path / "verl.log"
+    with pytest.raises(TrainerError, match=r"VeRL ended with 1: .*verl\.log"):
+        launch.watched(prepared, tmp_path / "metrics.jsonl", log, lambda: False)
+    assert "on channel 1 alone" in log.read_text("utf-8", "replace")
+
+
+def test_run_that_was_asked_to_stop_leaves_no_process(dataset, model, tmp_path, here):
+    values = settings_values(dataset=dataset, output=tmp_path / "out", model=model)
+    values["trl"]["max_steps"] = 1000
+    metrics = tmp_path / "out" / "verl_metrics.jsonl"
+
+    def has_stepped() -> bool:
+        return metrics.exists() and metrics.read_text("utf-8").endswith("\n")
+
+    with pytest.raises(TrainingStoppedError, match="goes on from its last checkpoint"):
+        launch.train_with_verl(values, should_stop=has_stepped)
+    told = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in told if str(tmp_path / "out") in command]
 
 
 def test_file_that_verl_cannot_do_is_refused_at_once(dataset, model, tmp_path):

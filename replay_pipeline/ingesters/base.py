@@ -137,6 +137,8 @@ class SessionLog:
     parent_session_id: str | None = None
     tools: list[Tool] = field(default_factory=list)
     """Tool definitions, where the log records them."""
+    is_continued: bool = False
+    """Whether it goes on with the conversation of a log before it, with no path into that one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,19 @@ starts a new root. Grouped this way, the path from a turn to its root is what th
 
 import logging
 import re
+from array import array
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from replay_pipeline.ingesters import attachments, rows
 from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
 from replay_pipeline.ingesters.fidelity import clear_unlogged
-from replay_pipeline.ingesters.json_lines import lines_in
+from replay_pipeline.ingesters.json_lines import LONG_BYTES, as_dict, as_list, lines_in
 from replay_pipeline.ingesters.rows import Block, Row
 
 logger = logging.getLogger(__name__)
@@ -26,6 +31,7 @@ _COMMAND = re.compile(
 )
 _UUID_KEY = b'"uuid"'
 _UUID_VALUE = re.compile(rb'\s*:\s*"([^"]+)"')
+_PART_BYTES = 8_000_000
 _ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"})
 
 
@@ -69,8 +75,8 @@ class _Tree:
             return
         parent_uuid = row.parent_uuid
         is_side = bool(row.is_sidechain)
-        if parent_uuid is None:
-            parent = None
+        if parent_uuid is None or row.subtype == "compact_boundary":
+            parent = None  # what follows a compaction is below nothing
         elif parent_uuid in self.preserved:
             parent = self._below_preserved(parent_uuid, row)
         elif parent_uuid in self.by_row:
@@ -518,26 +524,109 @@ class ClaudeCode:
                 counts.skipped["housekeeping_agent"] += 1
             return
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
-        tree = _Tree(path, counts, file_agent, end)
-        stem = path.stem
-        session_id: str | None = None
-        for offset, row in rows.read_rows(path, counts, end):
-            if session_id != stem and row.session_id and (not session_id or row.session_id == stem):
-                session_id = row.session_id
-            tree.add(offset, row)
-        tree.finish()
-        yield from _logs(tree, session_id or stem)
+        size = path.stat().st_size if end is None else end
+        session_id, cuts = _parts_of(path, size) if size > LONG_BYTES else (None, [0, size])
+        segment, n_turns = 0, Counter[str]()
+        for start, stop in pairwise(cuts):
+            tree = _Tree(path, counts, file_agent, stop)
+            tree.segment = segment
+            for offset, row in rows.read_rows(path, counts, stop, start):
+                session_id = _session_id(session_id, row, path.stem)
+                tree.add(offset, row)
+            tree.finish()
+            segment = tree.segment
+            yield from _logs(tree, session_id or path.stem, n_turns)
 
 
-def _logs(tree: _Tree, session_id: str) -> Iterator[SessionLog]:
+def _session_id(known: str | None, row: Row, stem: str) -> str | None:
+    """Give the id of the file's name if a row has it, else the first."""
+    return row.session_id if row.session_id == stem else known or row.session_id
+
+
+def _parts_of(path: Path, end: int) -> tuple[str | None, list[int]]:
+    """Give the id of a session, and where its parts begin and end that have nothing in common.
+
+    After a compaction the model starts anew, and so may the reader of a long file: where nothing
+    that follows names anything that came before, all before it can be let go.
+    """
+    session_id: str | None = None
+    starts, sizes = [0], list[int]()
+    names = array("q")
+    """Hashes of all names, since the names would take as much memory as a part."""
+    is_own = array("b")
+    orphans = list[tuple[int, int]]()
+    tips: dict[bool, int] = {}
+    """The last part with a turn, of the main conversation and of side chains."""
+    for offset, row in rows.read_rows(path, ReadCounts(), end):
+        session_id = _session_id(session_id, row, path.stem)
+        is_boundary = row.subtype == "compact_boundary"
+        if is_boundary and offset - starts[-1] > _PART_BYTES:
+            starts.append(offset)
+            sizes.append(len(names))
+        part = len(starts) - 1
+        own = [hash(name) for name in _names_in(row)]
+        names.extend(own)
+        is_own.extend([1] * len(own))
+        if row.parent_uuid and not is_boundary:
+            names.append(hash(row.parent_uuid))
+            is_own.append(0)
+            if tips.get(bool(row.is_sidechain)) != part:
+                orphans.append((names[-1], part))
+        if row.is_compact_summary or (row.type == "assistant" and not row.is_api_error_message):
+            tips[bool(row.is_sidechain)] = part
+    joined = _joined(np.frombuffer(names, np.int64), np.array(sizes, np.int64))
+    if orphans:
+        # A parent that never comes is stood in for by the turn before, maybe in the part before.
+        known = np.frombuffer(names, np.int64)[np.frombuffer(is_own, np.int8) == 1]
+        is_known = np.isin([name for name, _ in orphans], known)
+        joined |= {
+            part for (_, part), is_there in zip(orphans, is_known, strict=True) if not is_there
+        }
+    return session_id, [at for part, at in enumerate(starts) if part not in joined or not part] + [
+        end
+    ]
+
+
+def _joined(names: "np.ndarray", sizes: "np.ndarray") -> set[int]:
+    """Give the parts that belong to the one before them, as a name stands in both or around both."""
+    order = np.argsort(names, kind="stable")  # equal names side by side, each in the order of parts
+    parts = np.searchsorted(sizes, order, side="right")
+    is_same = np.diff(names[order]) == 0
+    before, after = parts[:-1][is_same], parts[1:][is_same]
+    pairs = set(zip(before.tolist(), after.tolist(), strict=True))
+    return {part for first, last in pairs for part in range(first + 1, last + 1)}
+
+
+def _names_in(row: Row) -> Iterator[str]:
+    """Give the ids of what a row is, and of what it speaks of, but for its parent."""
+    message = row.message
+    found = rows.progress_row(row.data) if row.type == "progress" else None
+    names = [row.uuid, row.agent_id, row.interrupted_message_id, found and found[0]]
+    names += row.retracted_message_uuids or ()
+    names += (call_id for call_id, _ in rows.replacements(row.replacements))
+    if message is not None:
+        names.append(message.id)
+        for block in message.content if isinstance(message.content, list) else ():
+            names += (block.id, block.tool_use_id)
+    kept = rows.loose(row.compact_metadata)
+    for key in ("preservedMessages", "preservedSegment"):
+        for value in as_dict(kept.get(key)).values():
+            names += value if isinstance(value, list) else [value]
+    names += as_list(rows.loose(row.microcompact_metadata).get("compactedToolIds"))
+    return (name for name in names if isinstance(name, str) and name)
+
+
+def _logs(tree: _Tree, session_id: str, n_turns: Counter[str]) -> Iterator[SessionLog]:
     by_agent: dict[str, list[Turn]] = {}
     for turn in tree.turns:
         by_agent.setdefault(turn.agent, []).append(turn)
     for agent_id, inner in tree.agents.items():
         by_agent.setdefault(agent_id, []).extend(inner.turns)
     for agent_id, turns in by_agent.items():
-        for index, turn in enumerate(turns):
+        for index, turn in enumerate(turns, n_turns[agent_id]):
             turn.index = index
+        is_continued = agent_id in n_turns
+        n_turns[agent_id] += len(turns)
         if n_times := clear_unlogged(turns):
             tree.counts.notes["inferred_clearing"] += n_times
         yield SessionLog(
@@ -546,4 +635,5 @@ def _logs(tree: _Tree, session_id: str) -> Iterator[SessionLog]:
             turns=turns,
             agent_id=agent_id or None,
             parent_session_id=session_id if agent_id else None,
+            is_continued=is_continued,
         )

@@ -4,8 +4,9 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,18 @@ from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.copilot import Copilot
-from replay_pipeline.ingesters.fidelity import shares_by_client
+from replay_pipeline.ingesters.fidelity import OF_STATES, shares_by_client
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.increments import digests_of
-from replay_pipeline.ingesters.json_lines import in_utf_8
+from replay_pipeline.ingesters.json_lines import LONG_BYTES, in_utf_8
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
 from replay_pipeline.ingesters.log_rows import (
     Cleaner,
     LogRows,
     accounts_in,
+    counts_of,
     hints_of,
+    joined_sessions,
     pieces_of,
     sha_of,
     state_ids_of,
@@ -107,14 +110,38 @@ class IngestReport:
 class IngestResult:
     """The tables of one ingestion, and its report."""
 
-    sessions: pa.Table
-    turns: pa.Table
-    states: pa.Table
-    tools: pa.Table
+    parts: Mapping[str, Iterable[pa.Table]]
+    """By name, each in parts: of a long session no more than one need be in memory."""
     report: IngestReport
     decided: frozenset[str] = frozenset()
     """Ids of the decisions that belong to it, those included that were left out for want of a
     prefix."""
+
+    @property
+    def state_ids(self) -> set[str]:
+        """Ids of the decisions that have a row."""
+        parts = self.parts["states"]
+        return {state_id for part in parts for state_id in part["state_id"].to_pylist()}
+
+    @cached_property
+    def sessions(self) -> pa.Table:
+        """One row per conversation."""
+        return pa.concat_tables(self.parts["sessions"])
+
+    @cached_property
+    def turns(self) -> pa.Table:
+        """One row per message group."""
+        return pa.concat_tables(self.parts["turns"])
+
+    @cached_property
+    def states(self) -> pa.Table:
+        """One row per decision."""
+        return pa.concat_tables(self.parts["states"])
+
+    @cached_property
+    def tools(self) -> pa.Table:
+        """One row per tool and release series."""
+        return pa.concat_tables(self.parts["tools"])
 
 
 def ingest(
@@ -242,6 +269,10 @@ def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
     return sorted(slices, key=key)
 
 
+_Decided = tuple[SessionLog, list[tuple[str, Turn]], list[Turn], dict[Turn, Label]]
+"""A conversation, its new decisions, the turns that they need, and what became of all decisions."""
+
+
 class _Corpus:
     """Columns of the tables while files come in."""
 
@@ -294,14 +325,23 @@ class _Corpus:
         self._read(reader, source, end, tail)
 
     def _read(self, reader: Ingester, source: SourceSlice, end: int, tail: bytes) -> None:
-        counts = ReadCounts()
-        logs = list(reader.read(source.place, counts, end))
         before: dict[str, bytes] = {}
+        known = ReadCounts()
         if source.start:
-            known = ReadCounts()
             for log in reader.read(source.place, known, source.start):
                 before |= digests_of(log, label_turns(log.turns))
-            counts.subtract(known)
+        counts = ReadCounts()
+        logs: Iterable[SessionLog] = reader.read(source.place, counts, end)
+        decided = ((log, *self._decided(log, source, before)) for log in logs)
+        if end > LONG_BYTES:
+            # Read once for its people and once more for its rows, it is never in memory as a whole.
+            again = reader.read(source.place, ReadCounts(), end)
+            users = self._people((log.turns, log.turns) for log in again)
+        else:
+            decided = list(decided)
+            users = self._people((log.turns, needed) for log, _, needed, _ in decided)
+        sessions = self._add_logs(decided, source, users)
+        counts.subtract(known)
         self.counts.add(counts)
         origin = {
             "source_path_sha": sha_of(str(source.path)),
@@ -309,20 +349,40 @@ class _Corpus:
             "source_offset_bytes": end,
             "source_tail_sha": sha_of(tail),
         }
-        decided = [self._decided(log, source, before) for log in logs]
-        users = self._people(logs, [needed for _, needed, _ in decided])
-        for log, (fresh, needed, labels) in zip(logs, decided, strict=True):
-            if needed or not any(turn.is_state for turn in log.turns):
+        for number, row in sorted(sessions.items()):
+            its_counts = counts if number == 0 else ReadCounts()
+            self.sessions.append(row | origin | counts_of(its_counts))
+
+    def _add_logs(
+        self, decided: Iterable[_Decided], source: SourceSlice, users: frozenset[str]
+    ) -> dict[int, dict[str, Any]]:
+        """Make the rows of conversations; gives those of `sessions`, by the number of the first log."""
+        sessions: dict[int, dict[str, Any]] = {}
+        number_of: dict[str, int] = {}
+        for number, (log, fresh, needed, labels) in enumerate(decided):
+            is_empty = log.is_continued or any(turn.is_state for turn in log.turns)
+            if not needed and is_empty:
+                continue
+            before = number_of.get(log.session_id) if log.is_continued else None
+            if before is None:
                 session_id = self._unique_id(log, source, fresh)
-                cleaner = Cleaner(self.redactor, users)
-                rows = LogRows(log, session_id, needed, fresh, cleaner)
-                self._add_rows(rows, labels, cleaner)
-                session = rows.session(
-                    counts if log is logs[0] else ReadCounts(),
-                    n_states=len(fresh),
-                    hash_project=self.hash_project,
-                )
-                self.sessions.append({**session, **origin})
+            else:
+                session_id = sessions[before]["session_id"]
+            cleaner = Cleaner(self.redactor, users)
+            rows = LogRows(log, session_id, needed, fresh, cleaner)
+            self._add_rows(rows, labels, cleaner)
+            row = rows.session(n_states=len(fresh), hash_project=self.hash_project)
+            if before is None:
+                number_of[log.session_id] = number
+                sessions[number] = row
+            else:
+                sessions[before] = joined_sessions(sessions[before], row)
+            if log.is_continued:
+                self._close()
+        self._close()
+        return sessions
+
+    def _close(self) -> None:
         self.turns.close()
         self.states.close()
 
@@ -333,8 +393,7 @@ class _Corpus:
             self.turns.extend(rows.turns(piece))
             self.states.extend(rows.states(piece, labels))
             if len(piece) < len(rows.kept):
-                self.turns.close()
-                self.states.close()
+                self._close()
             for turn in piece:
                 turn.let_go()
 
@@ -348,16 +407,25 @@ class _Corpus:
         self.report.outcomes.update(labels[turn].outcome for _, turn in fresh)
         return fresh, _needed(log.turns, fresh), labels
 
-    def _people(self, logs: list[SessionLog], needed: list[list[Turn]]) -> frozenset[str]:
-        """Collect who is named in a file: a subagent is told of people whom the session knows."""
-        cwds = {turn.cwd for log in logs for turn in log.turns}
-        users = frozenset(filter(None, map(user_of, cwds)))
-        if self.redactor is not None and any(needed):
-            users |= people_in(
-                chain.from_iterable(f(turns) for turns in needed for f in (texts_of, accounts_in))
-            )
+    def _people(self, turns_of: Iterable[tuple[list[Turn], list[Turn]]]) -> frozenset[str]:
+        """Collect who is named in a file: a subagent is told of people whom the session knows.
+
+        Args:
+            turns_of: for each conversation all of its turns, and those that are redacted.
+        """
+        if self.redactor is None:
+            return frozenset()
+        users = set[str]()
+
+        def told() -> Iterator[str]:
+            for turns, needed in turns_of:
+                users.update(filter(None, map(user_of, {turn.cwd for turn in turns})))
+                yield from texts_of(needed)
+                yield from accounts_in(needed)
+
+        users |= people_in(told())
         self.users |= users
-        return users
+        return frozenset(users)
 
     def _fresh(
         self,
@@ -426,13 +494,14 @@ class _Corpus:
 
     def result(self, tool_overrides: Mapping[str, Tool] | None) -> IngestResult:
         """The finished tables."""
-        turns, states = self.turns.table(), self.states.table()
-        sessions, tools = self.sessions.table(), Columns("tools")
+        tools = Columns("tools")
         cleaner = Cleaner(self.redactor, frozenset(self.users))
         for row in self.tools.rows(tool_overrides):
             tools.append({**row, "tool_json": cleaner.arguments(row["tool_json"])})
         report = self.report
-        report.n_sessions, report.n_turns = sessions.num_rows, turns.num_rows
+        sessions = self.sessions.table()
+        states = pa.concat_tables(part.select(OF_STATES) for part in self.states)
+        report.n_sessions, report.n_turns = sessions.num_rows, self.turns.num_rows
         report.n_states = states.num_rows
         report.rows, report.rows_used = self.counts.rows, self.counts.rows_used
         report.skipped, report.notes = self.counts.skipped, self.counts.notes
@@ -443,10 +512,12 @@ class _Corpus:
                 "rows that the model may have seen are not shown: %s", ", ".join(unknown)
             )
         return IngestResult(
-            sessions=sessions,
-            turns=turns,
-            states=states,
-            tools=tools.table(),
+            parts={
+                "sessions": self.sessions,
+                "turns": self.turns,
+                "states": self.states,
+                "tools": tools,
+            },
             report=report,
             decided=frozenset(self.taken),
         )
@@ -469,8 +540,8 @@ def write_traces(result: IngestResult, out_dir: Path) -> None:
     Raises:
         StorageError: the folder cannot be written.
     """
-    for name in ("sessions", "turns", "states", "tools"):
-        write_table(getattr(result, name), out_dir / f"{name}.parquet", name)
+    for name, parts in result.parts.items():
+        write_table(parts, out_dir / f"{name}.parquet", name)
     with written_whole(out_dir / "report.json") as file:
         report = json.dumps(result.report.to_json(), indent=2, sort_keys=True)
         file.write(report.encode() + b"\n")

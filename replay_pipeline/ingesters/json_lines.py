@@ -16,6 +16,8 @@ from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _JUNK = b"\x00\xef\xbb\xbf \t\r\n"
+LONG_BYTES = 64_000_000
+"""Of a longer file no more is held at once than must be, for reading it more than once."""
 _BUFFER_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 22
 _decode = msgspec.json.Decoder().decode

@@ -185,6 +185,7 @@ class LogRows:
         self._depths = _depths(log.turns)
         self._predicted = predict_context(log.turns, agent=log.agent)
         self._cwd = next((turn.cwd for turn in log.turns if turn.cwd), None)
+        self._first = log.turns[0].index if log.turns else 0
         self._moments = [_milliseconds(turn.timestamp) for turn in log.turns]
 
     def turns(self, kept: Sequence[Turn]) -> Rows:
@@ -197,7 +198,7 @@ class LogRows:
             "parent_turn_idx": [turn.parent.index if turn.parent else None for turn in kept],
             "segment": [turn.segment for turn in kept],
             "kind": [turn.kind for turn in kept],
-            "timestamp": [self._moments[turn.index] for turn in kept],
+            "timestamp": [self._moments[turn.index - self._first] for turn in kept],
             "model": [turn.model for turn in kept],
             "cwd": clean.texts([turn.cwd for turn in kept]),
             "messages_json": [_encode(self._messages(turn)) for turn in kept],
@@ -242,8 +243,8 @@ class LogRows:
             ],
         }
 
-    def session(self, counts: ReadCounts, *, n_states: int, hash_project: bool) -> dict[str, Any]:
-        """The row of `sessions`, without its source."""
+    def session(self, *, n_states: int, hash_project: bool) -> dict[str, Any]:
+        """The row of `sessions`, without its source and `counts_of`."""
         log = self._log
         cwd = self._cwd
         moments = [moment for moment in self._moments if moment is not None]
@@ -262,9 +263,6 @@ class LogRows:
             "last_timestamp": max(moments, default=None),
             "n_turns": len(self.kept),
             "n_states": n_states,
-            "n_rows": counts.rows,
-            "n_rows_used": counts.rows_used,
-            "skipped_json": json.dumps(dict(sorted(counts.skipped.items()))),
         }
 
     def _tool_calls(self, turn: Turn) -> list[dict[str, Any]]:
@@ -299,6 +297,28 @@ class LogRows:
             content = clean.text(result.text) if result is not None else NO_RESULT
             messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
         return messages
+
+
+def counts_of(counts: ReadCounts) -> dict[str, Any]:
+    """The columns of `sessions` that tell what became of the rows of its file."""
+    return {
+        "n_rows": counts.rows,
+        "n_rows_used": counts.rows_used,
+        "skipped_json": json.dumps(dict(sorted(counts.skipped.items()))),
+    }
+
+
+def joined_sessions(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of `sessions` for two parts of one conversation."""
+    joined = dict(row)
+    for name in ("versions", "models"):
+        joined[name] = sorted({*row[name], *more[name]})
+    for name, choose in (("first_timestamp", min), ("last_timestamp", max)):
+        known = [each[name] for each in (row, more) if each[name] is not None]
+        joined[name] = choose(known, default=None)
+    for name in ("n_turns", "n_states"):
+        joined[name] += more[name]
+    return joined | {"project": row["project"] or more["project"]}
 
 
 def _flags_of(turn: Turn) -> list[str]:

@@ -95,10 +95,12 @@ _decode = msgspec.json.Decoder(Row).decode
 _decode_progress = msgspec.json.Decoder(ProgressData).decode
 
 
-def read_rows(path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[tuple[int, Row]]:
+def read_rows(
+    path: Path, counts: ReadCounts, end: int | None = None, start: int = 0
+) -> Iterator[tuple[int, Row]]:
     """Read every row up to byte `end` with the offset of its line; count what cannot be read."""
-    offset = 0
-    for line in lines_in(path, 0, end):
+    offset = start
+    for line in lines_in(path, start, end):
         try:
             row = _decode(line)
         except UNREADABLE:

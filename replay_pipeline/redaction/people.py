@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import AnyStr, NamedTuple
+from typing import Any, NamedTuple
 
 from replay_pipeline.redaction.secret_rules import RULES
 
@@ -226,7 +226,7 @@ class People:
         ]
 
 
-def _ends_of(text: AnyStr, name: AnyStr) -> Iterator[int]:
+def _ends_of(text: str | bytes, name: Any) -> Iterator[int]:
     position = text.find(name)
     while position >= 0:
         position += len(name)

@@ -307,14 +307,14 @@ class Pipeline(Project):
                 else:
                     n_bytes = manifest.n_bytes
                     tell(Progress(stage="ingest", n_done=n_bytes, n_total=n_bytes, unit="bytes"))
-            self._write_ingested(batch, {name: getattr(result, name) for name in INGESTED})
+            self._write_ingested(batch, result.parts)
             if lost and self._aside is not None:
                 raise IngestError(f"{lost[0].path}: gone, and its bytes were not kept")
             for source in lost:
                 logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
                 result.report.skipped_files["gone"] += 1
             if self._aside is None:
-                self._supersede(batch, set(result.states["state_id"].to_pylist()))
+                self._supersede(batch, result.state_ids)
             return result.report.to_json()
 
         def keep_tables(last: Receipt) -> dict[str, Any]:
@@ -352,7 +352,9 @@ class Pipeline(Project):
             instead=keep_tables if is_less_than_before or self._is_upgrading else None,
         )
 
-    def _write_ingested(self, batch: str, tables: Mapping[str, pa.Table]) -> None:
+    def _write_ingested(
+        self, batch: str, tables: Mapping[str, pa.Table | Iterable[pa.Table]]
+    ) -> None:
         for name, table in tables.items():
             self._write(name, batch, table)
 

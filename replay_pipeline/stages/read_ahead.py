@@ -25,7 +25,7 @@ from replay_pipeline.ingesters.base import SourceSlice
 from replay_pipeline.ingesters.corpus import IngestReport
 from replay_pipeline.processes import python, start_environment
 from replay_pipeline.storage.schemas import INGESTED
-from replay_pipeline.storage.tables import read_table
+from replay_pipeline.storage.tables import WrittenTable
 
 logger = logging.getLogger(__name__)
 
@@ -136,11 +136,11 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _result_in(folder: Path) -> IngestResult:
-    tables = {name: read_table(folder / f"{name}.parquet", name) for name in INGESTED}
+    parts = {name: WrittenTable(folder / f"{name}.parquet", name) for name in INGESTED}
     fields: dict[str, Any] = json.loads((folder / "report.json").read_text())
     fields |= {name: Counter(fields[name]) for name in ("skipped_files", "outcomes", "usage")}
     decided = frozenset((folder / "decided").read_text().split())
-    return IngestResult(**tables, report=IngestReport(**fields), decided=decided)
+    return IngestResult(parts=parts, report=IngestReport(**fields), decided=decided)
 
 
 def _serve() -> None:

@@ -4,6 +4,7 @@ Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
 """
 
 import io
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,10 @@ def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) ->
         SchemaError: a column is missing, unknown or of another type.
         StorageError: the file cannot be written.
     """
+    if isinstance(table, WrittenTable):
+        with written_whole(path) as file, table.path.open("rb") as written:
+            shutil.copyfileobj(written, file)
+        return path
     parts = [table] if isinstance(table, pa.Table) else table
     schema = TABLES[name].with_metadata({_VERSION_KEY: SCHEMA_VERSION.encode()})
     with (
@@ -47,6 +52,17 @@ def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) ->
         for part in parts:
             writer.write_table(_as_declared(part, schema, name))
     return path
+
+
+class WrittenTable:
+    """A table that `write_table` wrote elsewhere: its bytes are taken over, and read if asked for."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        yield read_table(self.path, self.name)
 
 
 def _as_declared(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:

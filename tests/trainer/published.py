@@ -32,8 +32,12 @@ def assistant(name: str, **arguments: str) -> dict:
     }
 
 
-def result(content: str) -> dict:
-    return {"role": "tool", "tool_call_id": "call", "content": content}
+def done(action: dict, step: int, outcome: str) -> list[dict]:
+    """An action of a session and its result: ids of calls are unique in a prompt, as endpoints want."""
+    [call] = action["tool_calls"]
+    name = f"call_{step}"
+    answer = {"role": "tool", "tool_call_id": name, "content": outcome}
+    return [{**action, "tool_calls": [{**call, "id": name}]}, answer]
 
 
 TOOLS = [
@@ -72,7 +76,7 @@ def session_rows(session: int, n_states: int = 4) -> list[dict]:
                 "agreement_level": "exact",
             }
         )
-        messages = [*messages, edit, result("Error: file has not been read yet")]
+        messages = [*messages, *done(edit, step, "Error: file has not been read yet")]
     return rows
 
 

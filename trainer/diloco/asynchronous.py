@@ -5,7 +5,7 @@ creates the next manifest and trains on from the newest state. The log of manife
 so all replicas hold the same bits after the same manifest; what a slow replica has trained from an
 older state still counts, the less the older it is.
 
-Source: Xie et al. 2019, arXiv:1903.03934 (weights that fall as a power of the age, with a bound);
+Source: Xie et al. 2019, arXiv:1903.03934 (weights that fall as a power of the age, from a hinge on);
 Liu et al. 2024, arXiv:2401.09135 (asynchronous local SGD: outer momentum does harm there).
 """
 
@@ -43,7 +43,8 @@ class AsyncReplica(OuterReplica):
     """A replica that never waits for another one; the arguments are those of `OuterReplica`.
 
     With N replicas, a delta of age a (manifests since the state it was trained from) counts
-    tokens · (1 + a / N)^−½, and N deltas of age 0 at once are the mean of a synchronous round.
+    tokens · (1 + max(0, a − N + 1) / N)^−½: in full up to the age that replicas of equal pace have.
+    N deltas of age 0 at once are the mean of a synchronous round.
 
     Raises:
         TrainerConfigError: The outer optimizer has momentum.
@@ -226,7 +227,9 @@ class AsyncReplica(OuterReplica):
         for contribution in sorted(ages):
             values = self._values_of(contribution, own)
             if values is not None:
-                decay = (1 + ages[contribution] / self.world_size) ** -AGE_POWER
+                # While one trains, each of the others commits once: that is no delay.
+                late = max(0, ages[contribution] - self.world_size + 1)
+                decay = (1 + late / self.world_size) ** -AGE_POWER
                 mean += values * np.float32(contribution.weight * decay / total)
                 merged_ones.append(contribution)
         payload = encode_payload(self.codec, mean)

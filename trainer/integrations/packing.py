@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -23,15 +25,24 @@ from trainer.integrations.causal_lm import (
 )
 from trainer.losses.compose import PairLogps
 from trainer.losses.tree_attention import TreeAttention, attention_for
-from trainer.losses.tree_layout import PackedTree, TokenPair, pack_pairs, pack_pairs_within
+from trainer.losses.tree_layout import (
+    PackedTree,
+    TokenPair,
+    TokenSequence,
+    pack_pairs,
+    pack_pairs_within,
+)
 
 __all__ = [
     "enable_tree_attention",
+    "logps_of_tree",
     "packed_hidden",
     "packed_logps",
     "packed_pair_logps",
+    "states_of_sequences",
     "tree_pair_logps",
     "trees_of",
+    "with_lengths",
 ]
 
 _PREFIX = "prefix_tree_"
@@ -53,11 +64,23 @@ def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
     Raises:
         TrainerConfigError: the model's attention cannot follow a tree exactly.
     """
-    causal_lm = causal_lm_of(model)
-    tree = tree.to(causal_lm.device)
-    hidden_N_H = packed_hidden(causal_lm, tree)
-    outputs = model_head_outputs(causal_lm, hidden_N_H[tree.predictors_E], tree.target_ids_E)
+    tree = tree.to(causal_lm_of(model).device)
+    return logps_of_tree(model, tree, packed_hidden(model, tree))
+
+
+def logps_of_tree(model: nn.Module, tree: PackedTree, hidden_N_H: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute what `packed_logps` does from the states of the packed tokens."""
+    outputs = model_head_outputs(model, hidden_N_H[tree.predictors_E], tree.target_ids_E)
     return tree.sum_logps(outputs.logps_N)
+
+
+def states_of_sequences(tree: PackedTree, hidden_N_H: Tensor, n_columns: int) -> Tensor:
+    """Pick the states that predict the completions of a tree's further sequences, `[R, C, H]`.
+
+    Columns behind the end of a completion hold states of no meaning.
+    """
+    index_R_C = pad_sequence(list(tree.predictors_R), batch_first=True)
+    return hidden_N_H[F.pad(index_R_C, (0, n_columns - index_R_C.shape[1]))]
 
 
 def packed_pair_logps(
@@ -90,17 +113,30 @@ def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat(sums), torch.cat(lengths)
 
 
-def trees_of(batch: Mapping[str, Tensor], *, max_tokens: int | None = None) -> list[PackedTree]:
-    """Pack the pairs of a padded batch, in order; arguments and errors of `packed_pair_logps`."""
-    pairs = _token_pairs(batch)
+def trees_of(
+    batch: Mapping[str, Tensor],
+    *,
+    max_tokens: int | None = None,
+    sequences: Sequence[TokenSequence] = (),
+) -> list[PackedTree]:
+    """Pack the pairs of a padded batch, in order; arguments and errors of `packed_pair_logps`.
+
+    `sequences` go into the first tree; the batch may then be empty.
+    """
+    pairs = _token_pairs(batch) if batch else []
     if max_tokens is None:
-        return [pack_pairs(pairs)]
-    return pack_pairs_within(pairs, max_tokens=max_tokens)
+        return [pack_pairs(pairs, sequences=sequences)]
+    return pack_pairs_within(pairs, max_tokens=max_tokens, sequences=sequences)
 
 
 def tree_pair_logps(model: nn.Module, tree: PackedTree) -> PairLogps:
     """Sum log-probs of both sides of a tree's pairs, with their tokens, on the model's device."""
-    chosen, rejected = packed_logps(model, tree)
+    return with_lengths(tree, packed_logps(model, tree))
+
+
+def with_lengths(tree: PackedTree, logps: tuple[Tensor, Tensor]) -> PairLogps:
+    """Add the tokens of both sides of a tree's pairs to their summed log-probs."""
+    chosen, rejected = logps
     return (
         (chosen, tree.chosen_lengths.to(chosen.device)),
         (rejected, tree.rejected_lengths.to(chosen.device)),

@@ -49,6 +49,7 @@ SPEED_ONLY = frozenset(
         "pair_forward",
         "report_to",
         "reuse_prefix",
+        "share_prefixes",
         "use_cpu",
     }
 )
@@ -110,6 +111,8 @@ class SharedSettings:
     """Pairs as a prefix tree (packed), one by one (padded), or auto."""
     max_packed_tokens: int = 32768
     """Packed tokens of one pass; more pairs take more passes."""
+    share_prefixes: bool = True
+    """Whether completions, hinted contexts and packed pairs share the tokens of a trace."""
     reuse_prefix: bool = True
     """Whether a live teacher goes on from the student's key-value cache."""
     max_prompt_tokens: int = 1024

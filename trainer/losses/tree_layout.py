@@ -18,6 +18,7 @@ completion tokens of all sequences, `B` pairs.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ __all__ = [
     "Chain",
     "PackedTree",
     "TokenPair",
+    "TokenSequence",
     "common_prefix",
     "pack_pairs",
     "pack_pairs_within",
@@ -35,6 +37,9 @@ __all__ = [
 
 TokenPair = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Token ids of prompt, chosen completion and rejected completion."""
+
+TokenSequence = tuple[Sequence[int], Sequence[int]]
+"""Token ids of prompt and completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,9 @@ class PackedTree:
     pair_idx: tuple[int, ...]
     """Which of the given pairs these are, in order."""
     n_unpacked_tokens: int
-    """Tokens that one pair at a time would run."""
+    """Tokens that one sequence at a time would run."""
+    predictors_R: tuple[Tensor, ...] = ()
+    """Packed indices of the tokens whose states predict the completion of each further sequence."""
 
     @property
     def n_pairs(self) -> int:
@@ -94,7 +101,10 @@ class PackedTree:
     def to(self, device: torch.device | str) -> "PackedTree":
         """Copy the tree with its tensors on `device`."""
         names = [name for name in self.__slots__ if isinstance(getattr(self, name), Tensor)]
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in names}
+        return replace(
+            self, **moved, predictors_R=tuple(one.to(device) for one in self.predictors_R)
+        )
 
     def sum_logps(self, logps_E: Tensor) -> tuple[Tensor, Tensor]:
         """Sum the log-probability of each chosen and each rejected completion from its tokens'."""
@@ -109,50 +119,66 @@ class PackedTree:
         return is_before_N_N & (index_N[:, None] < self.subtree_end_N[None, :])
 
 
-def pack_pairs(pairs: Sequence[TokenPair]) -> PackedTree:
+def pack_pairs(
+    pairs: Sequence[TokenPair], *, sequences: Sequence[TokenSequence] = ()
+) -> PackedTree:
     """Pack every prompt, chosen and rejected completion of `pairs` into one tree.
 
-    Sequences that share no first token share nothing: the tree is then a forest, still exact.
+    `sequences` go into it as well: rollouts, say, at states of the same trace. Sequences that share
+    no first token share nothing: the tree is then a forest, still exact.
 
     Raises:
-        ShapeError: there is no pair, or a prompt or completion is empty.
+        ShapeError: there is nothing to pack, or a prompt or a pair's completion is empty.
     """
-    tree = _RadixTree()
-    for pair in _checked(pairs):
+    tree = _tree_of(sequences)
+    for pair in _checked(pairs, sequences):
         tree.add_pair(pair)
-    return _lay_out(tree, pairs, range(len(pairs)))
+    return _lay_out(tree, pairs, range(len(pairs)), sequences)
 
 
-def pack_pairs_within(pairs: Sequence[TokenPair], *, max_tokens: int) -> list[PackedTree]:
+def _tree_of(sequences: Sequence[TokenSequence]) -> "_RadixTree":
+    tree = _RadixTree()
+    for prompt, completion in sequences:
+        tree.add([*prompt, *completion])
+    return tree
+
+
+def pack_pairs_within(
+    pairs: Sequence[TokenPair], *, max_tokens: int, sequences: Sequence[TokenSequence] = ()
+) -> list[PackedTree]:
     """Pack pairs into trees of at most `max_tokens` packed tokens, which together hold each once.
 
     Pairs are taken in order, and a new tree starts where the next pair would pass the budget. The
     prefix is then paid once per tree. A pair that alone passes the budget gets a tree of its own:
-    check `n_tokens` where that must not happen.
+    check `n_tokens` where that must not happen. All `sequences` go into the first tree, however
+    many they are.
 
     Raises:
-        ShapeError: there is no pair, or a prompt or completion is empty.
+        ShapeError: there is nothing to pack, or a prompt or a pair's completion is empty.
         TrainerConfigError: `max_tokens` is not positive.
     """
     if max_tokens < 1:
         raise TrainerConfigError(f"max_tokens={max_tokens}: must be at least 1")
-    groups: list[list[int]] = []
-    tree = _RadixTree()
-    for idx, pair in enumerate(_checked(pairs)):
-        if not groups or tree.n_tokens + tree.n_new_tokens(pair) > max_tokens:
+    groups: list[list[int]] = [[]]
+    tree = _tree_of(sequences)
+    for idx, pair in enumerate(_checked(pairs, sequences)):
+        if tree.n_tokens and tree.n_tokens + tree.n_new_tokens(pair) > max_tokens:
             groups.append([])
             tree = _RadixTree()
         tree.add_pair(pair)
         groups[-1].append(idx)
-    return [
-        replace(pack_pairs([pairs[idx] for idx in group]), pair_idx=tuple(group))
-        for group in groups
-    ]
+    first, *others = [[pairs[idx] for idx in group] for group in groups]
+    trees = [pack_pairs(first, sequences=sequences), *map(pack_pairs, others)]
+    return [replace(tree, pair_idx=tuple(group)) for tree, group in zip(trees, groups, strict=True)]
 
 
-def _checked(pairs: Sequence[TokenPair]) -> Iterator[tuple[list[int], list[int], list[int]]]:
-    if not pairs:
+def _checked(
+    pairs: Sequence[TokenPair], sequences: Sequence[TokenSequence]
+) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    if not pairs and not sequences:
         raise ShapeError("no preference pair to pack")
+    if not all(len(prompt) for prompt, _ in sequences):
+        raise ShapeError("a sequence has no prompt, from which its first token is predicted")
     for idx, (prompt, chosen, rejected) in enumerate(pairs):
         lengths = {"prompt": len(prompt), "chosen": len(chosen), "rejected": len(rejected)}
         empty = [side for side, length in lengths.items() if length == 0]
@@ -198,7 +224,7 @@ class _RadixTree:
     def add_pair(self, pair: tuple[list[int], list[int], list[int]]) -> None:
         prompt, chosen, rejected = pair
         for completion in (chosen, rejected):
-            self._add(prompt + completion)
+            self.add(prompt + completion)
 
     def n_new_tokens(self, pair: tuple[list[int], list[int], list[int]]) -> int:
         """Count the tokens that `add_pair` would add."""
@@ -227,7 +253,7 @@ class _RadixTree:
             n_matched = common_prefix(run.tokens, ids[depth : depth + len(run.tokens)])
             yield run, n_matched, depth
 
-    def _add(self, ids: list[int]) -> None:
+    def add(self, ids: list[int]) -> None:
         *_, (run, n_matched, depth) = self._descend(ids)
         depth += n_matched
         if depth == len(ids):
@@ -263,7 +289,12 @@ def common_prefix(left: list[int], right: list[int]) -> int:
 # --- the layout ----------------------------------------------------------------------------------
 
 
-def _lay_out(tree: _RadixTree, pairs: Sequence[TokenPair], pair_idx: Sequence[int]) -> PackedTree:
+def _lay_out(
+    tree: _RadixTree,
+    pairs: Sequence[TokenPair],
+    pair_idx: Sequence[int],
+    sequences: Sequence[TokenSequence],
+) -> PackedTree:
     for run in reversed(tree.runs()):
         child_heights = (child.height for child in run.children.values())
         run.height = len(run.tokens) + max(child_heights, default=0)
@@ -273,6 +304,7 @@ def _lay_out(tree: _RadixTree, pairs: Sequence[TokenPair], pair_idx: Sequence[in
     lengths = torch.tensor([len(run.tokens) for run in runs])
     positions_S, sequences_S, lengths_2B = _completions(tree, pairs)
     targets_E, edges_S = torch.unique(positions_S, return_inverse=True)
+    parents_N = _parents(runs)
     input_ids_N = torch.tensor([token for run in runs for token in run.tokens])
     position_ids_N = torch.cat(
         [torch.arange(run.depth, run.depth + len(run.tokens)) for run in runs]
@@ -282,13 +314,15 @@ def _lay_out(tree: _RadixTree, pairs: Sequence[TokenPair], pair_idx: Sequence[in
         position_ids_N=position_ids_N,
         subtree_end_N=torch.tensor([run.end for run in runs]).repeat_interleave(lengths),
         chains=chains,
-        predictors_E=_parents(runs)[targets_E],
+        predictors_E=parents_N[targets_E],
         target_ids_E=input_ids_N[targets_E],
         edges_S=edges_S,
         sequences_S=sequences_S,
         lengths_2B=lengths_2B,
         pair_idx=tuple(pair_idx),
-        n_unpacked_tokens=sum(2 * len(p) + len(c) + len(r) for p, c, r in pairs),
+        n_unpacked_tokens=sum(2 * len(p) + len(c) + len(r) for p, c, r in pairs)
+        + sum(len(p) + len(c) for p, c in sequences),
+        predictors_R=tuple(parents_N[_positions(tree, *one)] for one in sequences),
     )
 
 
@@ -339,17 +373,22 @@ def _completions(tree: _RadixTree, pairs: Sequence[TokenPair]) -> tuple[Tensor, 
     """Find packed index and sequence of every completion token, chosen sides first; and lengths."""
     sides = [(prompt, chosen) for prompt, chosen, _ in pairs]
     sides += [(prompt, rejected) for prompt, _, rejected in pairs]
-    pieces: list[Tensor] = []
-    for prompt, completion in sides:
-        ids = [*prompt, *completion]
-        run, depth = tree.root, 0
-        while depth < len(ids):
-            run = run.children[ids[depth]]
-            stop = min(depth + len(run.tokens), len(ids))
-            first = max(depth, len(prompt))
-            if first < stop:
-                pieces.append(torch.arange(run.start + first - depth, run.start + stop - depth))
-            depth = stop
-    lengths_2B = torch.tensor([len(completion) for _, completion in sides])
+    lengths_2B = torch.tensor([len(completion) for _, completion in sides], dtype=torch.long)
     sequences_S = torch.arange(len(sides)).repeat_interleave(lengths_2B)
-    return torch.cat(pieces), sequences_S, lengths_2B
+    positions = [_positions(tree, prompt, completion) for prompt, completion in sides]
+    return torch.cat([lengths_2B.new_empty(0), *positions]), sequences_S, lengths_2B
+
+
+def _positions(tree: _RadixTree, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
+    """Find the packed index of every token of a completion."""
+    ids = [*prompt, *completion]
+    run, depth = tree.root, 0
+    pieces = [torch.empty(0, dtype=torch.long)]
+    while depth < len(ids):
+        run = run.children[ids[depth]]
+        stop = min(depth + len(run.tokens), len(ids))
+        first = max(depth, len(prompt))
+        if first < stop:
+            pieces.append(torch.arange(run.start + first - depth, run.start + stop - depth))
+        depth = stop
+    return torch.cat(pieces)

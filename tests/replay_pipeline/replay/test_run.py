@@ -475,3 +475,18 @@ def test_an_endpoint_that_wants_hours_is_left_alone_for_this_run(tmp_path):
     assert report.newly_spent_usd == 0
     assert report.n_open == 1
     assert report.skipped["teacher_stopped"] == 19
+
+
+def test_a_model_whose_list_has_no_token_probabilities_is_refused_for_nothing(server, tmp_path):
+    teacher = server.teachers()[0].model_copy(update={"top_logprobs": 5})
+    with pytest.raises(ConfigError, match="lists token probabilities; set its top_logprobs to 0"):
+        estimate(make_states(2), [teacher])
+    with pytest.raises(ConfigError, match="lists token probabilities"):
+        replay(make_states(2), [teacher], 1.0, tmp_path / "ledger.sqlite")
+    own_price = {"prompt": 1e-6, "completion": 2e-6}
+    told = teacher.model_copy(update={"price": own_price, "dialect": "vllm"})
+    [row] = estimate(make_states(2), [told]).teachers
+    plain = told.model_copy(update={"top_logprobs": 0})
+    [without] = estimate(make_states(2), [plain]).teachers
+    assert row.n_logprobs == 5 * row.n_completion_tokens > 0
+    assert (without.n_logprobs, without.expected_usd) == (0, row.expected_usd)

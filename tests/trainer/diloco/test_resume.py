@@ -9,6 +9,7 @@ import pytest
 from tests.trainer.diloco.stand_in import OtherReplica
 from trainer.diloco import FileStore, MemoryStore
 from trainer.diloco.environment import ReplicaPlace
+from trainer.diloco.tensor_file import unseal_tensors
 from trainer.integrations.settings import read_settings
 from trainer.integrations.trl.run import RunParts, run
 
@@ -39,7 +40,7 @@ class MortalStore(FileStore):
         return answer
 
 
-def train(dataset, output: Path, store, *, attempt=0, world_size=1, rank=0, **outer):
+def train(dataset, output: Path, store, *, attempt=0, world_size=1, rank=0, tiny=None, **outer):
     config = read_settings(
         {
             "dataset": str(dataset),
@@ -49,7 +50,7 @@ def train(dataset, output: Path, store, *, attempt=0, world_size=1, rank=0, **ou
                 "sync_every": ROUND, "state_uri": str(output / "state"), "codec": "ternary",
                 "quorum": 1, "first_grace_s": 0.05, **outer,
             },
-            "tiny": {"hidden_size": 32, "vocab_size": 512},
+            "tiny": {"hidden_size": 32, "vocab_size": 512, **(tiny or {})},
             "evaluation": {"max_prompts": 0},
             "trl": {
                 "max_steps": N_STEPS, "lr_scheduler_type": "cosine", "warmup_steps": 4,
@@ -121,6 +122,18 @@ def test_an_asynchronous_replica_and_one_in_fragments_go_on_after_a_kill_as_well
     train(dataset_folder, tmp_path / "killed", again, attempt=1, **alone)
     assert weights(tmp_path / "killed") == weights(tmp_path / "calm")
     assert [row["step"] for row in rows_of(tmp_path / "killed")] == list(range(1, N_STEPS + 1))
+
+
+def test_replicas_of_a_tiny_model_start_from_equal_weights_on_unequal_shards(
+    dataset_folder, tmp_path
+):
+    starts = set()
+    for rank in range(2):
+        store = MemoryStore()
+        tiny = {"pretraining_steps": 2}
+        train(dataset_folder, tmp_path / str(rank), store, world_size=2, rank=rank, tiny=tiny)
+        starts.add(unseal_tensors(store.get("run.safetensors"))[0]["base"])
+    assert len(starts) == 1, "whoever came first would decide what all train"
 
 
 def test_a_late_replica_takes_up_the_runs_step_schedule_and_weights(

@@ -1,6 +1,5 @@
-"""Any server as TRL's environment: schemas to methods, episodes, and what an outage costs."""
+"""What the OpenEnv adapter makes of schemas, rows and outcomes; `frameworks_tests` has the servers."""
 
-import inspect
 import json
 
 import pytest
@@ -9,7 +8,7 @@ from transformers.utils import get_json_schema
 from trainer.data.dataset import PreferenceData
 from trainer.data.rewards import consensus_reward
 from trainer.errors import DatasetError, EnvironmentFailedError, TrainerConfigError
-from trainer.integrations.openenv.adapter import ServerReply, make_environment
+from trainer.integrations.openenv.adapter import make_environment
 from trainer.integrations.openenv.episodes import Episode, replay_tasks
 from trainer.integrations.openenv.failures import CallOutcomes, FailureLimit
 from trainer.integrations.openenv.tool_methods import tool_method
@@ -74,97 +73,15 @@ def test_a_tool_that_trl_would_hide_is_refused(name):
         tool_method(name, "", {}, lambda *_: "")
 
 
-class Scripted:
-    """A session that answers what it is told to."""
-
-    def __init__(self) -> None:
-        self.resets, self.answers, self.is_open = [], [], True
-
-    def reset(self, **options):
-        self.resets.append(options)
-        return ServerReply(text=" Begin.")
-
-    def call(self, name, arguments):
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self):
-        self.is_open = False
-
-
-@pytest.fixture
-def world():
-    sessions = []
-
-    def connect():
-        sessions.append(Scripted())
-        return sessions[-1]
-
-    tools = [{"name": "Look", "description": "Look.", "input_schema": {}}]
-    limit = FailureLimit(max_frequency=0.25, window=8, min_calls=4)
-    factory, outcomes = make_environment(tools, connect, limit=limit, name="World")
-    return factory, outcomes, sessions
-
-
-def test_trl_finds_the_tools_and_nothing_else(world):
-    factory, _, _ = world
-    names = [name for name, _ in inspect.getmembers(factory, predicate=inspect.isfunction)]
-    assert [n for n in names if not n.startswith("_")] == ["Look", "get_reward", "reset"]
-    assert factory.__name__ == "World"
-
-
-def test_rewards_add_up_and_a_reset_forgets_everything(world):
-    factory, outcomes, sessions = world
-    environment = factory()
-    assert environment.reset(state_id="s1", prompt=[1], hint=None) == " Begin."
-    sessions[0].answers = [
-        ServerReply(text="a wall", reward=0.25),
-        ServerReply(text="Error: no", is_refused=True),
-        ServerReply(text="a door", reward=0.5, is_done=True),
-    ]
-    assert [environment.Look() for _ in range(4)] == [
-        "a wall",
-        "Error: no",
-        "a door",
-        "The episode is over.",
-    ]
-    assert environment.get_reward() == 0.75
-    environment.reset(state_id="s2")
-    assert (environment.get_reward(), sessions[0].resets) == (
-        0.0,
-        [{"state_id": "s1"}, {"state_id": "s2"}],
-    )
-    assert (outcomes.n_calls, outcomes.n_refused, outcomes.n_failed) == (3, 1, 0)
-
-
-def test_a_lost_connection_does_not_go_on_in_another_episode(world):
-    factory, outcomes, sessions = world
-    environment = factory()
-    environment.reset(state_id="s1")
-    sessions[0].answers = [EnvironmentFailedError("gone")]
-    for _ in range(2):
-        with pytest.raises(EnvironmentFailedError, match="gone"):
-            environment.Look()
-    assert (len(sessions), sessions[0].is_open, outcomes.n_failed) == (1, False, 2)
-    environment.reset(state_id="s1")
-    assert len(sessions) == 2
-
-
-def test_too_many_failures_stop_the_run(world):
-    factory, outcomes, _ = world
-    environment = factory()
-    environment.reset(state_id="s1")
+def test_too_many_failures_are_an_error_that_says_how_many():
+    outcomes = CallOutcomes(FailureLimit(max_frequency=0.25, window=8, min_calls=4))
     for _ in range(3):
         outcomes.answered(is_refused=True)
     outcomes.failed("time-out")
-    assert environment.get_reward() == 0.0
+    outcomes.check()
     outcomes.failed("time-out")
     with pytest.raises(EnvironmentFailedError, match=r"2 of the last 5 .*25% may.*time-out"):
-        environment.get_reward()
-    with pytest.raises(EnvironmentFailedError):
-        environment.reset(state_id="s2")
+        outcomes.check()
 
 
 def test_old_failures_are_forgotten():
@@ -183,15 +100,9 @@ def test_a_limit_out_of_range_is_refused(options):
         FailureLimit(**options)
 
 
-def test_a_server_without_tools_is_refused(world):
+def test_a_server_without_tools_is_refused():
     with pytest.raises(TrainerConfigError, match="offers no tool"):
-        make_environment([], Scripted)
-
-
-def test_a_row_that_names_no_episode_is_refused(world):
-    factory, _, _ = world
-    with pytest.raises(TrainerConfigError, match="none of the columns state_id"):
-        factory().reset(prompt=[])
+        make_environment([], lambda: pytest.fail("nobody may connect"))
 
 
 def tool(name: str, *parameters: str) -> dict:

@@ -2,10 +2,16 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tests.trainer.integrations.test_trl_ddp import ROOT, free_port
 from tests.trainer.published import rows_of
 from tests.trainer.training import PLAIN
 from trainer.data.rendering import Renderer
@@ -24,6 +30,7 @@ from trainer.losses.divergence import with_tail
 pytestmark = pytest.mark.slow
 
 K = 6
+WORKER = Path(__file__).with_name("recorded_teacher_worker.py")
 ONLY_CHANNEL_2 = {
     "teacher": "recorded", "alpha_sdpo": 1.0, "policy_weight": 0.0, "beta_replay": 0.0,
     "max_steps": 1, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant",
@@ -56,17 +63,21 @@ def recorded(teacher, renderer, rows):
     return found
 
 
+def scored_by(teacher, renderer):
+    """The answers of a session as a teacher that is sure of something scores them, and the reader."""
+    with torch.no_grad():
+        teacher.model.norm.weight.mul_(30)
+    reader = AnswerReader(renderer)
+    return reader.read(recorded(teacher, renderer, rows_of(1))), reader
+
+
 @pytest.fixture
 def parts(model, tokenizer):
     renderer = Renderer(
         tokenizer=tokenizer, max_prompt_tokens=256, max_response_tokens=64, with_tools=False
     )
     teacher = make_model(tokenizer, hidden_size=32, n_layers=2, n_heads=2, seed=5).eval()
-    with torch.no_grad():
-        teacher.model.norm.weight.mul_(30)  # it is sure of something, as trained models are
-    rows = rows_of(1)
-    reader = AnswerReader(renderer)
-    answers = reader.read(recorded(teacher, renderer, rows))
+    answers, reader = scored_by(teacher, renderer)
     assert reader.counts["aligned"] == reader.counts["tokens"]
     with without_upstream_warnings():
         yield model, teacher, renderer, answers
@@ -167,3 +178,33 @@ def test_estimators_that_need_more_than_the_record_are_refused(estimator, tmp_pa
     settings = {"teacher": "recorded", "alpha_sdpo": 1.0, "sdpo_estimator": estimator}
     with pytest.raises(TrainerConfigError, match="recorded teacher"):
         read_settings({"dataset": "d", "output": str(tmp_path), "trl": settings})
+
+
+def test_two_ranks_learn_what_one_does_also_where_one_has_nothing_to_learn(tmp_path):
+    from tests.trainer.integrations.recorded_teacher_worker import main  # it imports from here
+
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    together.mkdir()
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(together)],
+            env=environment | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    alone.mkdir()
+    main(alone)
+    for process in ranks:
+        _, errors = process.communicate(timeout=400)
+        assert process.returncode == 0, errors[-3000:]
+    expected = load_file(alone / "rank0-of-1.safetensors")
+    for rank in ("0", "1"):
+        weights = load_file(together / f"rank{rank}-of-2.safetensors")
+        assert weights.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, atol=2e-6, rtol=0)

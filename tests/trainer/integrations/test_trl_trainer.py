@@ -293,19 +293,46 @@ def test_the_inputs_of_trls_loss_are_as_we_know_them(composer):
         {"head": "fused"},
         {"pair_forward": "packed"},
         {"teacher": "live", "reuse_prefix": True},
+        {"head": "auto", "pair_forward": "packed", "share_prefixes": True},
+        {"head": "auto", "pair_forward": "packed", "share_prefixes": True, "max_packed_tokens": 1},
     ],
-    ids=["fused head", "packed pairs", "prefix reuse"],
+    ids=["fused head", "packed pairs", "prefix reuse", "one tree", "one tree and others"],
 )
-def test_a_speed_up_changes_no_update(composer, model, fast):
+@pytest.mark.parametrize("teacher", ["live", "ema"])
+def test_a_speed_up_changes_no_update(composer, model, fast, teacher):
     """Two optimizer steps with the plain path and with one speed-up end at the same weights."""
     plain = {"head": "reference", "pair_forward": "padded", "reuse_prefix": False}
-    settings = {"teacher": "live", "alpha_sdpo": 0.5, "beta_replay": 1.0, "optim": "sgd"}
+    settings = {"teacher": teacher, "share_prefixes": False, "optim": "sgd", **ALL_CHANNELS}
     after = []
     for change in ({}, fast):
         trainer = composer(model=copy.deepcopy(model), **(settings | plain | change))
         trainer.train()
         after.append(parameters(trainer))
     assert_equal(*after, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_passes"),
+    [
+        ({"teacher": "live"}, 1),
+        ({"teacher": "ema"}, 2),
+        ({"teacher": "live", "max_packed_tokens": 1}, 5),
+        ({"teacher": "live", "share_prefixes": False, "reuse_prefix": False}, 3),
+    ],
+    ids=["one tree", "and the teacher's weights", "and a tree a pair", "none shared"],
+)
+def test_channels_share_one_forward_pass_where_weights_and_budget_allow(
+    composer, model, settings, n_passes
+):
+    trainer = composer(max_steps=1, pair_forward="packed", **settings, **ALL_CHANNELS)
+    calls = []
+    backbones = [model.base_model]
+    if trainer.teacher.copy is not None:
+        backbones.append(trainer.teacher.copy.base_model)
+    for backbone in backbones:
+        backbone.register_forward_hook(lambda *_: calls.append(1))
+    trainer.train()
+    assert len(calls) == n_passes
 
 
 @pytest.mark.parametrize("pair_forward", ["packed", "padded"])

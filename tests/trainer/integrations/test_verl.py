@@ -1,8 +1,6 @@
 """The adapter for VeRL, without VeRL: its own numbers, its files, and what it refuses."""
 
 import json
-import os
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,8 +15,6 @@ from trainer.errors import (
     DatasetError,
     ShapeError,
     TrainerConfigError,
-    TrainerError,
-    TrainingStoppedError,
 )
 from trainer.integrations.pairs import TokenizedPairs, write_pairs
 from trainer.integrations.settings import read_settings
@@ -32,7 +28,7 @@ from trainer.integrations.verl.losses import (
     topk_divergence,
 )
 from trainer.integrations.verl.options import PluginOptions, current_options
-from trainer.integrations.verl.prepare import PreparedRun, prepare
+from trainer.integrations.verl.prepare import prepare
 from trainer.integrations.verl.reward import compute_score
 from trainer.losses.channels import ReplayOptions, SDPOOptions, replay_per_pair
 from trainer.losses.divergence import jsd_entries, log_probs, with_tail
@@ -369,70 +365,6 @@ def test_first_step_without_a_channel_ends_the_run(tmp_path, caplog):
     metrics.write_text(json.dumps({"step": 1, "data": data}) + "\n")
     assert launch.check_first_step(metrics, BOTH)
     assert "none of its rows has a hint" in caplog.text
-
-
-SCRIPTS = {
-    "silent": """
-import json, os, threading
-with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
-    file.write(json.dumps({"step": 1, "data": {"actor/pg_loss": 0.0}}) + chr(10))
-threading.Event().wait()
-""",
-    "endless": """
-import os, pathlib, threading
-pathlib.Path("unfinished").write_text(str(os.getpid()))
-pathlib.Path("unfinished").rename("pid")
-threading.Event().wait()
-""",
-    "broken": "raise RuntimeError('out of memory')",
-    "idle": "",
-    "good": """
-import json, os
-with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
-    data = {"actor/sdpo/n_tokens": 3.0, "actor/replay/n_pairs": 2.0}
-    file.write(json.dumps({"step": 1, "data": data}) + chr(10))
-""",
-}
-
-
-def watch(kind: str, folder: Path, should_stop=lambda: False) -> list[dict]:
-    """Watch a real process that stands in for `verl.trainer.main_ppo`."""
-    (folder / "verl" / "trainer").mkdir(parents=True)
-    for package in ("verl", "verl/trainer"):
-        (folder / package / "__init__.py").write_text("")
-    (folder / "verl" / "trainer" / "main_ppo.py").write_text(SCRIPTS[kind])
-    run = PreparedRun(config=folder / "verl.yaml", options=BOTH, n_prompts=1, n_hints=1, n_pairs=1)
-    return launch.watched(run, folder / "metrics.jsonl", folder / "verl.log", should_stop)
-
-
-@pytest.mark.parametrize(
-    ("kind", "error", "message"),
-    [
-        ("silent", TrainerConfigError, "stopped after the first step: channel 2"),
-        (
-            "broken",
-            TrainerError,
-            r"VeRL ended with 1: RuntimeError: out of memory; see .*verl\.log",
-        ),
-        ("idle", TrainerError, "without a single step"),
-    ],
-)
-def test_run_that_goes_wrong_is_ended_and_explained(kind, error, message, tmp_path):
-    with pytest.raises(error, match=message):
-        watch(kind, tmp_path)
-
-
-def test_run_that_was_asked_to_stop_leaves_no_process(tmp_path):
-    with pytest.raises(TrainingStoppedError, match="goes on from its last checkpoint"):
-        watch("endless", tmp_path, should_stop=(tmp_path / "pid").exists)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-def test_watched_run_gives_back_its_metrics(tmp_path):
-    assert watch("good", tmp_path) == [
-        {"step": 1, "actor/sdpo/n_tokens": 3.0, "actor/replay/n_pairs": 2.0}
-    ]
 
 
 def test_live_channels_are_those_that_did_something():

@@ -7,6 +7,7 @@ Dimensions in names: `B` sequences, `P` prompt tokens (left-padded), `C` complet
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,9 +19,17 @@ from trainer.integrations.kv_reuse import (
     student_hidden,
     teacher_hidden_with_prefix_reuse,
 )
+from trainer.integrations.packing import (
+    logps_of_tree,
+    packed_hidden,
+    states_of_sequences,
+    with_lengths,
+)
 from trainer.integrations.scoring import project
 from trainer.losses.channels import SDPOOptions, distillation_per_token
+from trainer.losses.compose import PairLogps
 from trainer.losses.divergence import log_probs
+from trainer.losses.tree_layout import PackedTree, TokenSequence, pack_pairs
 
 TeacherWeights = Callable[[nn.Module], AbstractContextManager[nn.Module]]
 
@@ -37,6 +46,12 @@ class HintedInputs:
     completion_mask: Tensor
     mask: Tensor
     """True at the response tokens of rows with a hint, [B, C]."""
+
+    def sequences(self, *, hinted: bool) -> list[TokenSequence]:
+        """Return prompt and completion of every row, hinted or not, without padding."""
+        prefix = "teacher_" if hinted else ""
+        prompts = getattr(self, f"{prefix}prompt_ids"), getattr(self, f"{prefix}prompt_mask")
+        return token_sequences(*prompts, self.completion_ids, self.completion_mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +73,19 @@ def policy_and_distillation(
     is_fused: bool,
     reuses_prefix: bool,
     pad_token_id: int,
+    shared: "SharedForward | None" = None,
 ) -> PolicyOutput:
     """Compute log-probs and entropies of completions, and channel 2 at the hinted tokens.
 
     `is_fused` never makes the logits of the batch. `reuses_prefix` lets a live teacher go on from
-    the student's key-value cache; it needs a teacher with the student's weights.
+    the student's key-value cache; it needs a teacher with the student's weights. `shared` has the
+    student's states already.
     """
-    states = _states_reusing_prefix if reuses_prefix else _states
-    student_BCH, teacher_NH, teacher = states(model, teacher_weights, inputs, pad_token_id)
+    if shared is not None:
+        student_BCH, teacher_NH, teacher = shared.states(model, teacher_weights, inputs)
+    else:
+        states = _states_reusing_prefix if reuses_prefix else _states
+        student_BCH, teacher_NH, teacher = states(model, teacher_weights, inputs, pad_token_id)
     ids_BC, mask_BC = inputs.completion_ids, inputs.mask
     if is_fused:
         outputs = completion_outputs(
@@ -100,11 +120,71 @@ def policy_alone(
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probs and entropies of the last `n_last` tokens, [B, n_last], with a fused head."""
     hidden_BCH = hidden_states(model, ids_BT, mask_BT, n_last)
-    ids_BC = ids_BT[:, -n_last:]
+    return policy_of_states(model, hidden_BCH, ids_BT[:, -n_last:], temperature=temperature)
+
+
+def policy_of_states(
+    model: nn.Module, hidden_BCH: Tensor, ids_BC: Tensor, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Compute what `policy_alone` does from the states that predict the tokens."""
     outputs = model_head_outputs(
         model, hidden_BCH.flatten(0, 1), ids_BC.flatten(), temperature=temperature
     )
     return outputs.logps_N.view(ids_BC.shape), outputs.entropy_N.view(ids_BC.shape)
+
+
+class SharedForward:
+    """One forward pass for completions, pairs, and the hinted contexts of a live teacher.
+
+    They are a prefix tree, so that the states of a trace run once for all channels that see them.
+    A teacher with other weights has a tree of its own: keys and values are made by the weights.
+    """
+
+    def __init__(
+        self, model: nn.Module, tree: PackedTree, completion_ids_BC: Tensor, *, is_live: bool
+    ) -> None:
+        """Keep what to run: completions first, after them the hinted ones if `is_live`."""
+        self.model, self.tree, self.is_live = model, tree.to(completion_ids_BC.device), is_live
+        self._shape = completion_ids_BC.shape
+
+    @cached_property
+    def _hidden(self) -> Tensor:
+        return packed_hidden(self.model, self.tree)
+
+    def _states(self) -> Tensor:
+        return states_of_sequences(self.tree, self._hidden, self._shape[1])
+
+    def student_states(self) -> Tensor:
+        """Return the states that predict the completions, [B, C, H]."""
+        return self._states()[: self._shape[0]]
+
+    def pair_logps(self) -> PairLogps:
+        """Sum log-probs of both sides of the tree's pairs, with their tokens."""
+        return with_lengths(self.tree, logps_of_tree(self.model, self.tree, self._hidden))
+
+    def states(
+        self, model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs
+    ) -> tuple[Tensor, Tensor, nn.Module]:
+        """Return the student's states, the teacher's at hinted tokens, and the teacher."""
+        n_rows, n_columns = self._shape
+        student_BCH = self.student_states()  # before gradients are off: this may be the pass itself
+        with torch.no_grad(), teacher_weights(model) as teacher:
+            if self.is_live:
+                teacher_BCH = self._states()[n_rows:]
+            else:
+                tree = pack_pairs([], sequences=inputs.sequences(hinted=True))
+                tree = tree.to(inputs.completion_ids.device)
+                teacher_BCH = states_of_sequences(tree, packed_hidden(teacher, tree), n_columns)
+        return student_BCH, teacher_BCH[inputs.mask].detach(), teacher
+
+
+def token_sequences(
+    prompt_ids_BP: Tensor, prompt_mask_BP: Tensor, ids_BC: Tensor, mask_BC: Tensor
+) -> list[TokenSequence]:
+    """Return prompt and completion of every row without its padding."""
+    columns = (prompt_ids_BP, prompt_mask_BP.sum(1), ids_BC, mask_BC.sum(1))
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [(prompt[len(prompt) - n :], ids[:n_ids]) for prompt, n, ids, n_ids in rows]
 
 
 def _states(

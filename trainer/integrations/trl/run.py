@@ -182,8 +182,8 @@ def _run(
     data, found = usable_data(config, tokenizer, data)
     joined = section_of(OuterOptions, config.outer_options, "outer_options.")
     outer = outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
-    data = sharded(data, parts.place) if outer else data
-    model, collator = model_and_collator(config, args, tokenizer, data)
+    whole, data = data, sharded(data, parts.place) if outer else data
+    model, collator = model_and_collator(config, args, tokenizer, data, whole=whole)
     off = off_channels(args, data)
     renderer = collator.renderer
     answers, teacher_tokens = recorded_answers(config, renderer)
@@ -268,11 +268,17 @@ def _run(
 
 
 def model_and_collator(
-    config: RunConfig, args: ComposerConfig, tokenizer: Any, data: PreferenceData
+    config: RunConfig,
+    args: ComposerConfig,
+    tokenizer: Any,
+    data: PreferenceData,
+    *,
+    whole: PreferenceData | None = None,
 ) -> tuple[Any, ComposerDataCollator]:
     """Load or make the model, and the collator of its batches; a tiny model is pretrained here.
 
-    The model is put on its device before anything runs through it.
+    The model is put on its device before anything runs through it. All replicas must start from the
+    same weights, and have different shards: a tiny model is pretrained on the `whole` data.
     """
     model = load_model(config, tokenizer, seed=args.seed)
     if config.quantize == "none":  # quantized weights are where they were made
@@ -288,7 +294,8 @@ def model_and_collator(
         collator.renderer.store.fill(requests, collator.renderer, Path(config.output) / "tokens")
     if config.model is None and config.tiny.pretraining_steps:
         n_steps = config.tiny.pretraining_steps
-        pretrain(model, collator, data.pairs, n_steps=n_steps, seed=args.seed, forward=pair_logps)
+        pairs = (whole or data).pairs
+        pretrain(model, collator, pairs, n_steps=n_steps, seed=args.seed, forward=pair_logps)
     return model, collator
 
 

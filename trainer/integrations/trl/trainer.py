@@ -42,13 +42,17 @@ from trainer.integrations.scoring import pair_logps
 from trainer.integrations.trl.config import ComposerConfig
 from trainer.integrations.trl.forward import (
     HintedInputs,
+    SharedForward,
     policy_alone,
     policy_and_distillation,
+    policy_of_states,
+    token_sequences,
 )
 from trainer.integrations.trl.teacher import Teacher
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import PairLogps
 from trainer.losses.taid import TAIDScheduler
+from trainer.losses.tree_layout import PackedTree
 from trainer.types import PairRow
 
 logger = logging.getLogger(__name__)
@@ -119,6 +123,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.taid: TAIDScheduler | None = None
         self._taid_window: list[Tensor] = []
         self._payload: HintedInputs | None = None
+        self._shared: SharedForward | None = None
         self._sdpo_sum: Tensor | None = None
         self._is_in_loss = False
         self.n_live_steps = {"policy": 0, "sdpo": 0, "replay": 0}
@@ -223,22 +228,15 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 f"{type(model).__name__}"
             )
 
-    def _pair_passes(
-        self, model: nn.Module, batch: Mapping[str, Tensor]
-    ) -> list[tuple[slice, Callable[[], PairLogps]]]:
-        """Plan the forward passes of a batch of pairs: which pairs, and what runs them."""
+    def _pair_passes(self, model: nn.Module, batch: Mapping[str, Tensor]) -> "Passes":
+        """Plan the forward passes of a batch of pairs."""
         n_pairs, max_tokens = len(batch["dpo_weight"]), self.composer.max_packed_tokens
         if isinstance(model, FSDPModule):
             # Sharded ranks gather layers together: as many passes on each, so one.
             max_tokens = None
         # Within the window a sliding layer sees all there is; beyond it, trees are not exact.
         if self.pair_forward == "packed" and _longest(batch) <= _window(model):
-            trees = trees_of(batch, max_tokens=max_tokens)
-            starts = itertools.accumulate((tree.n_pairs for tree in trees), initial=0)
-            return [
-                (slice(start, start + tree.n_pairs), partial(tree_pair_logps, model, tree))
-                for start, tree in zip(starts, trees, strict=False)
-            ]
+            return _passes_of(model, trees_of(batch, max_tokens=max_tokens))
         step = n_pairs if max_tokens is None else max(max_tokens // (2 * _longest(batch)), 1)
         parts = [slice(start, start + step) for start in range(0, n_pairs, step)]
         return [(rows, partial(self._padded_logps, model, batch, rows)) for rows in parts]
@@ -248,6 +246,43 @@ class ComposerReplicationTrainer(GRPOTrainer):
     ) -> PairLogps:
         part = {key: value[rows] for key, value in batch.items()}
         return pair_logps(model, self._on_device(part))
+
+    def _shares_prefixes(self, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+        """Whether completions and pairs of this batch may run as one tree."""
+        return (
+            self.composer.share_prefixes
+            and self.pair_forward == "packed"
+            and not isinstance(model, FSDPModule)
+            and self._fuses_policy(model, inputs)
+            and inputs["prompt_mask"].shape[1] + inputs["completion_mask"].shape[1]
+            <= _window(model)
+        )
+
+    def _share(
+        self, model: nn.Module, inputs: Mapping[str, Any], payload: HintedInputs | None
+    ) -> "Passes":
+        """Plan one pass for the completions and as many pairs as fit; then those of other pairs."""
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        sequences = token_sequences(*(inputs[name] for name in names))
+        is_live = (
+            payload is not None
+            and self.teacher is not None
+            and self.teacher.kind == "live"
+            # The teacher is in eval mode, the student is not.
+            and not any(isinstance(one, nn.Dropout) and one.p > 0 for one in model.modules())
+        )
+        if is_live:
+            assert payload is not None
+            sequences += payload.sequences(hinted=True)
+        batch = inputs.get("pairs", {}).get("batch") or {}
+        if batch and _longest(batch) > _window(model):
+            return []
+        max_tokens = self.composer.max_packed_tokens
+        tree, *others = trees_of(batch, max_tokens=max_tokens, sequences=sequences)
+        self._shared = SharedForward(model, tree, inputs["completion_ids"], is_live=is_live)
+        (rows, _), *passes = _passes_of(model, [tree, *others])
+        # Last, when the graphs of the others have been sent back and are gone.
+        return [*passes, (rows, self._shared.pair_logps)] if tree.n_pairs else passes
 
     def _precompute_reference(self) -> list[tuple[float, float]] | None:
         """Sum log-probs of both sides under the initial weights, once."""
@@ -374,17 +409,23 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _three_channels(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         has_sdpo = self.teacher is not None and float(inputs.get("n_sdpo_tokens", 0)) > 0
         needs_policy = self.composer.policy_weight > 0 or has_sdpo or "pairs" not in inputs
+        payload = self._teacher_inputs(inputs) if has_sdpo else None
         loss = torch.zeros((), device=self.accelerator.device)
+        passes: Passes = []
+        if needs_policy and self._shares_prefixes(model, inputs):
+            passes = self._share(model, inputs, payload)
         if "pairs" in inputs:
-            loss = loss + self._replay_term(model, inputs["pairs"], is_all=not needs_policy)
+            pairs = inputs["pairs"]
+            if self._shared is None and pairs.get("batch"):
+                passes = self._pair_passes(model, pairs["batch"])
+            loss = loss + self._replay_term(pairs, passes, is_all=not needs_policy)
         if not needs_policy:  # its forward pass would be multiplied by 0
             return loss
-        self._payload = self._teacher_inputs(inputs) if has_sdpo else None
-        self._sdpo_sum, self._is_in_loss = None, True
+        self._payload, self._sdpo_sum, self._is_in_loss = payload, None, True
         try:
             policy = super()._compute_loss(model, inputs)
         finally:
-            payload, self._payload, self._is_in_loss = self._payload, None, False
+            self._payload, self._shared, self._is_in_loss = None, None, False
         loss = loss + self.composer.policy_weight * policy
         self._note_policy(policy, inputs)
         if payload is not None:
@@ -405,6 +446,15 @@ class ComposerReplicationTrainer(GRPOTrainer):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
+        if self._payload is None and self._shared is not None:
+            with self.accelerator.autocast():
+                logps_BC, entropy_BC = policy_of_states(
+                    model,
+                    self._shared.student_states(),
+                    input_ids[:, -logits_to_keep:],
+                    temperature=self.temperature,
+                )
+            return logps_BC, self._logged_or_charged(entropy_BC), None
         if self._payload is None:
             rows = args[0] if args else kwargs.get("batch_size")
             with self.accelerator.autocast():
@@ -428,6 +478,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 is_fused=self.composer.is_fused,
                 reuses_prefix=self._reuses_prefix,
                 pad_token_id=self._tokenizer.pad_token_id,
+                shared=self._shared,
             )
         self._sdpo_sum = output.sdpo_sum
         return output.logps_BC, self._logged_or_charged(output.entropy_BC), None
@@ -516,15 +567,16 @@ class ComposerReplicationTrainer(GRPOTrainer):
             is_live = self.composer.policy_weight > 0 and bool((inputs["advantages"] != 0).any())
             self.n_live_steps["policy"] += int(is_live)
 
-    def _replay_term(self, model: nn.Module, pairs: dict[str, Any], *, is_all: bool) -> Tensor:
+    def _replay_term(self, pairs: dict[str, Any], passes: "Passes", *, is_all: bool) -> Tensor:
         """Charge this rank's pairs, scaled so that DDP's mean over ranks is the mean of all.
 
         The backward pass of each forward pass follows at once where nothing else waits for the
         gradients, so that activations of `max_packed_tokens` are kept and not those of the batch.
 
         Args:
-            model: the model.
             pairs: of this micro-batch, with the weight of all pairs of the step.
+            passes: which pairs run together, and what runs them; the last is the shared one if
+                there is one, whose graph the policy needs as well.
             is_all: whether nothing else has a graph, so that one must be left for the caller.
         """
         sums = torch.zeros(4, device=self.accelerator.device)
@@ -532,21 +584,21 @@ class ComposerReplicationTrainer(GRPOTrainer):
         scale = self.composer.beta_replay * self.accelerator.num_processes
         scale /= max(pairs["total_weight"], 1e-12)
         batch: dict[str, Tensor] = pairs.get("batch") or {}
-        passes = self._pair_passes(model, batch) if batch else []
+        is_kept = is_all or (self._shared is not None and self._shared.tree.n_pairs > 0)
         is_alone = self.accelerator.distributed_type == DistributedType.NO
         for which, (rows, forward) in enumerate(passes):
             with self.accelerator.autocast():
                 # A wrapper reduces gradients once, in the one backward pass that it is told of.
                 logps = (
                     forward()
-                    if is_alone or len(passes) == 1
+                    if is_alone or len(passes) == 1 or (which == len(passes) - 1 and is_kept)
                     else checkpoint(forward, use_reentrant=False)
                 )
             scored = {name: batch[name][rows] for name in _SCORED if name in batch}
             charged, measures = self._charged(logps, self._on_device(scored))
             sums += measures
             term = scale * charged
-            if is_alone and (which < len(passes) - 1 or not is_all):
+            if is_alone and (which < len(passes) - 1 or not is_kept):
                 self.accelerator.backward(term)
                 term = term.detach()
             total = total + term
@@ -624,6 +676,18 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self._taid_scheduler().load_state_dict(state["taid"])
         if self.teacher is not None:
             self.teacher.load(Path(checkpoint))
+
+
+Passes = list[tuple[slice, Callable[[], PairLogps]]]
+"""Forward passes of a batch of pairs: which of them, and what runs them."""
+
+
+def _passes_of(model: nn.Module, trees: Sequence[PackedTree]) -> Passes:
+    starts = itertools.accumulate((tree.n_pairs for tree in trees), initial=0)
+    return [
+        (slice(start, start + tree.n_pairs), partial(tree_pair_logps, model, tree))
+        for start, tree in zip(starts, trees, strict=False)
+    ]
 
 
 def _response_mask(inputs: Mapping[str, Any]) -> Tensor:
