@@ -397,7 +397,8 @@ class Project:
         sizes = {key: report["n_pairs"] for key, report in self._reports("pairs").items()}
         pages: list[list[str]] = [[]]
         n_pairs = 0
-        for batch in reversed(self._batches_with("dpo_pairs")):
+        # Receipts name the batches without a look into ten thousand folders.
+        for batch in reversed(sorted(sizes) or self._batches_with("dpo_pairs")):
             n = sizes[batch] if batch in sizes else self.root.n_rows("dpo_pairs", batch)
             if n_pairs and n_pairs + n > _PAIRS_A_PAGE:
                 pages.append([])
