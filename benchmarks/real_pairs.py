@@ -4,12 +4,12 @@
     python benchmarks/real_pairs.py FOLDER --json benchmarks/results/real_pairs.json
 
 Prompts are cut, pairs drawn and passes packed as the trainer does by default. All variants run the
-same 64 pairs, as the same token ids, forward and backward through one model of random weights, with
+same pairs (64), as the same token ids, forward and backward through one model of random weights, with
 sigmoid DPO against another; the learning rate is 0, so that their losses can be compared. Each has
 a fresh process and one thread:
 
 - `ours`: the trainer's sampler and trees, the default number of pairs a step
-- `ours_64`: the same pairs as one step
+- `ours_at_once`: the same pairs as one step
 - `trl_N`: `trl.DPOTrainer` with N pairs a micro-batch; its fastest N is its figure
 """
 
@@ -28,12 +28,12 @@ from benchmarks.trl_pairs import run_trl  # noqa: E402
 
 SIZES = {"device": "cpu", "dtype": "float32", "hidden": 256, "n_layers": 4, "vocab": 8192}
 N_PAIRS = 64
-VARIANTS = ("ours", "ours_64", "trl_1", "trl_4", "trl_16")
+VARIANTS = ("ours", "ours_at_once", "trl_1", "trl_4", "trl_16")
 
 Pair = tuple[list[int], list[int], list[int]]
 
 
-def drawn_pairs(folder: str) -> tuple[list[Pair], int, int]:
+def drawn_pairs(folder: str, n_pairs: int) -> tuple[list[Pair], int, int]:
     """Render the pairs of a run's first steps; with the pairs of a step, and the end of a turn."""
     from trainer.data.collator import ComposerDataCollator
     from trainer.data.dataset import load_preference_data
@@ -64,7 +64,7 @@ def drawn_pairs(folder: str) -> tuple[list[Pair], int, int]:
             ended(renderer.response_ids(row["chosen"])),
             ended(renderer.response_ids(row["rejected"])),
         )
-        for step in range(N_PAIRS // n)
+        for step in range(n_pairs // n)
         for row in (rows[i] for i in sampler.step(step))
     ]
     return pairs, n, end
@@ -96,11 +96,11 @@ def run_ours(pairs: list[Pair], pairs_per_step: int) -> dict[str, float]:
     return {"seconds": seconds, "loss": total / len(pairs), "n_tokens": n_packed}
 
 
-def measure(variant: str, folder: str) -> dict[str, Any]:
-    pairs, n, end = drawn_pairs(folder)
+def measure(variant: str, folder: str, n_pairs: int) -> dict[str, Any]:
+    pairs, n, end = drawn_pairs(folder, n_pairs)
     if variant.startswith("ours"):
         run_ours(pairs[:2], 2)  # imports and first-call set-up
-        row = run_ours(pairs, N_PAIRS if variant == "ours_64" else n)
+        row = run_ours(pairs, n_pairs if variant == "ours_at_once" else n)
     else:
         size = int(variant.removeprefix("trl_"))
         row = run_trl(pairs, make_model, SIZES, end=end, batch_size=size)
@@ -113,24 +113,25 @@ def measure(variant: str, folder: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", help="a published dataset")
+    parser.add_argument("--pairs", type=int, default=N_PAIRS, help="how many; a multiple of 16")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.variant:
-        print(json.dumps(measure(args.variant, json.loads(args.sizes)["folder"])))
+        print(json.dumps(measure(args.variant, **json.loads(args.sizes))))
         return
-    rows = []
+    rows, sizes = [], {"folder": args.folder, "n_pairs": args.pairs}
     for variant in VARIANTS:
-        rows.append(row := measure_fresh(__file__, variant, {"folder": args.folder}))
+        rows.append(row := measure_fresh(__file__, variant, sizes))
         print(
-            f"  {variant:8} {row['seconds'] / N_PAIRS:8.3f} CPU s a pair  "
+            f"  {variant:8} {row['seconds'] / args.pairs:8.3f} CPU s a pair  "
             f"{row['n_tokens']:9,} tokens  loss {row['loss']:.6f}",
             flush=True,
         )
-    ours, ours_64, *peers = rows
+    ours, at_once, *peers = rows
     best = min(peers, key=lambda row: row["seconds"])
-    for row in (ours, ours_64):
+    for row in (ours, at_once):
         ratio = best["seconds"] / row["seconds"]
         print(
             f"  {row['variant']} takes {ratio:.2f} times fewer CPU seconds than {best['variant']}"

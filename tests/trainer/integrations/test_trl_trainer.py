@@ -46,7 +46,8 @@ def test_one_batch_of_eight_is_two_accumulated_batches_of_four(composer, model, 
         trainer.train()
         assert all(trainer.n_live_steps.values())
         after[size] = parameters(trainer)
-    assert_equal(after[8], after[4], atol=2e-5, rtol=1e-4)
+    # AdamW makes a step of every gradient, also of one that is mostly rounding.
+    assert_equal(after[8], after[4], atol=5e-5, rtol=1e-4)
     moved = max(float((after[8][n] - p).detach().abs().max()) for n, p in model.named_parameters())
     assert moved > 1e-3
 

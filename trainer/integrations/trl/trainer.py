@@ -126,8 +126,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._shared: SharedForward | None = None
         self._sdpo_sum: Tensor | None = None
         self._is_in_loss = False
+        self._noted: list[tuple[str, str, Tensor]] = []
         self.n_live_steps = {"policy": 0, "sdpo": 0, "replay": 0}
-        """Micro-batches in which a channel contributed something."""
+        """Micro-batches in which a channel contributed something, up to the last log."""
         self._explain_off_channels()
 
     @property
@@ -538,10 +539,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         totals = self.accelerator.reduce(
             torch.stack([self._sdpo_sum.detach().float(), n_mine.float()]), reduction="sum"
         )
-        self._metrics[mode]["sdpo/loss"].append(float(totals[0] / totals[1].clamp_min(1.0)))
-        self._metrics[mode]["sdpo/n_tokens"].append(float(totals[1]))
+        self._noted.append((mode, "sdpo", totals))
         if mode == "train":
-            self.n_live_steps["sdpo"] += int(bool(totals[1] > 0))
             self._advance_taid(totals)
         return self._sdpo_sum / normalizer
 
@@ -560,12 +559,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
     # -- channel 1, channel 3 --------------------------------------------------------------------
 
     def _note_policy(self, policy: Tensor, inputs: dict[str, Any]) -> None:
-        mode = self._mode
-        scale = self.current_gradient_accumulation_steps if mode == "train" else 1
-        self._metrics[mode]["policy/loss"].append(float(policy.detach()) * scale)
-        if mode == "train":
-            is_live = self.composer.policy_weight > 0 and bool((inputs["advantages"] != 0).any())
-            self.n_live_steps["policy"] += int(is_live)
+        scale = self.current_gradient_accumulation_steps if self._mode == "train" else 1
+        is_live = (inputs["advantages"] != 0).any()
+        noted = torch.stack([policy.detach().float() * scale, is_live.float()])
+        self._noted.append((self._mode, "policy", noted))
 
     def _replay_term(self, pairs: dict[str, Any], passes: "Passes", *, is_all: bool) -> Tensor:
         """Charge this rank's pairs, scaled so that DDP's mean over ranks is the mean of all.
@@ -602,7 +599,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 self.accelerator.backward(term)
                 term = term.detach()
             total = total + term
-        self._note_replay(sums)
+        self._noted.append(("train", "replay", self.accelerator.reduce(sums, reduction="sum")))
         return total
 
     def _charged(self, logps: PairLogps, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -623,16 +620,36 @@ class ComposerReplicationTrainer(GRPOTrainer):
         noted = torch.stack([measure[is_real].float().sum() for measure in measures])
         return (losses * batch["dpo_weight"]).sum(), noted
 
-    def _note_replay(self, sums: Tensor) -> None:
-        loss, hits, margin, n_pairs = self.accelerator.reduce(sums, reduction="sum").tolist()
-        if n_pairs == 0:
-            return
-        self.n_live_steps["replay"] += 1
-        metrics = self._metrics["train"]
-        metrics["replay/loss"].append(loss / n_pairs)
-        metrics["replay/accuracy"].append(hits / n_pairs)
-        metrics["replay/margin"].append(margin / n_pairs)
-        metrics["replay/n_pairs"].append(n_pairs)
+    # -- what is logged ---------------------------------------------------------------------------
+
+    def _settle_metrics(self) -> None:
+        """Read the figures of the steps since the last log.
+
+        Only here: within a step the host would wait for the device at each of them.
+        """
+        noted, self._noted = self._noted, []
+        for mode, channel, figures in noted:
+            metrics = self._metrics[mode]
+            loss, *others = figures.tolist()
+            n_counted = others[-1]
+            if mode == "train":
+                is_weighed = channel != "policy" or self.composer.policy_weight > 0
+                self.n_live_steps[channel] += int(n_counted > 0 and is_weighed)
+            if channel == "policy":
+                metrics["policy/loss"].append(loss)
+            elif channel == "sdpo":
+                metrics["sdpo/loss"].append(loss / max(n_counted, 1.0))
+                metrics["sdpo/n_tokens"].append(n_counted)
+            elif n_counted:
+                metrics["replay/loss"].append(loss / n_counted)
+                metrics["replay/accuracy"].append(others[0] / n_counted)
+                metrics["replay/margin"].append(others[1] / n_counted)
+                metrics["replay/n_pairs"].append(n_counted)
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log what was noted since the last time."""
+        self._settle_metrics()
+        super().log(*args, **kwargs)
 
     # -- order of the data -----------------------------------------------------------------------
 
@@ -653,6 +670,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self._settle_metrics()
         super()._save_checkpoint(model, trial)
         if not self.args.should_save:
             return
