@@ -973,12 +973,12 @@ class Pipeline(Project):
 
     def _file_digests(self, names: Sequence[str]) -> dict[str, str]:
         """Digest files by their names below the root; those that are small and alone are copied."""
-        dataset = self._dataset_copy()
         digests: dict[str, str] = {}
         copies: dict[str, list[tuple[str, bytes]]] = {}
         for name in names:
-            is_published = name.startswith("dataset/")
-            place = dataset / name.removeprefix("dataset/") if is_published else self.place_of(name)
+            place = self.place_of(name)
+            if name.startswith("dataset/"):  # what was just written, and is not brought up yet
+                place = self._dataset_copy() / name.removeprefix("dataset/")
             digests[name] = digest_of(place)
             if is_copied(name):
                 folder, _, file = name.rpartition("/")

@@ -98,7 +98,8 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path):
     run_jobs(there)
     assert there.receipts.stamps() == stamps
     shutil.rmtree(home / ".dagster")
-    assert sync(there) == len(there.receipts.all())
+    of_assets = [receipt for receipt in there.receipts.all() if receipt.stage != "review"]
+    assert sync(there) == len(of_assets)
     for folder in (home, tmp_path / "here"):
         for path in folder.rglob("*"):
             assert not path.is_file() or b"planted-secret" not in path.read_bytes(), path
