@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.errors import CheckFailedError, ReplayPipelineError
+from replay_pipeline.errors import CheckFailedError, ReplayPipelineError, StorageError
 from replay_pipeline.ingesters.fidelity import OF_SESSIONS, OF_STATES, shares_by_client
 from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.stages.receipts import Receipts
@@ -40,6 +40,8 @@ def _schema_problems(root: DataRoot, batch: str, name: str) -> list[str]:
     where = f"batch {batch}, table {name}"
     try:
         found = pq.read_schema(readable(root.part(name, batch)))
+    except StorageError:
+        raise  # the store cannot be reached, which says nothing of the table
     except (OSError, pa.ArrowInvalid) as error:
         return [f"{where}: cannot be read ({str(error).splitlines()[0]})"]
     return [
@@ -252,6 +254,7 @@ def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
 
     Raises:
         CheckFailedError: a batch breaks a contract; the message says which and what to do.
+        StorageError: the object store that holds the tables cannot be reached.
     """
     names = ("dpo_pairs", "normalized_pairs", "dropped_pairs")
     for batch in batches:
