@@ -88,7 +88,7 @@ class Run:
         """Be one replica until the round at which all stop."""
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        train, _ = corpus("code")
+        train, _ = corpus()
         model = TinyLM(16, 1, 2)
         inner = torch.optim.AdamW(model.parameters(), lr=4e-3)
 
