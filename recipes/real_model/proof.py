@@ -5,11 +5,13 @@
 Trains LoRA adapters on the upper layers of a causal LM, once for each arm and seed, on the twins of
 `repositories.py`, and measures each on repositories and on families that it never saw. An arm that
 is done is kept in the output folder and not run again; `table.json` has what there is. The
-activations below the adapted layers never change and are kept as well.
+activations below the adapted layers never change and are kept while the program runs.
 """
 
 import argparse
 import hashlib
+import importlib
+import inspect
 import json
 import math
 import random
@@ -24,29 +26,50 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from peft import PeftModel
 from repositories import BLANK, Repository, conversation, execute, repositories
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.data.evaluation import end_tokens
 from trainer.data.rendering import Renderer
-from trainer.data.rewards import agreement, as_message
-from trainer.integrations.loading import with_adapter, without_peft_warnings
+from trainer.data.rewards import agreement, as_message, consensus_reward
+from trainer.integrations.loading import with_adapter
 from trainer.integrations.settings import PeftOptions
 from trainer.losses.preference import simpo_loss
+from trainer.losses.sdpo import sdpo_per_token
 
 Row = tuple[list[int], list[list[int]]]
 """A prompt, and the responses behind it, as token ids."""
 
+GENERAL_MODULES = ["ast", "base64", "cProfile", "dis", "gettext", "glob", "gzip", "shelve"]
+OTHER_MODULES = """
+argparse logging subprocess collections decimal statistics fractions optparse heapq textwrap pickle
+doctest unittest zipfile tarfile typing threading sched ipaddress difflib enum json random shutil
+tempfile urllib.request csv configparser calendar datetime asyncio re string struct socket ssl
+http.client email.message mailbox getopt cmd bdb pdb trace timeit copy pprint reprlib functools
+itertools operator
+""".split()  # noqa: SIM905
 MEASURES = ("true", "blank", "shuffled", "consensus", "executed")
-TESTED = ("new_repositories", "new_families")
+TESTED: dict[str, tuple[str, str | None]] = {
+    "new repositories": ("new_repositories", None),
+    "new families": ("new_families", None),
+    "new families, named": ("new_families", "named"),
+    "new families, described": ("new_families", "described"),
+}
+"""What a line of the table is about: a split, and how its requests tell what is wanted."""
 BETA = 8.0
 TWINS = (0, 1)
-ARMS = ("untouched", "pairs", "then_sft", "swapped", "shuffled", "random", "sft", "on_policy")
-ANCHOR = 0.1
+ARMS = (
+    "untouched", "pairs", "three_channels", "swapped", "shuffled", "random", "sft", "on_policy",
+)  # fmt: skip
+ANCHOR = 1.0
 """Weight of the log-probability of the chosen side, which preference losses let fall."""
+DRIFT = 0.3
+"""Weight of the divergence from the untouched model on text that has nothing to do with the task."""
+GROUP = 4
+"""Answers that the policy channel samples at a state."""
+DISTILLATION = 0.5
+"""Weight of the second channel, where there are three."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +80,17 @@ class Options:
     alpha: int = 32
     first_layer: int = 12
     learning_rate: float = 1e-3
-    steps: int = 100
-    """Twins that are trained on, one a step."""
+    """Reached in ten steps, and from there on a line to a twentieth of it."""
+    steps: int = 200
+    per_step: int = 2
+    """Repositories whose twins are trained on in one step."""
     max_new_tokens: int = 40
 
 
 class Policy:
     """A causal LM whose upper layers may carry adapters."""
 
-    def __init__(self, folder: str, options: Options, cache: Path) -> None:
+    def __init__(self, folder: str, options: Options) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.renderer = Renderer(tokenizer=self.tokenizer)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -73,8 +98,8 @@ class Policy:
         self.base = loaded.to(self.device).eval().requires_grad_(False)
         self.options = options
         self.model: Any = self.base
-        self.cache = cache
-        self.lower: dict[str, Tensor] = load_file(cache) if cache.is_file() else {}
+        self.lower: dict[str, Tensor] = {}
+        self.untouched: dict[str, Tensor] = {}
 
     def adapt(self, seed: int) -> None:
         """Put fresh adapters on the upper layers."""
@@ -87,19 +112,14 @@ class Policy:
         )
         self.model = with_adapter(self.base, peft)
 
-    def adapt_from(self, folder: Path) -> None:
-        """Go on with the adapters of another arm."""
-        with without_peft_warnings():
-            self.model = PeftModel.from_pretrained(self.base, str(folder), is_trainable=True)
-
     def restore(self) -> None:
         """Take the adapters off."""
         if self.model is not self.base:
             self.base = self.model.unload()
             self.model = self.base
 
-    def prompt(self, messages: Sequence[Any]) -> list[int]:
-        return self.renderer.prompt_ids(messages)
+    def prompt(self, messages: Sequence[Any], hint: str | None = None) -> list[int]:
+        return self.renderer.prompt_ids(messages, hint=hint)
 
     def response(self, message: Any) -> list[int]:
         return self.renderer.response_ids(message)
@@ -107,80 +127,118 @@ class Policy:
     def logps(self, rows: Sequence[Row], *, keep: bool = False) -> list[list[Tensor]]:
         """Average log-probability per token of every response, behind its prompt.
 
-        One pass over a tree: what the prompts begin with in common, the rest of each prompt, the
-        responses behind it.
-
         Args:
             rows: prompts with their responses.
             keep: whether the activations below the adapted layers are worth keeping.
         """
+        return [
+            [
+                _logps(logits, response).mean()
+                for logits, response in zip(found, row[1], strict=True)
+            ]
+            for found, row in zip(self.logits(rows, keep=keep), rows, strict=True)
+        ]
+
+    def logits(self, rows: Sequence[Row], *, keep: bool = False) -> list[list[Tensor]]:
+        """Logits at every token of every response, [T, V] each.
+
+        One pass over a tree: what the prompts begin with in common, the rest of each prompt, the
+        responses behind it.
+        """
         ids, positions, mask, spans = _tree(rows)
-        ids, positions, mask = ids.to(self.device), positions.to(self.device), mask.to(self.device)
+        hidden = self._hidden(ids, positions, mask, keep=keep)
+        return [[self.base.lm_head(hidden[before]) for before in by_row] for by_row in spans]
+
+    def drift(self, window: list[int]) -> Tensor:
+        """Divergence of the model from the untouched one on a text, in nats per token."""
+        key = str(window)
+        place = torch.tensor(window), torch.arange(len(window)), None
+        if key not in self.untouched:
+            with torch.no_grad(), self.model.disable_adapter():
+                self.untouched[key] = self._hidden(*place, keep=True)
+        with torch.no_grad():
+            before = self.base.lm_head(self.untouched[key]).log_softmax(-1)
+        now = self.base.lm_head(self._hidden(*place, keep=True)).log_softmax(-1)
+        return F.kl_div(now, before, log_target=True, reduction="none").sum(-1).mean()
+
+    def _hidden(self, ids: Tensor, positions: Tensor, mask: Tensor | None, *, keep: bool) -> Tensor:
+        """Last hidden states of a sequence, [N, H]; without a mask it is causal."""
+        ids, positions = ids.to(self.device), positions.to(self.device)
+        if mask is None:
+            mask = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()[None, None]
+        mask = mask.to(self.device)
         body = self.base.model
         rotary = body.rotary_emb(torch.empty(1, device=self.device), positions[None])
         key = hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()
-        if key in self.lower:
-            hidden = self.lower[key].to(self.device)
-        else:
+        hidden = self.lower.get(key)
+        if hidden is None:
             with torch.no_grad():
                 hidden = body.embed_tokens(ids[None])
                 hidden = self._through(0, self.options.first_layer, hidden, mask, rotary)
             if keep:
-                self.lower[key] = hidden.cpu()
+                self.lower[key] = hidden
         hidden = self._through(self.options.first_layer, len(body.layers), hidden, mask, rotary)
-        hidden = body.norm(hidden[0])
-        found: list[list[Tensor]] = []
-        for by_row in spans:
-            found.append([])
-            for before, targets in by_row:
-                logits = self.base.lm_head(hidden[before])
-                picked = F.log_softmax(logits, -1).gather(1, targets[:, None].to(self.device))
-                found[-1].append(picked.mean())
-        return found
+        return body.norm(hidden[0])
 
     def _through(self, first: int, last: int, hidden: Any, mask: Any, rotary: Any) -> Any:
         for layer in self.base.model.layers[first:last]:
             hidden = layer(hidden, attention_mask=mask, position_embeddings=rotary)
         return hidden
 
+    def generate(self, prompts: Sequence[list[int]], *, batch_size: int = 32) -> list[str]:
+        """Answer prompts greedily."""
+        return [self.text(ids) for ids in self._answers(prompts, batch_size, do_sample=False)]
+
+    def sample(
+        self, prompts: Sequence[list[int]], temperature: float, *, batch_size: int = 32
+    ) -> list[list[int]]:
+        """Answer prompts by sampling; ids up to the end token."""
+        return self._answers(prompts, batch_size, do_sample=True, temperature=temperature)
+
+    def text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
     @torch.no_grad()
-    def generate(
-        self, prompts: Sequence[list[int]], *, temperature: float = 0.0, batch_size: int = 32
-    ) -> list[str]:
-        """Answer prompts, greedily unless a temperature is given."""
-        answers: list[str] = []
-        sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
+    def _answers(
+        self, prompts: Sequence[list[int]], batch_size: int, **how: Any
+    ) -> list[list[int]]:
+        answers: list[list[int]] = []
+        ends = end_tokens(self.model, self.tokenizer)
         for start in range(0, len(prompts), batch_size):
             batch = self.tokenizer.pad(
-                {"input_ids": list(prompts[start : start + batch_size])}, return_tensors="pt"
+                {"input_ids": list(prompts[start : start + batch_size])},
+                return_tensors="pt",
             ).to(self.device)
             ids = self.model.generate(
                 **batch,
-                **(sampling or {"do_sample": False}),
+                **how,
                 max_new_tokens=self.options.max_new_tokens,
                 pad_token_id=self.tokenizer.pad_token_id,
-                eos_token_id=end_tokens(self.model, self.tokenizer),
+                eos_token_id=ends,
             )
-            new = ids[:, batch["input_ids"].shape[1] :]
-            answers += self.tokenizer.batch_decode(new, skip_special_tokens=True)
+            for new in ids[:, batch["input_ids"].shape[1] :].tolist():
+                end = next((n for n, one in enumerate(new) if one in ends), len(new) - 1)
+                answers.append(new[: end + 1])
         return answers
 
-    def save_lower(self) -> None:
-        self.cache.parent.mkdir(parents=True, exist_ok=True)
-        save_file(self.lower, self.cache)
+
+def _logps(logits: Tensor, response: list[int]) -> Tensor:
+    """Log-probability of every token of a response, [T]."""
+    ids = torch.tensor(response, device=logits.device)
+    return F.log_softmax(logits, -1).gather(1, ids[:, None])[:, 0]
 
 
-def _tree(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[Tensor, Tensor]]]]:
+def _tree(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[Tensor]]]:
     """Lay rows out as one sequence; who may look at whom is in the mask.
 
     Returns:
         ids and positions [N], the mask [1, 1, N, N], and for each response of each row the places
-        whose hidden states predict it, with its ids.
+        whose hidden states predict it.
     """
     n_common = _n_common([prompt for prompt, _ in rows])
     ids, positions = list(rows[0][0][:n_common]), list(range(n_common))
     owners: list[tuple[int, int]] = [(-1, -1)] * n_common  # row and response; -1: shared
-    spans: list[list[tuple[Tensor, Tensor]]] = []
+    spans: list[list[Tensor]] = []
     for place, (prompt, responses) in enumerate(rows):
         ids += prompt[n_common:]
         positions += range(n_common, len(prompt))
@@ -195,8 +253,7 @@ def _tree(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[
         owners += [(place, -1)] * n_same
         for which, response in enumerate(responses):
             own = list(range(len(ids), len(ids) + len(response) - n_same))
-            before = torch.tensor([last, *shared, *own][:-1])
-            spans[-1].append((before, torch.tensor(response)))
+            spans[-1].append(torch.tensor([last, *shared, *own][:-1]))
             ids += response[n_same:]
             positions += range(len(prompt) + n_same, len(prompt) + len(response))
             owners += [(place, which)] * len(own)
@@ -241,8 +298,42 @@ def contrast_loss(
     sides = policy.logps(twin_rows(policy, repository, shown), keep=shown is repository)
     good = torch.stack([both[c] for both, c in zip(sides, chosen, strict=True)])
     bad = torch.stack([both[1 - c] for both, c in zip(sides, chosen, strict=True)])
-    anchor = 1.0 if arm == "then_sft" else ANCHOR
-    return simpo_loss(good, bad, beta=BETA, gamma=0.0) - anchor * good.mean()
+    return simpo_loss(good, bad, beta=BETA, gamma=0.0) - ANCHOR * good.mean()
+
+
+def three_channels_loss(
+    policy: Policy,
+    repository: Repository,
+    pool: Sequence[Repository],
+    draw: random.Random,
+) -> Tensor:
+    """Add what the policy's own answers at one of both states earn, and what a hint says of them.
+
+    The policy channel is REINFORCE against the group's mean, which is GRPO's gradient where each
+    answer is used once; the second is the divergence from the same model that was told the right
+    action (SDPO, arXiv:2601.20802).
+    """
+    wanted = draw.randrange(2)
+    right = repository.calls[wanted]
+    messages = repository.prompt(wanted)
+    answers = policy.sample([policy.prompt(messages)] * GROUP, 1.0)
+    rewards = torch.tensor(
+        [consensus_reward(as_message(policy.text(ids)), {"consensus": right}) for ids in answers]
+    )
+    hint = f"The right answer is {json.dumps(right['tool_calls'][0]['function'])}"
+    [logits] = policy.logits([(policy.prompt(messages), answers)])
+    with torch.no_grad():
+        [hinted] = policy.logits([(policy.prompt(messages, hint), answers)])
+    logps = torch.stack([_logps(*one).mean() for one in zip(logits, answers, strict=True)])
+    earned = -((rewards - rewards.mean()).to(logps) * logps).mean()
+    pulled = torch.stack(
+        [sdpo_per_token(*both).mean() for both in zip(logits, hinted, strict=True)]
+    )
+    return (
+        contrast_loss(policy, "pairs", repository, pool, draw)
+        + earned
+        + DISTILLATION * pulled.mean()
+    )
 
 
 def sft_rows(policy: Policy, repository: Repository) -> list[Row]:
@@ -253,51 +344,50 @@ def sft_rows(policy: Policy, repository: Repository) -> list[Row]:
     ]
 
 
-def train(
-    policy: Policy, arm: str, seed: int, pool: Sequence[Repository], output: Path
-) -> dict[str, Any]:
+def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> dict[str, Any]:
     """Train one arm; returns what it cost and its losses."""
     options, draw = policy.options, random.Random(seed)
-    steps = options.steps
-    if arm == "then_sft":
-        # The contrast teaches which action is better, and lets both become unlikely.
-        policy.adapt_from(output / f"pairs-{seed}")
-        steps, draw = steps // 3, random.Random(-1 - seed)
-    else:
-        policy.adapt(seed)
+    policy.adapt(seed)
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda n: min((n + 1) / 10, max(0.05, 1 - n / options.steps))
+    )
+    elsewhere = other_text(policy)
     losses: list[float] = []
     started = time.process_time()
-    # SFT sees half of the responses in a step, and so does more steps for as many tokens.
-    rows_of = sft_rows if arm == "sft" else twin_rows
-    per_step = len(_tree(rows_of(policy, pool[0]))[0])
-    budget = steps * len(_tree(twin_rows(policy, pool[0]))[0])
     order: list[Repository] = []
-    samples: dict[tuple[int, int], str] = {}
-    while len(losses) * per_step < budget:
-        if not order:
-            order = draw.sample(list(pool), len(pool))
-        repository = order.pop()
-        if arm == "on_policy":
-            # Twice: at first a model's samples are prose, later they are calls.
-            if len(losses) in (0, options.steps // 2):
-                samples = on_policy_samples(policy, pool, seed + len(losses))
-            loss = on_policy_loss(policy, repository, samples)
-        elif arm == "sft":
-            sides = policy.logps(sft_rows(policy, repository))
-            loss = -torch.stack([one for [one] in sides]).mean()
-        else:
-            loss = contrast_loss(policy, arm, repository, pool, draw)
-        loss.backward()
+    samples: dict[tuple[int, int], list[int]] = {}
+    while len(losses) < options.steps:
+        # Twice: at first a model's samples are prose, later they are calls.
+        if arm == "on_policy" and len(losses) in (0, options.steps // 2):
+            samples = on_policy_samples(policy, pool, seed + len(losses))
+        total = 0.0
+        # SFT sees half of the responses of a repository, and so more of them for as many tokens.
+        for _ in range(options.per_step * (2 if arm == "sft" else 1)):
+            if not order:
+                order = draw.sample(list(pool), len(pool))
+            repository = order.pop()
+            if arm == "on_policy":
+                loss = on_policy_loss(policy, repository, samples)
+            elif arm == "sft":
+                sides = policy.logps(sft_rows(policy, repository), keep=True)
+                loss = -torch.stack([one for [one] in sides]).mean()
+            elif arm == "three_channels":
+                loss = three_channels_loss(policy, repository, pool, draw)
+            else:
+                loss = contrast_loss(policy, arm, repository, pool, draw)
+            (loss / options.per_step).backward()
+            total += loss.item() / options.per_step
+        (DRIFT * policy.drift(draw.choice(elsewhere))).backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
+        losses.append(total)
         if len(losses) % 20 == 0:
-            print(
-                f"{arm} {seed}: step {len(losses)}, loss {sum(losses[-20:]) / 20:.3f}", flush=True
-            )
+            last = sum(losses[-20:]) / 20
+            print(f"{arm} {seed}: step {len(losses)}, loss {last:.3f}", flush=True)
     return {
         "steps": len(losses),
         "loss_first_20": sum(losses[:20]) / 20,
@@ -308,30 +398,33 @@ def train(
 
 def on_policy_samples(
     policy: Policy, pool: Sequence[Repository], seed: int
-) -> dict[tuple[int, int], str]:
+) -> dict[tuple[int, int], list[int]]:
     """Sample the model as it is at every state that is trained on."""
     torch.manual_seed(seed)
     states = [(one, wanted) for one in pool for wanted in TWINS]
-    prompts = [policy.prompt(one.prompt(wanted)) for one, wanted in states]
-    answers = policy.generate(prompts, temperature=0.7)
+    answers = policy.sample([policy.prompt(one.prompt(wanted)) for one, wanted in states], 0.7)
     n_agree = sum(
-        agreement(as_message(text), one.calls[wanted]) == "exact"
-        for (one, wanted), text in zip(states, answers, strict=True)
+        agreement(as_message(policy.text(ids)), one.calls[wanted]) == "exact"
+        for (one, wanted), ids in zip(states, answers, strict=True)
     )
-    print(f"on-policy samples: {n_agree} of {len(states)} agree with the consensus", flush=True)
-    return {(one.number, wanted): text for (one, wanted), text in zip(states, answers, strict=True)}
+    print(
+        f"on-policy samples: {n_agree} of {len(states)} agree with the consensus",
+        flush=True,
+    )
+    return {(one.number, wanted): ids for (one, wanted), ids in zip(states, answers, strict=True)}
 
 
 def on_policy_loss(
-    policy: Policy, repository: Repository, samples: dict[tuple[int, int], str]
+    policy: Policy, repository: Repository, samples: dict[tuple[int, int], list[int]]
 ) -> Tensor:
     """Prefer the consensus to the model's own sample; where they agree, imitate it."""
     rows: list[Row] = []
     for wanted in TWINS:
-        text = samples[repository.number, wanted]
-        sides = [policy.response(repository.calls[wanted])]
-        if agreement(as_message(text), repository.calls[wanted]) != "exact":
-            sides.append(policy.response({"role": "assistant", "content": text}))
+        sample = samples[repository.number, wanted]
+        right = repository.calls[wanted]
+        sides = [policy.response(right)]
+        if agreement(as_message(policy.text(sample)), right) != "exact":
+            sides.append(sample)
         rows.append((policy.prompt(repository.prompt(wanted)), sides))
     losses: list[Tensor] = []
     for good, *bad in policy.logps(rows):
@@ -358,12 +451,16 @@ def measure(
     Blank and foreign prompts cost a pass of their own: not every repository is shown them.
     """
     draw = random.Random(0)
+    acting, controlled = (
+        set(draw.sample(list(tested), math.ceil(len(tested) / every)))
+        for every in (act_every, controls_every)
+    )
     blank = policy.prompt(conversation(BLANK))
     states: list[dict[str, Any]] = []
     for one in tested:
         rows = twin_rows(policy, one)
-        sides = {"true": policy.logps(rows, keep=True)}
-        if one.number % controls_every == 0:
+        sides = {"true": policy.logps(rows)}
+        if one in controlled:
             both = rows[0][1]
             sides["blank"] = policy.logps([(blank, both)]) * 2
             strangers = draw.sample([other for other in tested if other is not one], 2)
@@ -374,6 +471,7 @@ def measure(
             {
                 "repository": one.number,
                 "family": one.family.name,
+                "how": one.family.how,
                 "split": one.split,
                 **{name: _hit(found[wanted], wanted) for name, found in sides.items()},
             }
@@ -382,7 +480,7 @@ def measure(
     asked = [
         (state, one, wanted)
         for state, (one, wanted) in zip(states, product(tested, TWINS), strict=True)
-        if with_actions and one.number % act_every == 0
+        if with_actions and one in acting
     ]
     answers = policy.generate([policy.prompt(one.prompt(wanted)) for _, one, wanted in asked])
     for (state, one, wanted), text in zip(asked, answers, strict=True):
@@ -401,15 +499,32 @@ def _hit(both: Sequence[Tensor], right: int) -> float:
 @torch.no_grad()
 def general_loss(policy: Policy, windows: Sequence[list[int]]) -> float:
     """Mean loss per token on text that has nothing to do with the task, in nats."""
-    batch = torch.tensor(windows, device=policy.device)
-    return policy.model(input_ids=batch, labels=batch).loss.item()
+    batches = (torch.tensor([window], device=policy.device) for window in windows)
+    losses = [policy.model(input_ids=one, labels=one).loss.item() for one in batches]
+    return sum(losses) / len(losses)
 
 
-def general_text(policy: Policy, n_windows: int = 16, n_tokens: int = 192) -> list[list[int]]:
-    """Windows of the language reference that CPython brings along."""
-    names = sorted(topics)
-    windows = (policy.tokenizer(topics[name])["input_ids"][:n_tokens] for name in names)
-    return [window for window in windows if len(window) == n_tokens][:n_windows]
+def general_text(policy: Policy, n_tokens: int = 192) -> list[list[int]]:
+    """Windows of prose and of code: CPython's language reference, and modules of its library."""
+    prose = [topics[name] for name in sorted(topics)]
+    code = [inspect.getsource(importlib.import_module(name)) for name in GENERAL_MODULES]
+    return [*_windows(policy, prose, n_tokens)[:16], *_windows(policy, code, n_tokens)]
+
+
+def other_text(policy: Policy, n_tokens: int = 96) -> list[list[int]]:
+    """Windows of doc strings, none of them in the general text."""
+    texts = []
+    for name in OTHER_MODULES:
+        module = importlib.import_module(name)
+        members = (getattr(module, member, None) for member in sorted(dir(module))[:60])
+        docs = [getattr(one, "__doc__", None) for one in (module, *members)]
+        texts.append("\n".join(doc for doc in docs if isinstance(doc, str)))
+    return _windows(policy, texts, n_tokens)
+
+
+def _windows(policy: Policy, texts: Sequence[str], n_tokens: int) -> list[list[int]]:
+    windows = (policy.tokenizer(text)["input_ids"][:n_tokens] for text in texts)
+    return [window for window in windows if len(window) == n_tokens]
 
 
 def ngram_baseline(trained: Sequence[Repository], tested: Sequence[Repository]) -> dict[str, float]:
@@ -487,23 +602,28 @@ def table(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for arm, of_arm in arms.items():
         found[arm] = {"seeds": len(of_arm)}
-        for split in TESTED:
-            rows = [s for run in of_arm for s in run["states"] if s["split"] == split]
+        for part in TESTED:
+            rows = [state for run in of_arm for state in _states(run, part)]
             figures: dict[str, Any] = {"n_states": len(rows) // len(of_arm)}
             for name in MEASURES:
                 hits = [(s["repository"], float(s[name])) for s in rows if name in s]
                 figures[name] = interval(hits) if hits else None
             figures["true_by_family"] = _by_family(rows)
             if untouched is not None and arm != "untouched":
-                before = [s["true"] for s in untouched["states"] if s["split"] == split]
+                before = [state["true"] for state in _states(untouched, part)]
                 figures["mcnemar_p"] = [
-                    mcnemar(before, [s["true"] for s in run["states"] if s["split"] == split])
+                    mcnemar(before, [state["true"] for state in _states(run, part)])
                     for run in of_arm
                 ]
-            found[arm][split] = figures
+            found[arm][part] = figures
         found[arm]["general_loss"] = [round(run["general_loss"], 4) for run in of_arm]
         found[arm]["training"] = [run.get("training") for run in of_arm]
     return found
+
+
+def _states(run: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    split, how = TESTED[part]
+    return [s for s in run["states"] if s["split"] == split and how in (None, s["how"])]
 
 
 def _by_family(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -522,7 +642,10 @@ def main() -> None:
     parser.add_argument("--likely-only", nargs="*", default=[], help="arms without greedy actions")
     parser.add_argument("--act-every", type=int, default=1, help="act on every n-th repository")
     parser.add_argument(
-        "--controls-every", type=int, default=2, help="other prompts at every n-th repository"
+        "--controls-every",
+        type=int,
+        default=2,
+        help="other prompts at every n-th repository",
     )
     parser.add_argument("--steps", type=int, default=Options.steps)
     given = parser.parse_args()
@@ -538,11 +661,11 @@ def main() -> None:
             if path.is_file() or (arm == "untouched" and seed != given.seeds[0]):
                 continue
             if policy is None:
-                policy = Policy(given.model, options, given.output / "lower.safetensors")
+                policy = Policy(given.model, options)
                 general = general_text(policy)
             training = None
             if arm != "untouched":
-                training = train(policy, arm, seed, pool, given.output)
+                training = train(policy, arm, seed, pool)
                 policy.model.save_pretrained(given.output / f"{arm}-{seed}")
             measured = measure(
                 policy,
@@ -554,7 +677,6 @@ def main() -> None:
             )
             policy.restore()
             path.write_text(json.dumps({"training": training, **measured}, indent=1), "utf-8")
-            policy.save_lower()
             _write_table(given.output, pool, tested)
     _write_table(given.output, pool, tested)
 
@@ -576,12 +698,12 @@ def as_markdown(found: dict[str, Any]) -> str:
         "| arm, seeds | tested on | " + " | ".join(MEASURES) + " | general loss | p |",
         "|" + "---|" * (len(MEASURES) + 4),
     ]
-    for arm, split in product(found["arms"], TESTED):
-        figures = found["arms"][arm][split]
+    for arm, part in product(found["arms"], TESTED):
+        figures = found["arms"][arm][part]
         cells = [_percent(figures[name]) for name in MEASURES]
         loss = ", ".join(f"{one:.3f}" for one in found["arms"][arm]["general_loss"])
         p = ", ".join(f"{one:.1g}" for one in figures.get("mcnemar_p", ())) or "—"
-        where = f"{split.replace('_', ' ')}, {figures['n_states']} states"
+        where = f"{part}: {figures['n_states']} states"
         cells = [f"{arm}, {found['arms'][arm]['seeds']}", where, *cells, loss, p]
         lines.append(f"| {' | '.join(cells)} |")
     ngrams = ", ".join(f"{100 * one:.1f} % on {name}" for name, one in found["ngrams"].items())

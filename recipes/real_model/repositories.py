@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,8 +25,14 @@ or with the tool Bash and a command."""
 BLANK = "(The session is not shown.)"
 
 Split = Literal["train", "new_repositories", "new_families"]
-RUNS = 'print("done")\n'
-REFUSES = 'raise SystemExit("nothing to do here")\n'
+How = Literal["named", "described"]
+HOW: tuple[How, ...] = ("named", "described")
+CONTENTS = {
+    "read": ("This is what was asked for.\n", "This is something else.\n"),
+    "remove": ("This has to go.\n", "This is needed.\n"),
+    "run": ('print("done")\n', 'raise SystemExit("nothing to do here")\n'),
+}
+"""Of the file that the request is about, and of the other."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,8 @@ class Family:
     """A template: what the session shows of two names, and what is asked."""
 
     name: str
+    how: How
+    """Whether the request names the status as it is shown, or describes it in other words."""
     shown: str
     """What a command printed before the lines about the names."""
     line: str
@@ -43,8 +52,6 @@ class Family:
     request: str
     verb: Literal["read", "run", "remove"]
     path: str
-    texts: tuple[str, str] = (RUNS, REFUSES)
-    """Content of the file with the wanted status, and of the other."""
 
     def call(self, name: str) -> dict[str, Any]:
         """Return the action on one of the two names, as a message."""
@@ -59,65 +66,45 @@ class Family:
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-BUG = (
-    "def total(items):\n    return sum(items) - 1\n",
-    "def total(items):\n    return sum(items)\n",
-)
-OLD = ("2019-03-02\n", "2026-11-01\n")
-TRAINED = (
-    Family("tests", "$ pytest -q", "tests/test_{x}.py {status}", "FAILED", "PASSED",
-           "Open the module that is broken, src/NAME.py.", "read", "src/{x}.py", BUG),
-    Family("syntax", "$ python -m compileall src", "src/{x}.py: {status}", "SyntaxError", "ok",
-           "Look at the file that does not compile.", "read", "src/{x}.py",
-           ("def f(:\n", "def f():\n    pass\n")),
-    Family("sums", "$ sha256sum -c SUMS", "data/{x}.csv: {status}", "FAILED", "OK",
-           "Fetch the damaged file once more with fetch/NAME.py.", "run", "fetch/{x}.py"),
-    Family("jobs", "Jobs of last night:", "{x}: {status}", "crashed", "finished",
-           "Start the one that crashed again, jobs/NAME.py.", "run", "jobs/{x}.py"),
-    Family("drafts", "$ head -1 notes/*", "notes/{x}.txt: {status}", "draft", "final",
-           "Remove the draft.", "remove", "notes/{x}.txt", ("draft\n", "final\n")),
-    Family("mirrors", "$ ping mirrors", "mirror {x} is {status}", "up", "down",
-           "Load the index from the mirror that answers, mirrors/NAME.py.", "run",
-           "mirrors/{x}.py"),
-    Family("conflicts", "$ git status", "{status}: src/{x}.py", "both modified", "modified",
-           "Open the file with the conflict.", "read", "src/{x}.py",
-           ("<<<<<<< HEAD\na = 1\n=======\na = 2\n>>>>>>> main\n", "a = 1\n")),
-    Family("reviews", "Review:", "src/{x}.py {status}", "needs changes", "approved",
-           "Open the file that the reviewer is not content with.", "read", "src/{x}.py", BUG),
-    Family("timings", "$ python bench.py", "bench/{x}.py {status}", "94.1 s", "0.2 s",
-           "Open the slow one.", "read", "bench/{x}.py",
-           ("for _ in range(10**9):\n    pass\n", "pass\n")),
-    Family("backups", "$ ls backup", "backup/{x}.tar {status}", "2019", "2026",
-           "Delete the old backup.", "remove", "backup/{x}.tar", OLD),
-    Family("migrations", "$ python manage.py list", "{x} {status}", "pending", "applied",
-           "Run the migration that is still missing, migrations/NAME.py.", "run",
-           "migrations/{x}.py"),
-    Family("services", "$ status", "{x} {status}", "stopped", "running",
-           "Read the log of the service that is down, logs/NAME.log.", "read", "logs/{x}.log",
-           ("exited with status 1\n", "ready\n")),
-    Family("licences", "$ licences", "vendor/{x}.py: {status}", "MIT", "proprietary",
-           "Read the code that is free to use.", "read", "vendor/{x}.py",
-           ("# MIT\n", "# All rights reserved\n")),
-    Family("switches", "Switches:", "{x} = {status}", "on", "off",
-           "Read the feature that is switched on, features/NAME.py.", "read", "features/{x}.py",
-           ("ENABLED = True\n", "ENABLED = False\n")),
-)  # fmt: skip
-UNSEEN = (
-    Family("coverage", "$ coverage report", "src/{x}.py {status}", "12%", "98%",
-           "Open the file that is hardly tested.", "read", "src/{x}.py",
-           ("def untested():\n    pass\n", "def tested():\n    pass\n")),
-    Family("lint", "$ lint src", "src/{x}.py: {status}", "7 errors", "clean",
-           "Open the file that the linter complains about.", "read", "src/{x}.py",
-           ("import os,sys\n", "import os\n")),
-    Family("releases", "Releases:", "{x} is {status}", "failing", "healthy",
-           "Take back the release that fails with rollback/NAME.py.", "run", "rollback/{x}.py"),
-    Family("caches", "$ check cache", "cache/{x}.bin {status}", "corrupt", "valid",
-           "Delete the broken cache.", "remove", "cache/{x}.bin", ("\x00?\n", "ok\n")),
-    Family("hosts", "$ connect", "host {x}: {status}", "connected", "refused",
-           "Read the settings of the host that can be reached, hosts/NAME.toml.", "read",
-           "hosts/{x}.toml", ("reachable = true\n", "reachable = false\n")),
-)  # fmt: skip
-FAMILIES = {family.name: family for family in (*TRAINED, *UNSEEN)}
+def _families(kind: str) -> tuple[Family, ...]:
+    """Make the families of the subjects in `families.toml`: either status, named or described.
+
+    What is trained on describes one status of each subject, the first and the second in turn.
+    """
+    return tuple(
+        Family(
+            name=f"{subject['name']}, {how} {status}",
+            how=how,
+            shown=subject["shown"],
+            line=subject["line"],
+            wanted=status,
+            other=subject["statuses"][1 - which],
+            request=_request(subject, how, number, which),
+            verb=subject["verb"],
+            path=subject["path"],
+        )
+        for number, subject in enumerate(_SUBJECTS[kind])
+        for how in HOW
+        for which, status in enumerate(subject["statuses"])
+        if kind == "unseen" or how == "named" or which == number % 2
+    )
+
+
+def _request(subject: dict[str, Any], how: How, number: int, which: int) -> str:
+    if how in subject:
+        return subject[how][which]
+    path = subject["path"].replace("{x}", "NAME")
+    templates = _SUBJECTS["named"][subject["verb"]]
+    # Subjects with one verb take turns, and so do their two statuses.
+    text = templates[(number + which) % len(templates)]
+    text = text.replace("STATUS", subject["statuses"][which]).replace("PATH", path)
+    is_told = subject["verb"] == "run" or subject["path"] in subject["line"]
+    return text if is_told else f"{text} It is {path}."
+
+
+_SUBJECTS = tomllib.loads(Path(__file__).with_name("families.toml").read_text("utf-8"))
+TRAINED = _families("trained")
+UNSEEN = _families("unseen")
 
 TRAINED_NAMES = """
 cart order price tax user login mail queue token cookie page menu form table chart graph image
@@ -165,7 +152,7 @@ class Repository:
         for place, name in enumerate(self.names):
             path = folder / self.family.path.format(x=name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.family.texts[int(place != wanted)], "utf-8")
+            path.write_text(CONTENTS[self.family.verb][int(place != wanted)], "utf-8")
 
 
 def conversation(text: str) -> list[dict[str, str]]:
@@ -174,27 +161,28 @@ def conversation(text: str) -> list[dict[str, str]]:
 
 
 def repositories(
-    n_trained: int = 13, n_new: int = 4, n_unseen: int = 13, seed: int = 0
+    n_named: int = 1, n_described: int = 4, n_new: int = 1, n_unseen: int = 3, seed: int = 0
 ) -> list[Repository]:
     """Draw the repositories; equal arguments give equal ones.
 
     Args:
-        n_trained: to train on, for each trained family.
+        n_named: to train on, for each trained family whose requests name what is wanted.
+        n_described: to train on, for each trained family whose requests describe it.
         n_new: never trained on, for each trained family.
         n_unseen: for each family that is never trained on.
         seed: of the names and their order.
     """
     draw = random.Random(seed)
     found: list[Repository] = []
-    counts: tuple[tuple[Split, tuple[Family, ...], int, list[str]], ...] = (
-        ("train", TRAINED, n_trained, TRAINED_NAMES),
-        ("new_repositories", TRAINED, n_new, TESTED_NAMES),
-        ("new_families", UNSEEN, n_unseen, TESTED_NAMES),
+    counts: tuple[tuple[Split, tuple[Family, ...], dict[How, int], list[str]], ...] = (
+        ("train", TRAINED, {"named": n_named, "described": n_described}, TRAINED_NAMES),
+        ("new_repositories", TRAINED, dict.fromkeys(HOW, n_new), TESTED_NAMES),
+        ("new_families", UNSEEN, dict.fromkeys(HOW, n_unseen), TESTED_NAMES),
     )
-    for split, families, n, names in counts:
+    for split, families, n_of, names in counts:
         for family in families:
             seen: set[frozenset[str]] = set()
-            while len(seen) < n:
+            while len(seen) < n_of[family.how]:
                 first, second = draw.sample(names, 2)
                 if frozenset((first, second)) not in seen:
                     seen.add(frozenset((first, second)))
@@ -226,7 +214,7 @@ def execute(message: Mapping[str, Any], repository: Repository, wanted: int) -> 
 def _is_done(repository: Repository, wanted: int, folder: Path, output: str) -> bool:
     family = repository.family
     if family.verb == "read":
-        return output == family.texts[0]
+        return output == CONTENTS["read"][0]
     if family.verb == "run":
         return output == "done\n"
     paths = [folder / family.path.format(x=name) for name in repository.names]
@@ -256,7 +244,11 @@ def _run(function: Mapping[str, Any], folder: Path) -> str | None:
     if words[0] != "python":
         return None
     done = subprocess.run(
-        [sys.executable, "-I", str(path)], cwd=folder, capture_output=True, text=True, timeout=30
+        [sys.executable, "-I", str(path)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     return done.stdout if done.returncode == 0 else ""
 

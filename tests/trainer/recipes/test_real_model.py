@@ -39,13 +39,17 @@ def test_the_repositories_are_many_and_the_splits_share_neither_names_nor_unseen
     families = {split: {r.family.name for r in of} for split, of in by_split.items()}
     assert not families["train"] & families["new_families"]
     assert families["new_repositories"] <= families["train"]
+    statuses = {split: {r.family.wanted for r in of} for split, of in by_split.items()}
+    assert not statuses["train"] & statuses["new_families"]
+    requests = {split: {r.family.request for r in of} for split, of in by_split.items()}
+    assert not requests["train"] & requests["new_families"]
 
 
 def test_twins_have_the_same_words_and_only_the_prompt_decides(recipe):
     for one in recipe[1].repositories():
         first, second = (one.prompt(wanted)[-1]["content"] for wanted in (0, 1))
         assert first != second
-        assert Counter(first.split()) == Counter(second.split()) or one.family.name == "conflicts"
+        assert Counter(first.split()) == Counter(second.split()) or one.family.line.startswith("{")
         assert one.calls[0] != one.calls[1]
 
 
@@ -81,11 +85,12 @@ def test_word_ngrams_do_not_tell_the_better_action(recipe):
     trained = [one for one in found if one.split == "train"]
     tested = [one for one in found if one.split != "train"]
     accuracy = recipe[0].ngram_baseline(trained, tested)
-    assert set(accuracy) == {"new_repositories", "new_families"}
+    assert set(accuracy) == {split for split, _ in recipe[0].TESTED.values()}
     assert max(accuracy.values()) <= 0.55
 
 
-def test_one_tree_gives_the_log_probabilities_of_plain_calls(recipe, tokenizer, tmp_path):
+@pytest.fixture
+def policy(recipe, tokenizer, tmp_path):
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -97,9 +102,12 @@ def test_one_tree_gives_the_log_probabilities_of_plain_calls(recipe, tokenizer, 
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
+    proof, _ = recipe
+    return proof.Policy(str(tmp_path), proof.Options(rank=2, first_layer=1, steps=2))
+
+
+def test_one_tree_gives_the_log_probabilities_of_plain_calls(recipe, policy):
     proof, repositories = recipe
-    options = proof.Options(rank=2, first_layer=1)
-    policy = proof.Policy(str(tmp_path), options, tmp_path / "lower.safetensors")
     policy.adapt(0)
     rows = proof.twin_rows(policy, repositories.repositories()[0])
     with torch.no_grad():
@@ -113,6 +121,33 @@ def test_one_tree_gives_the_log_probabilities_of_plain_calls(recipe, tokenizer, 
                     assert torch.allclose(value, expected, atol=1e-5)
 
 
+def test_drift_is_the_divergence_from_the_untouched_model(policy):
+    policy.adapt(0)
+    window = policy.prompt([{"role": "user", "content": "Go on with something else."}])
+    assert policy.drift(window).item() == pytest.approx(0.0, abs=1e-7)
+    with torch.no_grad(), policy.model.disable_adapter():
+        before = policy.model(torch.tensor([window])).logits[0].log_softmax(-1)
+    with torch.no_grad():
+        for name, weights in policy.model.named_parameters():
+            if "lora_B" in name:
+                weights.fill_(0.5)
+        after = policy.model(torch.tensor([window])).logits[0].log_softmax(-1)
+        expected = (before.exp() * (before - after)).sum(-1).mean()
+        assert policy.drift(window).item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("arm", ["pairs", "three_channels", "swapped", "sft", "on_policy"])
+def test_every_arm_trains_the_adapters_and_nothing_else(recipe, policy, arm):
+    proof, repositories = recipe
+    before = [weights.clone() for weights in policy.base.parameters()]
+    told = proof.train(policy, arm, 0, repositories.repositories()[:2])
+    assert told["steps"] == 2
+    adapters = [w for name, w in policy.model.named_parameters() if "lora_B" in name]
+    assert adapters and all(weights.abs().max() > 0 for weights in adapters)  # 0 at first
+    policy.restore()
+    assert all(map(torch.equal, policy.base.parameters(), before))
+
+
 def test_p_of_mcnemar_is_that_of_the_coin(recipe):
     assert recipe[0].mcnemar([0.0] * 8, [1.0] * 8) == pytest.approx(2 / 2**8)
     assert recipe[0].mcnemar([0.0, 1.0], [1.0, 0.0]) == 1.0
@@ -122,8 +157,8 @@ def test_the_readme_shows_the_table_that_was_measured(recipe):
     measured = json.loads((RECIPE / "table.json").read_text("utf-8"))
     assert recipe[0].as_markdown(measured) in (RECIPE / "README.md").read_text("utf-8")
     page = (RECIPE.parents[1] / "docs" / "how-to" / "train-a-real-model.md").read_text("utf-8")
-    for split in recipe[0].TESTED:
+    for part in ("new repositories", "new families"):
         before, after = (
-            100 * measured["arms"][arm][split]["true"][0] for arm in ("untouched", "pairs")
+            100 * measured["arms"][arm][part]["true"][0] for arm in ("untouched", "pairs")
         )
         assert f"from {before:.1f} to {after:.1f} %" in " ".join(page.split())
