@@ -208,7 +208,11 @@ class RootIndex:
         if self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                return _usable(self._path)
+                # SQLite opens what it may not write, and says so at the first change only.
+                places = (self._path.parent, self._path)
+                if not self._path.exists() or all(os.access(p, os.W_OK) for p in places):
+                    return _usable(self._path)
+                logger.info("%s: not used (it may not be written)", self._path)
             except sqlite3.OperationalError as error:
                 logger.info("%s: not used (%s)", self._path, error)  # such as a read-only disk
             except sqlite3.DatabaseError as error:
