@@ -153,17 +153,16 @@ def publish(
     )
     hub = options.open()
     with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
-        there, facts = _state_of(folder, hub, {*given, *agreed})
+        before = read_manifests(folder)
+        there, facts = _state_of(folder, before, hub, {*given, *agreed})
         facts = batch_facts.merge_facts(facts, batch_facts.general_facts(card_facts or {}))
         gone = batch_facts.Retracted.of(facts)
         keys = {*given, *agreed} - gone.batches
         given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
-        split = _session_split(
-            [*given.values(), *agreed.values()], there, read_manifests(folder), test_fraction
-        )
+        split = _session_split([*given.values(), *agreed.values()], there, before, test_fraction)
         old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
-        version = _Version(Path(aside), facts=facts, owned=keys | old.keys())
+        version = _Version(Path(aside), facts=facts, owned=keys | old.keys(), before=before)
 
         def add(
             key: str, pairs: Iterable[pa.Table], agreed: Iterable[pa.Table], **facts: Any
@@ -225,7 +224,7 @@ def shards_of(
         The files by their path in the dataset.
     """
     key, gone = manifest["trace_batch"], batch_facts.Retracted.of(facts)
-    version = _Version(folder, facts=facts, owned={key})
+    version = _Version(folder, facts=facts, owned={key}, before={})
     rows = _rows_of(key, gone.without(pairs), gone.without(positives), prompts)
     _add(
         version,
@@ -272,7 +271,8 @@ def retract(
     options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
     hub = options.open()
     with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
-        there, facts = _state_of(folder, hub, set())
+        before = read_manifests(folder)
+        there, facts = _state_of(folder, before, hub, set())
         new = batch_facts.Retracted(frozenset(map(session_sha, session_ids)), frozenset(batches))
         touched = {
             key
@@ -282,7 +282,7 @@ def retract(
             or manifest.get("layout") != layout.VERSION
         }
         merged = batch_facts.merge_facts(facts, new.facts())
-        version = _Version(Path(aside), facts=merged, owned=touched)
+        version = _Version(Path(aside), facts=merged, owned=touched, before=before)
         for key in sorted(touched - new.batches):
             manifest = there[key]
             more = [name for name in manifest["files"] if name not in layout.CONFIGS]
@@ -312,10 +312,19 @@ class _Version:
     """The next version of the dataset: new content of the batches that it owns.
 
     Its files are written to a folder of their own first, so that prompts pass through in parts.
+    `before` are the manifests of the dataset as it is.
     """
 
-    def __init__(self, aside: Path, *, facts: Mapping[str, Any], owned: set[str]) -> None:
+    def __init__(
+        self,
+        aside: Path,
+        *,
+        facts: Mapping[str, Any],
+        owned: set[str],
+        before: Mapping[str, dict[str, Any]],
+    ) -> None:
         self._aside = aside
+        self._stay = {key: manifest for key, manifest in before.items() if key not in owned}
         self._facts, self._owned = dict(facts), owned
         self._files: dict[str, bytes | Path] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
@@ -417,9 +426,10 @@ class _Version:
         Of many batches some are looked at, by the hash of their keys. Batches that stay count as
         far as their files are in the folder.
         """
-        stay = {key: m for key, m in read_manifests(folder).items() if key not in self._owned}
         sides: list[tuple[str, str, str]] = []
-        for key, manifest in sorted((stay | self._manifests).items(), key=lambda one: _sha(one[0])):
+        for key, manifest in sorted(
+            (self._stay | self._manifests).items(), key=lambda one: _sha(one[0])
+        ):
             if len(sides) >= _ENOUGH_SIDES:
                 break
             for side in SPLITS:
@@ -439,8 +449,7 @@ class _Version:
 
     def write(self, folder: Path, options: HubOptions) -> PublishReport:
         """Bring the folder to this version."""
-        stay = {key: m for key, m in read_manifests(folder).items() if key not in self._owned}
-        here = {**stay, **self._manifests}
+        here = {**self._stay, **self._manifests}
         refuse_rehearsal(here, options.repo_id)
         shared = {
             layout.FACTS: batch_facts.encode(self._facts),
@@ -495,10 +504,10 @@ def _hub_room() -> Any:
 
 
 def _state_of(
-    folder: Path, hub: Any, owned: set[str]
+    folder: Path, before: Mapping[str, dict[str, Any]], hub: Any, owned: set[str]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Manifests of the batches that are not `owned`, and the facts, of folder and Hub together."""
-    manifests = {key: m for key, m in read_manifests(folder).items() if key not in owned}
+    manifests = {key: m for key, m in before.items() if key not in owned}
     path = folder / layout.FACTS
     facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if hub is not None and hub.exists():
