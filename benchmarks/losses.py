@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.measuring import (  # noqa: E402 - after the path above
     MEMORY,
     SECONDS,
+    arguments_of,
     best_of,
     machine_of,
     measure_fresh,
@@ -228,13 +229,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes, seconds")
     parser.add_argument("--shape", choices=[*SHAPES], default="0.5B", help="the head, on CUDA")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--variant", help=argparse.SUPPRESS)
-    parser.add_argument("--sizes", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.variant:
-        print(json.dumps(measure(args.variant, json.loads(args.sizes))))
-        return
+    args = arguments_of(parser, measure)
     model, cases = (SMALL, SMALL_CASES) if args.small else (FULL, CASES)
     if args.device == "cuda" and not args.small:
         model, cases = SHAPES[args.shape], CUDA_CASES

@@ -5,12 +5,14 @@ seconds are wall time between two synchronizations and memory is what the alloca
 most, the weights included.
 """
 
+import argparse
 import json
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 Device = Literal["cpu", "cuda"]
@@ -55,6 +57,20 @@ def machine_of(device: Device) -> str:
     import torch
 
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+
+
+def arguments_of(
+    parser: argparse.ArgumentParser, measure: Callable[..., dict[str, Any]]
+) -> argparse.Namespace:
+    """Parse the command line; in a process that `measure_fresh` began, measure and end."""
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    parser.add_argument("--sizes", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.variant:
+        print(json.dumps(measure(args.variant, json.loads(args.sizes))))
+        raise SystemExit
+    return args
 
 
 def measure_fresh(script: str, variant: str, sizes: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.measuring import (  # noqa: E402 - after the path above
     MEMORY,
     SECONDS,
+    arguments_of,
     machine_of,
     measure_fresh,
     peak_mib,
@@ -246,13 +247,7 @@ def main() -> None:
     parser.add_argument("--states", type=int, help="states of the trace (default 16; 4 if small)")
     parser.add_argument("--shape", choices=[*SHAPES], default="0.5B", help="the model, on CUDA")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--variant", help=argparse.SUPPRESS)
-    parser.add_argument("--sizes", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.variant:
-        print(json.dumps(measure(args.variant, json.loads(args.sizes))))
-        return
+    args = arguments_of(parser, measure)
     sizes = SMALL if args.small else FULL
     if args.device == "cuda":
         sizes = SHAPES[args.shape] | {"dtype": "bfloat16"}

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.measuring import machine_of, measure_fresh, spent_s  # noqa: E402 - path above
+from benchmarks.measuring import arguments_of, machine_of, measure_fresh, spent_s  # noqa: E402 - path above
 from benchmarks.pairs import dpo_sum, make_model  # noqa: E402
 from benchmarks.trl_pairs import run_trl  # noqa: E402
 
@@ -114,13 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", help="a published dataset")
     parser.add_argument("--pairs", type=int, default=N_PAIRS, help="how many; a multiple of 16")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--variant", help=argparse.SUPPRESS)
-    parser.add_argument("--sizes", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.variant:
-        print(json.dumps(measure(args.variant, **json.loads(args.sizes))))
-        return
+    args = arguments_of(parser, lambda variant, sizes: measure(variant, **sizes))
     rows, sizes = [], {"folder": args.folder, "n_pairs": args.pairs}
     for variant in VARIANTS:
         rows.append(row := measure_fresh(__file__, variant, sizes))

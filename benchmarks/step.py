@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.measuring import machine_of, measure_fresh, peak_mib, spent_s  # noqa: E402
+from benchmarks.measuring import arguments_of, machine_of, measure_fresh, peak_mib, spent_s  # noqa: E402
 from benchmarks.pairs import make_model  # noqa: E402 - after the path above
 
 MODEL = {"device": "cpu", "dtype": "float32", "hidden": 256, "n_layers": 4, "vocab": 8192}
@@ -185,13 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", help="a published dataset")
     parser.add_argument("--small", action="store_true", help="invented sessions, a tiny model")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--variant", help=argparse.SUPPRESS)
-    parser.add_argument("--sizes", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.variant:
-        print(json.dumps(measure(args.variant, json.loads(args.sizes))))
-        return
+    args = arguments_of(parser, measure)
     with tempfile.TemporaryDirectory() as scratch:
         sizes = MODEL | {"folder": args.folder, "scratch": scratch, "n_pairs": 48}
         if args.small:
