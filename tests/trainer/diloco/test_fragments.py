@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.trainer.diloco.in_threads import in_threads
 from trainer.diloco import (
     AsyncReplica,
     FragmentedReplica,
@@ -43,21 +44,13 @@ def train_on(replica, rank):
 
 
 def train_all(store, world_size=3, **options):
-    replicas, errors = {}, []
+    replicas = {}
 
     def one(rank):
-        try:
-            replicas[rank] = replica_of(store, rank, world_size, quorum=world_size, **options)
-            train_on(replicas[rank], rank)
-        except Exception as error:  # noqa: BLE001 - shown by the assertion below
-            errors.append(error)
+        replicas[rank] = replica_of(store, rank, world_size, quorum=world_size, **options)
+        train_on(replicas[rank], rank)
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(one, world_size)
     return [replicas[rank].theta for rank in range(world_size)]
 
 

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.trainer.diloco.in_threads import in_threads
 from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.diloco.protocol import Listing, ListRound, Manifest, PutDelta, manifest_key
 from trainer.errors import OuterLoopError, OuterTimeoutError, TrainerConfigError
@@ -14,26 +15,18 @@ N = 1000
 
 def run_replicas(store, settings, *, world_size=3, train=None, make=OuterReplica):
     """Run replicas as threads to the end; return them by rank."""
-    replicas, errors = {}, []
+    replicas = {}
     train = train or (lambda rank, round_id, theta: theta - np.float32(0.1 * (rank + 1)))
 
     def one(rank):
-        try:
-            start = np.zeros(N, np.float32)
-            replica = make(store, start, rank=rank, world_size=world_size, settings=settings)
-            replica.join()
-            while not replica.is_finished:
-                replica.exchange(train(rank, replica.round_id, replica.theta))
-            replicas[rank] = replica
-        except Exception as error:  # noqa: BLE001 - shown by the assertion below
-            errors.append(error)
+        start = np.zeros(N, np.float32)
+        replica = make(store, start, rank=rank, world_size=world_size, settings=settings)
+        replica.join()
+        while not replica.is_finished:
+            replica.exchange(train(rank, replica.round_id, replica.theta))
+        replicas[rank] = replica
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(one, world_size)
     return replicas
 
 
