@@ -60,7 +60,7 @@ def verify(
 ) -> None:
     """Find every byte that is not what was written: in tables, receipts, kept sessions, the dataset.
 
-    Reads all of the data root and changes nothing in it. Ends with status 1 if something is damaged.
+    Reads all of the data root and changes nothing but its index. Ends with status 1 if something is damaged.
     """
     report = open_pipeline(settings, data).verify()
     print_report(report, as_json=as_json, show=show_verify)
