@@ -286,7 +286,7 @@ def train_replicas(policy: Policy, shown: list[list[list[int]]], codec: str) -> 
 def train_unequal(policy: Policy, shown: list[list[list[int]]], codec: str) -> list[RoundReport]:
     """Train asynchronously as many steps as `train_replicas` does, by a clock of its own."""
     store, start = MemoryStore(), policy.view.read()
-    settings = OuterSettings(codec=codec, outer=outer_preset("average"))
+    settings = OuterSettings(codec=codec, outer=outer_preset("average"), snapshot_every=10**6)
     replicas = [
         AsyncReplica(store, start, rank=rank, world_size=N_REPLICAS, settings=settings)
         for rank in range(N_REPLICAS)
