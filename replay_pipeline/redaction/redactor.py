@@ -62,7 +62,7 @@ def _find(text: str, suspect: Suspect) -> list[SecretHit]:
     if CUT_SIGNAL in suspect.signals:
         hits += secrets_by_kingfisher(text.translate(_CUT))
     if suspect.signals:
-        hits += own_hits(text, signals=suspect.signals)
+        hits += own_hits(text, signals=suspect.signals, assigned=suspect.assigned)
     if not hits:
         return []
     placeholders = [m.span() for m in _PLACEHOLDER.finditer(text)]
