@@ -18,6 +18,7 @@ from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.atif import Atif
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
 from replay_pipeline.ingesters.claude_code import ClaudeCode
+from replay_pipeline.ingesters.cline import Cline
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.copilot import Copilot
@@ -60,6 +61,7 @@ INGESTERS: tuple[Ingester, ...] = (
     Copilot(),
     Pi(),
     Atif(),
+    Cline(),
     VerifiersTraces(),
     AgentTraces(),
 )
