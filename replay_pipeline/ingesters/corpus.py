@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters.agent_lightning import AgentLightning
 from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.atif import Atif
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
@@ -63,6 +64,7 @@ INGESTERS: tuple[Ingester, ...] = (
     Atif(),
     Cline(),
     VerifiersTraces(),
+    AgentLightning(),
     AgentTraces(),
 )
 """Asked in this order whose file it is."""
