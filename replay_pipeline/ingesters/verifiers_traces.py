@@ -75,9 +75,9 @@ class MessageGraph:
         self._sealed: set[str] = set()
         # Of every node: the turn it belongs to, and how many of its results stand above.
         self._views: list[tuple[Turn, int] | None] = []
-        agent = as_dict(as_dict(trace.get("agent")).get("config"))
-        self._model = as_text(agent.get("model"))
-        self._harness = as_text(as_dict(agent.get("harness")).get("id"))
+        config = as_dict(as_dict(trace.get("agent")).get("config"))
+        self._model = as_text(config.get("model"))
+        self._harness = as_text(as_dict(config.get("harness")).get("id"))
         calls = [as_dict(call) for call in as_list(trace.get("calls"))]
         self._calls = {call["node"]: call for call in calls if isinstance(call.get("node"), int)}
 
