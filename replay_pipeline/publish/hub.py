@@ -334,7 +334,9 @@ class HubBucket(_OnHub):
                 endpoint=self._api.endpoint, token=self._api.token, skip_instance_cache=True
             )
             with files.open(f"buckets/{self.repo_id}/{path}", "rb") as file:
-                return bytes(file.read())
+                data = file.read()
+            assert isinstance(data, bytes)  # opened as such
+            return data
 
         return self.retry(download)
 
