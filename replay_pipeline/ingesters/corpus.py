@@ -168,8 +168,10 @@ def ingest(
 
     Raises:
         IngestError: a path does not exist or cannot be read, or nothing in `paths` is a session.
+            Of slices, which a batch has found, all may be something else: they are counted.
     """
-    slices = _slices(paths)
+    given = [paths] if isinstance(paths, (Path, str, SourceSlice)) else list(paths)
+    slices = _slices(given)
     corpus = _Corpus(
         redactor=Redactor(salt=salt) if redact else None,
         hash_project=hash_project,
@@ -186,7 +188,7 @@ def ingest(
             if on_progress is not None:
                 total = sum(sizes.values())
                 on_progress(Progress(stage="ingest", n_done=n_bytes, n_total=total, unit="bytes"))
-    if slices and not corpus.n_read:
+    if slices and not corpus.n_read and not all(isinstance(item, SourceSlice) for item in given):
         raise IngestError(_nothing_read(slices, corpus))
     return corpus.result(tool_overrides)
 
@@ -201,11 +203,7 @@ def _nothing_read(slices: list[SourceSlice], corpus: "_Corpus") -> str:
     return f"{where}: not a session of an agent we know ({reasons}); give session .jsonl files"
 
 
-def _slices(
-    paths: Path | str | SourceSlice | Iterable[Path | str | SourceSlice],
-) -> list[SourceSlice]:
-    if isinstance(paths, (Path, str, SourceSlice)):
-        paths = [paths]
+def _slices(paths: Iterable[Path | str | SourceSlice]) -> list[SourceSlice]:
     slices: list[SourceSlice] = []
     for item in paths:
         if isinstance(item, SourceSlice):
