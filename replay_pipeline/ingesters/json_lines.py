@@ -60,11 +60,13 @@ def in_utf_8(source: SourceSlice) -> Iterator[SourceSlice]:
         return
     with TemporaryDirectory() as folder:
         copy = Path(folder) / source.place.name
-        before, whole = (
-            data[:position].decode("utf-16", "ignore").encode()
-            for position in (source.start, source.end)
+        # The first byte of an end of line is where other readers cut: inside a character of two.
+        mark, start = data[:2], max(2, source.start + source.start % 2)
+        before, rest = (
+            (mark + part).decode("utf-16", "ignore").encode()
+            for part in (data[2:start], data[start : source.end])
         )
-        copy.write_bytes(whole)
+        copy.write_bytes(before + rest)
         yield replace(source, start=len(before), end=None, copy=copy)
 
 
