@@ -23,6 +23,7 @@ from replay_pipeline.ingesters.cline import Cline
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.copilot import Copilot
+from replay_pipeline.ingesters.cursor import Cursor
 from replay_pipeline.ingesters.fidelity import OF_STATES, shares_by_client
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.increments import digests_of
@@ -63,6 +64,7 @@ INGESTERS: tuple[Ingester, ...] = (
     Pi(),
     Atif(),
     Cline(),
+    Cursor(),
     VerifiersTraces(),
     AgentLightning(),
     AgentTraces(),
