@@ -183,7 +183,8 @@ class Redactor:
                 if n_found := text.count(folder):
                     counts.setdefault(index, Counter())["home"] += n_found
                     texts[index] = text.replace(folder, put)
-        whole = _BETWEEN.join(texts)
+        if counts:
+            whole = _BETWEEN.join(texts)
         starts = [0, *accumulate(len(text) + len(_BETWEEN) for text in texts)]
         edited: dict[int, list[str]] = {}
         copied: dict[int, int] = {}
