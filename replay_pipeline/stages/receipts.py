@@ -59,6 +59,8 @@ class Receipt:
     seconds: float
     versions: dict[str, str] = field(default_factory=dict)
     """Digest of each part of the code that decided what was written; empty in receipts of 0.1.0."""
+    code_version: str = ""
+    """Digest of that code and of the settings that decided; empty where they are not all known."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Digest of each table of the batch that was read."""
     outputs: dict[str, str] = field(default_factory=dict)
@@ -71,6 +73,13 @@ class Receipt:
     """Whether nothing had changed, so that the stage did nothing this time."""
     at: str = ""
     """When it was written, in UTC."""
+
+    @property
+    def data_version(self) -> str:
+        """What differs once the stage has written other bytes: its tables, or its files if it has none."""
+        written = self.outputs or self.files
+        text = json.dumps(written or self.fingerprint, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class Receipts:
