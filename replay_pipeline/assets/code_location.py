@@ -49,5 +49,5 @@ def _code_version(work: Pipeline, spec: dg.AssetSpec) -> str | None:
         return work.code_version(spec.tags["stage"]) if "stage" in spec.tags else None
     except ConfigError as error:
         # Its stage says so when it is run; until then the other assets are to be seen.
-        logger.warning("%s: %s", spec.key.to_user_string(), error)
+        logger.info("%s: %s", spec.key.to_user_string(), error)
         return None

@@ -648,7 +648,7 @@ class Pipeline(Project):
         place, facts = self.settings.dataset_dir(), self._card_facts()
         general = {key: value for key, value in facts.items() if key not in BATCH_STAGES}
         given = [*self._chosen("publish"), json.dumps(general, sort_keys=True, default=str)]
-        self._outputs = None  # others may have written since
+        self._outputs.clear()  # others may have written since
         inputs = {batch: self._published_from(batch, facts) for batch in batches}
         last = self.receipts.read("publish", "all")
         is_known = (
