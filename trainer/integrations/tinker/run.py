@@ -23,6 +23,7 @@ from trainer.errors import (
     TrainerConfigError,
     TrainingStoppedError,
 )
+from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.integrations.handover import (
     check_startable,
@@ -68,6 +69,7 @@ def train_with_tinker(
 
     Raises:
         TrainerConfigError: Tinker cannot do what the settings ask for.
+        FolderInUseError: another run writes into the output folder.
         DatasetError: a channel has a weight and the dataset has nothing for it.
         EnvironmentFailedError: the service refused or did not answer.
         TrainingStoppedError: asked to stop; the state is saved.
@@ -75,7 +77,7 @@ def train_with_tinker(
     settings = read_settings(values, "tinker")
     check_startable(settings)
     options = section_of(TinkerOptions, settings.own, "engines.tinker.")
-    with _translated(), _service(options) as service:
+    with sole_writer(Path(settings.output)), _translated(), _service(options) as service:
         run = TinkerRun(settings, options, service)
         for step in range(settings.shared.max_steps):
             if should_stop():
