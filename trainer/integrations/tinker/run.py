@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import tinker
 import torch
 from transformers import get_scheduler
@@ -97,6 +98,14 @@ def _translated() -> Iterator[None]:
 
 @contextmanager
 def _service(options: TinkerOptions) -> Iterator[Any]:
+    if address := options.base_url:
+        # The client itself would try for five minutes and say nothing.
+        try:
+            httpx.get(f"{address}/api/v1/healthz", timeout=30)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise EnvironmentFailedError(
+                f"Tinker: no server answers at {address}: {error}"
+            ) from error
     service, status = tinker.ServiceClient(base_url=options.base_url), "errored"
     try:
         yield service
