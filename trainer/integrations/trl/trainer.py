@@ -364,6 +364,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         }
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        if self._mode == "train" and self.has_replay and self.composer.is_replay_alone:
+            return {"pairs": self._next_pairs()}  # nothing is generated or scored for no one
         inputs = super()._prepare_inputs(generation_batch)
         if self._mode == "train" and self._pair_sampler is not None:
             inputs = {**inputs, "pairs": self._next_pairs()}
