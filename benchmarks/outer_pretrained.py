@@ -1,13 +1,15 @@
 """The outer loop on pretrained weights: codecs and AdamW on all three channels, by LoRA.
 
-    python benchmarks/outer_pretrained.py           # every arm, three seeds or five; half an hour
+    python benchmarks/outer_pretrained.py           # every arm, three seeds; half an hour
     python benchmarks/outer_pretrained.py --table   # what is measured so far, as the docs have it
+    python benchmarks/outer_pretrained.py --small --arms ternary unequal    # five seeds, a fifth of the cost
 
 Needs SmolLM2-135M (`make real-model`) and the demo's dataset (`make demo`). Four replicas fine-tune
 LoRA on the last six layers, on the demo's pairs cut to their last 96 tokens; one replica's codec is
 all that differs between arms, and `adamw` makes the same steps on the mean gradient of all four.
-`unequal` is `ternary` in asynchronous rounds, at equal tokens, one replica five times slower: the
-others make its steps, by a clock on which a replica's step takes one or five, and no time is slept.
+`unequal` is `ternary` in asynchronous rounds of one step, at equal tokens, one replica five times
+slower: the others make its steps, by a clock on which a replica's step takes one or five; nobody
+sleeps. `--small` has adapters on the last two layers alone, and a head of fewer tokens.
 An arm that is in the JSON already is not run again. Everything below the adapters is frozen, so
 its activations are computed once; so are those of the teacher, which is the model without adapter.
 
@@ -25,7 +27,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,13 +49,12 @@ from trainer.losses.tree_layout import PackedTree, pack_pairs
 from trainer.types import PairRow
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "outer_pretrained.json"
+RESULTS = ROOT / "benchmarks" / "results"
 FROZEN = ROOT / "build" / "outer_pretrained.pt"
 ARMS = ("adamw", *CODECS, "unequal")
-N_SEEDS = {"ternary": 5, "unequal": 5}
-"""Of arms that have not three."""
 SLOWNESS = 5.0
 N_REPLICAS, N_ROUNDS, INNER_STEPS = 4, 12, 3
+ASYNCHRONOUS_STEPS = 1
 LEARNING_RATE = 1e-3
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 PEFT = PeftOptions(
@@ -102,6 +103,31 @@ class Policy:
         FROZEN.parent.mkdir(exist_ok=True)
         torch.save(known, FROZEN)
 
+    @torch.no_grad()
+    def shrink(self, folder: str, *, n_layers: int = 2, n_others: int = 1500) -> None:
+        """Adapt fewer layers, and leave the head the tokens that occur and some others."""
+        n_all = len(self.body.layers)
+        lower = [
+            self._through(one.tree, one.lower_N_H, self.n_frozen, n_all - n_layers)
+            for one in self.examples
+        ]
+        rows_V_H = self.head.weight
+        seen = {int(token) for one in self.examples for token in one.tree.input_ids_N}
+        kept = sorted(seen | set(random.Random(0).sample(range(len(rows_V_H)), n_others)))
+        self.head = torch.nn.Linear(rows_V_H.shape[1], len(kept), bias=False).requires_grad_(False)
+        self.head.weight.copy_(rows_V_H[kept])
+        place_V = torch.zeros(len(rows_V_H), dtype=torch.long)
+        place_V[kept] = torch.arange(len(kept))
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = with_adapter(base, replace(PEFT, layers=f"last {n_layers}"))
+        self.body, self.n_frozen = base.model, n_all - n_layers
+        self.view = ParameterVector(self.model)
+        for i, (one, lower_N_H) in enumerate(zip(self.examples, lower, strict=True)):
+            tree = replace(one.tree, target_ids_E=place_V[one.tree.target_ids_E])
+            logits_EV = self._logits(tree, self._through(tree, lower_N_H, self.n_frozen))
+            logps_S = _picked(tree, logits_EV.log_softmax(-1))
+            self.examples[i] = Example(tree, lower_N_H, one.teacher_C_H, logps_S)
+
     def start(self, seed: int) -> None:
         """Draw fresh adapters; the model is the pretrained one again."""
         torch.manual_seed(seed)
@@ -121,21 +147,23 @@ class Policy:
     @torch.no_grad()
     def _frozen(self, tree: PackedTree, told: PackedTree) -> tuple[Tensor, Tensor, Tensor]:
         """Compute what training never changes, in the order of `Example`."""
-        lower = self._through(tree, self.body.embed_tokens(tree.input_ids_N), upper=False)
-        teacher = self._through(told, self.body.embed_tokens(told.input_ids_N), upper=False)
-        teacher = self._through(told, teacher, upper=True)
-        logp_EV = self._logits(tree, self._through(tree, lower, upper=True)).log_softmax(-1)
+        lower = self._through(tree, self.body.embed_tokens(tree.input_ids_N), 0, self.n_frozen)
+        teacher = self._through(told, self.body.embed_tokens(told.input_ids_N), 0, self.n_frozen)
+        teacher = self._through(told, teacher, self.n_frozen)
+        logp_EV = self._logits(tree, self._through(tree, lower, self.n_frozen)).log_softmax(-1)
         edges = told.edges_S[told.sequences_S == 0]
         return lower, teacher[told.predictors_E[edges]], _picked(tree, logp_EV)
 
-    def _through(self, tree: PackedTree, hidden_N_H: Tensor, *, upper: bool) -> Tensor:
-        layers = self.body.layers
+    def _through(
+        self, tree: PackedTree, hidden_N_H: Tensor, first: int, last: int | None = None
+    ) -> Tensor:
+        """Run some layers; the norm comes behind the last of all."""
         positions = tree.position_ids_N[None]
         rotary = self.body.rotary_emb(hidden_N_H[None], positions)
         hidden, mask = hidden_N_H[None], tree.visible()[None, None]
-        for layer in layers[self.n_frozen :] if upper else layers[: self.n_frozen]:
+        for layer in self.body.layers[first:last]:
             hidden = layer(hidden, attention_mask=mask, position_embeddings=rotary)
-        return (self.body.norm(hidden) if upper else hidden)[0]
+        return (self.body.norm(hidden) if last is None else hidden)[0]
 
     def _logits(self, tree: PackedTree, hidden_N_H: Tensor) -> Tensor:
         return self.head(hidden_N_H[tree.predictors_E])
@@ -143,7 +171,7 @@ class Policy:
     def loss(self, example: Example) -> tuple[Tensor, dict[str, float]]:
         """Compute the objective on one pair, and its three parts with the pair's accuracy."""
         tree = example.tree
-        logits_EV = self._logits(tree, self._through(tree, example.lower_N_H, upper=True))
+        logits_EV = self._logits(tree, self._through(tree, example.lower_N_H, self.n_frozen))
         logps_S = _picked(tree, logits_EV.log_softmax(-1))
         is_chosen_S = tree.sequences_S == 0
         advantage_S = torch.where(is_chosen_S, 1.0, -1.0)
@@ -255,10 +283,10 @@ def train_replicas(policy: Policy, shown: list[list[list[int]]], codec: str) -> 
     return reports
 
 
-def train_unequal(policy: Policy, shown: list[list[list[int]]], codec: str) -> None:
+def train_unequal(policy: Policy, shown: list[list[list[int]]], codec: str) -> list[RoundReport]:
     """Train asynchronously as many steps as `train_replicas` does, by a clock of its own."""
     store, start = MemoryStore(), policy.view.read()
-    settings = OuterSettings(codec=codec, outer=outer_preset("average"))
+    settings = OuterSettings(codec=codec, outer=outer_preset("average"), snapshot_every=10**6)
     replicas = [
         AsyncReplica(store, start, rank=rank, world_size=N_REPLICAS, settings=settings)
         for rank in range(N_REPLICAS)
@@ -268,6 +296,7 @@ def train_unequal(policy: Policy, shown: list[list[list[int]]], codec: str) -> N
     optimizers = [policy.optimizer() for _ in replicas]
     steps = [iter(batches) for batches in shown]
     n_made, local = [0] * N_REPLICAS, [start] * N_REPLICAS
+    reports: list[RoundReport] = []
     pace = [SLOWNESS if replica.rank == 0 else 1.0 for replica in replicas]
     clock = [(pace[replica.rank], replica.rank) for replica in replicas]
     for _ in range(N_ROUNDS * INNER_STEPS * N_REPLICAS):
@@ -278,12 +307,13 @@ def train_unequal(policy: Policy, shown: list[list[list[int]]], codec: str) -> N
         moved = replica.take_up()
         local[rank] = policy.view.read() + (0 if moved is None else moved)
         n_made[rank] += 1
-        if n_made[rank] % INNER_STEPS == 0:
-            replica.exchange(local[rank])
+        if n_made[rank] % ASYNCHRONOUS_STEPS == 0:
+            reports.append(replica.exchange(local[rank]))
             local[rank] = replica.theta.copy()
         heapq.heappush(clock, (now + pace[rank], rank))
-    assert not any(n % INNER_STEPS for n in n_made), "all that was trained is in the log"
+    assert not any(n % ASYNCHRONOUS_STEPS for n in n_made), "all that was trained is in the log"
     policy.view.write(max(replicas, key=lambda replica: replica.round_id).theta)
+    return reports
 
 
 def run(policy: Policy, n_train: int, arm: str, seed: int) -> dict[str, Any]:
@@ -294,11 +324,14 @@ def run(policy: Policy, n_train: int, arm: str, seed: int) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": arm, "seed": seed}
     if arm == "adamw":
         train_parallel(policy, shown)
-    elif arm == "unequal":
-        train_unequal(policy, shown, "ternary")
     else:
-        reports = train_replicas(policy, shown, arm)
-        row["up_bytes"] = round(statistics.fmean(report.up_bytes for report in reports))
+        is_unequal = arm == "unequal"
+        reports = (train_unequal if is_unequal else train_replicas)(
+            policy, shown, "ternary" if is_unequal else arm
+        )
+        # Of a synchronous round, or of as many steps.
+        n_sent = sum(report.up_bytes for report in reports)
+        row["up_bytes"] = round(n_sent / N_REPLICAS / N_ROUNDS)
     held_out = policy.measure(policy.examples[n_train:])
     return row | {"held_out": held_out, "cpu_s": round(time.process_time() - began, 1)}
 
@@ -352,23 +385,27 @@ def main() -> None:
     parser.add_argument("--model", default=str(ROOT / "build/real-model/smollm2-135m-instruct"))
     parser.add_argument("--dataset", default=str(ROOT / "demo/dataset"))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--small", action="store_true", help="two adapted layers, five seeds")
+    parser.add_argument("--results", type=Path)
     parser.add_argument("--table", action="store_true", help="only show what is there")
     options = parser.parse_args()
-    found = json.loads(options.results.read_text()) if options.results.exists() else {}
+    name = "outer_unequal.json" if options.small else "outer_pretrained.json"
+    results: Path = options.results or RESULTS / name
+    found = json.loads(results.read_text()) if results.exists() else {}
     if options.table:
         print(table(found))
         return
     torch.set_num_threads(1)
     done = {(row["arm"], row["seed"]) for row in found.get("rows", [])}
-    seeds = {arm: N_SEEDS.get(arm, 3) for arm in options.arms}
-    wanted = [(a, s) for s in range(max(seeds.values())) for a in seeds if s < seeds[a]]
-    todo = [pair for pair in wanted if pair not in done]
+    seeds = range(5 if options.small else 3)
+    todo = [(a, s) for s in seeds for a in options.arms if (a, s) not in done]
     if not todo:
         print(table(found))
         return
     data = load_preference_data(options.dataset)
     policy = Policy(options.model, [*data.pairs, *data.test_pairs])
+    if options.small:
+        policy.shrink(options.model)
     n_train = len(data.pairs)
     found.setdefault("before", policy.measure(policy.examples[n_train:]))
     settings = {
@@ -377,11 +414,11 @@ def main() -> None:
         "learning_rate": LEARNING_RATE,
     }  # fmt: skip
     if found.setdefault("settings", settings) != settings:
-        raise SystemExit(f"{options.results} was measured with {found['settings']}: move it away")
+        raise SystemExit(f"{results} was measured with {found['settings']}: move it away")
     for arm, seed in todo:
         row = run(policy, n_train, arm, seed)
         found.setdefault("rows", []).append(row)
-        options.results.write_text(json.dumps(found, indent=1) + "\n")
+        results.write_text(json.dumps(found, indent=1) + "\n")
         print(json.dumps(row), flush=True)
     print(table(found))
 
