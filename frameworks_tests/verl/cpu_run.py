@@ -39,14 +39,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(
-    command: list[str], *, timeout_s: float = 400, **more: str
-) -> "subprocess.CompletedProcess[str]":
+def run(command: list[str], **more: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, *command],
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=timeout_s,
         cwd=HERE,
     )

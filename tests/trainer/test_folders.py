@@ -124,18 +124,30 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("engine", ["trl", "prime_rl"])
+AS_PRIME_RL = (
+    *("model=m", "rollouts=generate", "trl.objective=grpo", "trl.teacher=live"),
+    *("trl.sdpo_estimator=sampled", "trl.jsd_beta=1.0"),
+)
+
+
+@pytest.mark.parametrize(("engine", "own"), [("trl", ()), ("prime_rl", AS_PRIME_RL)])
 def test_a_second_trainer_is_refused_before_anything_is_written(
-    held, dataset_folder, capsys, engine
+    held, dataset_folder, capsys, engine, own
 ):
     folder, process = held
     before = files(folder)
-    assert main([engine, *settings(dataset_folder, folder)]) == 2
+    assert main([engine, *settings(dataset_folder, folder, *own)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {folder}: another trainer is at work here")
     assert f"process {process.pid} " in error
     assert error.count("\n") == 1
     assert files(folder) == before
+
+
+def test_refused_settings_leave_no_folder(dataset_folder, tmp_path, capsys):
+    assert main(["prime_rl", *settings(dataset_folder, tmp_path / "out")]) == 2
+    assert "set rollouts=generate" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_second_launcher_is_kept_out_of_the_work_folder(held, capsys):
