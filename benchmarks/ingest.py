@@ -1,6 +1,6 @@
 """Ingestion against bare `orjson.loads` over the same bytes, and how right it is.
 
-    python benchmarks/ingest.py SESSIONS... [--processes N] [--rounds N]
+    python benchmarks/ingest.py SESSIONS... [--processes N] [--rounds N] [--json FILE]
 
 Ingestion is complete: tree, dedup, labels, fidelity, tool schemas, redaction off and on, parquet.
 It runs batch by batch in a process of its own, as the pipeline does; CPU seconds are counted and
@@ -256,6 +256,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=["parse", "plain", "redacted"], help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--share", default="0/0", help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--long-mb", type=int, help="one session of that size: memory only")
     options = parser.parse_args()
     if options.long_mb and not options.mode:
@@ -272,7 +273,10 @@ def main() -> None:
     else:
         report = compare(options.paths, options.processes, options.rounds)
         report["correctness"] = correctness(options.paths)
-    print(json.dumps(report, indent=2))
+    text = json.dumps(report, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":

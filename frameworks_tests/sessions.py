@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+from replay_pipeline.ingesters import ingest
+from replay_pipeline.ingesters.atif_export import write_trajectories
 from replay_pipeline.publish import export, publish
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import ExportFormat
 from tests.full_tables import full_table
 from trainer.data.dataset import load_preference_data
@@ -99,6 +102,7 @@ def rows() -> list[dict[str, Any]]:
 def prepare(folder: Path) -> None:
     dataset = folder / "dataset"
     publish([("long", full_table(rows(), "normalized_pairs"))], folder=dataset, lengths=[LENGTH])
+    write_trajectories(ingest(SESSIONS_DIR), folder / "trajectories")
     for form in get_args(ExportFormat):
         export(dataset, folder / "exports" / form, form)
     tokenizer = train_tokenizer(corpus(load_preference_data(dataset).pairs), vocab_size=2_048)

@@ -62,7 +62,7 @@ def ingest(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Session files or folders, or hf://datasets/OWNER/NAME. "
+            help="Session files or folders, or hf://datasets/OWNER/NAME or hf://buckets/OWNER/NAME. "
             "By default Claude Code's own folder."
         ),
     ] = None,

@@ -42,6 +42,8 @@ class RecordedCall(msgspec.Struct, gc=False):
     id: str
     name: str
     arguments: str
+    strings: list[str] | None = None
+    """Every string in the arguments, once somebody has asked for them."""
 
 
 class Result(msgspec.Struct, gc=False):

@@ -14,13 +14,16 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters.agent_lightning import AgentLightning
 from replay_pipeline.ingesters.agent_traces import AgentTraces
 from replay_pipeline.ingesters.atif import Atif
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
 from replay_pipeline.ingesters.claude_code import ClaudeCode
+from replay_pipeline.ingesters.cline import Cline
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.copilot import Copilot
+from replay_pipeline.ingesters.cursor import Cursor
 from replay_pipeline.ingesters.fidelity import OF_STATES, shares_by_client
 from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.increments import digests_of
@@ -60,7 +63,10 @@ INGESTERS: tuple[Ingester, ...] = (
     Copilot(),
     Pi(),
     Atif(),
+    Cline(),
+    Cursor(),
     VerifiersTraces(),
+    AgentLightning(),
     AgentTraces(),
 )
 """Asked in this order whose file it is."""
@@ -164,8 +170,10 @@ def ingest(
 
     Raises:
         IngestError: a path does not exist or cannot be read, or nothing in `paths` is a session.
+            Of slices, which a batch has found, all may be something else: they are counted.
     """
-    slices = _slices(paths)
+    given = [paths] if isinstance(paths, (Path, str, SourceSlice)) else list(paths)
+    slices = _slices(given)
     corpus = _Corpus(
         redactor=Redactor(salt=salt) if redact else None,
         hash_project=hash_project,
@@ -182,7 +190,7 @@ def ingest(
             if on_progress is not None:
                 total = sum(sizes.values())
                 on_progress(Progress(stage="ingest", n_done=n_bytes, n_total=total, unit="bytes"))
-    if slices and not corpus.n_read:
+    if slices and not corpus.n_read and not all(isinstance(item, SourceSlice) for item in given):
         raise IngestError(_nothing_read(slices, corpus))
     return corpus.result(tool_overrides)
 
@@ -197,11 +205,7 @@ def _nothing_read(slices: list[SourceSlice], corpus: "_Corpus") -> str:
     return f"{where}: not a session of an agent we know ({reasons}); give session .jsonl files"
 
 
-def _slices(
-    paths: Path | str | SourceSlice | Iterable[Path | str | SourceSlice],
-) -> list[SourceSlice]:
-    if isinstance(paths, (Path, str, SourceSlice)):
-        paths = [paths]
+def _slices(paths: Iterable[Path | str | SourceSlice]) -> list[SourceSlice]:
     slices: list[SourceSlice] = []
     for item in paths:
         if isinstance(item, SourceSlice):

@@ -1,11 +1,13 @@
 """JSON lines as they are found on disk: glued, cut, damaged, and counted all the same."""
 
 import codecs
+import hashlib
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,11 +60,13 @@ def in_utf_8(source: SourceSlice) -> Iterator[SourceSlice]:
         return
     with TemporaryDirectory() as folder:
         copy = Path(folder) / source.place.name
-        before, whole = (
-            data[:position].decode("utf-16", "ignore").encode()
-            for position in (source.start, source.end)
+        # The first byte of an end of line is where other readers cut: inside a character of two.
+        mark, start = data[:2], max(2, source.start + source.start % 2)
+        before, rest = (
+            (mark + part).decode("utf-16", "ignore").encode()
+            for part in (data[2:start], data[start : source.end])
         )
-        copy.write_bytes(whole)
+        copy.write_bytes(before + rest)
         yield replace(source, start=len(before), end=None, copy=copy)
 
 
@@ -188,6 +192,21 @@ def as_count(value: Any) -> int:
     """`value` if it is a sensible number of tokens, else 0."""
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return value if is_count and 0 <= value < 1 << 42 else 0
+
+
+def moment_of(milliseconds: Any) -> str | None:
+    """Give a time in milliseconds since 1970 as other logs write it; `None` if it is no time."""
+    if not (n_ms := as_count(milliseconds)):
+        return None
+    try:
+        return datetime.fromtimestamp(n_ms / 1000, UTC).isoformat()
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def digest_of(value: Any) -> str:
+    """Name a JSON value by its content."""
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=10).hexdigest()
 
 
 def text_in(content: Any) -> str:

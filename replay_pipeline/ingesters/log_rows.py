@@ -78,25 +78,23 @@ class Cleaner:
             return [text or None for text in texts]
         return [self.text(text) if text else None for text in texts]
 
-    def arguments(self, text: str) -> str:
-        """Arguments with every string in them redacted, else as they were recorded."""
+    def arguments(self, text: str, strings: Iterable[str] | None = None) -> str:
+        """Arguments with every string in them redacted, else as they were recorded.
+
+        Args:
+            text: the arguments.
+            strings: every string in them, if that is known.
+        """
         if self._redactor is None:
             return text
+        strings = _strings_in(text) if strings is None else strings
+        clean = {string: put for string in strings if (put := self.text(string)) != string}
+        if not clean:
+            return text
         try:
-            value = _decode(text)
-            clean = self._value(value)
-            return text if clean == value else _encode(clean).decode()
+            return _encode(_replaced(_decode(text), clean)).decode()
         except UNREADABLE:
-            return self.text(text)
-
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self._value(item) for item in value]
-        if isinstance(value, dict):
-            return {self.text(key): self._value(item) for key, item in value.items()}
-        return value
+            return clean[text]
 
 
 def texts_of(turns: Sequence[Turn]) -> Iterator[str]:
@@ -107,7 +105,9 @@ def texts_of(turns: Sequence[Turn]) -> Iterator[str]:
         yield "\n\n".join(turn.thinking)
         for call in turn.calls:
             yield call.name
-            yield from _strings_in(call.arguments)
+            if call.strings is None:
+                call.strings = list(_strings_in(call.arguments))
+            yield from call.strings
         for result in turn.results.values():
             yield result.text
 
@@ -160,6 +160,17 @@ def _strings_in(arguments: str) -> Iterator[str]:
         elif isinstance(value, dict):
             yield from value
             values += value.values()
+
+
+def _replaced(value: Any, clean: Mapping[str, str]) -> Any:
+    """Give JSON with other strings in place of those in `clean`, names among them."""
+    if isinstance(value, str):
+        return clean.get(value, value)
+    if isinstance(value, list):
+        return [_replaced(item, clean) for item in value]
+    if isinstance(value, dict):
+        return {clean.get(key, key): _replaced(item, clean) for key, item in value.items()}
+    return value
 
 
 class LogRows:
@@ -273,7 +284,7 @@ class LogRows:
                 "type": "function",
                 "function": {
                     "name": clean.text(call.name),
-                    "arguments": clean.arguments(call.arguments),
+                    "arguments": clean.arguments(call.arguments, call.strings),
                 },
             }
             for call in turn.calls

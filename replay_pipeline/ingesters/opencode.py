@@ -1,7 +1,6 @@
 """OpenCode: an exported session, or a session file of its storage with the parts around it."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from replay_pipeline.ingesters.json_lines import (
     as_dict,
     as_list,
     as_text,
+    moment_of,
     read_document,
     text_in,
 )
@@ -67,7 +67,7 @@ def _stored(path: Path, session_id: str) -> list[dict[str, Any]]:
 
 def _take(talk: Conversation, info: dict[str, Any], parts: list[Any]) -> bool:
     created = as_dict(info.get("time")).get("created")
-    timestamp = _iso(created)
+    timestamp = moment_of(created)
     parts = list(map(as_dict, parts))
     if info.get("role") == "user":
         text = "\n".join(t for p in parts if (t := as_text(p.get("text"))) is not None)
@@ -118,15 +118,6 @@ def _part(talk: Conversation, turn: Turn, part: dict[str, Any]) -> None:
             talk.reopen(turn)
     elif text is not None:
         (turn.thinking if part.get("type") == "reasoning" else turn.texts).append(text)
-
-
-def _iso(milliseconds: Any) -> str | None:
-    if not (n_ms := as_count(milliseconds)):
-        return None
-    try:
-        return datetime.fromtimestamp(n_ms / 1000, UTC).isoformat()
-    except (OverflowError, ValueError, OSError):
-        return None
 
 
 def _usage(tokens: dict[str, Any]) -> Usage | None:

@@ -52,7 +52,7 @@ class VerifiersTraces:
                 continue
             counts.count(None)
             for k, trace in enumerate(traces):
-                yield _Graph(trace, f"{path.stem}-{number}-{k}", offset).log()
+                yield MessageGraph(trace, f"{path.stem}-{number}-{k}", offset, self.name).log()
 
 
 def _traces(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,20 +64,20 @@ def _nodes(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return nodes if any("message" in node for node in nodes) else []
 
 
-class _Graph:
-    """Turns from the message graph of one trace."""
+class MessageGraph:
+    """Makes turns of the message graph of one trace."""
 
-    def __init__(self, trace: dict[str, Any], name: str, offset: int) -> None:
+    def __init__(self, trace: dict[str, Any], name: str, offset: int, agent: str) -> None:
         self.session_id = as_text(trace.get("id")) or name
-        self.trace, self.offset = trace, offset
+        self.trace, self.offset, self.agent = trace, offset, agent
         self.turns: list[Turn] = []
         self._copies: dict[tuple[str, int], Turn] = {}
         self._sealed: set[str] = set()
         # Of every node: the turn it belongs to, and how many of its results stand above.
         self._views: list[tuple[Turn, int] | None] = []
-        agent = as_dict(as_dict(trace.get("agent")).get("config"))
-        self._model = as_text(agent.get("model"))
-        self._harness = as_text(as_dict(agent.get("harness")).get("id"))
+        config = as_dict(as_dict(trace.get("agent")).get("config"))
+        self._model = as_text(config.get("model"))
+        self._harness = as_text(as_dict(config.get("harness")).get("id"))
         calls = [as_dict(call) for call in as_list(trace.get("calls"))]
         self._calls = {call["node"]: call for call in calls if isinstance(call.get("node"), int)}
 
@@ -90,7 +90,7 @@ class _Graph:
             self._views.append(self._take(index, node, self._views[parent] if is_known else None))
         for index, turn in enumerate(self.turns):
             turn.index = index
-        log = SessionLog(self.session_id, self._harness or VerifiersTraces.name, self.turns)
+        log = SessionLog(self.session_id, self._harness or self.agent, self.turns)
         log.tools = _tools(nodes) or _tools([self.trace])
         return log
 
@@ -120,7 +120,7 @@ class _Graph:
     def _decision(
         self, turn: Turn, index: int, node: dict[str, Any], message: dict[str, Any]
     ) -> None:
-        turn.message_id = f"verifiers:{self.session_id}:{index}"
+        turn.message_id = f"{self.agent}:{self.session_id}:{index}"
         turn.flags = set() if node.get("sampled") else {"copy"}
         thinking = as_text(message.get("reasoning_content"))
         turn.thinking = [thinking] if thinking else []

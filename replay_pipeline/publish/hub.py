@@ -8,8 +8,15 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import (
+    BucketFile,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    HfFileSystem,
+)
 from huggingface_hub.errors import (
+    BucketNotFoundError,
     EntryNotFoundError,
     HfHubHTTPError,
     HFValidationError,
@@ -62,8 +69,8 @@ class ConflictError(PublishError):
     """Another commit came in between."""
 
 
-class HubDataset:
-    """One dataset repository on the Hub. Faults that pass are waited out.
+class _OnHub:
+    """Something on the Hub that has files. Faults that pass are waited out.
 
     Args:
         repo_id: `owner/name`.
@@ -90,6 +97,78 @@ class HubDataset:
         if token is None:
             check_binding("HF_TOKEN", self._api.endpoint, folder=config_dir())
         self._patience_s, self._max_wait_s = patience_s, max_wait_s
+
+    def retry(self, call: Callable[[], T], *, conflicts: bool = False) -> T:
+        """Call until it works, as long as what is in the way passes.
+
+        Args:
+            call: what is to be done; it may be done several times.
+            conflicts: whether a `ConflictError` passes, too.
+
+        Raises:
+            PublishError: the Hub refused, or the patience is over.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception(
+                lambda error: (
+                    isinstance(error, _PassingError)
+                    or (conflicts and isinstance(error, ConflictError))
+                )
+            ),
+            stop=stop_after_delay(self._patience_s),
+            wait=self._wait,
+            reraise=True,
+        )
+        return retrying(self._call, call)
+
+    def _wait(self, state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, _PassingError) and error.retry_after_s is not None:
+            return min(error.retry_after_s, self._patience_s)
+        return wait_random_exponential(0.1, max=self._max_wait_s)(state)
+
+    def _call(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except PublishError:
+            raise
+        except HFValidationError as error:
+            raise ConfigError(f"repo_id {self.repo_id!r}: {error}") from error
+        except Exception as error:
+            if (known := self._translated(error)) is None:
+                raise
+            raise known from error
+
+    def _translated(self, error: BaseException) -> PublishError | None:
+        """Give the fault in our words; the client wraps what went wrong in an upload once more."""
+        if isinstance(error, HfHubHTTPError) and not isinstance(error, LocalEntryNotFoundError):
+            return self._of_answer(error)
+        package = type(error).__module__.split(".")[0]
+        if isinstance(error, LocalEntryNotFoundError) or package in _NETWORK_PACKAGES:
+            return _PassingError(f"{self.repo_id}: the Hub was not reached ({error})")
+        cause = error.__cause__
+        return None if cause is None else self._translated(cause)
+
+    def _of_answer(self, error: HfHubHTTPError) -> PublishError:
+        status = error.response.status_code
+        if status in _CONFLICTS:
+            return ConflictError(f"{self.repo_id}: another commit came in between ({status})")
+        if status in _TRANSIENT:
+            after = error.response.headers.get("Retry-After", "")
+            message = f"{self.repo_id}: the Hub answers {status}; nothing was published. Try later"
+            return _PassingError(message, float(after) if after.isdigit() else None)
+        if status in (401, 403):
+            return PublishError(
+                f"{self.repo_id}: the Hub refuses ({status}); set HF_TOKEN to a token that may "
+                "write to this dataset"
+            )
+        if isinstance(error, EntryNotFoundError):
+            return ConflictError(f"{self.repo_id}: a file is gone that was there ({error})")
+        return PublishError(f"{self.repo_id}: {error}")
+
+
+class HubDataset(_OnHub):
+    """One dataset repository on the Hub."""
 
     def exists(self) -> bool:
         """Whether the repository is there."""
@@ -203,73 +282,63 @@ class HubDataset:
 
         self.retry(delete)
 
-    def retry(self, call: Callable[[], T], *, conflicts: bool = False) -> T:
-        """Call until it works, as long as what is in the way passes.
 
-        Args:
-            call: what is to be done; it may be done several times.
-            conflicts: whether a `ConflictError` passes, too.
+@dataclass(frozen=True, slots=True)
+class BucketEntry:
+    """A file as a listing of a bucket shows it."""
 
-        Raises:
-            PublishError: the Hub refused, or the patience is over.
-        """
-        retrying = Retrying(
-            retry=retry_if_exception(
-                lambda error: (
-                    isinstance(error, _PassingError)
-                    or (conflicts and isinstance(error, ConflictError))
-                )
-            ),
-            stop=stop_after_delay(self._patience_s),
-            wait=self._wait,
-            reraise=True,
-        )
-        return retrying(self._call, call)
+    size_bytes: int
+    changed_s: float | None
+    """When it was last written, in seconds since 1970."""
 
-    def _wait(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, _PassingError) and error.retry_after_s is not None:
-            return min(error.retry_after_s, self._patience_s)
-        return wait_random_exponential(0.1, max=self._max_wait_s)(state)
+    def is_same(self, path: Path) -> bool:
+        """Whether a copy that was given this size and time is still the file."""
+        stat = path.stat()
+        return (stat.st_size, stat.st_mtime) == (self.size_bytes, self.changed_s)
 
-    def _call(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except PublishError:
-            raise
-        except HFValidationError as error:
-            raise ConfigError(f"repo_id {self.repo_id!r}: {error}") from error
-        except Exception as error:
-            if (known := self._translated(error)) is None:
-                raise
-            raise known from error
 
-    def _translated(self, error: BaseException) -> PublishError | None:
-        """Give the fault in our words; the client wraps what went wrong in an upload once more."""
-        if isinstance(error, HfHubHTTPError) and not isinstance(error, LocalEntryNotFoundError):
-            return self._of_answer(error)
-        package = type(error).__module__.split(".")[0]
-        if isinstance(error, LocalEntryNotFoundError) or package in _NETWORK_PACKAGES:
-            return _PassingError(f"{self.repo_id}: the Hub was not reached ({error})")
-        cause = error.__cause__
-        return None if cause is None else self._translated(cause)
+class HubBucket(_OnHub):
+    """One bucket on the Hub: files without versions, to be read."""
 
-    def _of_answer(self, error: HfHubHTTPError) -> PublishError:
-        status = error.response.status_code
-        if status in _CONFLICTS:
-            return ConflictError(f"{self.repo_id}: another commit came in between ({status})")
-        if status in _TRANSIENT:
-            after = error.response.headers.get("Retry-After", "")
-            message = f"{self.repo_id}: the Hub answers {status}; nothing was published. Try later"
-            return _PassingError(message, float(after) if after.isdigit() else None)
-        if status in (401, 403):
-            return PublishError(
-                f"{self.repo_id}: the Hub refuses ({status}); set HF_TOKEN to a token that may "
-                "write to this dataset"
+    def exists(self) -> bool:
+        """Whether the bucket is there."""
+
+        def look() -> bool:
+            try:
+                self._api.bucket_info(self.repo_id)
+            except BucketNotFoundError:
+                return False
+            return True
+
+        return self.retry(look)
+
+    def files(self) -> dict[str, BucketEntry]:
+        """List the files, by path."""
+
+        def read() -> dict[str, BucketEntry]:
+            found = {}
+            for entry in self._api.list_bucket_tree(self.repo_id, recursive=True):
+                if isinstance(entry, BucketFile):
+                    changed = entry.mtime or entry.uploaded_at
+                    time_s = changed.timestamp() if changed else None
+                    found[entry.path] = BucketEntry(entry.size, time_s)
+            return found
+
+        return self.retry(read)
+
+    def read(self, path: str) -> bytes:
+        """Give the bytes of a file."""
+
+        def download() -> bytes:
+            files = HfFileSystem(
+                endpoint=self._api.endpoint, token=self._api.token, skip_instance_cache=True
             )
-        if isinstance(error, EntryNotFoundError):
-            return ConflictError(f"{self.repo_id}: a file is gone that was there ({error})")
-        return PublishError(f"{self.repo_id}: {error}")
+            with files.open(f"buckets/{self.repo_id}/{path}", "rb") as file:
+                data = file.read()
+            assert isinstance(data, bytes)  # opened as such
+            return data
+
+        return self.retry(download)
 
 
 class _PassingError(PublishError):

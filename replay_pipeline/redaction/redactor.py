@@ -62,7 +62,7 @@ def _find(text: str, suspect: Suspect) -> list[SecretHit]:
     if CUT_SIGNAL in suspect.signals:
         hits += secrets_by_kingfisher(text.translate(_CUT))
     if suspect.signals:
-        hits += own_hits(text, signals=suspect.signals)
+        hits += own_hits(text, signals=suspect.signals, assigned=suspect.assigned)
     if not hits:
         return []
     placeholders = [m.span() for m in _PLACEHOLDER.finditer(text)]
@@ -183,7 +183,8 @@ class Redactor:
                 if n_found := text.count(folder):
                     counts.setdefault(index, Counter())["home"] += n_found
                     texts[index] = text.replace(folder, put)
-        whole = _BETWEEN.join(texts)
+        if counts:
+            whole = _BETWEEN.join(texts)
         starts = [0, *accumulate(len(text) + len(_BETWEEN) for text in texts)]
         edited: dict[int, list[str]] = {}
         copied: dict[int, int] = {}

@@ -33,6 +33,8 @@ class Suspect(NamedTuple):
 
     signals: set[str]
     """Names in `SIGNALS`: a secret by our own rules."""
+    assigned: list[tuple[int, int]]
+    """Start and end of where a name may be given a value."""
     is_known: bool
     """A secret by the rules of kingfisher."""
     hosts: list[tuple[int, int]]
@@ -85,7 +87,7 @@ def _suspects(data: bytes, ends: list[int]) -> dict[int, Suspect]:
     found: dict[int, Suspect] = {}
 
     def suspect(index: int) -> Suspect:
-        return found.setdefault(index, Suspect(set(), False, []))
+        return found.setdefault(index, Suspect(set(), [], False, []))
 
     for start, end, _ in _spans(data):
         for index in {bisect_right(ends, start), bisect_right(ends, end - 1)}:
@@ -95,13 +97,20 @@ def _suspects(data: bytes, ends: list[int]) -> dict[int, Suspect]:
         start, end = where["start_offset"], where["end_offset"]
         index = bisect_right(ends, start)
         if name == _HOSTS:
-            at = ends[index - 1] if index else 0
-            before = data[at:start].decode("utf-8", "replace")
-            suspect(index).hosts.append((len(before), len(before) + end - start))
-        else:
-            for inside in {index, bisect_right(ends, end - 1)}:
-                suspect(inside).signals.add(name)
+            suspect(index).hosts.append(_place(data, ends, index, start, end))
+            continue
+        for inside in {index, bisect_right(ends, end - 1)}:
+            suspect(inside).signals.add(name)
+            if name == "assigned":
+                suspect(inside).assigned.append(_place(data, ends, inside, start, end))
     return found
+
+
+def _place(data: bytes, ends: Sequence[int], index: int, start: int, end: int) -> tuple[int, int]:
+    """Give a range in characters of one text that holds `data[start:end]`, or its part of that."""
+    at = ends[index - 1] if index else 0
+    n_before = len(data[at:start].decode("utf-8", "replace"))
+    return n_before, n_before + end - max(at, start)
 
 
 def people_in(texts: Iterable[str]) -> frozenset[str]:

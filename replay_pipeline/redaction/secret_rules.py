@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,7 +115,11 @@ class SecretHit:
 
 
 def own_hits(
-    text: str, depth: int = 0, *, signals: Collection[str] | None = None
+    text: str,
+    depth: int = 0,
+    *,
+    signals: Collection[str] | None = None,
+    assigned: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[SecretHit]:
     """Find secrets by our rules, in no order; they may overlap.
 
@@ -123,12 +127,14 @@ def own_hits(
         text: where they are looked for.
         depth: how many encodings it was inside.
         signals: which of `SIGNALS` were found in it, if that is known.
+        assigned: start and end of where a name may be given a value, likewise.
     """
     families = SIGNALS if signals is None else signals
     if "token" in families:
         yield from _tokens(text)
     if "assigned" in families:
-        yield from _assignments(text)
+        for where in [(0, len(text))] if assigned is None else assigned:
+            yield from _assignments(text, *where)
     if "line" in families:
         yield from _in_lines(text)
     if "key" in families:
@@ -144,12 +150,12 @@ def own_hits(
 # Tokens that are known by their own look.
 
 
-def _ends(text: str, literal: str) -> Iterator[int]:
-    """Tell where each occurrence of a literal ends."""
-    position = text.find(literal)
+def _ends(text: str, literal: str, start: int = 0, end: int | None = None) -> Iterator[int]:
+    """Tell where each occurrence of a literal in `text[start:end]` ends."""
+    position = text.find(literal, start, end)
     while position >= 0:
         yield position + len(literal)
-        position = text.find(literal, position + 1)
+        position = text.find(literal, position + 1, end)
 
 
 def _tokens(text: str) -> Iterator[SecretHit]:
@@ -211,10 +217,10 @@ _PAGE = re.compile(
 _HEX = re.compile(r"[0-9a-fA-F]{8,}(?:[-:][0-9a-fA-F]{4,})*")
 
 
-def _assignments(text: str) -> Iterator[SecretHit]:
+def _assignments(text: str, first: int, last: int) -> Iterator[SecretHit]:
     for name in RULES.names:
         is_password = name.lower() in {"assword", "asswd", "pwd", "passphrase"}
-        for end in _ends(text, name):
+        for end in _ends(text, name, first, last):
             match = _ASSIGNED.match(text, end)
             if match is None or _PAGE.search(text, max(0, end - 24), end):
                 continue

@@ -1,7 +1,9 @@
-"""Sessions that lie on the Hub: the files of a dataset repository, brought here and kept up to date."""
+"""Sessions that lie on the Hub, in a dataset repository or a bucket: brought here and kept up to date."""
 
 import logging
+import os
 import re
+from functools import partial
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 
@@ -10,12 +12,12 @@ from replay_pipeline.storage.store import written_whole
 
 logger = logging.getLogger(__name__)
 
-_SOURCE = re.compile(r"(?:^|/)hf:/{1,2}datasets/([\w.-]+/[\w.-]+)/?$")
+_SOURCE = re.compile(r"(?:^|/)hf:/{1,2}((?:datasets|buckets)/[\w.-]+/[\w.-]+)/?$")
 _SUFFIXES = frozenset({".jsonl", ".json"})
 
 
 def repository_of(source: Path) -> str | None:
-    """Give the dataset repository that a source names: `hf://datasets/OWNER/NAME`."""
+    """Give what a source names on the Hub: `datasets/OWNER/NAME` or `buckets/OWNER/NAME`."""
     match = _SOURCE.search(source.as_posix())
     return match[1] if match else None
 
@@ -23,35 +25,45 @@ def repository_of(source: Path) -> str | None:
 def fetch_sessions(source: Path, folder: Path) -> Path:
     """Bring what a source names onto this machine, and give where it lies.
 
-    A path of this machine is given back as it is. Of a repository the files that may be sessions
+    A path of this machine is given back as it is. Of a repository or bucket the files that may be sessions
     are fetched into a folder of its own below `folder`, for its owner alone; those that are there
-    already are left. A file that has left the repository stays here.
+    already are left. A file that has left it stays here.
 
     Raises:
         PublishError: the Hub cannot be reached, or refused.
         MissingDependencyError: the extra `publish` is not installed.
     """
-    repository = repository_of(source)
-    if repository is None:
+    place = repository_of(source)
+    if place is None:
         return source
+    kind, name = place.split("/", 1)
     try:
-        hub = import_module("replay_pipeline.publish.hub").HubDataset(repository)
+        hub = import_module("replay_pipeline.publish.hub")
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"{source}: the Hub needs huggingface_hub: pip install 'replay-pipeline[publish]'"
         ) from error
-    if not hub.exists():
-        raise PublishError(f"hf://datasets/{repository}: no such dataset, or no right to read it")
-    head = hub.head()
-    here = folder / "hub" / repository
-    for name, remote in head.files.items():
-        path = PurePosixPath(name)
+    store = (hub.HubBucket if kind == "buckets" else hub.HubDataset)(name)
+    if not store.exists():
+        raise PublishError(f"hf://{place}: there is none, or no right to read it")
+    here = folder / ("hub" if kind == "datasets" else "hub-buckets") / name
+    if kind == "datasets":
+        head = store.head()
+        files, read = head.files, partial(store.read, revision=head.sha)
+    else:
+        files, read = store.files(), store.read
+    for file_name, remote in files.items():
+        path = PurePosixPath(file_name)
         if path.suffix not in _SUFFIXES or path.is_absolute() or ".." in path.parts:
             continue
         target = here / path
-        if not (target.is_file() and remote.is_same(target)):
-            data = hub.read(name, revision=head.sha)
-            with written_whole(target, is_private=True) as file:
-                file.write(data)
-            logger.info("%s: fetched from %s", name, repository)
+        if target.is_file() and remote.is_same(target):
+            continue
+        data = read(file_name)
+        with written_whole(target, is_private=True) as file:
+            file.write(data)
+        if kind == "buckets" and remote.changed_s is not None:
+            # A bucket names no hash that could be computed here: the time tells what has changed.
+            os.utime(target, (remote.changed_s, remote.changed_s))
+        logger.info("%s: fetched from %s", file_name, place)
     return here

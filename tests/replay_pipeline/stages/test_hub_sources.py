@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),  # of the client
 ]
-SOURCE = "hf://datasets/me/sessions"
+SOURCES = ["hf://datasets/me/sessions", "hf://buckets/me/sessions"]
 
 
 def a_log(session_id: str) -> bytes:
@@ -61,22 +61,25 @@ def put(api: HfApi, name: str, data: bytes) -> None:
     )
 
 
-def ingest(*arguments: str) -> dict[str, Any]:
-    return json.loads(command("ingest", SOURCE, *arguments, "--json"))
+def ingest(source: str, *arguments: str) -> dict[str, Any]:
+    return json.loads(command("ingest", source, *arguments, "--json"))
 
 
-def test_sessions_on_the_hub_are_read_and_only_new_ones_the_next_time(api, tmp_path: Path):
+@pytest.mark.parametrize("source", SOURCES)
+def test_sessions_on_the_hub_are_read_and_only_new_ones_the_next_time(
+    api, tmp_path: Path, source: str
+):
     put(api, "kim/first.jsonl", a_log("first"))
     put(api, "README.md", b"# Sessions")
     root = ("--data", str(tmp_path / "root"))
-    assert ingest(*root)["new_states"] == 1
+    assert ingest(source, *root)["new_states"] == 1
     put(api, "kim/second.jsonl", a_log("second"))
-    report = ingest(*root)
+    report = ingest(source, *root)
     assert (report["new_states"], report["states"]) == (1, 2)
-    assert ingest("--out", str(tmp_path / "out"))["n_states"] == 2
+    assert ingest(source, "--out", str(tmp_path / "out"))["n_states"] == 2
 
 
-@pytest.mark.parametrize("name", ["hf://datasets/me/sessions", "/srv/hf:/datasets/me/sessions/"])
+@pytest.mark.parametrize("name", [*SOURCES, "/srv/hf:/datasets/me/sessions/"])
 def test_a_repository_is_told_from_a_path(name: str):
-    assert repository_of(Path(name)) == "me/sessions"
+    assert repository_of(Path(name)) in {"datasets/me/sessions", "buckets/me/sessions"}
     assert repository_of(Path("/srv/datasets/me/sessions")) is None

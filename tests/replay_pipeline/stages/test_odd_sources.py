@@ -7,6 +7,8 @@ from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
 from replay_pipeline.ingesters import batches
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pipeline import Pipeline
 from tests.replay_pipeline.ingesters.logs import Log
 
 
@@ -63,3 +65,20 @@ def test_logs_that_are_all_utf_16_are_read(tmp_path: Path):
         run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(tmp_path / "root")])
         assert run.exit_code == 0, run.output
     assert "states 2" in told(run.output)
+
+
+def test_a_batch_of_nothing_but_other_files_is_counted_and_fails_no_run(tmp_path: Path):
+    logs, root = tmp_path / "logs", tmp_path / "root"
+    logs.mkdir()
+    (logs / "package.json").write_text('{"name": "tide", "version": "1.0.0"}')
+    for _ in range(2):
+        run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(root)])
+        assert run.exit_code == 0, run.output
+    assert "foreign" in told(run.output)
+    a_log(logs)
+    run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(root)])
+    assert run.exit_code == 0, run.output
+    assert "states 1" in told(run.output)
+    work = Pipeline(Settings(data_dir=root))
+    reports = [work.receipts.read("ingest", key).report for key in work.batches()]
+    assert [report["skipped_files"] for report in reports] == [{"foreign": 1}, {}]

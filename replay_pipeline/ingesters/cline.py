@@ -1,0 +1,127 @@
+"""Cline: the messages of a task, as its extension kept them and as its SDK and command line keep them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
+from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.json_lines import (
+    arguments_text,
+    as_count,
+    as_dict,
+    as_list,
+    as_text,
+    digest_of,
+    moment_of,
+    read_document,
+    text_in,
+)
+
+_LIST = re.compile(rb'\s*\[\s*\{\s*"(?:role|content|id|ts)"\s*:')
+_PARTS = re.compile(rb'\s*\{\s*"version"\s*:\s*1,\s*"updated_at"\s*:')
+
+
+class Cline:
+    """Reads `tasks/<id>/api_conversation_history.json` and `sessions/<id>/<name>.messages.json`.
+
+    Both hold messages in Anthropic's form. The first says nowhere which task it is of: its session is
+    named by its first message, which stays when later ones come.
+    """
+
+    name = "cline"
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether a list of messages begins here, or the document around one."""
+        if _PARTS.match(head):
+            return b'"sessionId"' in head and b'"origin"' in head
+        return bool(_LIST.match(head)) and b'"role"' in head and b'"content"' in head
+
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
+        """Read the one conversation of a task: a document, so there is no part of it to read."""
+        del end
+        document = read_document(path)
+        whole = as_dict(document)
+        messages = as_list(document) or as_list(whole.get("messages"))
+        name = as_text(whole.get("sessionId")) or (digest_of(messages[0]) if messages else "")
+        talk = Conversation(name or path.stem, self.name)
+        talk.version = as_text(as_dict(whole.get("origin")).get("version"))
+        if prompt := as_text(whole.get("system_prompt")):
+            talk.user(prompt, offset=0, kind="meta")
+        counts.rows += len(messages)
+        for message in map(as_dict, messages):
+            counts.count(_take(talk, message))
+        log = talk.log()
+        if parent := as_text(as_dict(whole.get("origin")).get("parentThreadId")):
+            log.agent_id, log.parent_session_id = talk.session_id, parent
+        yield log
+
+
+def _take(talk: Conversation, message: dict[str, Any]) -> str | None:
+    content, timestamp = message.get("content"), moment_of(message.get("ts"))
+    blocks = [as_dict(block) for block in as_list(content)]
+    if isinstance(content, str):
+        blocks = [{"type": "text", "text": content}]
+    if message.get("role") == "user":
+        return _user(talk, blocks, timestamp)
+    if message.get("role") != "assistant":
+        return "no_message"
+    model = as_dict(message.get("modelInfo"))
+    talk.model = as_text(model.get("modelId")) or as_text(model.get("id")) or talk.model
+    talk.close()
+    own_id = as_text(message.get("id"))
+    turn = talk.assistant(
+        offset=0, timestamp=timestamp, message_id=f"cline:{own_id}" if own_id else None
+    )
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "tool_use":
+            name, arguments = as_text(block.get("name")) or "", arguments_text(block.get("input"))
+            talk.call(turn, as_text(block.get("id")), name, arguments)
+        elif kind == "thinking":
+            turn.thinking += filter(None, [as_text(block.get("thinking"))])
+        elif kind == "redacted_thinking":
+            turn.flags.add(kind)
+        elif text := text_in(block):
+            turn.texts.append(text)
+    turn.usage = _usage(as_dict(message.get("metrics")))
+    return None if blocks else "empty"
+
+
+def _user(talk: Conversation, blocks: list[dict[str, Any]], timestamp: str | None) -> str | None:
+    texts = list[str]()
+    is_orphan = False
+    for block in blocks:
+        if block.get("type") != "tool_result":
+            texts += filter(None, [_shown(block)])
+            continue
+        answer = block.get("content")
+        text = answer if isinstance(answer, str) else "\n".join(map(_shown, as_list(answer)))
+        is_error = block.get("is_error") is True
+        if not talk.result(as_text(block.get("tool_use_id")) or "", text, is_error=is_error):
+            is_orphan = True
+    if texts:
+        talk.user("\n\n".join(texts), offset=0, timestamp=timestamp)
+    if is_orphan and not texts:
+        return "orphan_result"
+    return None if blocks else "empty"
+
+
+def _shown(block: Any) -> str:
+    """Give what the model sees of a block; that of a tool may be any JSON."""
+    if as_dict(block).get("type") == "file":
+        return as_text(block.get("content")) or ""
+    return text_in(block) if as_text(as_dict(block).get("type")) else arguments_text(block)
+
+
+def _usage(metrics: dict[str, Any]) -> Usage | None:
+    """Read the tokens of a message; those of the prompt include what came from a cache."""
+    tokens = as_dict(metrics.get("tokens"))
+    n_prompt = as_count(tokens.get("prompt")) or as_count(metrics.get("inputTokens"))
+    n_read = as_count(tokens.get("cached")) or as_count(metrics.get("cacheReadTokens"))
+    n_written = as_count(metrics.get("cacheWriteTokens"))
+    n_output = as_count(tokens.get("completion")) or as_count(metrics.get("outputTokens"))
+    if not n_prompt:
+        return None
+    return Usage(max(0, n_prompt - n_read - n_written), n_written, n_read, n_output)

@@ -1,0 +1,96 @@
+"""Cursor: what its command line agent prints with `--output-format stream-json`, an event a line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog
+from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.json_lines import (
+    arguments_text,
+    as_dict,
+    as_text,
+    moment_of,
+    objects_in,
+    read_objects,
+    text_in,
+)
+
+
+class Cursor:
+    """Reads the events of one run, or of several of one session after another.
+
+    Source: cursor.com/docs/cli/reference/output-format. What the editor keeps (`state.vscdb`) is
+    published nowhere, and is not read.
+    """
+
+    name = "cursor"
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether the first event begins a run; Claude Code's, of the same name, lists its tools."""
+        for row in objects_in(head.split(b"\n", 1)[0], ReadCounts()):
+            is_start = (row.get("type"), row.get("subtype")) == ("system", "init")
+            return is_start and {"session_id", "apiKeySource"} <= row.keys() and "tools" not in row
+        return False
+
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
+        """Read the one conversation of a session."""
+        talk = Conversation(path.stem, self.name)
+        for offset, row in read_objects(path, counts, end):
+            counts.count(_take(talk, row, offset))
+        yield talk.log()
+
+
+def _take(talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+    kind, timestamp = row.get("type"), moment_of(row.get("timestamp_ms"))
+    text = text_in(as_dict(row.get("message")).get("content"))
+    if kind == "system":
+        talk.session_id = as_text(row.get("session_id")) or talk.session_id
+        talk.cwd = as_text(row.get("cwd")) or talk.cwd
+        talk.model = as_text(row.get("model")) or talk.model
+        return None
+    if kind == "tool_call":
+        return _tool(talk, row, offset, timestamp)
+    if kind not in ("user", "assistant"):
+        return "bookkeeping"
+    if not text:
+        return "empty"
+    if kind == "user":
+        talk.user(text, offset=offset, timestamp=timestamp)
+    else:
+        talk.assistant(offset=offset, timestamp=timestamp).texts.append(text)
+    return None
+
+
+def _tool(
+    talk: Conversation, row: dict[str, Any], offset: int, timestamp: str | None
+) -> str | None:
+    """Take in that a call began, or with what it ended: both name the call and its arguments."""
+    call_id, named = as_text(row.get("call_id")), as_dict(row.get("tool_call"))
+    key = next((key for key in named if key == "function" or key.endswith("ToolCall")), None)
+    if call_id is None or key is None:
+        return "no_message"
+    call = as_dict(named[key])
+    result = as_dict(call.get("result"))
+    outcome = next(iter(result), None)
+    answer = None
+    if row.get("subtype") == "completed":
+        value = result.get(outcome or "")
+        text = as_text(as_dict(value).get("content"))
+        answer = Result(
+            text
+            if text is not None
+            else value
+            if isinstance(value, str)
+            else arguments_text(value),
+            outcome not in {"success", None},
+            "user-rejected" if outcome == "rejected" else None,
+        )
+        if talk.answer(call_id, answer):
+            return None
+    name = as_text(call.get("name")) or key.removesuffix("ToolCall")
+    turn = talk.assistant(offset=offset, timestamp=timestamp)
+    talk.call(turn, call_id, name, arguments_text(call.get("args") or call.get("arguments")))
+    if answer is not None:
+        talk.answer(call_id, answer)
+    return None
