@@ -1,6 +1,7 @@
 """Everything that Dagster is told of: assets, checks, jobs, schedules and sensors."""
 
 import logging
+from typing import Any
 
 import dagster as dg
 
@@ -24,12 +25,11 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     """
     work = pipeline.open()
     night_settings = work.settings.night
+    modules = [traces, replay, pairs, publish, train, night]
+    assets: list[Any] = [*dg.load_assets_from_modules(modules, include_specs=True)]
     return dg.Definitions(
         assets=dg.map_asset_specs(
-            lambda spec: spec.replace_attributes(code_version=_code_version(work, spec)),
-            dg.load_assets_from_modules(
-                [traces, replay, pairs, publish, train, night], include_specs=True
-            ),
+            lambda spec: spec.replace_attributes(code_version=_code_version(work, spec)), assets
         ),
         asset_checks=checks.CHECKS,
         jobs=[*automation.JOBS.values()],

@@ -22,6 +22,9 @@ _A_DAY = timedelta(days=1)
     owners=OWNERS,
     kinds={"python", "json"},
     tags={"stage": "report"},
+    freshness_policy=dg.FreshnessPolicy.time_window(
+        fail_window=2.1 * _A_DAY, warn_window=1.1 * _A_DAY
+    ),
 )
 def night_summary(
     context: dg.AssetExecutionContext, pipeline: PipelineResource

@@ -52,12 +52,13 @@ class CardFacts(TypedDict, total=False):
 
 
 _GENERAL = ("title", "license", "teachers", "accepted_terms", "control_run", "notes", "url")
-_OF_STAGES = {
+STAGE_FACTS = {
     "ingest": ("n_sessions", "n_turns", "n_states"),
     "replay": ("n_answers", "n_failed", "spent_usd", "cost_by_teacher_usd", "errors"),
     "pairs": ("n_consensus", "n_agreement", "n_pairs", "outcomes"),
     "normalize": ("recipe", "n_in", "n_kept", "dropped", "length_bias"),
 }
+"""What is told of each stage, out of its report."""
 
 
 def general_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def general_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 def stage_facts(facts: Mapping[str, Any], batch: str) -> dict[str, Any]:
     """Tell what the stages reported about a batch, as far as it does not change when they run again."""
     stages = {}
-    for stage, names in _OF_STAGES.items():
+    for stage, names in STAGE_FACTS.items():
         report = facts.get(stage, {}).get(batch)
         if report:
             stages[stage] = {name: report[name] for name in names if name in report}

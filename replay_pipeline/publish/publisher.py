@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
@@ -613,8 +614,8 @@ def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[
 def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
     """Give the manifests of a dataset folder, by batch."""
     return {
-        batch: json.loads(data)
-        for path, data in read_files(folder, layout.MANIFESTS).items()
+        batch: msgspec.json.decode((folder / path).read_bytes())
+        for path in sorted(f"{layout.MANIFESTS}/{n}" for n in list_files(folder / layout.MANIFESTS))
         if (batch := layout.batch_of(path)) is not None
     }
 

@@ -53,7 +53,7 @@ from replay_pipeline.publish import (
     shards_of,
     to_be_published,
 )
-from replay_pipeline.publish.batch_facts import stage_facts
+from replay_pipeline.publish.batch_facts import STAGE_FACTS, stage_facts
 from replay_pipeline.publish.layout import CARD, MANIFESTS
 from replay_pipeline.replay import (
     NOT_ASKED,
@@ -661,7 +661,7 @@ class Pipeline(Project):
         new = [batch for batch in batches if before.get(batch) != inputs[batch]]
 
         def work() -> dict[str, Any]:
-            refuse_outdated(find_outdated(self.receipts.figures(), self._versions), new)
+            refuse_outdated(find_outdated(self.receipts.written(), self._versions), new)
             refuse_unfit(self.root, new)
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
@@ -1068,10 +1068,10 @@ class Pipeline(Project):
         facts: CardFacts = {
             "teachers": teachers,
             "accepted_terms": self.settings.replay.accepted_terms,
-            "ingest": self._reports("ingest"),
-            "replay": self._reports("replay"),
-            "pairs": self._reports("pairs"),
-            "normalize": self._reports("normalize"),
+            "ingest": self.receipts.reports("ingest", names=STAGE_FACTS["ingest"]),
+            "replay": self.receipts.reports("replay", names=STAGE_FACTS["replay"]),
+            "pairs": self.receipts.reports("pairs", names=STAGE_FACTS["pairs"]),
+            "normalize": self.receipts.reports("normalize", names=STAGE_FACTS["normalize"]),
         }
         if control_run := self.receipts.read("control", "all"):
             facts["control_run"] = control_run.report

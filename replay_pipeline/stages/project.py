@@ -45,7 +45,7 @@ from replay_pipeline.review import rank_pairs, show_state, write_review
 from replay_pipeline.settings import Settings, key_for
 from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.hub_sources import fetch_sessions, repository_of
-from replay_pipeline.stages.receipts import Receipt, Receipts
+from replay_pipeline.stages.receipts import Receipt, Receipts, Written
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import BATCH_STAGES, open_work, summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
@@ -226,7 +226,7 @@ class Project:
         Not those that lost states to a later batch since: they are made again, and pay nothing.
         """
         reports = self._reports("replay")
-        outdated = find_outdated(self.receipts.figures(), lambda _: {})
+        outdated = find_outdated(self.receipts.written(), lambda _: {})
         return {
             batch
             for batch, report in reports.items()
@@ -313,7 +313,7 @@ class Project:
         Raises:
             PriceError: a teacher has no price, so the cost is not known.
         """
-        batches = find_outdated(self.receipts.figures(), self._versions)
+        batches = find_outdated(self.receipts.written(), self._versions)
         asked_otherwise = [
             key for key, stages in batches.items() if set(stages.get("replay", ())) - {UNKNOWN}
         ]
@@ -647,7 +647,7 @@ class Project:
 
     def _reports(self, stage: str) -> dict[str, dict[str, Any]]:
         """Reports of a stage by batch."""
-        return {r.batch: r.report for r in self.receipts.figures(stage=stage)}
+        return self.receipts.reports(stage)
 
 
 def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:
@@ -680,9 +680,7 @@ class Owners:
     def __init__(self, work: Project) -> None:
         self._work = work
         self._moved: dict[str, str] = {}
-        versions = {
-            r.batch: _version_of(r, "states") for r in work.receipts.figures(stage="ingest")
-        }
+        versions = {r.batch: _version_of(r, "states") for r in work.receipts.written("ingest")}
 
         def ids(batch: str) -> list[str]:
             if not work.root.has("states", batch):
@@ -700,7 +698,7 @@ class Owners:
         self._moved |= owners
 
 
-def _version_of(receipt: Receipt, table: str) -> str:
+def _version_of(receipt: Written, table: str) -> str:
     return receipt.outputs.get(table) or receipt.at
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _Counts = dict[str, int]
+_Report = dict[str, Any]
 
 
 class _Figures(TypedDict, total=False):
@@ -165,14 +166,24 @@ class Receipts:
             found += receipts
         return found
 
-    def written(self, stage: str) -> list["Written"]:
-        """Give what each batch has written in a stage, and nothing else of its receipt."""
+    def written(self, stage: str | None = None) -> list["Written"]:
+        """Give of what code and tables each receipt was made, without its report."""
+        return self._parts(stage, list[Written])
+
+    def reports(self, stage: str, *, names: Collection[str] | None = None) -> dict[str, _Report]:
+        """Give the reports of a stage by batch, without what is long, or those `names` of them."""
+        return {
+            each.batch: each.report
+            if names is None
+            else {name: each.report[name] for name in names if name in each.report}
+            for each in self._parts(stage, list[_Reported])
+        }
+
+    def _parts(self, stage: str | None, kind: type[list[T]]) -> list[T]:
         return [
             each
             for folder in self._brought(stage)
-            for each in _all_of(
-                [row for row in self._index.figures(folder) if row[2]], list[Written]
-            )
+            for each in _all_of([row for row in self._index.figures(folder) if row[2]], kind)
         ]
 
     def path(self, stage: str, batch: str) -> Place:
@@ -193,11 +204,19 @@ class Receipts:
 
 
 class Written(msgspec.Struct):
-    """The part of a receipt that says what was written and when."""
+    """The part of a receipt that says of what it was made, and what was written when."""
 
+    stage: str
     batch: str
-    outputs: dict[str, str]
-    at: str
+    versions: dict[str, str] = {}
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    at: str = ""
+
+
+class _Reported(msgspec.Struct):
+    batch: str
+    report: _Report
 
 
 def _all_of(rows: Sequence[tuple[str, str, bytes]], kind: type[T]) -> T:

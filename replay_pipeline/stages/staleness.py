@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from replay_pipeline.errors import CheckFailedError
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import Receipt, Written
 
 UNKNOWN = "unknown"
 """Reason of a receipt that does not say by what code it was made, as those of 0.1.0."""
@@ -23,7 +23,7 @@ Outdated = Mapping[str, Mapping[str, Sequence[str]]]
 """Batch, stage → why it is not what the installed code would make."""
 
 
-def changed_parts(receipt: Receipt, versions: Mapping[str, str]) -> list[str]:
+def changed_parts(receipt: Receipt | Written, versions: Mapping[str, str]) -> list[str]:
     """Name the parts of the code that have changed since the receipt was written.
 
     Replays of 0.1.0 count as unchanged: their answers are paid for, and nothing says that the
@@ -35,7 +35,7 @@ def changed_parts(receipt: Receipt, versions: Mapping[str, str]) -> list[str]:
 
 
 def find_outdated(
-    receipts: Sequence[Receipt], versions_of: Callable[[str], Mapping[str, str]]
+    receipts: Sequence[Receipt | Written], versions_of: Callable[[str], Mapping[str, str]]
 ) -> dict[str, dict[str, list[str]]]:
     """Say of each batch and stage why it is outdated; what is up to date is left out.
 

@@ -13,6 +13,9 @@ T = TypeVar("T")
 _WORTH_KEEPING = 100
 """Batches that a process has added, from which on the next one should begin behind them."""
 
+_KEPT_BEHIND = 500
+"""At every so many batches the value is kept as well: a page of the review begins that far back."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(Generic[T]):
@@ -27,18 +30,21 @@ class Kept(Generic[T]):
 
     def load(self, keys: list[str]) -> tuple[T, int] | None:
         """Give the value that was kept and how many keys it covers, if it still holds for them."""
-        found = self.index.fold(self.name)
-        if found is None:
-            return None
-        last, chain, value = found
-        n = bisect_left(keys, last) + 1
-        if keys[n - 1 : n] != [last] or self._chain(keys[:n]) != chain:
-            return None
-        return self.decode(value), n
+        kept = filter(None, map(self.index.fold, (self.name, *map(self._behind, range(2)))))
+        for last, chain, value in sorted(kept, reverse=True):
+            n = bisect_left(keys, last) + 1
+            if keys[n - 1 : n] == [last] and self._chain(keys[:n]) == chain:
+                return self.decode(value), n
+        return None
 
     def save(self, value: T, keys: list[str]) -> None:
-        """Keep the value over these keys."""
-        self.index.keep_fold(self.name, keys[-1], self._chain(keys), self.encode(value))
+        """Keep the value over these keys, and two that lie behind: not everybody begins at the newest."""
+        is_behind = len(keys) % _KEPT_BEHIND == 0
+        name = self._behind(len(keys) // _KEPT_BEHIND) if is_behind else self.name
+        self.index.keep_fold(name, keys[-1], self._chain(keys), self.encode(value))
+
+    def _behind(self, number: int) -> str:
+        return f"{self.name}/{number % 2}"
 
     def _chain(self, keys: Iterable[str]) -> str:
         digest = hashlib.blake2b(digest_size=16)
@@ -88,9 +94,11 @@ class Fold(Generic[T]):
                 self._value, self._next = loaded
                 self._last = keys[self._next - 1]
         n_added = end - self._next
-        for key in keys[self._next : end]:
+        for n, key in enumerate(keys[self._next : end], self._next + 1):
             self._value = self._add(self._value, key)
             self._last = key
+            if self._kept and n % _KEPT_BEHIND == 0:
+                self._kept.save(self._value, keys[:n])
         self._next = end
         if self._kept and n_added > _WORTH_KEEPING:
             self._kept.save(self._value, keys[:end])

@@ -135,6 +135,37 @@ def test_a_fold_goes_on_where_another_process_has_left_it(monkeypatch):
     assert added == [*keys[:7], *keys[:7]]
 
 
+def test_a_fold_that_is_asked_for_an_older_batch_does_not_start_over(monkeypatch):
+    monkeypatch.setattr(folds, "_WORTH_KEEPING", 1)
+    monkeypatch.setattr(folds, "_KEPT_BEHIND", 10)
+    keys, added = [f"{n:02d}" for n in range(60)], []
+    index = RootIndex(Path(), None)
+
+    def before(batch: str) -> int:
+        kept = Kept(
+            index=index,
+            name="keys",
+            version_of=lambda key: key,
+            encode=lambda value: json.dumps(value).encode(),
+            decode=json.loads,
+        )
+
+        def add(value: int, key: str) -> int:
+            added.append(key)
+            return value + 1
+
+        return Fold(lambda: keys, start=int, add=add, kept=kept).before(batch)
+
+    assert before("57") == 57
+    added.clear()
+    assert before("44") == 44
+    assert added == keys[40:44]
+    assert before("59") == 59
+    added.clear()
+    assert before("47") == 47
+    assert len(added) <= 10
+
+
 def test_a_review_in_pages_shows_every_pair_once(work, monkeypatch, tmp_path):
     monkeypatch.setattr(project, "_PAIRS_A_PAGE", 60)
     n_pages = work.n_review_pages()
