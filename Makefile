@@ -133,6 +133,8 @@ PRIME_RL_COMMIT := $(shell sed -n 's/^COMMIT = "\(.*\)"/\1/p' trainer/integratio
 PRIME_RL_SOURCE ?= $(CURDIR)/$(ENVIRONMENTS)/prime_rl-$(PRIME_RL_COMMIT)
 
 $(ENVIRONMENTS)/prime_rl/.installed: recipes/prime_rl/requirements.txt pyproject.toml | $(PRIME_RL_SOURCE)
+	@test -d $(PRIME_RL_SOURCE)/deps/verifiers/verifiers || \
+	  { echo "PRIME_RL_SOURCE=$(PRIME_RL_SOURCE): its submodule deps/verifiers is missing"; exit 1; }
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .

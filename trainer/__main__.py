@@ -7,14 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
-from trainer.folders import sole_writer
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
 PRETRAINED_CONFIG = Path(__file__).parent / "pretrained.yaml"
@@ -191,12 +190,9 @@ def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare_prime_rl(values: dict[str, Any]) -> dict[str, Any]:
-    from trainer.integrations.prime_rl.prepare import prepare_prime_rl  # noqa: PLC0415
+    from trainer.integrations.prime_rl.prepare import prepare_prime_rl  # noqa: PLC0415 - loads torch
 
-    # Without an output folder it says so itself.
-    alone = sole_writer(Path(values["output"])) if values.get("output") else nullcontext()
-    with alone:
-        return prepare_prime_rl(values)
+    return prepare_prime_rl(values)
 
 
 def _run_with_tinker(values: dict[str, Any]) -> dict[str, Any]:
@@ -206,8 +202,7 @@ def _run_with_tinker(values: dict[str, Any]) -> dict[str, Any]:
         raise TrainerConfigError(
             f"the engine tinker needs the package tinker ({error}): pip install 'tinker>=0.25'"
         ) from error
-    alone = sole_writer(Path(values["output"])) if values.get("output") else nullcontext()
-    with alone, stop_signals() as should_stop:
+    with stop_signals() as should_stop:
         return train_with_tinker(values, should_stop=should_stop)
 
 

@@ -1,4 +1,4 @@
-"""One trainer at a time in an output folder."""
+"""One trainer at a time in an output folder, and the names of its files there."""
 
 import errno
 import fcntl
@@ -12,12 +12,15 @@ from pathlib import Path
 
 from trainer.errors import FolderInUseError, TrainerConfigError
 
-__all__ = ["LOCK_FILE", "sole_writer"]
+__all__ = ["LOCK_FILE", "STATE_FILE", "sole_writer"]
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "trainer.lock"
 """Lies in a folder that is written to; says by whom while its lock is held."""
+
+STATE_FILE = "composer_state.json"
+"""Lies in a checkpoint that was written to its end; holds what the trainer keeps beside TRL."""
 
 _POLL_S = 0.05
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)

@@ -1,6 +1,7 @@
 """The real client, against a loopback server that speaks its protocol and has a real tiny model."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,25 @@ def test_a_server_without_topk_is_told_before_anything_is_trained(dataset, model
     server.stop()
     assert "it must offer prompt log-probs, and their top-k" in capsys.readouterr().err
     assert "optim_step" not in server.calls
+
+
+def test_an_address_where_nobody_answers_is_an_error_at_once(dataset, model, tmp_path, capsys):
+    path = tmp_path / "settings.yaml"
+    with socket.socket() as bound:  # and does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        path.write_text(yaml.safe_dump(settings(tmp_path, dataset, model, address)))
+        assert main(["tinker", "--config", str(path)]) == 2
+    assert f"no server answers at {address}" in capsys.readouterr().err
+
+
+def test_a_missing_key_is_said(server, dataset, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("TINKER_API_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "settings.yaml"
+    path.write_text(yaml.safe_dump(settings(tmp_path, dataset, model, server.address)))
+    assert main(["tinker", "--config", str(path)]) == 2
+    assert "TINKER_API_KEY" in capsys.readouterr().err
 
 
 def test_a_stopped_run_says_where_its_state_is(server, dataset, model, tmp_path, monkeypatch):

@@ -1,27 +1,32 @@
 """GRPO with a verifiable reward on arithmetic word problems generated here.
 
-    python recipes/gsm8k/run.py
+    python recipes/gsm8k/run.py           # a tiny model of random weights, seconds on a CPU
+    python recipes/gsm8k/run.py --real    # SmolLM2-135M (`make real-model`) with adapters, minutes
 
 In the manner of GSM8K, and nothing of it: every item is made from a template and two numbers, so
-the recipe needs no download. A tiny model first learns the form of an answer from a few worked
-items (cross-entropy), then GRPO, on its own samples, which answers are right.
+the recipe needs no download. A model first learns the form of an answer from a few worked items
+(cross-entropy), then GRPO, on its own samples, which answers are right.
 """
 
+import argparse
 import random
 import re
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from transformers import PrinterCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from trainer import ComposerConfig, ComposerReplicationTrainer
 from trainer.data.rendering import Renderer
 from trainer.data.tiny import make_model, train_tokenizer
+from trainer.integrations.loading import with_adapter
+from trainer.integrations.settings import PeftOptions
 from trainer.integrations.trl.run import without_upstream_warnings
 
 TEMPLATES = (
@@ -29,14 +34,30 @@ TEMPLATES = (
     "A shelf holds {a} books and gets {b} more. How many books does it hold?",
     "Mia has {a} stamps, Ben gives her {b}. How many stamps has she got?",
 )
-LARGEST = 2
-GRPO_STEPS, WARM_UP_STEPS = 80, 60
 MAX_TOKENS = 10
+REAL = "build/real-model/smollm2-135m-instruct"
 
 
-def items(seed: int) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Sizes:
+    """What a model of some size can learn, and how fast."""
+
+    largest: int
+    """Largest number in an item."""
+    warm_up_steps: int
+    grpo_steps: int
+    batch_size: int
+    """Answers sampled in a step, eight an item."""
+    learning_rate: float
+
+
+TINY = Sizes(largest=2, warm_up_steps=60, grpo_steps=80, batch_size=32, learning_rate=3e-3)
+PRETRAINED = Sizes(largest=5, warm_up_steps=15, grpo_steps=20, batch_size=16, learning_rate=5e-4)
+
+
+def items(seed: int, largest: int = TINY.largest) -> list[dict[str, Any]]:
     """Every template with every pair of numbers, shuffled."""
-    numbers = range(1, LARGEST + 1)
+    numbers = range(1, largest + 1)
     rows = [
         {
             "prompt": [{"role": "user", "content": template.format(a=a, b=b)}],
@@ -69,15 +90,16 @@ def reward(
     ]
 
 
-def warm_up(model: Any, renderer: Renderer, rows: list[dict[str, Any]]) -> None:
+def warm_up(model: Any, renderer: Renderer, rows: list[dict[str, Any]], sizes: Sizes) -> None:
     """Teach the form `#### number`, with numbers that are right for only part of the items."""
     rng = random.Random(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(WARM_UP_STEPS):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=sizes.learning_rate)
+    for _ in range(sizes.warm_up_steps):
         loss = torch.zeros(())
         for row in rng.sample(rows, 4):
             right = rng.random() < 0.5
-            number = row["answer"] if right else str(rng.randint(2, 2 * LARGEST))
+            number = row["answer"] if right else str(rng.randint(2, 2 * sizes.largest))
             prompt = renderer.prompt_ids(row["prompt"])
             answer = renderer.response_ids({"role": "assistant", "content": f"#### {number}"})
             logits = model(input_ids=torch.tensor([prompt + answer])).logits[0]
@@ -102,16 +124,32 @@ def expected_accuracy(model: Any, renderer: Renderer, rows: list[dict[str, Any]]
     return total / len(rows)
 
 
-def main() -> int:
-    started = time.process_time()
-    torch.manual_seed(0)
+def tiny(rows: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Make a tokenizer and a model of random weights."""
     torch.set_num_threads(1)  # products this small only lose by sharing
-    rows = items(seed=0)
     texts = [row["prompt"][0]["content"] for row in rows] + [f"#### {n}" for n in range(30)]
     tokenizer = train_tokenizer(texts, vocab_size=400)
-    model = make_model(tokenizer, hidden_size=64, n_layers=2, n_heads=4)
+    return tokenizer, make_model(tokenizer, hidden_size=64, n_layers=2, n_heads=4)
+
+
+def real(folder: str) -> tuple[Any, Any]:
+    """Load a pretrained model with adapters on its last ten layers."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return tokenizer, with_adapter(model, PeftOptions(layers="last 10"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--real", nargs="?", const=REAL, metavar="FOLDER", help=f"default: {REAL}")
+    folder = parser.parse_args(arguments).real
+    sizes = PRETRAINED if folder else TINY
+    started = time.process_time()
+    torch.manual_seed(0)
+    rows = items(seed=0, largest=sizes.largest)
+    tokenizer, model = real(folder) if folder else tiny(rows)
     renderer = Renderer(tokenizer=tokenizer)
-    warm_up(model, renderer, rows)
+    warm_up(model, renderer, rows, sizes)
     before = expected_accuracy(model, renderer, rows)
     print(f"after the warm-up: {100 * before:.1f} % of the probability is on right answers")
 
@@ -126,11 +164,11 @@ def main() -> int:
             logging_strategy="no",
             disable_tqdm=True,
             activation_checkpointing=False,
-            per_device_train_batch_size=32,
+            per_device_train_batch_size=sizes.batch_size,
             num_generations=8,
             max_completion_length=MAX_TOKENS,
-            learning_rate=3e-3,
-            max_steps=GRPO_STEPS,
+            learning_rate=sizes.learning_rate,
+            max_steps=sizes.grpo_steps,
         )
         trainer = ComposerReplicationTrainer(
             model,
@@ -144,7 +182,7 @@ def main() -> int:
 
     after = expected_accuracy(model, renderer, rows)
     is_good = after >= before + 0.10
-    print(f"after {GRPO_STEPS} steps of GRPO: {100 * after:.1f} %")
+    print(f"after {sizes.grpo_steps} steps of GRPO: {100 * after:.1f} %")
     print(f"{'PASS' if is_good else 'FAIL'} in {time.process_time() - started:.0f} CPU-seconds")
     return 0 if is_good else 1
 

@@ -1,33 +1,61 @@
-"""Three live channels on one batch, from random weights to -99 % loss, in seconds on a CPU."""
+"""Three live channels on one batch, to -99 % loss: a tiny model, or a real one with adapters.
 
+python recipes/quickstart/run.py           # random weights, seconds on a CPU
+python recipes/quickstart/run.py --real    # SmolLM2-135M (`make real-model`), a minute
+"""
+
+import argparse
 import sys
 import time
+from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer import build_batch, compose_loss
 from trainer.data.collator import EXAMPLE_ROW
 from trainer.data.tiny import corpus, make_model, train_tokenizer
+from trainer.integrations.loading import with_adapter
+from trainer.integrations.settings import PeftOptions
 
 ALPHA_SDPO, BETA_REPLAY = 0.1, 0.05
 MAX_STEPS = 200
+REAL = "build/real-model/smollm2-135m-instruct"
 
 
-def main() -> int:
+def tiny() -> tuple[Any, Any]:
+    """Make a tokenizer and a model of random weights."""
+    print("1. a tokenizer and a tiny Qwen2, made on the spot")
+    tokenizer = train_tokenizer(corpus([EXAMPLE_ROW]), vocab_size=600)
+    return tokenizer, make_model(tokenizer)
+
+
+def real(folder: str) -> tuple[Any, Any]:
+    """Load a pretrained model with adapters on its last ten layers."""
+    print(f"1. {folder}, with adapters")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return tokenizer, with_adapter(model, PeftOptions(layers="last 10"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--real", nargs="?", const=REAL, metavar="FOLDER", help=f"default: {REAL}")
+    folder = parser.parse_args(arguments).real
     torch.manual_seed(0)
     started = time.process_time()
 
-    print("1. a tokenizer and a tiny Qwen2, made on the spot")
-    tokenizer = train_tokenizer(corpus([EXAMPLE_ROW]), vocab_size=600)
-    model = make_model(tokenizer)
-    print(f"   {sum(p.numel() for p in model.parameters()):,} parameters")
+    tokenizer, model = real(folder) if folder else tiny()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    n_parameters = sum(p.numel() for p in model.parameters())
+    print(f"   {n_parameters:,} parameters, {sum(p.numel() for p in trained):,} of them trained")
 
     print("2. one decision of a coding agent: what it did, what was better, and why")
     # The weights before the first step are the DPO reference.
     batch = build_batch(tokenizer, reference=model)
 
     print("3. total = cross-entropy + 0.1 self-distillation + 0.05 preference")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=2e-3 if folder else 1e-2, weight_decay=0.0)
     first = last = float("nan")
     for step in range(MAX_STEPS):
         loss = compose_loss(

@@ -15,8 +15,16 @@ _MAX_BATCHES_PER_RUN = 200
 
 _BATCH_ASSETS = ("trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs")
 
+_MAX_RUNTIME_S = {"publish": 6 * 3600, "summarize_night": 3600}
+"""When Dagster ends a run that hangs. What buys or trains goes on for as long as it takes."""
+
 JOBS = {
-    name: dg.define_asset_job(name, selection=dg.AssetSelection.assets(*assets), description=text)
+    name: dg.define_asset_job(
+        name,
+        selection=dg.AssetSelection.assets(*assets),
+        description=text,
+        tags={"dagster/max_runtime": str(_MAX_RUNTIME_S[name])} if name in _MAX_RUNTIME_S else None,
+    )
     for name, assets, text in (
         ("replay_batches", _BATCH_ASSETS, "Trace states to normalized pairs, by batch."),
         (

@@ -1,5 +1,6 @@
 """Assets: preference pairs, raw and normalized."""
 
+from collections.abc import Iterator
 from difflib import unified_diff
 from typing import Any
 
@@ -21,19 +22,19 @@ _N_SAMPLES = 3
 @batch_asset(deps=["trace_states", "teacher_actions"], stage="pairs")
 def dpo_pairs(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
-) -> dg.MaterializeResult:
+) -> Iterator[dg.MaterializeResult]:
     """States at which enough teachers agreed on something that the student did not do."""
     work = pipeline.open()
-    return each_batch(context, work, work.pairs, pair_facts)
+    yield from each_batch(context, work, work.pairs, pair_facts)
 
 
 @batch_asset(deps=["dpo_pairs", "samples"], stage="normalize")
 def normalized_pairs(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
-) -> dg.MaterializeResult:
+) -> Iterator[dg.MaterializeResult]:
     """The pairs that pass the data-juicer recipe; the others are kept apart with the reason."""
     work = pipeline.open()
-    return each_batch(context, work, work.normalize, kept_facts)
+    yield from each_batch(context, work, work.normalize, kept_facts)
 
 
 def pair_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:

@@ -1,14 +1,13 @@
 """The unit of work: a trace batch, one Dagster partition each."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
 
 from replay_pipeline.assets.lineage import TABLE_OF
 from replay_pipeline.assets.metadata import column_schema
-from replay_pipeline.stages.versions import code_version
 
 for _category in (dg.BetaWarning, dg.PreviewWarning):
     warnings.filterwarnings("ignore", category=_category)
@@ -26,13 +25,13 @@ RANGE_END = "dagster/asset_partition_range_end"
 
 def batch_asset(
     *, deps: Sequence[Any], stage: str, pool: str | None = None, **tags: str
-) -> Callable[[Callable[..., dg.MaterializeResult]], dg.AssetsDefinition]:
+) -> Callable[[Callable[..., Iterator[dg.MaterializeResult]]], dg.AssetsDefinition]:
     """An asset with one partition per trace batch and a table of its own.
 
     A backfill of many batches is one run; each batch is reported by itself as it finishes.
     """
 
-    def made(function: Callable[..., dg.MaterializeResult]) -> dg.AssetsDefinition:
+    def made(function: Callable[..., Iterator[dg.MaterializeResult]]) -> dg.AssetsDefinition:
         return dg.asset(
             deps=deps,
             partitions_def=trace_batch,
@@ -42,7 +41,6 @@ def batch_asset(
             kinds={"python", "parquet"},
             tags={"stage": stage, **tags},
             pool=pool,
-            code_version=code_version(stage),
             metadata={"dagster/column_schema": column_schema(TABLE_OF[function.__name__])},
         )(function)
 

@@ -7,11 +7,10 @@ import dagster as dg
 from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.partitions import GROUP, OWNERS
 from replay_pipeline.assets.pictures import bars
-from replay_pipeline.assets.reporting import as_metadata
+from replay_pipeline.assets.reporting import whole_result
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import in_words, layout
 from replay_pipeline.stages.pipeline import Pipeline, Receipt
-from replay_pipeline.stages.versions import code_version
 
 _COLUMNS = dg.TableSchema(
     columns=[dg.TableColumn(field.name, str(field.type)) for field in layout.PAIRS]
@@ -24,14 +23,13 @@ _COLUMNS = dg.TableSchema(
     owners=OWNERS,
     kinds={"huggingface", "parquet"},
     tags={"stage": "publish"},
-    code_version=code_version("publish"),
     metadata={"dagster/column_schema": _COLUMNS},
 )
 def published_dataset(pipeline: PipelineResource) -> dg.MaterializeResult:
     """All normalized pairs as one dataset that `datasets.load_dataset` opens."""
     work = pipeline.open()
     receipt = work.publish()
-    return dg.MaterializeResult(metadata=as_metadata(work, receipt, dataset_facts))
+    return whole_result(work, receipt, dataset_facts)
 
 
 def dataset_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Asset: teacher actions. The one that spends money."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -27,7 +28,7 @@ class ReplayConfig(dg.Config):
 @batch_asset(deps=["trace_states"], stage="replay", pool="teachers", costs="money")
 def teacher_actions(
     context: dg.AssetExecutionContext, config: ReplayConfig, pipeline: PipelineResource
-) -> dg.MaterializeResult:
+) -> Iterator[dg.MaterializeResult]:
     """What each teacher would have done at each state, bought under a hard ceiling.
 
     Every paid answer is in the ledger before it counts: stopping or killing this step loses none,
@@ -39,17 +40,19 @@ def teacher_actions(
         live.show({"answers_so_far": progress.n_done, "usd_so_far": progress.cost_usd or 0.0})
 
     work = pipeline.open(observe)
-    return each_batch(context, work, work.replay_within(config.max_total_usd), answer_facts)
+    yield from each_batch(context, work, work.replay_within(config.max_total_usd), answer_facts)
 
 
 @batch_asset(deps=["dpo_pairs"], stage="sample", pool="teachers", costs="money")
-def samples(context: dg.AssetExecutionContext, pipeline: PipelineResource) -> dg.MaterializeResult:
+def samples(
+    context: dg.AssetExecutionContext, pipeline: PipelineResource
+) -> Iterator[dg.MaterializeResult]:
     """What the model to be trained does where the teachers agree, and the pairs that this makes.
 
     Run by hand, or by the job `sample_trainee`: it needs a trainee in the settings.
     """
     work = pipeline.open()
-    return each_batch(context, work, work.sample, sample_facts)
+    yield from each_batch(context, work, work.sample, sample_facts)
 
 
 def sample_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How an asset walks its batches and reports each one as it finishes, and while it works."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -9,6 +9,7 @@ import dagster as dg
 from replay_pipeline.stages.pipeline import Pipeline, Receipt
 
 _OBSERVED_EVERY_S = 3.0
+_DATA_VERSION = "dagster/data_version"
 
 Facts = Callable[[Pipeline, Receipt], Mapping[str, Any]]
 """What a receipt shows in Dagster."""
@@ -19,41 +20,70 @@ def each_batch(
     pipeline: Pipeline,
     work: Callable[[str], Receipt],
     facts: Facts,
-) -> dg.MaterializeResult:
+) -> Iterator[dg.MaterializeResult]:
     """Do `work` for every partition of the run, in the order of the batches.
 
     A batch is recorded as materialized as soon as it is done, so a failure later in the run leaves
     the finished ones green. One at which nothing was to do is recorded at the end.
     """
-    done: dict[str, dict[str, Any]] = {}
+    spec = context.assets_def.get_asset_spec(context.asset_key)
+    provenance = Provenance(context.instance, spec)
+    done: list[dg.AssetMaterialization] = []
     order = {key: i for i, key in enumerate(pipeline.batches())}
-    batches = sorted(context.partition_keys, key=lambda key: (order.get(key, len(order)), key))
-    for i, batch in enumerate(batches):
+    for batch in sorted(context.partition_keys, key=lambda key: (order.get(key, len(order)), key)):
         receipt = work(batch)
-        metadata = done[batch] = as_metadata(pipeline, receipt, facts)
-        if i < len(batches) - 1 and not receipt.is_reused:
-            context.log_event(
-                dg.AssetMaterialization(context.asset_key, partition=batch, metadata=metadata)
+        done.append(
+            dg.AssetMaterialization(
+                context.asset_key,
+                partition=batch,
+                metadata=as_metadata(pipeline, receipt, facts),
+                tags=provenance.of(receipt, code_version=spec.code_version),
             )
-    _add_metadata(context, done)
-    return dg.MaterializeResult()
-
-
-def _add_metadata(
-    context: dg.AssetExecutionContext, by_batch: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """`context.add_asset_metadata` for many partitions, which looks all of them up for each one."""
-    step = context.get_step_execution_context()
-    known = getattr(step, "_metadata_accumulator", None)
-    if known is None:
-        for batch, metadata in by_batch.items():
-            context.add_asset_metadata(metadata, partition_key=batch)
-        return
-    for batch, metadata in by_batch.items():
-        known = known.with_additional_asset_metadata(
-            asset_key=context.asset_key, metadata=metadata, partition_key=batch
         )
-    step._metadata_accumulator = known
+        if not receipt.is_reused:
+            context.log_event(done[-1])
+    # Dagster gives all partitions of a run one version of the data, and each has its own: so what
+    # was made of each is said once more after Dagster has said it of all together.
+    yield dg.MaterializeResult()
+    for event in done:
+        context.log_event(event)
+
+
+class Provenance:
+    """Tells Dagster by what code a batch was made and of what, as it does itself for a whole run.
+
+    Args:
+        instance: the records in which the assets are that were read.
+        spec: the asset; those it depends on were read as they are now.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, spec: dg.AssetSpec) -> None:
+        self._shared: dict[str, str] = {}
+        for dep in spec.deps:
+            last = instance.fetch_materializations(dep.asset_key, limit=1).records
+            name = dep.asset_key.to_user_string()
+            event = last[0].asset_materialization if last else None
+            version = (event.tags or {}).get(_DATA_VERSION) if event else None
+            # What has partitions is compared by their records before and after this one.
+            pointer = str(last[0].storage_id) if last else "NULL"
+            self._shared[f"dagster/input_event_pointer/{name}"] = pointer
+            self._shared[f"dagster/input_data_version/{name}"] = version or "INITIAL"
+
+    def of(self, receipt: Receipt, *, code_version: str | None) -> dict[str, str]:
+        """Give the tags of a materialization."""
+        return self._shared | {
+            "dagster/code_version": code_version or "unknown",
+            _DATA_VERSION: receipt.data_version,
+            f"{_DATA_VERSION}_is_user_provided": "true",
+        }
+
+
+def whole_result(pipeline: Pipeline, receipt: Receipt, facts: Facts) -> dg.MaterializeResult:
+    """Give what an asset without batches shows, and the version of its data."""
+    return dg.MaterializeResult(
+        metadata=as_metadata(pipeline, receipt, facts),
+        data_version=dg.DataVersion(receipt.data_version),
+    )
 
 
 def as_metadata(pipeline: Pipeline, receipt: Receipt, facts: Facts) -> dict[str, Any]:

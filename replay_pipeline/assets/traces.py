@@ -1,5 +1,6 @@
 """Asset: trace states."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -24,10 +25,10 @@ claude_code_sessions = dg.AssetSpec(
 @batch_asset(deps=[claude_code_sessions], stage="ingest")
 def trace_states(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
-) -> dg.MaterializeResult:
+) -> Iterator[dg.MaterializeResult]:
     """Every decision point of the batch: what the student saw, did, and what came of it."""
     work = pipeline.open()
-    return each_batch(context, work, work.ingest, state_facts)
+    yield from each_batch(context, work, work.ingest, state_facts)
 
 
 def state_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import dagster as dg
 
 from replay_pipeline.assets.partitions import GROUP, OWNERS
 from replay_pipeline.assets.pictures import curve
-from replay_pipeline.assets.reporting import LiveCurves, as_metadata
+from replay_pipeline.assets.reporting import LiveCurves, whole_result
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.pipeline import Pipeline, Receipt
 from replay_pipeline.stages.trainer_process import CURVES, TrainerJob, run_trainer
@@ -33,7 +33,7 @@ def trained_model(
     """
     work = pipeline.open()
     receipt = work.train(launch=PipedTrainer(context))
-    return dg.MaterializeResult(metadata=as_metadata(work, receipt, model_facts))
+    return whole_result(work, receipt, model_facts)
 
 
 class PipedTrainer:

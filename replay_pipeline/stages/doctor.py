@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.ingesters import default_sources
+from replay_pipeline.processes import environment
 from replay_pipeline.replay import Probe
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.hub_sources import repository_of
@@ -31,6 +34,11 @@ _FURTHER_EXTRAS = {
     "dagster_postgres": "postgres",
 }
 _MIN_FREE_BYTES = 1_000_000_000
+_NEEDED_OF_DAGSTER = (
+    ("concurrency", "pools", "{default_limit: 1, granularity: op}"),
+    ("run_monitoring", "free_slots_after_run_end_seconds", "10"),
+)
+"""Without these Dagster keeps no limit on paid steps, or keeps the place of a run that was killed."""
 
 
 def in_one_line(error: ModuleNotFoundError) -> str | None:
@@ -56,7 +64,13 @@ def require_trainer() -> None:
 
 def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One finding per check: `what`, `ok`, and a `detail` that says what to do if it is not."""
-    findings = [_python(), *map(_package, _EXTRAS), _disk(settings.local_dir()), _sources(settings)]
+    findings = [
+        _python(),
+        *map(_package, _EXTRAS),
+        _disk(settings.local_dir()),
+        *_dagster_home(),
+        _sources(settings),
+    ]
     told: dict[str, str] = {}
     for teacher in teachers:
         problem = teacher["problem"]
@@ -114,6 +128,31 @@ def _disk(folder: Path) -> dict[str, Any]:
     free = shutil.disk_usage(there).free
     detail = f"{free / 1e9:.1f} GB free under {folder}"
     return _finding("disk", detail, ok=free >= _MIN_FREE_BYTES)
+
+
+def _dagster_home() -> list[dict[str, Any]]:
+    """Look at the home that Dagster's own commands would use; `replay-pipeline ui` brings its own."""
+    home = environment("DAGSTER_HOME")
+    if home is None:
+        return []
+    path = Path(home) / "dagster.yaml"
+    try:
+        config = yaml.safe_load(path.read_bytes()) if path.exists() else None
+    except (OSError, yaml.YAMLError) as error:
+        return [_finding("dagster home", f"{path}: cannot be read: {error}", ok=False)]
+    config = config if isinstance(config, dict) else {}
+    missing = [
+        f"`{section}: {{{name}: {value}}}`"
+        for section, name, value in _NEEDED_OF_DAGSTER
+        if name not in (config.get(section) or {})
+    ]
+    if (config.get("run_monitoring") or {}).get("enabled") is False:
+        missing.append("`run_monitoring: {enabled: true}`")
+    detail = (
+        f"{path} has no {' and no '.join(missing)}: paid steps may run side by side, and a run "
+    )
+    detail += "that died holds its place for ever; `replay-pipeline ui` writes a home that has them"
+    return [_finding("dagster home", detail if missing else home, ok=not missing)]
 
 
 def _sources(settings: Settings) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from replay_pipeline.ingesters import (
     without_states,
 )
 from replay_pipeline.ingesters.fidelity import shares_by_client
-from replay_pipeline.normalize import DJNormalizer
+from replay_pipeline.normalize import DJNormalizer, load_recipe
 from replay_pipeline.pairs import (
     WITH_CONSENSUS,
     extract_pairs,
@@ -264,7 +264,7 @@ class Pipeline(Project):
         """
         manifest = read_manifest(batch, self.root.path)
         options = self.settings.ingest
-        given = [f"{options.is_redacted}", f"{options.is_project_hashed}", manifest.to_json()]
+        given = [*self._chosen("ingest"), manifest.to_json()]
         folder = self._kept_folder()
         if folder is not None and self._aside is None:
             keep(manifest, folder)
@@ -399,13 +399,7 @@ class Pipeline(Project):
             ConfigError: a teacher cannot be used.
         """
         replay = self.settings.replay
-        given = [
-            *(t.model_dump_json(exclude={"base_url", "price"}) for t in self.settings.teachers()),
-            json.dumps([replay.gates, self.settings.ingest.window]),
-            *([self.settings.pairs.model_dump_json(exclude={"marks"})] if replay.gates else []),
-            *([self.settings.played] if self.settings.played else []),
-            *self._tool_definitions(batch),
-        ]
+        given = [*self._chosen("replay"), *self._tool_definitions(batch)]
 
         def work() -> dict[str, Any]:
             with self._teachers([batch]) as teachers:
@@ -497,13 +491,8 @@ class Pipeline(Project):
 
     def pairs(self, batch: str) -> Receipt:
         """Make `dpo_pairs`, `positives` and `outcomes` of what teachers would have done at a batch's states."""
-        marks = read_marks(self.settings.pairs.marks) if self.settings.pairs.marks else {}
-        given = [
-            self.settings.pairs.model_dump_json(exclude={"marks"}),
-            json.dumps(marks, sort_keys=True),
-            self.settings.ingest.window,
-            *self._tool_definitions(batch),
-        ]
+        marks = self._marks()
+        given = [*self._chosen("pairs"), *self._tool_definitions(batch)]
 
         def work() -> dict[str, Any]:
             answers = teacher_actions_from_table(self.root.read("teacher_actions", batch))
@@ -552,13 +541,7 @@ class Pipeline(Project):
             TrainError: the model in the folder can't be served.
         """
         trainee = self.settings.trainee
-        given = [
-            *without_addresses(samplers(trainee)),
-            f"{trainee.max_prompt_tokens}",
-            self.settings.pairs.model_dump_json(exclude={"marks"}),
-            self.settings.ingest.window,
-            *self._tool_definitions(batch),
-        ]
+        given = [*self._chosen("sample"), *self._tool_definitions(batch)]
 
         def work() -> dict[str, Any]:
             states = self._with_consensus(batch)
@@ -664,12 +647,8 @@ class Pipeline(Project):
         options = self.settings.publish
         place, facts = self.settings.dataset_dir(), self._card_facts()
         general = {key: value for key, value in facts.items() if key not in BATCH_STAGES}
-        given = [
-            options.model_dump_json(),
-            str(place),
-            json.dumps(general, sort_keys=True, default=str),
-        ]
-        self._outputs = None  # others may have written since
+        given = [*self._chosen("publish"), json.dumps(general, sort_keys=True, default=str)]
+        self._outputs.clear()  # others may have written since
         inputs = {batch: self._published_from(batch, facts) for batch in batches}
         last = self.receipts.read("publish", "all")
         is_known = (
@@ -809,11 +788,10 @@ class Pipeline(Project):
         """
         if launch is run_trainer:
             require_trainer()
-        config = self._trainer_config()
+        config, given = self._trainer_config(), self._chosen("train")
         output, kept = self.settings.training_dir(), self.settings.model_dir()
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
         model = self.settings.train.model
-        given = [config.read_text("utf-8") if config else "tiny", *([model] if model else [])]
         given += [f"{p.name}:{digest_of(p)}" for p in sorted(dataset.rglob("*.parquet"))]
         command = python("trainer", "--resume")
         command += ["--config", str(config)] if config else []
@@ -883,6 +861,50 @@ class Pipeline(Project):
             )
         )
 
+    def code_version(self, stage: str) -> str:
+        """Give one word for the code and the settings that decide what a stage writes.
+
+        Raises:
+            ConfigError: a file that the settings name cannot be read.
+        """
+        return hash_of([*named(self._versions(stage)), *self._chosen(stage)])
+
+    def _chosen(self, stage: str) -> list[str]:
+        """Give the settings that decide what a stage writes."""
+        settings, pairs = self.settings, self.settings.pairs.model_dump_json(exclude={"marks"})
+        window = settings.ingest.window
+        match stage:
+            case "ingest":
+                return [f"{settings.ingest.is_redacted}", f"{settings.ingest.is_project_hashed}"]
+            case "replay":
+                teachers = settings.teachers()
+                return [
+                    *(t.model_dump_json(exclude={"base_url", "price"}) for t in teachers),
+                    json.dumps([settings.replay.gates, window]),
+                    *([pairs] if settings.replay.gates else []),
+                    *([settings.played] if settings.played else []),
+                ]
+            case "pairs":
+                return [pairs, json.dumps(self._marks(), sort_keys=True), window]
+            case "sample":
+                trainee = settings.trainee
+                asked = without_addresses(samplers(trainee))
+                return [*asked, f"{trainee.max_prompt_tokens}", pairs, window]
+            case "normalize":
+                options = settings.normalize
+                recipe = load_recipe(options.recipe, allow_operators=options.allow_operators)
+                return [recipe.sha, window]
+            case "publish":
+                return [settings.publish.model_dump_json(), str(settings.dataset_dir())]
+            case "train":
+                config, model = self._trainer_config(), settings.train.model
+                chosen = config.read_text("utf-8") if config else "tiny"
+                return [chosen, *([model] if model else [])]
+        return []
+
+    def _marks(self) -> Mapping[str, Any]:
+        return read_marks(self.settings.pairs.marks) if self.settings.pairs.marks else {}
+
     def check_settings(self) -> None:
         """Find what later stages would refuse, before the replay is paid for.
 
@@ -892,8 +914,7 @@ class Pipeline(Project):
         """
         self.settings.ledger_url()
         _ = self._normalizer
-        if self.settings.pairs.marks is not None:
-            read_marks(self.settings.pairs.marks)
+        self._marks()
         self._trainer_config()
 
     def _stage(
@@ -965,6 +986,7 @@ class Pipeline(Project):
                 report=report,
                 seconds=seconds,
                 versions=versions,
+                code_version=self.code_version(stage) if versions == self._versions(stage) else "",
                 inputs=dict(inputs),
                 outputs=self._digests(batch, outputs),
                 files=self._file_digests(files()),

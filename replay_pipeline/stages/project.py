@@ -98,7 +98,7 @@ class Project:
         self._on_progress = on_progress or (lambda _: None)
         self._keys: list[str] | None = None
         self._folds: dict[str, Fold[Any]] = {}
-        self._outputs: dict[tuple[str, str], tuple[str, float]] | None = None
+        self._outputs: dict[str, dict[tuple[str, str], tuple[str, str]]] = {}
         self._seen_tools = self._fold(
             "tools", dict[_ToolRow, int], _with_tools, encode=_encoded_tools, decode=_decoded_tools
         )
@@ -591,8 +591,7 @@ class Project:
 
     def _write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
         self.root.write(name, batch, table)
-        if self._outputs is not None:
-            self._outputs.pop((batch, name), None)
+        self._outputs.get(WRITTEN_BY[name], {}).pop((batch, name), None)
         if name in self._folds:
             self._folds[name].forget(batch)
 
@@ -631,16 +630,17 @@ class Project:
         return {name: self._known_digest(batch, name) for name in names}
 
     def _known_digest(self, batch: str, name: str) -> str:
-        if self._outputs is None:
-            self._outputs = {
-                (receipt.batch, table): (digest, _seconds_of(receipt.at))
-                for receipt in self.receipts.figures()
+        stage = WRITTEN_BY[name]
+        if stage not in self._outputs:
+            self._outputs[stage] = {
+                (receipt.batch, table): (digest, receipt.at)
+                for receipt in self.receipts.written(stage)
                 for table, digest in receipt.outputs.items()
             }
         part = self.root.part(name, batch)
-        known, at_s = self._outputs.get((batch, name), ("", 0.0))
+        known, at = self._outputs[stage].get((batch, name), ("", ""))
         # Who changes a table by hand leaves its receipt as it is: what is published must be looked at.
-        return known if known and not _is_newer(part, at_s) else digest_of(part)
+        return known if known and not _is_newer(part, _seconds_of(at)) else digest_of(part)
 
     def _is_sampled(self, batch: str) -> bool:
         return self._known_digest(batch, "sampled_positives") != "-"

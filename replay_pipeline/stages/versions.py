@@ -85,11 +85,6 @@ def versions_of(stage: str, *, is_gated: bool = False) -> dict[str, str]:
     }
 
 
-def code_version(stage: str) -> str | None:
-    """One word for all parts of a stage, as Dagster keeps it; `None` for a stage without parts."""
-    return ".".join(digest[:8] for digest in versions_of(stage).values()) or None
-
-
 @cache
 def _digest_of(part: str) -> str:
     digest = hashlib.blake2b(digest_size=8)

@@ -2,10 +2,12 @@
 
 A replica that has made its inner steps uploads its delta, merges it with whatever else is there,
 creates the next manifest and trains on from the newest state. The log of manifests is one for all,
-so all replicas hold the same bits after the same manifest; what a slow replica has trained from an
-older state still counts, the less the older it is.
+so all replicas hold the same bits after the same manifest. In the midst of its round a replica takes
+up what the others have committed and adds to it what it has trained itself, so that even a slow one
+trains from a state that is one inner step old. What comes from an older state counts less.
 
-Source: Xie et al. 2019, arXiv:1903.03934 (weights that fall as a power of the age, from a hinge on);
+Source: Shen et al. 2019, arXiv:1906.12043 (others' progress + what was trained meanwhile);
+Xie et al. 2019, arXiv:1903.03934 (weights that fall as a power of the age, from a hinge on);
 Liu et al. 2024, arXiv:2401.09135 (asynchronous local SGD: outer momentum does harm there).
 """
 
@@ -42,9 +44,9 @@ MAX_AGE = 4
 class AsyncReplica(OuterReplica):
     """A replica that never waits for another one; the arguments are those of `OuterReplica`.
 
-    With N replicas, a delta of age a (manifests since the state it was trained from) counts
-    tokens · (1 + max(0, a − N + 1) / N)^−½: in full up to the age that replicas of equal pace have.
-    N deltas of age 0 at once are the mean of a synchronous round.
+    With N replicas, a delta of age a (manifests since the state it was trained from, or since the
+    last `take_up`) counts tokens · (1 + max(0, a − N + 1) / N)^−½: in full up to the age that
+    replicas of equal pace have. N deltas of age 0 at once are the mean of a synchronous round.
 
     Raises:
         TrainerConfigError: The outer optimizer has momentum.
@@ -83,6 +85,7 @@ class AsyncReplica(OuterReplica):
         self._own_loss: tuple[str, Vector] | None = None
         self._has_kept = False
         self._keys: dict[Contribution, str] = {}
+        self._reported = (0, 0, 0)
 
     @property
     def n_trained(self) -> int:
@@ -113,6 +116,7 @@ class AsyncReplica(OuterReplica):
         self._n_made = self.n_trained
         self._has_kept = True
         self._is_training, self.is_finished = not self._is_over(), self._is_over()
+        self._reported = self._counted()
 
     def exchange(
         self, local: Vector, *, weight: int = 1, inner_state: Mapping[str, NDArray] | None = None
@@ -131,23 +135,45 @@ class AsyncReplica(OuterReplica):
             raise OuterLoopError("exchange() before join(), or after the last round")
         if weight < 1:
             raise OuterLoopError(f"weight must be at least 1, not {weight}")
-        first = self.round_id
-        own = self.contribute(self.theta - local, round_id=first, base=self.base, weight=weight)
+        own = self.contribute(
+            self.theta - local, round_id=self.round_id, base=self.base, weight=weight
+        )
         self._n_made += 1
         self.inner_state = dict(inner_state or {})
         self.retried(self._keep_private)
         manifest = self._fold_in(own)
         self._is_training, self.is_finished = not self._is_over(), self._is_over()
+        before, self._reported = self._reported, self._counted()
+        up_bytes, down_bytes, n_applied = (
+            now - then for now, then in zip(self._reported, before, strict=True)
+        )
         return RoundReport(
             round_id=self._n_made - 1,
             n_contributions=len(manifest.contributions) if manifest else 0,
             was_included=manifest is not None,
-            n_missed=self.round_id - first - 1,
+            n_missed=n_applied - (manifest is not None),
             wait_s=self.waited_s,
-            up_bytes=self._up_bytes - self._counted_from[0],
-            down_bytes=self._down_bytes - self._counted_from[1],
+            up_bytes=up_bytes,
+            down_bytes=down_bytes,
             base=self.base,
         )
+
+    def _counted(self) -> tuple[int, int, int]:
+        """Return what reports count, from the beginning on."""
+        return self._up_bytes, self._down_bytes, self._n_applied
+
+    def take_up(self) -> Vector | None:
+        """Follow the log in the midst of a round.
+
+        Returns:
+            How far the state has moved, to be added to the local parameters; None if it has not.
+
+        Raises:
+            OuterLoopError: A manifest is damaged.
+        """
+        first, before = self.round_id, self.theta.copy()
+        self._follow()
+        return None if self.round_id == first else self.theta - before
 
     def settle(self, manifest: Manifest) -> None:
         """Close the own account if a manifest names the own contribution."""

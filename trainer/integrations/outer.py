@@ -301,6 +301,7 @@ class ObjectStoreLoop(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Count a step; at the end of a round, exchange, or first ask for a checkpoint."""
         self._n_steps += 1
+        self._take_up()
         is_last = state.global_step >= state.max_steps
         self._is_due = self._n_steps >= self.options.exchange_every or is_last
         if self._is_due and self.options.state_uri:
@@ -343,6 +344,17 @@ class ObjectStoreLoop(TrainerCallback):
             return
         for mark in Path(str(args.output_dir)).glob(f"checkpoint-*/{OWN_MARK}"):
             shutil.rmtree(mark.parent, ignore_errors=True)
+
+    def _take_up(self) -> None:
+        """Move to what others have committed meanwhile, where nobody waits for the round's end."""
+        replica, view = self.replica, self._view
+        if replica is None or view is None or _kind_of(self.options) is not AsyncReplica:
+            return
+        moved = replica.on_first(
+            lambda own: own.take_up() if isinstance(own, AsyncReplica) else None
+        )
+        if moved is not None:
+            view.write(view.read() + moved)
 
     def _exchange(self, control: TrainerControl, kept: Callable[[], dict[str, NDArray]]) -> None:
         replica, view = self.replica, self._view

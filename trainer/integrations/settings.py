@@ -140,6 +140,11 @@ class SharedSettings:
     seed: int = 42
 
     @property
+    def is_replay_alone(self) -> bool:
+        """Whether only pairs have a weight, so that no rollout is needed."""
+        return self.beta_replay > 0 and self.policy_weight == self.alpha_sdpo == 0
+
+    @property
     def sdpo(self) -> SDPOOptions:
         """Channel 2 as the loss core knows it.
 

@@ -1,5 +1,6 @@
+from typing import Any
+
 from dagster import (
-    AssetKey,
     DagsterInstance,
     DagsterRunStatus,
     build_sensor_context,
@@ -12,10 +13,9 @@ from hypothesis import strategies as st
 from replay_pipeline.assets.automation import missing_ranges, night_goes_on
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.records import _ASSETS
-from replay_pipeline.definitions import defs
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import NightSettings
-from replay_pipeline.stages.versions import code_version
+from replay_pipeline.stages.versions import versions_of
 from tests.support.settings_files import write_settings
 
 KEYS = [f"k{i:02d}" for i in range(12)]
@@ -48,13 +48,32 @@ def test_ranges_cover_the_missing_batches_once(done, most):
     assert covered == [key for key in KEYS if key not in done]
 
 
-def test_dagster_knows_the_version_of_every_stage_that_has_one():
-    # Loading asks the newest instance of this process, which another test may have left closed.
-    with DagsterInstance.ephemeral():
-        graph = defs.resolve_asset_graph()
-    for stage, (name, _) in _ASSETS.items():
-        assert graph.get(AssetKey(name)).code_version == code_version(stage), stage
-    assert code_version("pairs")
+def test_dagster_knows_the_code_and_the_settings_of_every_stage(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPLAY_DATA", str(tmp_path))
+
+    def versions(**changes: Any) -> dict[str, str | None]:
+        write_settings(tmp_path, **changes)
+        # Loading asks the newest instance of this process, which another test may have left closed.
+        with DagsterInstance.ephemeral():
+            graph = define(PipelineResource()).resolve_asset_graph()
+        return {stage: graph.get(asset.key).code_version for stage, (asset, _) in _ASSETS.items()}
+
+    def other(**changes: Any) -> set[str]:
+        return {stage for stage, version in versions(**changes).items() if version != plain[stage]}
+
+    plain = versions()
+    assert all(version for stage, version in plain.items() if stage != "sample")
+    assert other() == set()
+    assert other(pairs={"level": "tool"}) == {"pairs"}
+    assert other(normalize={"recipe": "strict"}) == {"normalize"}
+    assert other(replay={"max_total_usd": 3.0}) == set()
+    assert other(publish={"test_fraction": 0.3}) == {"publish"}
+    monkeypatch.setitem(versions_of.__globals__["PARTS"], "matcher", ("types.py",))
+    versions_of.__globals__["_digest_of"].cache_clear()
+    try:
+        assert other() == {"pairs"}
+    finally:
+        versions_of.__globals__["_digest_of"].cache_clear()
 
 
 def test_the_night_begins_when_the_settings_say(tmp_path, monkeypatch):

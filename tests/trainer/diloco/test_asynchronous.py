@@ -56,6 +56,22 @@ def test_one_of_n_moves_the_state_by_an_nth_and_an_old_delta_by_less():
     np.testing.assert_allclose(slow.theta, -1.0 - 0.5 * (1 + late / 2) ** -0.5, rtol=1e-6)
 
 
+def test_a_slow_replica_takes_up_what_the_others_make_and_its_delta_counts_in_full():
+    store = MemoryStore()
+    slow, quick = replica_of(store, 0, 2, n_rounds=99), replica_of(store, 1, 2, n_rounds=99)
+    local = slow.theta - 1
+    assert slow.take_up() is None, "nobody has moved"
+    for _ in range(slow.max_age + 1):
+        quick.exchange(quick.theta - 2)
+    moved = slow.take_up()
+    np.testing.assert_allclose(local + moved, quick.theta - 1, err_msg="its own progress stays")
+    report = slow.exchange(local + moved)
+    assert (report.was_included, report.n_missed) == (True, slow.max_age + 1)
+    np.testing.assert_allclose(slow.theta, quick.theta - 0.5)
+    merged = sum(manifest.merged.size_bytes for manifest in manifests(store)[:-1])
+    assert merged <= report.down_bytes < 2 * merged, "read once, and counted"
+
+
 def test_replicas_of_equal_pace_move_as_far_as_in_synchronous_rounds():
     store = MemoryStore()
     both = [replica_of(store, rank, 2) for rank in range(2)]

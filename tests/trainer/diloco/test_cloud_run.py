@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.support.hub import HubServer
 from tests.trainer.diloco.cloud_servers import JobsHub, SandboxCloud
 from tests.trainer.diloco.s3_server import MotoServer
+from trainer.__main__ import main
 from trainer.diloco import open_store
 
 pytestmark = pytest.mark.slow
@@ -27,9 +28,9 @@ N_REPLICAS = {"hf_jobs": 2, "modal": 1}
 """Each is a process of many seconds: what is only the platform's is seen with one."""
 
 
-@pytest.fixture
-def bucket(tmp_path):
-    server = MotoServer(tmp_path)
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    server = MotoServer(tmp_path_factory.mktemp("s3"))
     yield f"http://127.0.0.1:{server.port}"
     server.close()
 
@@ -43,10 +44,10 @@ api.upload_folder(**here, folder_path=sys.argv[1])
 """
 
 
-@pytest.fixture
-def hub(tmp_path, dataset_folder):
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory, dataset_folder):
     """A Hub with a private dataset."""
-    with HubServer(tmp_path / "hub") as hub:
+    with HubServer(tmp_path_factory.mktemp("hub")) as hub:
         upload = [sys.executable, "-c", UPLOAD, dataset_folder]
         subprocess.run(upload, env={**os.environ, **hub.environment()}, check=True)
         yield hub
@@ -71,20 +72,20 @@ def cloud(request, tmp_path, monkeypatch):
 
 
 def test_the_documented_line_ends_with_a_model_after_its_launcher_was_killed(
-    tmp_path, bucket, hub, cloud
+    tmp_path, bucket, hub, cloud, monkeypatch, capsys
 ):
     platform, account, servers = cloud
-    n = N_REPLICAS[platform]
+    n, uri = N_REPLICAS[platform], f"s3://bucket/{platform}"
     shell = {
         "PATH": os.environ["PATH"], "HOME": str(tmp_path), **KEYS, "HF_TOKEN": hub.read_token,
         "AWS_ENDPOINT_URL": bucket, **account,
     }  # fmt: skip
 
-    def trainer(*arguments, **options):
+    def trainer(*arguments):
         command = [sys.executable, "-m", "trainer", *arguments]
         return subprocess.Popen(
-            command, env=shell, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
-        )  # fmt: skip
+            command, env=shell, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
 
     work_dir = ["--work-dir", str(tmp_path / "outer")]
     to_replicas = {
@@ -92,7 +93,7 @@ def test_the_documented_line_ends_with_a_model_after_its_launcher_was_killed(
         "HF_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
     launcher = trainer(
-        "launch", "--replicas", str(n), "--executor", platform, "--uri", "s3://bucket/run-7", *work_dir,
+        "launch", "--replicas", str(n), "--executor", platform, "--uri", uri, *work_dir,
         *(part for name in (*KEYS, "HF_TOKEN") for part in ("--secret", name)),
         *(part for pair in to_replicas.items() for part in ("--env", "=".join(pair))),
         *(part for text in SETTINGS for part in ("--set", text.format(folder=tmp_path, n=n))),
@@ -102,7 +103,7 @@ def test_the_documented_line_ends_with_a_model_after_its_launcher_was_killed(
         "key": KEYS["AWS_ACCESS_KEY_ID"],
         "secret": KEYS["AWS_SECRET_ACCESS_KEY"],
     }
-    store = open_store("s3://bucket/run-7", options=options)
+    store = open_store(uri, options=options)
     while not store.keys("rounds/"):
         assert launcher.poll() is None, launcher.communicate()[0].decode()
         threading.Event().wait(0.1)
@@ -114,10 +115,10 @@ def test_the_documented_line_ends_with_a_model_after_its_launcher_was_killed(
     attached = trainer("attach", *work_dir)
     told = attached.communicate()[0].decode()
     assert attached.returncode == 0, told
-    exported = trainer("export", "--uri", "s3://bucket/run-7", "--output", str(tmp_path / "made"))
-    told = exported.communicate()[0].decode()
-    assert exported.returncode == 0, told
-    assert "after 2 rounds" in told
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": bucket}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["export", "--uri", uri, "--output", str(tmp_path / "made")]) == 0
+    assert "after 2 rounds" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "made")
     AutoTokenizer.from_pretrained(tmp_path / "made")
     ended = AutoModelForCausalLM.from_pretrained(tmp_path / "model-0" / "checkpoint")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,6 +61,11 @@ def test_a_cloud_replica_needs_a_store_that_it_can_see(tmp_path, capsys):
     options = ["--executor", "hf_jobs", "--work-dir", str(tmp_path)]
     assert launch_command(options) == 2
     assert "cannot see a local folder" in capsys.readouterr().err
+
+
+def test_who_only_watches_replicas_loads_no_torch():
+    code = "import sys, trainer.diloco.launch as watch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPO, check=False).returncode == 0
 
 
 SLEEPY = "import sys, time, pathlib; time.sleep(0.3); print('done', sys.argv[1])"

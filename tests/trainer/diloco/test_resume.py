@@ -4,12 +4,16 @@ import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.trainer.diloco.stand_in import OtherReplica
-from trainer.diloco import FileStore, MemoryStore
+from trainer.diloco import AsyncReplica, FileStore, MemoryStore
 from trainer.diloco.environment import ReplicaPlace
+from trainer.diloco.protocol import Manifest, manifest_key
+from trainer.diloco.replica import newest_state
 from trainer.diloco.tensor_file import unseal_tensors
+from trainer.integrations.outer import ObjectStoreLoop
 from trainer.integrations.settings import read_settings
 from trainer.integrations.trl.run import RunParts, run
 
@@ -129,11 +133,54 @@ def test_replicas_of_a_tiny_model_start_from_equal_weights_on_unequal_shards(
 ):
     starts = set()
     for rank in range(2):
-        store = MemoryStore()
-        tiny = {"pretraining_steps": 2}
-        train(dataset_folder, tmp_path / str(rank), store, world_size=2, rank=rank, tiny=tiny)
+        output = tmp_path / str(rank)
+        # The second request writes the run's description: nothing after it matters here.
+        store = MortalStore(output / "store", 1, is_carried_out=True)
+        with pytest.raises(Killed):
+            train(
+                dataset_folder, output, store,
+                world_size=2, rank=rank, tiny={"pretraining_steps": 1, "n_layers": 1},
+            )  # fmt: skip
         starts.add(unseal_tensors(store.get("run.safetensors"))[0]["base"])
     assert len(starts) == 1, "whoever came first would decide what all train"
+
+
+class BusyStore(MemoryStore):
+    """Calls `other` once, when somebody asks for the first manifest after the run has begun."""
+
+    other, is_open = None, False
+
+    def get(self, key):
+        if self.is_open and self.other and key == manifest_key(0):
+            other, self.other = self.other, None
+            other()
+        return super().get(key)
+
+
+def test_an_asynchronous_replica_takes_up_others_progress_between_its_steps(
+    dataset_folder, tmp_path, monkeypatch
+):
+    store = BusyStore()
+    other = OtherReplica(dataset_folder, tmp_path, store, kind=AsyncReplica, n_rounds=1)
+    began = other.replica.theta.copy()
+    store.other = lambda: other.replica.exchange(other.replica.theta + np.float32(0.5))
+    begin = ObjectStoreLoop.on_train_begin
+
+    def on_train_begin(loop, *arguments, **context):
+        store.is_open = True
+        begin(loop, *arguments, **context)
+
+    monkeypatch.setattr(ObjectStoreLoop, "on_train_begin", on_train_begin)
+    train(
+        dataset_folder, tmp_path, store, world_size=2, rank=1, rounds="asynchronous",
+        sync_every=N_STEPS, state_uri=None,
+    )  # fmt: skip
+    theirs, ours = (Manifest.from_bytes(store.get(manifest_key(n))) for n in range(2))
+    assert (theirs.by, ours.by) == (0, 1)
+    assert ours.contributions[0].base == ours.base != theirs.base, "no older than its last step"
+    _, theta, _ = newest_state(store)
+    moved = theta - began
+    assert 0.2 < np.median(moved) < 0.3, "the other's half step, and a little of its own"
 
 
 def test_a_late_replica_takes_up_the_runs_step_schedule_and_weights(

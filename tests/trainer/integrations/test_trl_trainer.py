@@ -384,17 +384,20 @@ def test_what_is_kept_for_the_backward_pass_follows_max_packed_tokens(composer, 
 @pytest.mark.parametrize("alpha_sdpo", [0.0, 0.5])
 def test_a_policy_without_a_weight_runs_only_where_channel_2_needs_it(composer, alpha_sdpo):
     trainer = composer(policy_weight=0.0, beta_replay=1.0, alpha_sdpo=alpha_sdpo, max_steps=2)
-    n_calls = 0
-    original = trainer._get_per_token_logps_and_entropies
+    calls: set[str] = set()
 
-    def counted(*args, **kwargs):
-        nonlocal n_calls
-        n_calls += 1
-        return original(*args, **kwargs)
+    def watched(name, original):
+        def call(*args, **kwargs):
+            calls.add(name)
+            return original(*args, **kwargs)
 
-    trainer._get_per_token_logps_and_entropies = counted
+        return call
+
+    names = {"_get_per_token_logps_and_entropies", "_generate_and_score_completions"}
+    for name in names:
+        setattr(trainer, name, watched(name, getattr(trainer, name)))
     trainer.train()
-    assert (n_calls > 0) == (alpha_sdpo > 0)
+    assert calls == (names if alpha_sdpo > 0 else set())
     assert trainer.n_live_steps["replay"] == 2
     assert trainer.n_live_steps["policy"] == 0
 

@@ -26,7 +26,6 @@ from trainer.errors import TrainerConfigError, TrainerError
 from trainer.integrations.loading import load_model, load_tokenizer
 from trainer.integrations.scoring import response_logps
 from trainer.integrations.settings import read_settings
-from trainer.integrations.trl.run import RunParts, run
 
 __all__ = ["GeneratorActor", "RankOutcome", "RewarderActor", "StoreActor", "TrainerActor"]
 
@@ -65,6 +64,9 @@ class TrainerActor(Actor):
             return RankOutcome(error=error)
 
     def _run(self, resume_from: str | None) -> dict[str, Any]:
+        # TRL takes seconds to load, and the controller and the other actors do without.
+        from trainer.integrations.trl.run import RunParts, run  # noqa: PLC0415
+
         if self.values.get("model") is None:
             torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
         config = read_settings(self.values | {"resume_from": resume_from})

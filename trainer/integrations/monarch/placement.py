@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import TrainerConfigError
+from trainer.folders import STATE_FILE
 from trainer.integrations.settings import RunConfig
-from trainer.integrations.trl.trainer import STATE_FILE
 
 __all__ = ["Placement", "RestartBudget", "latest_checkpoint", "replica_settings"]
 

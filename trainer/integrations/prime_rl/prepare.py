@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.data.dataset import load_preference_data
 from trainer.errors import DatasetError, TrainerConfigError
+from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.integrations.handover import (
     check_startable,
@@ -35,12 +36,17 @@ def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         TrainerConfigError: PRIME-RL cannot do what the settings ask for.
+        FolderInUseError: another run writes into the output folder.
         DatasetError: a channel has a weight and the dataset has nothing for it.
     """
     settings = read_settings(values, "prime_rl")
     check_startable(settings)
     folder = Path(settings.output).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    with sole_writer(folder):
+        return _prepare(settings, folder)
+
+
+def _prepare(settings: RunConfig, folder: Path) -> dict[str, Any]:
     data = load_preference_data(settings.dataset, revision=settings.revision)
     if not data.prompts:
         raise DatasetError(f"{settings.dataset} has no `prompts` to roll out from")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import tinker
 import torch
 from transformers import get_scheduler
@@ -23,6 +24,7 @@ from trainer.errors import (
     TrainerConfigError,
     TrainingStoppedError,
 )
+from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.integrations.handover import (
     check_startable,
@@ -68,6 +70,7 @@ def train_with_tinker(
 
     Raises:
         TrainerConfigError: Tinker cannot do what the settings ask for.
+        FolderInUseError: another run writes into the output folder.
         DatasetError: a channel has a weight and the dataset has nothing for it.
         EnvironmentFailedError: the service refused or did not answer.
         TrainingStoppedError: asked to stop; the state is saved.
@@ -75,7 +78,7 @@ def train_with_tinker(
     settings = read_settings(values, "tinker")
     check_startable(settings)
     options = section_of(TinkerOptions, settings.own, "engines.tinker.")
-    with _translated(), _service(options) as service:
+    with sole_writer(Path(settings.output)), _translated(), _service(options) as service:
         run = TinkerRun(settings, options, service)
         for step in range(settings.shared.max_steps):
             if should_stop():
@@ -95,6 +98,14 @@ def _translated() -> Iterator[None]:
 
 @contextmanager
 def _service(options: TinkerOptions) -> Iterator[Any]:
+    if address := options.base_url:
+        # The client itself would try for five minutes and say nothing.
+        try:
+            httpx.get(f"{address}/api/v1/healthz", timeout=30)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise EnvironmentFailedError(
+                f"Tinker: no server answers at {address}: {error}"
+            ) from error
     service, status = tinker.ServiceClient(base_url=options.base_url), "errored"
     try:
         yield service

@@ -189,7 +189,7 @@ def _run(
     answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
     level = load_function(config.agreement) if config.agreement else agreement
-    if recorded is not None:
+    if recorded is not None and not args.is_replay_alone:
         recorded.add_behaviour_logps(model, logps_of=response_logps, temperature=args.temperature)
     objective = FixedBatchObjective(model, collator, data, args)
 

@@ -30,6 +30,7 @@ from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.sampler import PairSampler
 from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
+from trainer.folders import STATE_FILE
 from trainer.hints import HintFunction, hint_for_row
 from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of, has_plain_head
 from trainer.integrations.packing import (
@@ -56,8 +57,6 @@ from trainer.losses.tree_layout import PackedTree
 from trainer.types import PairRow
 
 logger = logging.getLogger(__name__)
-
-STATE_FILE = "composer_state.json"
 
 _SCORED = ("dpo_weight", "dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs")
 """What the preference loss reads of a batch beside the model's own log-probabilities."""
@@ -365,6 +364,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         }
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        if self._mode == "train" and self.has_replay and self.composer.is_replay_alone:
+            return {"pairs": self._next_pairs()}  # nothing is generated or scored for no one
         inputs = super()._prepare_inputs(generation_batch)
         if self._mode == "train" and self._pair_sampler is not None:
             inputs = {**inputs, "pairs": self._next_pairs()}
