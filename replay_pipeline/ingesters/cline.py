@@ -19,7 +19,7 @@ from replay_pipeline.ingesters.json_lines import (
     text_in,
 )
 
-_LIST = re.compile(rb'\s*\[\s*\{\s*"(?:role|content|id|ts)"\s*:')
+_LIST = re.compile(rb'\s*\[\s*\{\s*"(?:role|content|id)"\s*:')
 _PARTS = re.compile(rb'\s*\{\s*"version"\s*:\s*1,\s*"updated_at"\s*:')
 
 

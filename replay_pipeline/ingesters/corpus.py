@@ -393,7 +393,7 @@ class _Corpus:
     def _add_rows(self, rows: LogRows, labels: Mapping[Turn, Label], cleaner: Cleaner) -> None:
         """Make the rows of a conversation, piece by piece: of a long one no text is there twice."""
         for piece in pieces_of(rows.kept):
-            cleaner.prepare(chain(texts_of(piece), hints_of(piece, labels)))
+            cleaner.prepare(chain(texts_of(piece, keeps=True), hints_of(piece, labels)))
             self.turns.extend(rows.turns(piece))
             self.states.extend(rows.states(piece, labels))
             if len(piece) < len(rows.kept):

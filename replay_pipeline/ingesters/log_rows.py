@@ -97,17 +97,23 @@ class Cleaner:
             return clean[text]
 
 
-def texts_of(turns: Sequence[Turn]) -> Iterator[str]:
-    """Every text of the turns that will be redacted."""
+def texts_of(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
+    """Give every text of the turns that will be redacted.
+
+    Args:
+        turns: whose texts.
+        keeps: whether calls are to keep the strings in their arguments, for who asks for them next.
+    """
     yield from {turn.cwd for turn in turns if turn.cwd}
     for turn in turns:
         yield "\n\n".join(turn.texts)
         yield "\n\n".join(turn.thinking)
         for call in turn.calls:
             yield call.name
-            if call.strings is None:
-                call.strings = list(_strings_in(call.arguments))
-            yield from call.strings
+            strings = list(_strings_in(call.arguments))
+            if keeps:
+                call.strings = strings
+            yield from strings
         for result in turn.results.values():
             yield result.text
 

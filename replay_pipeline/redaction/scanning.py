@@ -97,20 +97,29 @@ def _suspects(data: bytes, ends: list[int]) -> dict[int, Suspect]:
         start, end = where["start_offset"], where["end_offset"]
         index = bisect_right(ends, start)
         if name == _HOSTS:
-            suspect(index).hosts.append(_place(data, ends, index, start, end))
+            suspect(index).hosts.append((start, end))
             continue
         for inside in {index, bisect_right(ends, end - 1)}:
             suspect(inside).signals.add(name)
             if name == "assigned":
-                suspect(inside).assigned.append(_place(data, ends, inside, start, end))
+                suspect(inside).assigned.append((start, end))
+    for index, its in found.items():
+        at = ends[index - 1] if index else 0
+        for places in (its.hosts, its.assigned):
+            places[:] = _in_characters(data, at, sorted(places))
     return found
 
 
-def _place(data: bytes, ends: Sequence[int], index: int, start: int, end: int) -> tuple[int, int]:
-    """Give a range in characters of one text that holds `data[start:end]`, or its part of that."""
-    at = ends[index - 1] if index else 0
-    n_before = len(data[at:start].decode("utf-8", "replace"))
-    return n_before, n_before + end - max(at, start)
+def _in_characters(
+    data: bytes, at: int, places: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Give ranges of bytes, in order, as ranges of the text that begins at byte `at`, or wider ones."""
+    n_bytes, n_chars = at, 0
+    for first, last in places:
+        start = max(at, first)  # what begins in the text before
+        n_chars += len(data[n_bytes:start].decode("utf-8", "replace"))
+        n_bytes = start
+        yield n_chars, n_chars + last - start
 
 
 def people_in(texts: Iterable[str]) -> frozenset[str]:

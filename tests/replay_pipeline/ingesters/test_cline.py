@@ -122,3 +122,14 @@ def test_a_result_without_its_call_is_counted(tmp_path: Path):
 def test_damage_to_a_task_is_no_exception(tmp_path: Path):
     check_damaged([json.dumps(session()).encode()] * 3, tmp_path / "a.messages.json")
     check_damaged([json.dumps(task(MODEL, TOKENS)).encode()] * 2, tmp_path / "b.json")
+
+
+def test_what_the_extension_keeps_beside_a_task_is_no_session(tmp_path: Path):
+    path = tmp_path / "api_conversation_history.json"
+    path.write_text(json.dumps(task(MODEL, TOKENS)))
+    shown = [{"ts": 1773683224000, "type": "say", "say": "text", "text": '{"role": "content"}'}]
+    (tmp_path / "ui_messages.json").write_text(json.dumps(shown))
+    (tmp_path / "task_metadata.json").write_text('{"files_in_context": [], "model_usage": []}')
+    result, states = read(tmp_path)
+    assert len(states) == 2
+    assert result.report.skipped_files == {"foreign": 2}

@@ -235,3 +235,15 @@ BUNDLED = (Path(secret_rules.__file__).parent / "secret_rules.toml").read_text("
 def test_a_rule_that_cannot_work_is_refused_when_the_rules_are_loaded(find, put, said):
     with pytest.raises(ValueError, match=said):
         load_rules(BUNDLED.replace(find, put))
+
+
+def test_values_behind_text_that_is_not_ascii_are_found_in_each_of_many_texts():
+    secret = "q7Uxv29Kpw41LmZt8Rb3Yd"
+    texts = [f"{'é → 🙂 ' * n}API_TOKEN={secret}{n:03} at 93.184.216.{n} 🙂" for n in range(1, 200)]
+    redactor = Redactor()
+    redactor.prepare(texts)
+    for number, text in enumerate(texts, 1):
+        clean = redactor.text(text)
+        assert secret not in clean
+        assert f"216.{number} " not in clean
+        assert clean == Redactor().text(text)
