@@ -2,14 +2,14 @@
 
     python benchmarks/outer_pretrained.py           # every arm, three seeds; half an hour
     python benchmarks/outer_pretrained.py --table   # what is measured so far, as the docs have it
-    python benchmarks/outer_pretrained.py --small --arms ternary unequal    # five seeds, a fifth of the cost
+    python benchmarks/outer_pretrained.py --small --arms every_step unequal ternary    # five seeds, a fifth
 
 Needs SmolLM2-135M (`make real-model`) and the demo's dataset (`make demo`). Four replicas fine-tune
 LoRA on the last six layers, on the demo's pairs cut to their last 96 tokens; one replica's codec is
 all that differs between arms, and `adamw` makes the same steps on the mean gradient of all four.
-`unequal` is `ternary` in asynchronous rounds of one step, at equal tokens, one replica five times
-slower: the others make its steps, by a clock on which a replica's step takes one or five; nobody
-sleeps. `--small` has adapters on the last two layers alone, and a head of fewer tokens.
+`every_step` is `ternary` in rounds of one step, and `unequal` the same asynchronously, at equal
+tokens, one replica five times slower: the others make its steps, by a clock on which a replica's step
+takes one or five; nobody sleeps. `--small` has adapters on the last two layers alone, and a head of fewer tokens.
 An arm that is in the JSON already is not run again. Everything below the adapters is frozen, so
 its activations are computed once; so are those of the teacher, which is the model without adapter.
 
@@ -51,10 +51,11 @@ from trainer.types import PairRow
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 FROZEN = ROOT / "build" / "outer_pretrained.pt"
-ARMS = ("adamw", *CODECS, "unequal")
+ARMS = ("adamw", *CODECS, "every_step", "unequal")
 SLOWNESS = 5.0
 N_REPLICAS, N_ROUNDS, INNER_STEPS = 4, 12, 3
-ASYNCHRONOUS_STEPS = 1
+SHORT_ROUND = 1
+"""Steps of a round of `every_step` and `unequal`."""
 LEARNING_RATE = 1e-3
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 PEFT = PeftOptions(
@@ -240,11 +241,11 @@ def batches(n_pairs: int, seed: int) -> list[list[list[int]]]:
 
 
 def inner_steps(
-    policy: Policy, theta: Any, optimizer: torch.optim.Optimizer, shown: list[list[int]], n: int
+    policy: Policy, theta: Any, optimizer: torch.optim.Optimizer, shown: list[list[int]]
 ) -> Any:
-    """Make the inner steps of a replica's n-th round; return where it ends."""
+    """Make the inner steps of a replica's round; return where it ends."""
     policy.view.write(theta)
-    for batch in shown[n * INNER_STEPS : (n + 1) * INNER_STEPS]:
+    for batch in shown:
         policy.step(optimizer, [policy.examples[i] for i in batch])
     return policy.view.read()
 
@@ -256,11 +257,14 @@ def train_parallel(policy: Policy, shown: list[list[list[int]]]) -> None:
         policy.step(optimizer, [policy.examples[i] for batch in at_once for i in batch])
 
 
-def train_replicas(policy: Policy, shown: list[list[list[int]]], codec: str) -> list[RoundReport]:
-    """Train replicas in turn on one model; rounds run over a store, all at a time."""
+def train_replicas(
+    policy: Policy, shown: list[list[list[int]]], codec: str, n_steps: int = INNER_STEPS
+) -> list[RoundReport]:
+    """Train replicas in turn on one model; rounds of `n_steps` run over a store, all at a time."""
+    n_rounds = N_ROUNDS * INNER_STEPS // n_steps
     store, start = MemoryStore(), policy.view.read()
     settings = OuterSettings(
-        codec=codec, outer=outer_preset("average"), n_rounds=N_ROUNDS, quorum=N_REPLICAS,
+        codec=codec, outer=outer_preset("average"), n_rounds=n_rounds, quorum=N_REPLICAS,
         snapshot_every=10**6,
     )  # fmt: skip
     ranks = range(N_REPLICAS)
@@ -272,9 +276,9 @@ def train_replicas(policy: Policy, shown: list[list[list[int]]], codec: str) -> 
     reports: list[RoundReport] = []
     with ThreadPoolExecutor(N_REPLICAS) as pool:
         list(pool.map(OuterReplica.join, replicas))
-        for round_id in range(N_ROUNDS):
+        for first in range(0, n_rounds * n_steps, n_steps):
             local = [
-                inner_steps(policy, replica.theta, optimizer, batch, round_id)
+                inner_steps(policy, replica.theta, optimizer, batch[first : first + n_steps])
                 for replica, optimizer, batch in zip(replicas, optimizers, shown, strict=True)
             ]
             reports += pool.map(OuterReplica.exchange, replicas, local)
@@ -307,11 +311,11 @@ def train_unequal(policy: Policy, shown: list[list[list[int]]], codec: str) -> l
         moved = replica.take_up()
         local[rank] = policy.view.read() + (0 if moved is None else moved)
         n_made[rank] += 1
-        if n_made[rank] % ASYNCHRONOUS_STEPS == 0:
+        if n_made[rank] % SHORT_ROUND == 0:
             reports.append(replica.exchange(local[rank]))
             local[rank] = replica.theta.copy()
         heapq.heappush(clock, (now + pace[rank], rank))
-    assert not any(n % ASYNCHRONOUS_STEPS for n in n_made), "all that was trained is in the log"
+    assert not any(n % SHORT_ROUND for n in n_made), "all that was trained is in the log"
     policy.view.write(max(replicas, key=lambda replica: replica.round_id).theta)
     return reports
 
@@ -325,10 +329,12 @@ def run(policy: Policy, n_train: int, arm: str, seed: int) -> dict[str, Any]:
     if arm == "adamw":
         train_parallel(policy, shown)
     else:
-        is_unequal = arm == "unequal"
-        reports = (train_unequal if is_unequal else train_replicas)(
-            policy, shown, "ternary" if is_unequal else arm
-        )
+        codec = arm if arm in CODECS else "ternary"
+        if arm == "unequal":
+            reports = train_unequal(policy, shown, codec)
+        else:
+            n_steps = SHORT_ROUND if arm == "every_step" else INNER_STEPS
+            reports = train_replicas(policy, shown, codec, n_steps)
         # Of a synchronous round, or of as many steps.
         n_sent = sum(report.up_bytes for report in reports)
         row["up_bytes"] = round(n_sent / N_REPLICAS / N_ROUNDS)
@@ -370,7 +376,7 @@ def table(found: dict[str, Any]) -> str:
             ", ".join(f"{row['held_out']['accuracy']:.0%}" for row in rows),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    for arm, other in (("fp32", "adamw"), ("unequal", "ternary")):
+    for arm, other in (("fp32", "adamw"), ("unequal", "every_step"), ("unequal", "ternary")):
         above = [
             f"{of(arm)[s]['held_out']['total'] / of(other)[s]['held_out']['total'] - 1:+.2%}"
             for s in of(arm)
