@@ -1,4 +1,4 @@
-"""What every test stands on: no hub, no telemetry, settings of its own, and shared work done once."""
+"""What every test stands on: no hub, no telemetry, and settings of its own."""
 
 import os
 import uuid
@@ -33,18 +33,3 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
     config = tmp_path_factory.getbasetemp() / "config" / uuid.uuid4().hex  # made when it is needed
     monkeypatch.setenv("REPLAY_CONFIG_DIR", str(config))
     monkeypatch.setenv("HF_HOME", str(tmp_path_factory.getbasetemp() / "hf"))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share a fixture of their module on one worker: elsewhere it is made again."""
-    for item in items:
-        fixtures = getattr(item, "_fixtureinfo", None)
-        shared = [
-            definition
-            for definitions in (fixtures.name2fixturedefs.values() if fixtures else ())
-            for definition in definitions
-            if definition.scope == "module"
-        ]
-        if shared:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
