@@ -161,7 +161,7 @@ def conversation(text: str) -> list[dict[str, str]]:
 
 
 def repositories(
-    n_named: int = 1, n_described: int = 4, n_new: int = 1, n_unseen: int = 3, seed: int = 0
+    n_named: int = 1, n_described: int = 4, n_new: int = 2, n_unseen: int = 3, seed: int = 0
 ) -> list[Repository]:
     """Draw the repositories; equal arguments give equal ones.
 
