@@ -41,14 +41,16 @@ def test_losses_of_a_batch_are_the_cores_and_the_command_trains(
     run = TinkerRun(config, TinkerOptions(**OWN), ServiceClient(base_url=server))
     rollouts, metrics = run.rollouts(0)
     assert metrics["rollouts/count"] == 4
+    # A model of random weights earns nothing: what its answers are worth is set here.
+    for rollout, advantage in zip(rollouts, (1.0, -1.0, 0.5, -0.5), strict=True):
+        rollout.advantage = advantage
     futures = run.backward(rollouts, 0)
     answers = {name: future.result() for name, future in futures.items()}
     losses = core_loss(run, Weights(model), rollouts, 0)
     preference = answers["replay"].metrics["replay/preference_loss"]
     assert preference == pytest.approx(float(losses["replay"]) / 0.6, rel=1e-5)
-    if "policy" in answers:
-        terms = [sum(o["elementwise_loss"].data) for o in answers["policy"].loss_fn_outputs]
-        assert sum(terms) == pytest.approx(float(losses["policy"]), abs=1e-5)
+    terms = [sum(o["elementwise_loss"].data) for o in answers["policy"].loss_fn_outputs]
+    assert sum(terms) == pytest.approx(float(losses["policy"]), abs=1e-5)
 
     path = tmp_path / "settings.yaml"
     path.write_text(yaml.safe_dump(values | {"output": str(tmp_path / "whole")}))
