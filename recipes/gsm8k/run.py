@@ -48,11 +48,16 @@ class Sizes:
     grpo_steps: int
     batch_size: int
     """Answers sampled in a step, eight an item."""
-    learning_rate: float
+    warm_up_rate: float
+    grpo_rate: float
 
 
-TINY = Sizes(largest=2, warm_up_steps=60, grpo_steps=80, batch_size=32, learning_rate=3e-3)
-PRETRAINED = Sizes(largest=5, warm_up_steps=15, grpo_steps=20, batch_size=16, learning_rate=5e-4)
+TINY = Sizes(
+    largest=2, warm_up_steps=60, grpo_steps=80, batch_size=32, warm_up_rate=3e-3, grpo_rate=3e-3
+)
+PRETRAINED = Sizes(
+    largest=2, warm_up_steps=15, grpo_steps=25, batch_size=16, warm_up_rate=1e-3, grpo_rate=2e-4
+)
 
 
 def items(seed: int, largest: int = TINY.largest) -> list[dict[str, Any]]:
@@ -94,7 +99,7 @@ def warm_up(model: Any, renderer: Renderer, rows: list[dict[str, Any]], sizes: S
     """Teach the form `#### number`, with numbers that are right for only part of the items."""
     rng = random.Random(0)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=sizes.learning_rate)
+    optimizer = torch.optim.AdamW(trained, lr=sizes.warm_up_rate)
     for _ in range(sizes.warm_up_steps):
         loss = torch.zeros(())
         for row in rng.sample(rows, 4):
@@ -167,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
             per_device_train_batch_size=sizes.batch_size,
             num_generations=8,
             max_completion_length=MAX_TOKENS,
-            learning_rate=sizes.learning_rate,
+            learning_rate=sizes.grpo_rate,
             max_steps=sizes.grpo_steps,
         )
         trainer = ComposerReplicationTrainer(
