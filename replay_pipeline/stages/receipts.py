@@ -168,11 +168,17 @@ class Receipts:
 
     def reports(self, stage: str, *, names: Collection[str] | None = None) -> dict[str, _Report]:
         """Give the reports of a stage by batch, without what is long, or those `names` of them."""
+        if names is None:
+            return {each.batch: each.report for each in self._parts(stage, _Reported)}
+        part = msgspec.defstruct("Part", [(name, Any, msgspec.UNSET) for name in names])
+        chosen: Any = msgspec.defstruct("Chosen", [("batch", str), ("report", part)])
         return {
-            each.batch: each.report
-            if names is None
-            else {name: each.report[name] for name in names if name in each.report}
-            for each in self._parts(stage, _Reported)
+            each.batch: {
+                name: value
+                for name in names
+                if (value := getattr(each.report, name)) is not msgspec.UNSET
+            }
+            for each in self._parts(stage, chosen)
         }
 
     def _parts(self, stage: str | None, kind: type[T]) -> list[T]:
