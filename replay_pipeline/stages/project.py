@@ -4,6 +4,7 @@ The stages that change it are in `replay_pipeline.stages.pipeline`.
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,11 +48,12 @@ from replay_pipeline.stages.receipts import Receipt, Written
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
 from replay_pipeline.stages.summary import summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
+from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.pair_rows import PromptsOf
-from replay_pipeline.storage.schemas import WRITTEN_BY
+from replay_pipeline.storage.schemas import TABLES, WRITTEN_BY
 from replay_pipeline.storage.store import Place
-from replay_pipeline.storage.tables import DataRoot, table_of
+from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
@@ -69,6 +71,7 @@ _PLANNED_ABOVE_BUDGET = 1.25
 
 OnProgress = Callable[[Progress], None]
 
+_TOOL_COLUMNS = [(field.name, field.type) for field in TABLES["tools"]]
 _ToolRow = tuple[str, str | None, str]
 """Name, release series and definition of a tool."""
 
@@ -534,13 +537,14 @@ class Project(Overview):
         rows = dict(self._seen_tools.before(batch))
         if self.root.has("tools", batch):
             rows = _with_tools(rows, self.root.read("tools", batch))
-        return table_of(
-            [
-                {"name": name, "agent_version": version, "tool_json": definition}
-                for (name, version, definition), times in rows.items()
-                for _ in range(times)
-            ],
-            "tools",
+        found = [
+            {"name": name, "agent_version": version, "tool_json": definition}
+            for (name, version, definition), times in rows.items()
+            for _ in range(times)
+        ]
+        return pa.table(
+            [array_of([row.get(name) for row in found], kind) for name, kind in _TOOL_COLUMNS],
+            schema=TABLES["tools"],
         )
 
     def _tool_definitions(self, batch: str) -> list[str]:
@@ -563,10 +567,11 @@ class Project(Overview):
                 for receipt in self.receipts.written(stage)
                 for table, digest in receipt.outputs.items()
             }
-        part = self.root.part(name, batch)
         known, at = self._outputs[stage].get((batch, name), ("", ""))
         # Who changes a table by hand leaves its receipt as it is: what is published must be looked at.
-        return known if known and not _is_newer(part, _seconds_of(at)) else digest_of(part)
+        if known and not _is_newer(self.root.path, self.root.name_of(name, batch), _seconds_of(at)):
+            return known
+        return digest_of(self.root.part(name, batch))
 
     def _is_sampled(self, batch: str) -> bool:
         return self._known_digest(batch, "sampled_positives") != "-"
@@ -637,10 +642,13 @@ def _seconds_of(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp() if moment else 0.0
 
 
-def _is_newer(part: Place, at_s: float) -> bool:
+def _is_newer(root: Place, name: str, at_s: float) -> bool:
     """Whether a file of this machine was written to after a moment, in seconds, or is gone."""
+    if not isinstance(root, Path):
+        return False
     try:
-        return isinstance(part, Path) and part.stat().st_mtime > at_s
+        # For tens of thousands of files, paths would take longer than the system does.
+        return os.stat(f"{root}/{name}").st_mtime > at_s  # noqa: PTH116
     except FileNotFoundError:
         return True
 
