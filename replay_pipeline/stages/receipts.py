@@ -162,7 +162,7 @@ class Receipts:
                 known = since.get((kind, name.removesuffix(".json"))) if since else None
                 yield replace(receipt, is_reused=True) if known == stamp else receipt
 
-    def written(self, stage: str | None = None) -> list["Written"]:
+    def written(self, stage: str | None = None) -> Iterator["Written"]:
         """Give of what code and tables each receipt was made, without its report."""
         return self._parts(stage, Written)
 
@@ -181,12 +181,9 @@ class Receipts:
             for each in self._parts(stage, chosen)
         }
 
-    def _parts(self, stage: str | None, kind: type[T]) -> list[T]:
-        return [
-            each
-            for folder in self._brought(stage)
-            for each in _each_of([row for row in self._index.figures(folder) if row[2]], kind)
-        ]
+    def _parts(self, stage: str | None, kind: type[T]) -> Iterator[T]:
+        for folder in self._brought(stage):
+            yield from _each_of([row for row in self._index.figures(folder) if row[2]], kind)
 
     def path(self, stage: str, batch: str) -> Place:
         """Tell where a receipt lies."""
