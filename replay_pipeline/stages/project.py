@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -27,8 +27,8 @@ from replay_pipeline.ingesters import (
     manifest_from,
     write_manifest,
 )
+from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.pairs import pairs_of
-from replay_pipeline.publish.versions import newest
 from replay_pipeline.replay import (
     Estimate,
     ReplayOptions,
@@ -57,6 +57,11 @@ from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
+
+if TYPE_CHECKING:
+    from replay_pipeline.publish import versions
+else:
+    versions = OnFirstUse("replay_pipeline.publish.versions")
 
 T = TypeVar("T")
 
@@ -114,7 +119,7 @@ class Project(Overview):
         top, _, rest = name.partition("/")
         if top == "dataset":
             place = self.settings.dataset_dir()
-            return (newest(place) or place) / rest
+            return (versions.newest(place) or place) / rest
         if top == "model":
             return self.settings.model_dir() / rest
         if top == "sources" and (folder := self._kept_folder()):
