@@ -288,6 +288,7 @@ def test_a_step_that_pays_nothing_is_tried_again_after_an_outage(root, monkeypat
         ).success
 
     with dg.instance_for_test() as instance:
+        instance.add_dynamic_partitions("trace_batch", [batch])
         tags = {"dagster/partition": batch}
         out_at_first("pairs", StorageError("the store does not answer"))
         assert run("replay_batches", instance, **tags)

@@ -132,6 +132,7 @@ def test_publishing_and_the_summary_follow_the_end_of_all_replays_of_the_night()
         assert asked(instance) == []
 
 
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 @pytest.mark.parametrize(
     ("condition", "n_after_each_batch"),
     [
