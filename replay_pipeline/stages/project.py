@@ -207,8 +207,8 @@ class Project(Overview):
 
         Not those that lost states to a later batch since: they are made again, and pay nothing.
         """
-        reports = self._reports("replay")
-        outdated = find_outdated(list(self.receipts.written()), lambda _: {})
+        reports = self.receipts.reports("replay", names=("is_complete",))
+        outdated = find_outdated(self.receipts.written(), lambda _: {})
         return {
             batch
             for batch, report in reports.items()
@@ -247,7 +247,7 @@ class Project(Overview):
         Raises:
             PriceError: a teacher has no price, so the cost is not known.
         """
-        batches = find_outdated(list(self.receipts.written()), self._versions)
+        batches = find_outdated(self.receipts.written(), self._versions)
         asked_otherwise = [
             key for key, stages in batches.items() if set(stages.get("replay", ())) - {UNKNOWN}
         ]
