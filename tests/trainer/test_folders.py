@@ -61,6 +61,8 @@ def settings(dataset: Path, output: Path, *more: str) -> list[str]:
         "trl.max_steps=2",
         "tiny.hidden_size=32",
         "tiny.vocab_size=512",
+        "tiny.pretraining_steps=2",
+        "trl.max_completion_length=16",
         "evaluation.max_prompts=0",
         *more,
     ]

@@ -23,6 +23,7 @@ def start(dataset: Path, output: Path, *settings: str) -> Preloaded:
         f"trl.max_steps={N_STEPS}",
         "tiny.hidden_size=32",
         "tiny.vocab_size=512",
+        "tiny.pretraining_steps=2",
         "evaluation.max_prompts=0",
     ]
     arguments = [part for setting in (*shared, *settings) for part in ("--set", setting)]

@@ -176,6 +176,8 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
         "trl.max_steps=4",
         "tiny.hidden_size=32",
         "tiny.vocab_size=512",
+        "tiny.pretraining_steps=2",
+        "trl.max_completion_length=16",
         "evaluation.max_prompts=1",
         "evaluation.max_new_tokens=4",
     ]
