@@ -16,7 +16,7 @@ def pipeline_at(root: Path, **changes: Any) -> Pipeline:
     return Pipeline(Settings.load(data_dir=root, changes=changes))
 
 
-def sample_root(root: Path, *, n_batch_sessions: int = 4) -> Pipeline:
+def sample_root(root: Path, *, n_batch_sessions: int = 8) -> Pipeline:
     """A data root whose settings name the sample and its teachers; nothing is ingested yet."""
     write_settings(
         root,
@@ -30,7 +30,7 @@ def sample_root(root: Path, *, n_batch_sessions: int = 4) -> Pipeline:
     return pipeline_at(root)
 
 
-def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 4) -> Settings:
+def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 8) -> Settings:
     """Settings of the sample for a data root on any store, whatever the environment says."""
     changes = {
         "home_dir": home,
