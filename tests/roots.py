@@ -30,7 +30,7 @@ def sample_root(root: Path, *, n_batch_sessions: int = 8) -> Pipeline:
     return pipeline_at(root)
 
 
-def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 8) -> Settings:
+def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 4) -> Settings:
     """Settings of the sample for a data root on any store, whatever the environment says."""
     changes = {
         "home_dir": home,

@@ -69,7 +69,7 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path):
     settings_file = tmp_path / "settings.toml"
     settings_file.write_text(
         f"home_dir = {json.dumps(str(home))}\n"
-        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 8\n"
+        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 4\n"
         "[replay]\nsample_teachers = true\n"
         f"[train]\nconfig = {json.dumps(str(tmp_path / 'tiny.yaml'))}\n"
     )
