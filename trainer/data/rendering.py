@@ -27,7 +27,13 @@ from trainer.data.template import (
     with_object_arguments,
     without_special_tokens,
 )
-from trainer.data.tokens import Request, TokenStore, prompt_request, response_request
+from trainer.data.tokens import (
+    Request,
+    TokenStore,
+    key_of,
+    prompt_request,
+    response_request,
+)
 from trainer.errors import DatasetError
 from trainer.types import Message, Tool
 
@@ -52,6 +58,8 @@ class Renderer:
     store: TokenStore = field(default_factory=TokenStore, init=False, repr=False)
     """What was rendered before; see `trainer.data.tokens`."""
     _response_text: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    """Tokens of messages: those of a state are those of the states before it, and some more."""
 
     def __post_init__(self) -> None:
         """Ask the template.
@@ -187,6 +195,12 @@ class Renderer:
 
     def _size(self, block: Sequence[Message]) -> int:
         """Count the tokens of messages; roughly, where the template refuses them on their own."""
+        key = key_of({"messages": block})
+        if key not in self._sizes:
+            self._sizes[key] = self._measured(block)
+        return self._sizes[key]
+
+    def _measured(self, block: Sequence[Message]) -> int:
         text = None
         if self.features.has_free_order and self.features.has_system:
             text = rendered(self.tokenizer, block)
