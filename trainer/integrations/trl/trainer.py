@@ -273,7 +273,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         )
         if is_live:
             assert payload is not None
-            sequences += payload.sequences(hinted=True)
+            sequences += payload.teacher_sequences
         batch = inputs.get("pairs", {}).get("batch") or {}
         if batch and _longest(batch) > _window(model):
             return []
@@ -754,7 +754,7 @@ class AlignedSampler(RepeatSampler):
         rows = self.order.epoch(
             self.epoch, lambda batch: self.sessions(self.epoch, batch, n_batches)
         )
-        return (rows[place] for place in super(AlignedSampler, self).__iter__())
+        return (rows[place] for place in super().__iter__())
 
 
 Passes = list[tuple[slice, Callable[[], PairLogps]]]
