@@ -13,7 +13,7 @@ losses of the same steps can be compared; each variant in a fresh process on one
 - `pairs`: channel 3 alone, by the trainer, from step to step; and `dpo`, by turns in the same process,
   the forward and backward passes of the same pairs and the optimizer's steps, by hand
 - `padded`: the same two with no prefix shared, one pair at a time
-- `memory_N`: 48 pairs in one step with `max_packed_tokens` N; peak RSS of it over what was there
+- `memory_N`: 24 pairs in one step with `max_packed_tokens` N; peak RSS of it over what was there
 """
 
 import argparse
@@ -23,7 +23,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from benchmarks.pairs import make_model  # noqa: E402 - after the path above
 
 MODEL = {"device": "cpu", "dtype": "float32", "hidden": 256, "n_layers": 4, "vocab": 8192}
 SMALL_MODEL = MODEL | {"hidden": 64, "n_layers": 2, "vocab": 512}
-N_STEPS, N_ROUNDS, N_PAIRS = 5, 3, 48
+N_STEPS, N_ROUNDS, N_PAIRS = 3, 4, 24
 ALL = {"alpha_sdpo": 0.1, "beta_replay": 1.0}
 ALONE = {"policy_weight": 0.0, "alpha_sdpo": 0.0, "beta_replay": 1.0}
 SEPARATE = {"share_prefixes": False, "reuse_prefix": False}
@@ -173,17 +173,17 @@ def run_alone(trainer: Any) -> dict[str, Any]:
     from trainer.integrations.trl import trainer as module
 
     collator = type(trainer.collator)
-    plain = collator.__call__, module.trees_of
+    plain = collator.pairs, module.trees_of
     trainer.args.max_steps = N_STEPS + 1  # the last has no next one
     by_trainer, by_hand, seconds = [], [], 0.0
     for _ in range(N_ROUNDS):
         by_hand.append(dpo_steps(trainer))
-        collator.__call__, module.trees_of = (
+        collator.pairs, module.trees_of = (
             timed("collation_s", plain[0]),
             timed("packing_s", plain[1]),
         )
         taken_s = train(trainer)
-        collator.__call__, module.trees_of = plain
+        collator.pairs, module.trees_of = plain
         seconds += sum(taken_s)
         by_trainer.append(taken_s[:N_STEPS])
     logged = [row for row in trainer.state.log_history if "loss" in row]
@@ -207,12 +207,13 @@ def dpo_steps(trainer: Any) -> list[tuple[float, float]]:
     steps = []
     for step in range(N_STEPS):
         rows = trainer._pair_sampler.step(step)
-        batch = trainer.collator([trainer.pairs[i] for i in rows])
+        batch = trainer.collator.pairs([trainer.pairs[i] for i in rows])
+        n_weighed = float(batch["dpo_weight"].sum())
         before_s, total = spent_s("cpu"), 0.0
         for pairs, forward in trainer._pair_passes(trainer.model, batch):
             charged, _ = trainer._charged(forward(), {"dpo_weight": batch["dpo_weight"][pairs]})
-            (charged / len(rows)).backward()
-            total += float(charged.detach()) / len(rows)
+            (charged / n_weighed).backward()
+            total += float(charged.detach()) / n_weighed
         torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -251,27 +252,10 @@ def off_the_line(points: list[tuple[int, float]]) -> float:
     return abs(y1 - expected) / expected
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", help="a published dataset")
-    parser.add_argument("--small", action="store_true", help="invented sessions, a tiny model")
-    args = arguments_of(parser, measure)
-    with tempfile.TemporaryDirectory() as scratch:
-        sizes = MODEL | {"folder": args.folder, "scratch": scratch, "n_pairs": N_PAIRS}
-        if args.small:
-            from tests.trainer.published import write_dataset
-
-            dataset = write_dataset(Path(scratch) / "dataset", n_sessions=15)
-            few = {"max_prompt_tokens": 256, "render_tools": False}
-            sizes |= SMALL_MODEL | {"folder": str(dataset), "n_pairs": 16, "settings": few}
-        budgets = SMALL_BUDGETS if args.small else BUDGETS
-        rows = {}
-        for variant in [*VARIANTS, *(f"memory_{budget}" for budget in budgets)]:
-            rows[variant] = row = measure_fresh(__file__, variant, sizes)
-            seconds = row["seconds"] / len(row["losses"])
-            print(f"  {variant:14} {seconds:8.3f} CPU s a step", flush=True)
+def report_of(rows: dict[str, dict[str, Any]], budgets: Sequence[int]) -> dict[str, Any]:
+    """What the variants come to, beside each other."""
     extra = [rows[f"memory_{budget}"]["extra_mib"] for budget in budgets]
-    report = {
+    return {
         "benchmark": "step",
         "machine": machine_of("cpu"),
         "separate_over_shared": {
@@ -294,6 +278,28 @@ def main() -> None:
         "off_the_line": off_the_line(list(zip(budgets, extra, strict=True))),
         "rows": list(rows.values()),
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", help="a published dataset")
+    parser.add_argument("--small", action="store_true", help="invented sessions, a tiny model")
+    args = arguments_of(parser, measure)
+    with tempfile.TemporaryDirectory() as scratch:
+        sizes = MODEL | {"folder": args.folder, "scratch": scratch, "n_pairs": N_PAIRS}
+        if args.small:
+            from tests.trainer.published import write_dataset
+
+            dataset = write_dataset(Path(scratch) / "dataset", n_sessions=15)
+            few = {"max_prompt_tokens": 256, "render_tools": False}
+            sizes |= SMALL_MODEL | {"folder": str(dataset), "n_pairs": 16, "settings": few}
+        budgets = SMALL_BUDGETS if args.small else BUDGETS
+        rows = {}
+        for variant in [*VARIANTS, *(f"memory_{budget}" for budget in budgets)]:
+            rows[variant] = row = measure_fresh(__file__, variant, sizes)
+            seconds = row["seconds"] / len(row["losses"])
+            print(f"  {variant:14} {seconds:8.3f} CPU s a step", flush=True)
+    report = report_of(rows, budgets)
     print(json.dumps({name: value for name, value in report.items() if name != "rows"}, indent=2))
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n")

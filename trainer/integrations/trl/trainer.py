@@ -210,7 +210,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """
         assert self._pair_sampler is not None
         rows = [self.pairs[i] for i in self._pair_sampler.step(0)[:2]]
-        batch = self._on_device(self.collator(rows))
+        batch = self._on_device(self.collator.pairs(rows))
         if _longest(batch) > _window(model):
             return  # such batches run padded anyway
         was_training = model.training
@@ -293,7 +293,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         model.eval()
         logps: list[tuple[float, float]] = []
         for row in self.pairs:
-            batch = self._on_device(self.collator([row]))
+            batch = self._on_device(self.collator.pairs([row]))
             batch = add_reference_logps(model, batch, forward=pair_logps)
             chosen, rejected = (
                 float(batch[f"dpo_{side}_ref_logprobs"][0]) for side in ("chosen", "rejected")
@@ -391,7 +391,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             mine = everything[:1]
         if mine:
             # On the CPU, where trees are packed: what a pass needs is moved by the pass.
-            pairs["batch"] = self.collator([self.pairs[i] for i in mine])
+            pairs["batch"] = self.collator.pairs([self.pairs[i] for i in mine])
             if is_filler:
                 pairs["batch"]["dpo_weight"].zero_()
             if self._reference_logps is not None:
