@@ -12,7 +12,6 @@ losses of the same steps can be compared; each variant in a fresh process on one
 - `separate_ema`, `separate_live`: the same, with completions, teacher and pairs each in their pass
 - `pairs`: channel 3 alone, by the trainer, from step to step; and `dpo`, by turns in the same process,
   the forward and backward passes of the same pairs and the optimizer's steps, by hand
-- `padded`: the same two with no prefix shared, one pair at a time
 - `memory_N`: 24 pairs in one step with `max_packed_tokens` N; peak RSS of it over what was there
 """
 
@@ -23,7 +22,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared_live": ALL | {"teacher": "live"},
     "separate_live": ALL | {"teacher": "live"} | SEPARATE,
     "pairs": ALONE | {"pair_forward": "packed"},
-    "padded": ALONE | {"pair_forward": "padded", "max_packed_tokens": 1},
 }
 TEACHERS = ("ema", "live")
 BUDGETS, SMALL_BUDGETS = (2048, 4096, 8192), (256, 512, 1024)
@@ -233,11 +231,8 @@ def run_once(trainer: Any) -> dict[str, Any]:
 
 
 def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    run: Callable[[Any], dict[str, Any]]
     if variant in VARIANTS:
-        settings, run = VARIANTS[variant], run_trainer
-        if settings["beta_replay"] and "policy_weight" in settings:
-            run = run_alone
+        settings, run = VARIANTS[variant], run_alone if variant == "pairs" else run_trainer
     else:
         budget = int(variant.removeprefix("memory_"))
         settings, run = VARIANTS["pairs"] | {"max_packed_tokens": budget}, run_once
@@ -270,9 +265,7 @@ def report_of(rows: dict[str, dict[str, Any]], budgets: Sequence[int]) -> dict[s
                 rows[f"separate_{teacher}"][name], rows[f"shared_{teacher}"][name], strict=True
             )
         ),
-        "pairs_over_dpo": {
-            name: rows[name]["seconds"] / rows[name]["dpo_seconds"] for name in ("pairs", "padded")
-        },
+        "pairs_over_dpo": rows["pairs"]["seconds"] / rows["pairs"]["dpo_seconds"],
         "collation_share": rows["pairs"]["collation_share"],
         "extra_mib": dict(zip(budgets, extra, strict=True)),
         "off_the_line": off_the_line(list(zip(budgets, extra, strict=True))),
