@@ -10,7 +10,7 @@ Dimensions in names: `B` sequences, `C` completion tokens, `H` hidden, `V` vocab
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -679,12 +679,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """Return the sessions of the pairs that are trained on while a batch of rollouts is."""
         assert self._pair_sampler is not None
         n_micro = self.args.gradient_accumulation_steps
-        n_of_batch = (self.args.steps_per_generation or 1) * self.num_iterations
+        n_of_batch = (self.composer.steps_per_generation or 1) * self.num_iterations
         first = epoch * max(-(-n_batches * n_of_batch // n_micro), 1)
         begin, end = batch * n_of_batch // n_micro, -(-(batch + 1) * n_of_batch // n_micro)
         steps = range(first + begin, first + end)
         drawn = [self.pairs[i] for step in steps for i in self._pair_sampler.step(step)]
-        return [row["session_id"] for row in drawn if row.get("session_id")]
+        return [str(row["session_id"]) for row in drawn if row.get("session_id")]
 
     def _run_epoch(self, *arguments: Any, **options: Any) -> None:
         # TRL's sampler draws the orders of all epochs from one generator: a run that goes on in a
@@ -748,13 +748,13 @@ class AlignedSampler(RepeatSampler):
         )
         self.order, self.sessions = order, sessions
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Generator[int, None, None]:
         """Go through the rows of the epoch."""
         n_batches = self.order.n_batches
         rows = self.order.epoch(
             self.epoch, lambda batch: self.sessions(self.epoch, batch, n_batches)
         )
-        return (rows[place] for place in super().__iter__())
+        yield from (rows[place] for place in super().__iter__())
 
 
 Passes = list[tuple[slice, Callable[[], PairLogps]]]
