@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
+# The tests start hundreds of processes, and each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Engines of docs/frameworks.md that run in an environment of their own: FRAMEWORKS="verl monarch".
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
@@ -54,9 +56,10 @@ $(VENV)/.demo-installed: $(VENV)/.pairs-installed
 ui: $(VENV)/.demo-installed
 	$(BIN)/replay-pipeline ui --demo
 
-# A file's tests run on one worker, so that what they share is made once.
+# A file's tests run on one worker, so that what they share is made once. On two cores a third worker
+# has them while the others wait for a server to start or a process to end.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The wheel in environments that pip makes, without extras and with the trainer's: two gigabytes, so it is
 # not part of `make test`, which has the same tests with packages that are there already.

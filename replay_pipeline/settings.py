@@ -26,7 +26,8 @@ from replay_pipeline.storage.store import Place, as_path, check_reachable
 from replay_pipeline.storage.trust import check_binding, check_file
 from replay_pipeline.types import (
     PAIR_LENGTHS,
-    REHEARSAL,
+    REHEARSAL_TEACHERS,
+    SAMPLE_TEACHERS,
     TEST_FRACTION,
     AgreementLevel,
     RetryPolicy,
@@ -47,25 +48,6 @@ DEFAULT_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="glm", model="z-ai/glm-4.6", is_distillable=True),
 )
 """Three OpenRouter models of three vendors whose licences allow training on their answers."""
-
-SAMPLE_TEACHERS: tuple[TeacherSpec, ...] = (
-    TeacherSpec(name="deepseek", model="deepseek/deepseek-v4-pro", is_distillable=True),
-    TeacherSpec(name="qwen", model="qwen/qwen3-coder", is_distillable=True),
-    TeacherSpec(name="glm", model="z-ai/glm-4.6", is_distillable=True),
-)
-"""The teachers whose answers the bundled sample holds, whoever the default teachers are."""
-
-REHEARSAL_TEACHERS: tuple[TeacherSpec, ...] = tuple(
-    TeacherSpec(
-        name=f"{REHEARSAL}-{name}",
-        model=f"{REHEARSAL}/{name}",
-        family=f"{REHEARSAL}-{name}",
-        api_key_env=None,
-        dialect="openrouter",
-    )
-    for name in ("one", "two", "three")
-)
-"""Teachers that are no models: their answers are made up from the sessions themselves."""
 
 FRONTIER_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="opus", model="anthropic/claude-opus-4.7", is_distillable=False),

@@ -208,6 +208,26 @@ class TeacherSpec(BaseModel):
         return family_of_model(self.family or self.model) or self.name
 
 
+SAMPLE_TEACHERS: tuple[TeacherSpec, ...] = (
+    TeacherSpec(name="deepseek", model="deepseek/deepseek-v4-pro", is_distillable=True),
+    TeacherSpec(name="qwen", model="qwen/qwen3-coder", is_distillable=True),
+    TeacherSpec(name="glm", model="z-ai/glm-4.6", is_distillable=True),
+)
+"""The teachers whose answers the bundled sample holds, whoever the default teachers are."""
+
+REHEARSAL_TEACHERS: tuple[TeacherSpec, ...] = tuple(
+    TeacherSpec(
+        name=f"{REHEARSAL}-{name}",
+        model=f"{REHEARSAL}/{name}",
+        family=f"{REHEARSAL}-{name}",
+        api_key_env=None,
+        dialect="openrouter",
+    )
+    for name in ("one", "two", "three")
+)
+"""Teachers that are no models: their answers are made up from the sessions themselves."""
+
+
 class RetryPolicy(BaseModel):
     """How often a call that surely cost nothing is tried again, and how long to wait between."""
 

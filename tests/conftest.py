@@ -1,7 +1,9 @@
 """What every test stands on: no hub, no telemetry, and settings of its own."""
 
+import gc
 import os
 import uuid
+from collections.abc import Generator
 
 import pytest
 
@@ -13,6 +15,17 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     TRL_EXPERIMENTAL_SILENCE="1",
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Load the tests, and let no collection of garbage look through what they have loaded."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

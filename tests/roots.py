@@ -16,7 +16,7 @@ def pipeline_at(root: Path, **changes: Any) -> Pipeline:
     return Pipeline(Settings.load(data_dir=root, changes=changes))
 
 
-def sample_root(root: Path, *, n_batch_sessions: int = 4) -> Pipeline:
+def sample_root(root: Path, *, n_batch_sessions: int = 8) -> Pipeline:
     """A data root whose settings name the sample and its teachers; nothing is ingested yet."""
     write_settings(
         root,

@@ -5,8 +5,11 @@ shell. Each page has an empty folder of its own.
 """
 
 import re
+import shutil
 import subprocess
 import sys
+from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,30 @@ INERT |= {"sql"}  # run by frameworks_tests/readers, where duckdb is
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     return FENCE.findall(page.read_text("utf-8"))
+
+
+def lines(page: Path) -> list[str]:
+    """What a page has typed into a shell."""
+    typed = [
+        line
+        for language, body in blocks(page)
+        if language == "console"
+        for line in re.findall(r"^\$ (.*)$", body, re.MULTILINE)
+    ]
+    return [line for line in typed if not line.startswith(("make ", "git ", "cd "))]
+
+
+def beginnings(typed: list[str]) -> list[str]:
+    """All lines up to the first, up to the second, and so on."""
+    return list(accumulate(typed, "{}\n{}".format))
+
+
+SHARED = {
+    text
+    for text, n in Counter(text for page in PAGES for text in beginnings(lines(page))).items()
+    if n > 1
+}
+"""How several pages begin: that is run once, and the folder that it leaves is copied."""
 
 
 def run(command: list[str] | str, folder: Path) -> None:
@@ -42,18 +69,27 @@ def run(command: list[str] | str, folder: Path) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
+@pytest.fixture(scope="module")
+def left_by(tmp_path_factory) -> dict[str, Path]:
+    """Copies of folders, by the lines that were run in them."""
+    return {"": tmp_path_factory.mktemp("empty")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
-def test_snippets_run(page, tmp_path):
-    python = []
-    for language, body in blocks(page):
+def test_snippets_run(page, tmp_path, tmp_path_factory, left_by):
+    for language, _ in blocks(page):
         assert language in RUNNABLE | INERT, f"{page.name}: a `{language}` block is never run"
-        if language == "python":
-            python.append(body)
-        elif language == "console":
-            for line in re.findall(r"^\$ (.*)$", body, re.MULTILINE):
-                if not line.startswith(("make ", "git ", "cd ")):
-                    run(line, tmp_path)
+    typed = lines(page)
+    begun = ["", *beginnings(typed)]
+    n_done = max(n for n, text in enumerate(begun) if text in left_by)
+    shutil.copytree(left_by[begun[n_done]], tmp_path, dirs_exist_ok=True)
+    for line, text in zip(typed[n_done:], begun[n_done + 1 :], strict=True):
+        run(line, tmp_path)
+        if text in SHARED:
+            left_by[text] = tmp_path_factory.mktemp("left")
+            shutil.copytree(tmp_path, left_by[text], dirs_exist_ok=True)
+    python = [body for language, body in blocks(page) if language == "python"]
     if python:
         script = tmp_path / "page.py"
         script.write_text("\n".join(python), "utf-8")

@@ -11,7 +11,6 @@ by the hash of their request, which covers whatever is asked.
 
 import ast
 import hashlib
-from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -118,26 +117,28 @@ def _names(node: ast.stmt, constant: str) -> bool:
 
 
 def _spelled(tree: object) -> bytes:
-    return "\0".join(_shape(tree)).encode("utf-8", "surrogatepass")
+    words: list[str] = []
+    _spell(tree, words)
+    return "\0".join(words).encode("utf-8", "surrogatepass")
 
 
-def _shape(node: object) -> Iterator[str]:
+def _spell(node: object, words: list[str]) -> None:
     """Spell a syntax tree so that neither layout nor the version of Python shows in it.
 
     Fields that hold nothing are left out: newer versions of Python add some.
     """
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return  # a docstring, of a module, a function or an attribute
     if isinstance(node, ast.AST):
-        yield type(node).__name__
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return  # a docstring, of a module, a function or an attribute
+        words.append(type(node).__name__)
         for name in node._fields:
             if (value := getattr(node, name, None)) not in (None, []):
-                yield name
-                yield from _shape(value)
+                words.append(name)
+                _spell(value, words)
     elif isinstance(node, list):
-        yield "["
+        words.append("[")
         for item in node:
-            yield from _shape(item)
-        yield "]"
+            _spell(item, words)
+        words.append("]")
     else:
-        yield repr(node)
+        words.append(repr(node))

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.settings import REHEARSAL_TEACHERS
-from replay_pipeline.types import Message
+from replay_pipeline.types import REHEARSAL_TEACHERS, Message
 
 _FAR = 4
 """Steps between a decision and the one whose action is played there: what the student does a moment

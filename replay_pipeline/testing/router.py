@@ -16,12 +16,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from replay_pipeline.settings import REHEARSAL_TEACHERS
 from replay_pipeline.testing.catalog import CATALOG, SUPPORTED_PARAMETERS, ServedModel, served
 from replay_pipeline.testing.faults import Fault
 from replay_pipeline.testing.http import Request, Response
 from replay_pipeline.testing.prompt_cache import BYTES_PER_TOKEN, PromptCache
 from replay_pipeline.testing.rules import complaint, unsupported
+from replay_pipeline.types import REHEARSAL_TEACHERS
 
 PREFIX = "/api/v1"
 _PLAYED = tuple(teacher.model for teacher in REHEARSAL_TEACHERS)

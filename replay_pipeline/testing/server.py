@@ -17,10 +17,9 @@ from typing import Any
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.processes import start_environment
-from replay_pipeline.settings import SAMPLE_TEACHERS
 from replay_pipeline.testing.http import Connection
 from replay_pipeline.testing.router import PREFIX, Bill, Router, Script
-from replay_pipeline.types import TeacherSpec
+from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec
 
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "

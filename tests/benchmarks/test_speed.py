@@ -103,3 +103,13 @@ def test_committed_figures_meet_the_marks():
     pairs = json.loads((BENCHMARKS / "results" / "pairs.json").read_text())
     assert pairs["sizes"]["n_states"] == 16
     assert pairs["ratio_over_packed"]["trl"] >= 12.0
+    real = json.loads((BENCHMARKS / "results" / "real_pairs.json").read_text())
+    assert real["best_of_trl_over"]["ours"] >= 5.0
+    losses = [row["loss"] for row in real["rows"]]
+    assert losses == pytest.approx([losses[0]] * len(losses), abs=1e-5)
+    step = json.loads((BENCHMARKS / "results" / "step.json").read_text())
+    assert min(step["separate_over_shared"].values()) >= 1.5
+    assert step["loss_difference"] <= 1e-5
+    assert step["pairs_over_dpo"] <= 1.05
+    assert step["collation_share"] < 0.01
+    assert step["off_the_line"] <= 0.15

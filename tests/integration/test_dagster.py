@@ -67,7 +67,7 @@ def _no_instance_of_another_test():
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch) -> Path:
     """A data root whose settings name the sample, and which the environment names."""
-    sample_root(tmp_path / "data")
+    sample_root(tmp_path / "data", n_batch_sessions=4)
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 

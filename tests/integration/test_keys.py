@@ -117,7 +117,7 @@ def planted_in(places) -> list[tuple[str, str]]:
 
 
 def name_teachers(root: Path, teachers: Sequence[TeacherSpec]) -> None:
-    ingest = {"sources": [SESSIONS_DIR], "settle_s": 0}
+    ingest = {"sources": [SESSIONS_DIR / "-home-mira-code-tideline"], "settle_s": 0}
     write_settings(root, ingest=ingest, replay={"teachers": teachers})
 
 

@@ -38,7 +38,7 @@ def database(server, monkeypatch):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    sample_root(tmp_path / "data")
+    sample_root(tmp_path / "data", n_batch_sessions=4)
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 

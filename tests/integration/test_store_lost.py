@@ -11,6 +11,7 @@ from s3fs import S3FileSystem
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.processes import child_environment
+from replay_pipeline.stages.audit.tables import kept_or_dropped
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import run_batches, settings_at
@@ -119,6 +120,10 @@ def test_a_stage_that_loses_its_store_says_so_and_can_be_run_again(network, tmp_
             assert done.report["n_sent"] == 0, "all was paid for before the store went away"
             assert done.report["n_cached"] > done.report["n_answers"] > 0
     assert Pipeline(settings).publish().is_reused
+    network.down_at("GET", "/dropped_pairs/")
+    with pytest.raises(StorageError):  # not: a table without rows
+        kept_or_dropped(work.root, [batch])
+    network.mend()
     (tmp_path / "here").mkdir()
     shutil.copy(tmp_path / "home" / "sample-ledger.sqlite", tmp_path / "here")
     whole = Pipeline(settings_at(tmp_path / "here", tmp_path / "here", n_batch_sessions=64))

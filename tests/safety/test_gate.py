@@ -50,7 +50,7 @@ def ui(tmp_path_factory) -> Iterator[Ui]:
     """One UI for all attacks, started in a stranger's folder."""
     folder = tmp_path_factory.mktemp("gate")
     ran = fill(folder / "cloned")
-    sample_root(folder / "data").find_batches()
+    sample_root(folder / "data", n_batch_sessions=4).find_batches()
     log, port = folder / "ui.log", free_port()
     environment = child_environment(**KEYS, REPLAY_SETTINGS=str(folder / "data" / "settings.toml"))
     with log.open("wb") as lines, stranger() as listener:

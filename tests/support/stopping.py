@@ -21,7 +21,7 @@ from replay_pipeline.processes import child_environment
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
-from tests.roots import served_root
+from tests.roots import pipeline_at, served_root
 from tests.support.dagster_web import free_port, process_tree
 
 LATENCY_S = 1.0
@@ -89,7 +89,7 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
         time.sleep(LATENCY_S)  # what was in flight when it was killed is charged by now
         bill = server.bill()
         answered = ledger_status(root / "ledger.sqlite").calls.get("answered", 0)
-        work.replay(batches[0])
+        pipeline_at(root, replay={"max_concurrency": 64}).replay(batches[0])
         return Stop(
             n_late=bill.n_requests - n_requests,
             n_lost=bill.n_charged - answered,

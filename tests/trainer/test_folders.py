@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.preloaded import Preloaded
 from trainer.__main__ import main
 from trainer.errors import FolderInUseError, TrainerConfigError
 from trainer.folders import LOCK_FILE, sole_writer
@@ -60,6 +61,8 @@ def settings(dataset: Path, output: Path, *more: str) -> list[str]:
         "trl.max_steps=2",
         "tiny.hidden_size=32",
         "tiny.vocab_size=512",
+        "tiny.pretraining_steps=2",
+        "trl.max_completion_length=16",
         "evaluation.max_prompts=0",
         *more,
     ]
@@ -158,25 +161,23 @@ def test_a_second_launcher_is_kept_out_of_the_work_folder(held, capsys):
     assert files(folder) == before
 
 
-def ranks(arguments: list[str]) -> list[subprocess.Popen]:
+def ranks(arguments: list[str], folder: Path) -> list[Preloaded]:
     """Two data-parallel ranks of one run, as torchrun starts them."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    shared = os.environ | {
+    shared = {
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
     }
     return [
-        subprocess.Popen(
-            [sys.executable, "-m", "trainer", *arguments],
-            cwd=ROOT,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+        Preloaded(
+            main,
+            arguments,
+            errors=folder / f"errors{rank}",
+            environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
     ]
@@ -184,21 +185,21 @@ def ranks(arguments: list[str]) -> list[subprocess.Popen]:
 
 @pytest.mark.slow
 def test_ranks_share_the_folder_of_their_run(dataset_folder, tmp_path):
-    pair = ranks(settings(dataset_folder, tmp_path / "model"))
+    pair = ranks(settings(dataset_folder, tmp_path / "model"), tmp_path)
     for process in pair:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
+        status, errors = process.wait(240)
+        assert status == 0, errors
     owner = (tmp_path / "model" / LOCK_FILE).read_text()
     assert owner.startswith(f"process {pair[0].pid} on ")
     assert (tmp_path / "model" / "report.json").exists()
 
 
 @pytest.mark.slow
-def test_every_rank_is_refused_when_the_folder_is_taken(held, dataset_folder):
+def test_every_rank_is_refused_when_the_folder_is_taken(held, dataset_folder, tmp_path):
     folder, holder = held
     before = files(folder)
-    for process in ranks(settings(dataset_folder, folder)):
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 2, errors
+    for process in ranks(settings(dataset_folder, folder), tmp_path):
+        status, errors = process.wait(240)
+        assert status == 2, errors
         assert f"(process {holder.pid} " in errors
     assert files(folder) == before

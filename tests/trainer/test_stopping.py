@@ -2,14 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from trainer.__main__ import STOPPED
+from tests.support.preloaded import Preloaded
+from trainer.__main__ import STOPPED, main
 from trainer.integrations.trl.stopping import identity_of, last_checkpoint
 
 N_STEPS = 16
@@ -17,19 +16,22 @@ N_STEPS = 16
 pytestmark = pytest.mark.slow
 
 
-def start(dataset: Path, output: Path, *settings: str) -> subprocess.Popen:
+def start(dataset: Path, output: Path, *settings: str) -> Preloaded:
     shared = [
         f"dataset={dataset}",
         f"output={output}",
         f"trl.max_steps={N_STEPS}",
         "tiny.hidden_size=32",
         "tiny.vocab_size=512",
+        "tiny.pretraining_steps=2",
         "evaluation.max_prompts=0",
     ]
-    command = [sys.executable, "-m", "trainer", "--resume"]
-    command += [part for setting in (*shared, *settings) for part in ("--set", setting)]
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, bufsize=1
+    arguments = [part for setting in (*shared, *settings) for part in ("--set", setting)]
+    return Preloaded(
+        main,
+        ["--resume", *arguments],
+        errors=output.with_name(f"{output.name}.err"),
+        environment={},
     )
 
 
@@ -40,10 +42,10 @@ def steps(output: Path) -> list[int]:
     return [row["step"] for row in rows if "train/train_runtime" not in row]
 
 
-def wait_for(process: subprocess.Popen, condition) -> None:
+def wait_for(process: Preloaded, condition) -> None:
     deadline = time.monotonic() + 300
     while not condition():
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.wait(1)
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -57,8 +59,8 @@ def straight(dataset_folder, tmp_path_factory) -> Path:
     """A run that nobody disturbed."""
     output = tmp_path_factory.mktemp("straight")
     process = start(dataset_folder, output)
-    _, errors = process.communicate(timeout=400)
-    assert process.returncode == 0, errors
+    status, errors = process.wait(400)
+    assert status == 0, errors
     return output
 
 
@@ -75,15 +77,15 @@ def test_a_stopped_run_saves_itself_and_goes_on_bit_for_bit(dataset_folder, stra
     stopped = start(dataset_folder, tmp_path)
     wait_for(stopped, lambda: len(steps(tmp_path)) >= 2)
     stopped.send_signal(signal.SIGTERM)
-    _, errors = stopped.communicate(timeout=120)
-    assert stopped.returncode == STOPPED, errors
+    status, errors = stopped.wait(120)
+    assert status == STOPPED, errors
     assert "resume_from=last goes on" in errors
     assert 2 <= len(steps(tmp_path)) < N_STEPS
     assert not (tmp_path / "report.json").exists()
     assert not list(tmp_path.rglob("training_args.bin"))
     resumed = start(dataset_folder, tmp_path)
-    _, errors = resumed.communicate(timeout=400)
-    assert resumed.returncode == 0, errors
+    status, errors = resumed.wait(400)
+    assert status == 0, errors
     assert_same(tmp_path, straight)
 
 
@@ -91,14 +93,14 @@ def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(dataset_folder, str
     saving = ("trl.save_strategy=steps", "trl.save_steps=2")
     killed = start(dataset_folder, tmp_path, *saving)
     wait_for(killed, lambda: len(steps(tmp_path)) >= 3)
-    killed.kill()
-    killed.communicate(timeout=60)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(60)
     assert len(steps(tmp_path)) < N_STEPS
     (tmp_path / "steps" / "checkpoint-7").mkdir(parents=True)  # begun, and never finished
     (tmp_path / "steps" / "checkpoint-7" / "model.safetensors").write_bytes(b"half")
     resumed = start(dataset_folder, tmp_path, *saving)
-    _, errors = resumed.communicate(timeout=400)
-    assert resumed.returncode == 0, errors
+    status, errors = resumed.wait(400)
+    assert status == 0, errors
     assert_same(tmp_path, straight)
 
 

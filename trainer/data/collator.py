@@ -25,6 +25,9 @@ def padded(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
     return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True, fill)
 
 
+_SIDE = ("input_ids", "attention_mask", "response_mask")
+
+
 class ComposerDataCollator:
     """Rows of `pairs` to the batch that `compose_loss` takes.
 
@@ -53,25 +56,30 @@ class ComposerDataCollator:
 
     def __call__(self, rows: Sequence[PairRow | Mapping[str, Any]]) -> dict[str, Tensor]:
         """Build the batch of these rows, on the CPU, without reference log-probs."""
-        chosen, rejected, hinted, has_hint = [], [], [], []
-        for row in rows:
-            prompt = self.renderer.prompt_ids(row["prompt"], row.get("tools"))
-            response = self.renderer.response_ids(row["chosen"])
-            hint = self.hint(row)
-            teacher_prompt = self.renderer.prompt_ids(
-                row["prompt"], row.get("tools"), hint=hint.text if hint else None
-            )
-            chosen.append((prompt, response))
-            rejected.append((prompt, self.renderer.response_ids(row["rejected"])))
-            hinted.append((teacher_prompt, response))
-            has_hint.append(1.0 if hint else 0.0)
-        batch = self._side(chosen, "")
-        batch |= {f"dpo_chosen_{key}": value for key, value in batch.items()}
-        batch |= self._side(rejected, "dpo_rejected_")
-        batch["dpo_weight"] = torch.tensor([float(row.get("weight") or 1.0) for row in rows])
-        if any(has_hint):
+        batch = self.pairs(rows)
+        batch |= {key: batch[f"dpo_chosen_{key}"] for key in _SIDE}
+        hints = [self.hint(row) for row in rows]
+        if any(hints):
+            hinted = [
+                (
+                    self.renderer.prompt_ids(
+                        row["prompt"], row.get("tools"), hint=hint.text if hint else None
+                    ),
+                    self.renderer.response_ids(row["chosen"]),
+                )
+                for row, hint in zip(rows, hints, strict=True)
+            ]
             batch |= self._side(hinted, "ctx_teacher_")
-            batch["sdpo_mask"] = torch.tensor(has_hint)
+            batch["sdpo_mask"] = torch.tensor([1.0 if hint else 0.0 for hint in hints])
+        return batch
+
+    def pairs(self, rows: Sequence[PairRow | Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Build what channel 3 reads of the batch of these rows, and nothing else."""
+        prompts = [self.renderer.prompt_ids(row["prompt"], row.get("tools")) for row in rows]
+        batch = {"dpo_weight": torch.tensor([float(row.get("weight") or 1.0) for row in rows])}
+        for side in ("chosen", "rejected"):
+            responses = [self.renderer.response_ids(row[side]) for row in rows]
+            batch |= self._side(list(zip(prompts, responses, strict=True)), f"dpo_{side}_")
         return batch
 
     def _side(self, rows: Sequence[tuple[list[int], list[int]]], prefix: str) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,13 @@ from trainer.data.template import (
     with_object_arguments,
     without_special_tokens,
 )
-from trainer.data.tokens import Request, TokenStore, prompt_request, response_request
+from trainer.data.tokens import (
+    Request,
+    TokenStore,
+    key_of,
+    prompt_request,
+    response_request,
+)
 from trainer.errors import DatasetError
 from trainer.types import Message, Tool
 
@@ -52,6 +58,8 @@ class Renderer:
     store: TokenStore = field(default_factory=TokenStore, init=False, repr=False)
     """What was rendered before; see `trainer.data.tokens`."""
     _response_text: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    """Tokens of messages and tools: a state has those of the states before it, and some more."""
 
     def __post_init__(self) -> None:
         """Ask the template.
@@ -171,7 +179,7 @@ class Renderer:
             system = [message for block in blocks[:n_system] for message in block]
             blocks[:n_system] = [plain_messages(system, tools, self.features)]
         sizes = [self._size(block) for block in blocks]
-        fixed = len(self._ids(self._text([QUESTION], tools, with_generation_prompt=True)))
+        fixed = self._remembered({"tools": tools}, lambda: self._fixed_size(tools))
         excess = sum(sizes) + fixed - self.max_prompt_tokens
         # What the agent was told to be stays; the rest of a long session is cut from its start.
         n_system = int(bool(blocks) and blocks[0][0]["role"] == "system")
@@ -187,6 +195,18 @@ class Renderer:
 
     def _size(self, block: Sequence[Message]) -> int:
         """Count the tokens of messages; roughly, where the template refuses them on their own."""
+        return self._remembered({"messages": block}, lambda: self._block_size(block))
+
+    def _remembered(self, request: Request, measure: Callable[[], int]) -> int:
+        key = key_of(request)
+        if key not in self._sizes:
+            self._sizes[key] = measure()
+        return self._sizes[key]
+
+    def _fixed_size(self, tools: Sequence[Tool] | None) -> int:
+        return len(self._ids(self._text([QUESTION], tools, with_generation_prompt=True)))
+
+    def _block_size(self, block: Sequence[Message]) -> int:
         text = None
         if self.features.has_free_order and self.features.has_system:
             text = rendered(self.tokenizer, block)

@@ -43,7 +43,11 @@ class RecordedRollouts:
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per group, for a dataset."""
         return [
-            {"group": index, "prompt": [{"role": "user", "content": str(group[0]["state_id"])}]}
+            {
+                "group": index,
+                "prompt": [{"role": "user", "content": str(group[0]["state_id"])}],
+                "session_id": group[0]["session_id"],
+            }
             for index, group in enumerate(self.groups)
         ]
 

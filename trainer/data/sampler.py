@@ -1,7 +1,8 @@
-"""Which pairs an optimizer step sees: a pure function of the step, so resuming needs no state."""
+"""Which pairs and rollouts a step sees: pure functions of step and epoch, so resuming needs no state."""
 
+import itertools
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from trainer.errors import DatasetError
 
@@ -66,3 +67,54 @@ class PairSampler:
                 e: o for e, o in self._orders.items() if e == epoch - 1
             }
         return self._orders[epoch]
+
+
+class RolloutOrder:
+    """Puts groups of rollouts into the batches whose pairs are of the same session, where it can.
+
+    A random order is cut into windows of `within` batches, and each batch takes from its window first
+    the groups of its own sessions. So every group has its place once in an epoch, as in the random
+    order, at most a window away from it; and an epoch's order depends on nothing but its number.
+    """
+
+    def __init__(
+        self, sessions: Sequence[Hashable], *, batch_size: int, within: int, seed: int = 0
+    ) -> None:
+        """Set up for groups of these sessions, `batch_size` of them a batch."""
+        self.sessions, self.batch_size, self.seed = sessions, batch_size, seed
+        self.within = within
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of an epoch; what does not fill one waits for the next epoch."""
+        return len(self.sessions) // self.batch_size
+
+    def epoch(self, epoch: int, wanted: Callable[[int], Sequence[Hashable]]) -> list[int]:
+        """Return the groups of an epoch in order.
+
+        Args:
+            epoch: its number, counted from 0.
+            wanted: sessions of the pairs of a batch of this epoch.
+        """
+        order = list(range(len(self.sessions)))
+        random.Random(f"{self.seed}:{epoch}").shuffle(order)
+        ordered = []
+        for first in range(0, self.n_batches, self.within):
+            batches = range(first, min(first + self.within, self.n_batches))
+            window = order[first * self.batch_size : batches.stop * self.batch_size]
+            ordered += self._aligned(window, [wanted(batch) for batch in batches])
+        return ordered + order[len(ordered) :]
+
+    def _aligned(self, window: list[int], wanted: list[Sequence[Hashable]]) -> list[int]:
+        left: dict[Hashable, list[int]] = {}
+        for group in reversed(window):
+            left.setdefault(self.sessions[group], []).append(group)
+        places: list[int | None] = []
+        for sessions in wanted:
+            for place in range(self.batch_size):
+                # In the order of the pairs, of which each process takes its part.
+                own = sessions[place * len(sessions) // self.batch_size] if sessions else None
+                found = next((one for one in (own, *sessions) if left.get(one)), None)
+                places.append(None if found is None else left[found].pop())
+        others = itertools.chain.from_iterable(reversed(groups) for groups in left.values())
+        return [next(others) if group is None else group for group in places]

@@ -74,7 +74,7 @@ class TokenStore:
         """Return the ids of a request, and whether its budget cut it; `None` if it is unknown."""
         if not self._places:
             return None
-        place = self._places.get(_key(request))
+        place = self._places.get(key_of(request))
         if place is None:
             return None
         # A slice of one row is read out of the mapped file; the column is never made a list.
@@ -86,7 +86,7 @@ class TokenStore:
         The file is named after the tokenizer, its template, the budgets and the requests, so that
         another of any of them is another file.
         """
-        wanted = {_key(request): request for request in requests}
+        wanted = {key_of(request): request for request in requests}
         identity = hashlib.sha256("\n".join([renderer.identity, *sorted(wanted)]).encode())
         path = folder / f"{identity.hexdigest()[:32]}.arrow"
         if not path.is_file():
@@ -100,7 +100,8 @@ class TokenStore:
         self._places = {key: place for place, key in enumerate(self._table["key"].to_pylist())}
 
 
-def _key(request: Request) -> str:
+def key_of(request: Request) -> str:
+    """Name a request by the hash of what it is made of."""
     text = json.dumps(request, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.errors import CheckFailedError, ReplayPipelineError, StorageError
+from replay_pipeline.errors import CheckFailedError, SchemaError, StorageError
 from replay_pipeline.ingesters.fidelity import OF_SESSIONS, OF_STATES, shares_by_client
 from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.stages.receipts import Receipts
@@ -268,11 +268,19 @@ def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
 
 
 def _rows(root: DataRoot, name: str, batch: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Give rows with some columns; a table that cannot be read has none, which its schema check tells."""
+    """Give rows with some columns; a damaged or missing table has none, which its schema check tells.
+
+    Raises:
+        StorageError: the store that holds the table does not answer, which says nothing of its rows.
+    """
     try:
         return root.read(name, batch, columns=columns).to_pylist()
-    except ReplayPipelineError:
+    except SchemaError:
         return []
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
 
 
 def _ids(root: DataRoot, name: str, batch: str) -> list[str]:

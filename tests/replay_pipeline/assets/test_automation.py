@@ -57,6 +57,7 @@ def test_ranges_cover_the_missing_batches_once(done, most):
     assert covered == [key for key in KEYS if key not in done]
 
 
+@pytest.mark.slow
 def test_dagster_knows_the_code_and_the_settings_of_every_stage(tmp_path, monkeypatch):
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path))
 

@@ -135,7 +135,7 @@ def test_two_runs_write_equal_bytes(seed: int):
 
 @pytest.mark.slow
 def test_a_log_cut_at_any_byte_is_read_without_an_exception():
-    made = RandomLog(3, n_turns=3)
+    made = RandomLog(3, n_turns=2)
     data = made.log.bytes
     whole = {state_id(m) for m in made.truth}
     with TemporaryDirectory() as folder:

@@ -36,6 +36,7 @@ def accepts(tool: dict, arguments: dict) -> bool:
     return Draft202012Validator(tool["function"]["parameters"]).is_valid(arguments)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ARGUMENTS, min_size=1, max_size=8))
 def test_a_schema_accepts_every_call_it_was_learnt_from(calls: list[dict]):

@@ -110,6 +110,7 @@ def test_pairs_come_back_in_chat_form_with_their_statistics(default, make_call):
     assert {key: normalized[key] for key in pair} == pair
 
 
+@pytest.mark.slow
 def test_a_recipe_of_stock_operators_runs_on_the_column_it_names(tmp_path, make_row, pair_table):
     recipe = tmp_path / "own.yaml"
     recipe.write_text(

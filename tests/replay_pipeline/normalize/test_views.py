@@ -57,6 +57,7 @@ def test_every_serialization_is_read_as_the_same_call(name, arguments):
             assert action == ParsedAction("", (ToolCall(name, arguments),))
 
 
+@pytest.mark.slow
 def test_tool_calls_survive_the_recipe_in_every_serialization(make_row, pair_table):
     normalizer = DJNormalizer("tool_calls")
     rows = [

@@ -64,6 +64,7 @@ def test_too_little_says_nothing(rows):
     assert "Too few" in in_words(None)
 
 
+@pytest.mark.slow
 def test_equal_pairs_in_any_order_give_equal_figures_of_at_most_a_thousand():
     chosen, rejected, sessions = pairs(1_100, worse=" todo")
     one = blind_control(chosen, rejected, sessions)

@@ -75,6 +75,7 @@ def test_prompts_hold_every_consensus(load):
     assert all(row["consensus"]["tool_calls"] for row in rows)
 
 
+@pytest.mark.slow
 def test_streaming_gives_the_same_rows(load):
     for config in ("pairs", "positives", "prompts", "pairs_distillable"):
         for split in load(config):

@@ -77,6 +77,7 @@ _PIECES = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=2000, deadline=None)
 @given(st.lists(st.sampled_from(_PIECES), max_size=14).map("".join))
 def test_an_address_is_found_from_its_host_as_one_rule_would_find_it(text):

@@ -66,6 +66,7 @@ ALL_OF_DATASETS = [
 ]
 
 
+@pytest.mark.slow
 def test_good_data_has_no_problem_and_is_counted(work):
     batches, folder = work.batches(), work.settings.dataset_dir()
     verdicts = [look(work.root, batches) for look in ALL_OF_TABLES]

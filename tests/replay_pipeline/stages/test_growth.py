@@ -32,6 +32,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_what_was_published_night_by_night_is_what_is_published_at_once(work, tmp_path):
     again = sample_root(tmp_path / "data", n_batch_sessions=8)
     brought = []
@@ -48,6 +49,7 @@ def test_what_was_published_night_by_night_is_what_is_published_at_once(work, tm
     assert again.publish().is_reused
 
 
+@pytest.mark.slow
 def test_only_a_batch_that_has_changed_is_published_again(work):
     batch = work.batches()[1]
     receipt = work.receipts.read("normalize", batch)

@@ -71,6 +71,7 @@ def damaged(work: Pipeline) -> list[str]:
     return [each["path"] for each in work.verify()["damaged"]]
 
 
+@pytest.mark.slow
 def test_any_flipped_byte_is_found_and_made_again_as_it_was(root):
     chosen = random.Random(23)
     folders = files_of(root)

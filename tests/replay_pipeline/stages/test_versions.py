@@ -160,7 +160,7 @@ def root(done, tmp_path):
 def run_changed(root: Path, code: Path, edits: list[tuple[str, str, str]]) -> dict:
     """What a copy of the package with some edits makes of a data root."""
     package = code / "replay_pipeline"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, package)  # with the bytecode of what is not edited
     shutil.copytree(PACKAGE.parent / "recipes", code / "recipes")
     for name, old, new in edits:
         text = (package / name).read_text("utf-8")

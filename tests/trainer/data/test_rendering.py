@@ -103,6 +103,18 @@ def test_cut_points_are_coarse_so_that_states_share_their_start(tokenizer):
     assert changes <= 10, starts
 
 
+def test_what_states_share_is_counted_once(renderer, monkeypatch):
+    counted, count = [], Renderer._ids
+    monkeypatch.setattr(
+        Renderer, "_ids", lambda self, text: counted.append(text) or count(self, text)
+    )
+    messages = conversation(8)
+    for n_messages in range(1, len(messages) + 1, 2):
+        renderer.render({"messages": messages[:n_messages], "tools": None, "hint": None})
+    assert len(counted) > 8
+    assert len(set(counted)) == len(counted)
+
+
 def test_one_message_longer_than_the_budget_keeps_its_ends(renderer, tokenizer):
     long = [{"role": "user", "content": "first " + "word " * 3000 + "last"}]
     ids = renderer.prompt_ids(long)

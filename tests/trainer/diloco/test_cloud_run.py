@@ -21,7 +21,8 @@ REPO = Path(__file__).parents[3]
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "bucket-s3cr3t"}
 SETTINGS = (
     "output={folder}/model-{{rank}}", "dataset=me/my-pairs", "tiny.hidden_size=32",
-    "tiny.vocab_size=512", "evaluation.max_prompts=0", "trl.max_steps=4",
+    "tiny.vocab_size=512", "tiny.pretraining_steps=2", "trl.max_completion_length=16",
+    "evaluation.max_prompts=0", "trl.max_steps=4",
     "outer_options.sync_every=2", "outer_options.quorum={n}",
 )  # fmt: skip
 N_REPLICAS = {"hf_jobs": 2, "modal": 1}

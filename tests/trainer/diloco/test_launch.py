@@ -162,10 +162,10 @@ def test_a_process_learns_its_place_from_the_environment(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_processes", [1, 2])
 def test_the_trainers_own_command_launches_replicas_on_shards(
-    dataset_folder, tmp_path, monkeypatch, capsys, n_processes
+    dataset_folder, tmp_path, monkeypatch, capsys
 ):
+    """Of two processes each; with one, they are above and in test_cloud_run.py."""
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     settings = [
         f"dataset={dataset_folder}",
@@ -176,12 +176,14 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
         "trl.max_steps=4",
         "tiny.hidden_size=32",
         "tiny.vocab_size=512",
+        "tiny.pretraining_steps=2",
+        "trl.max_completion_length=16",
         "evaluation.max_prompts=1",
         "evaluation.max_new_tokens=4",
     ]
     arguments = [part for setting in settings for part in ("--set", setting)]
     options = ["--replicas", "2", "--executor", "local", "--work-dir", str(tmp_path / "outer")]
-    options += ["--processes", str(n_processes)]
+    options += ["--processes", "2"]
     assert main(["launch", *options, *arguments]) == 0
     assert "replica 1 (attempt 0)" in capsys.readouterr().out
     weights = [

@@ -1,7 +1,6 @@
 """One rank of a data-parallel run; started by test_trl_ddp.py, writes its weights."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,3 @@ def main(settings_path: str) -> None:
         "log": trainer.state.log_history,
     }
     (output / f"rank{rank}.json").write_text(json.dumps(report))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -2,16 +2,13 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.integrations.test_trl_ddp import ROOT, free_port
+from tests.support.preloaded import Preloaded
+from tests.trainer.integrations.test_trl_ddp import free_port
 from tests.trainer.published import rows_of
 from tests.trainer.training import PLAIN
 from trainer.data.rendering import Renderer
@@ -30,7 +27,6 @@ from trainer.losses.divergence import with_tail
 pytestmark = pytest.mark.slow
 
 K = 6
-WORKER = Path(__file__).with_name("recorded_teacher_worker.py")
 ONLY_CHANNEL_2 = {
     "teacher": "recorded", "alpha_sdpo": 1.0, "policy_weight": 0.0, "beta_replay": 0.0,
     "max_steps": 1, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant",
@@ -185,23 +181,23 @@ def test_two_ranks_learn_what_one_does_also_where_one_has_nothing_to_learn(tmp_p
 
     alone, together = tmp_path / "alone", tmp_path / "together"
     together.mkdir()
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
+    environment = {
+        "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
     }  # fmt: skip
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(together)],
-            env=environment | {"RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        Preloaded(
+            main, together,
+            errors=tmp_path / f"errors{rank}",
+            environment=environment | {"RANK": rank, "LOCAL_RANK": rank},
         )
         for rank in ("0", "1")
     ]  # fmt: skip
     alone.mkdir()
     main(alone)
     for process in ranks:
-        _, errors = process.communicate(timeout=400)
-        assert process.returncode == 0, errors[-3000:]
+        status, errors = process.wait(400)
+        assert status == 0, errors[-3000:]
     expected = load_file(alone / "rank0-of-1.safetensors")
     for rank in ("0", "1"):
         weights = load_file(together / f"rank{rank}-of-2.safetensors")

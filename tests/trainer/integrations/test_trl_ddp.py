@@ -1,18 +1,15 @@
 """Two real gloo processes: replicas stay equal, whatever channels each rank has."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-WORKER = Path(__file__).with_name("ddp_worker.py")
-ROOT = Path(__file__).parents[3]
+from tests.support.preloaded import Preloaded
+from tests.trainer.integrations import ddp_worker
 
 
 def free_port() -> int:
@@ -21,14 +18,13 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def start(folder: Path, n_processes: int, **settings) -> list[subprocess.Popen]:
+def start(folder: Path, n_processes: int, **settings) -> list[Preloaded]:
     """Start the ranks of one run."""
     folder.mkdir(parents=True)
     path = folder / "settings.json"
     variables = settings.pop("environment", {})
     path.write_text(json.dumps({"output": str(folder), **settings}))
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
+    environment = variables | {
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
@@ -36,21 +32,21 @@ def start(folder: Path, n_processes: int, **settings) -> list[subprocess.Popen]:
         "HF_HUB_OFFLINE": "1",
     }
     return [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(path)],
-            env=environment | variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
+        Preloaded(
+            ddp_worker.main,
+            str(path),
+            errors=folder / f"errors{rank}",
+            environment=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(n_processes)
     ]
 
 
-def weights_of(folder: Path, ranks: list[subprocess.Popen]) -> list[dict[str, torch.Tensor]]:
+def weights_of(folder: Path, ranks: list[Preloaded]) -> list[dict[str, torch.Tensor]]:
     """Wait for the ranks, and read what each has trained."""
     for process in ranks:
-        _, errors = process.communicate(timeout=400)
-        assert process.returncode == 0, errors[-3000:]
+        status, errors = process.wait(400)
+        assert status == 0, errors[-3000:]
     return [
         load_file(folder / f"rank{rank}-of-{len(ranks)}.safetensors") for rank in range(len(ranks))
     ]

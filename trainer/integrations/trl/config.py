@@ -15,6 +15,10 @@ OBJECTIVES = ENGINES["trl"].objectives
 class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-inheritance]
     """TRL's `GRPOConfig` plus the weights and options of channels 2 and 3."""
 
+    align_within: int = 64
+    """Steps within which rollouts may change places, so that those of a step are of its pairs'
+    sessions and share their tokens; 0: in TRL's own order."""
+
     def __post_init__(self) -> None:
         """Turn the objective's name into TRL's settings, and check ours.
 
@@ -23,6 +27,8 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
         """
         self._apply_objective()
         self.check()
+        if self.align_within < 0:
+            raise TrainerConfigError(f"align_within={self.align_within} is negative")
         # TRL still sets the old names, which transformers answers with a deprecation warning.
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing

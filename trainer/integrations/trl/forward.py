@@ -1,7 +1,8 @@
 """The policy's forward pass with channel 2 in it: one backbone pass, one head, one teacher pass.
 
-Dimensions in names: `B` sequences, `P` prompt tokens (left-padded), `C` completion tokens
-(right-padded), `H` hidden, `V` vocabulary, `N` hinted response tokens.
+Dimensions in names: `B` sequences, `R` those of them that the teacher sees, `P` prompt tokens
+(left-padded), `C` completion tokens (right-padded), `H` hidden, `V` vocabulary, `N` hinted response
+tokens.
 """
 
 from collections.abc import Callable
@@ -47,11 +48,19 @@ class HintedInputs:
     mask: Tensor
     """True at the response tokens of rows with a hint, [B, C]."""
 
-    def sequences(self, *, hinted: bool) -> list[TokenSequence]:
-        """Return prompt and completion of every row, hinted or not, without padding."""
-        prefix = "teacher_" if hinted else ""
-        prompts = getattr(self, f"{prefix}prompt_ids"), getattr(self, f"{prefix}prompt_mask")
-        return token_sequences(*prompts, self.completion_ids, self.completion_mask)
+    @property
+    def seen_rows(self) -> Tensor:
+        """Which rows the teacher has to see, [B]: those with a hint, and one if there is none."""
+        has_hint_B = self.mask.any(1)
+        has_hint_B[0] |= ~has_hint_B.any()
+        return has_hint_B
+
+    @property
+    def teacher_sequences(self) -> list[TokenSequence]:
+        """Return hinted prompt and completion of every row that the teacher sees, unpadded."""
+        names = ("teacher_prompt_ids", "teacher_prompt_mask", "completion_ids", "completion_mask")
+        seen_rows = self.seen_rows
+        return token_sequences(*(getattr(self, name)[seen_rows] for name in names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +179,12 @@ class SharedForward:
         student_BCH = self.student_states()  # before gradients are off: this may be the pass itself
         with torch.no_grad(), teacher_weights(model) as teacher:
             if self.is_live:
-                teacher_BCH = self._states()[n_rows:]
+                teacher_RCH = self._states()[n_rows:]
             else:
-                tree = pack_pairs([], sequences=inputs.sequences(hinted=True))
+                tree = pack_pairs([], sequences=inputs.teacher_sequences)
                 tree = tree.to(inputs.completion_ids.device)
-                teacher_BCH = states_of_sequences(tree, packed_hidden(teacher, tree), n_columns)
-        return student_BCH, teacher_BCH[inputs.mask].detach(), teacher
+                teacher_RCH = states_of_sequences(tree, packed_hidden(teacher, tree), n_columns)
+        return student_BCH, teacher_RCH[inputs.mask[inputs.seen_rows]].detach(), teacher
 
 
 def token_sequences(
@@ -192,18 +201,21 @@ def _states(
 ) -> tuple[Tensor, Tensor, nn.Module]:
     n = inputs.completion_ids.size(1)
 
-    def hidden(network: nn.Module, prompt_ids: Tensor, prompt_mask: Tensor) -> Tensor:
+    def hidden(
+        network: nn.Module, prompt_ids: Tensor, prompt_mask: Tensor, rows: Tensor | slice
+    ) -> Tensor:
         return hidden_states(
             network,
-            torch.cat([prompt_ids, inputs.completion_ids], dim=1),
-            torch.cat([prompt_mask, inputs.completion_mask], dim=1),
+            torch.cat([prompt_ids, inputs.completion_ids], dim=1)[rows],
+            torch.cat([prompt_mask, inputs.completion_mask], dim=1)[rows],
             n,
         )
 
-    student_BCH = hidden(model, inputs.prompt_ids, inputs.prompt_mask)
+    student_BCH = hidden(model, inputs.prompt_ids, inputs.prompt_mask, slice(None))
+    prompts, seen_rows = (inputs.teacher_prompt_ids, inputs.teacher_prompt_mask), inputs.seen_rows
     with torch.no_grad(), teacher_weights(model) as teacher:
-        teacher_BCH = hidden(teacher, inputs.teacher_prompt_ids, inputs.teacher_prompt_mask)
-    return student_BCH, teacher_BCH[inputs.mask], teacher
+        teacher_RCH = hidden(teacher, *prompts, seen_rows)
+    return student_BCH, teacher_RCH[inputs.mask[seen_rows]], teacher
 
 
 def _states_reusing_prefix(

@@ -514,6 +514,7 @@ def prompts_dataset(data: PreferenceData, acting: Renderer | None = None) -> Dat
         "consensus": Json(),
         "hint": Value("string"),
         "outcome": Value("string"),
+        "session_id": Value("string"),
         "state_id": Value("string"),
     }
     table = [{name: row.get(name) for name in kinds} for row in rows]

@@ -10,7 +10,7 @@ Dimensions in names: `B` sequences, `C` completion tokens, `H` hidden, `V` vocab
 import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from trl.trainer.utils import RepeatSampler, pad
 
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
-from trainer.data.sampler import PairSampler
+from trainer.data.sampler import PairSampler, RolloutOrder
 from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
 from trainer.folders import STATE_FILE
@@ -210,7 +210,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """
         assert self._pair_sampler is not None
         rows = [self.pairs[i] for i in self._pair_sampler.step(0)[:2]]
-        batch = self._on_device(self.collator(rows))
+        batch = self._on_device(self.collator.pairs(rows))
         if _longest(batch) > _window(model):
             return  # such batches run padded anyway
         was_training = model.training
@@ -273,7 +273,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         )
         if is_live:
             assert payload is not None
-            sequences += payload.sequences(hinted=True)
+            sequences += payload.teacher_sequences
         batch = inputs.get("pairs", {}).get("batch") or {}
         if batch and _longest(batch) > _window(model):
             return []
@@ -293,7 +293,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         model.eval()
         logps: list[tuple[float, float]] = []
         for row in self.pairs:
-            batch = self._on_device(self.collator([row]))
+            batch = self._on_device(self.collator.pairs([row]))
             batch = add_reference_logps(model, batch, forward=pair_logps)
             chosen, rejected = (
                 float(batch[f"dpo_{side}_ref_logprobs"][0]) for side in ("chosen", "rejected")
@@ -391,7 +391,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             mine = everything[:1]
         if mine:
             # On the CPU, where trees are packed: what a pass needs is moved by the pass.
-            pairs["batch"] = self.collator([self.pairs[i] for i in mine])
+            pairs["batch"] = self.collator.pairs([self.pairs[i] for i in mine])
             if is_filler:
                 pairs["batch"]["dpo_weight"].zero_()
             if self._reference_logps is not None:
@@ -655,14 +655,44 @@ class ComposerReplicationTrainer(GRPOTrainer):
     # -- order of the data -----------------------------------------------------------------------
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        self._train_sampler = super()._get_train_sampler(dataset)
+        self._train_sampler = sampler = super()._get_train_sampler(dataset)
+        sessions = self._sessions_of_rollouts(dataset or self.train_dataset)
+        if isinstance(sampler, RepeatSampler) and sampler.shuffle and sessions:
+            order = RolloutOrder(
+                sessions,
+                batch_size=sampler.batch_size,
+                within=self.composer.align_within,
+                seed=self.args.seed,
+            )
+            self._train_sampler = AlignedSampler(sampler, order, self._sessions_of_pairs)
         return self._train_sampler
+
+    def _sessions_of_rollouts(self, dataset: Any) -> list[str | None]:
+        """Return the session of every row; nothing where rows need not follow the pairs."""
+        is_alone = self.composer.is_replay_alone
+        if self._pair_sampler is None or is_alone or self.composer.align_within == 0:
+            return []
+        has_sessions = "session_id" in (getattr(dataset, "column_names", None) or ())
+        return list(dataset["session_id"]) if has_sessions else []
+
+    def _sessions_of_pairs(self, epoch: int, batch: int, n_batches: int) -> list[str]:
+        """Return the sessions of the pairs that are trained on while a batch of rollouts is."""
+        assert self._pair_sampler is not None
+        n_micro = self.args.gradient_accumulation_steps
+        n_of_batch = (self.composer.steps_per_generation or 1) * self.num_iterations
+        first = epoch * max(-(-n_batches * n_of_batch // n_micro), 1)
+        begin, end = batch * n_of_batch // n_micro, -(-(batch + 1) * n_of_batch // n_micro)
+        steps = range(first + begin, first + end)
+        drawn = [self.pairs[i] for step in steps for i in self._pair_sampler.step(step)]
+        return [str(row["session_id"]) for row in drawn if row.get("session_id")]
 
     def _run_epoch(self, *arguments: Any, **options: Any) -> None:
         # TRL's sampler draws the orders of all epochs from one generator: a run that goes on in a
         # later epoch must skip those of its past, or it sees the first epoch's order again.
         sampler = self._train_sampler
-        if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+        if isinstance(sampler, AlignedSampler):
+            sampler.epoch = options["epoch"]
+        elif isinstance(sampler, RepeatSampler) and sampler.shuffle:
             sampler.generator.manual_seed(self.args.seed)
             for _ in range(options["epoch"]):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
@@ -695,6 +725,36 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self._taid_scheduler().load_state_dict(state["taid"])
         if self.teacher is not None:
             self.teacher.load(Path(checkpoint))
+
+
+class AlignedSampler(RepeatSampler):
+    """Repeats rows as TRL's sampler does, which would shuffle them, in the order of our own."""
+
+    epoch = 0
+
+    def __init__(
+        self,
+        sampler: RepeatSampler,
+        order: RolloutOrder,
+        sessions: Callable[[int, int, int], Sequence[str]],
+    ) -> None:
+        """Take the place of `sampler`; `sessions` of the pairs by epoch, batch, and their number."""
+        super().__init__(
+            sampler.data_source,
+            sampler.mini_repeat_count,
+            sampler.batch_size,
+            sampler.repeat_count,
+            shuffle=False,
+        )
+        self.order, self.sessions = order, sessions
+
+    def __iter__(self) -> Generator[int, None, None]:
+        """Go through the rows of the epoch."""
+        n_batches = self.order.n_batches
+        rows = self.order.epoch(
+            self.epoch, lambda batch: self.sessions(self.epoch, batch, n_batches)
+        )
+        yield from (rows[place] for place in super().__iter__())
 
 
 Passes = list[tuple[slice, Callable[[], PairLogps]]]

@@ -147,6 +147,7 @@ def test_files_in_use_stay_open_while_many_others_are_used(tmp_path):
     check.close()
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_leaves_an_intact_database(tmp_path):
     home = fast_home(tmp_path / "home")
     code = (
