@@ -319,7 +319,7 @@ def main() -> None:
                 print(json.dumps(each), flush=True)
                 figures.append(each)
 
-        for name in ("status", "status", "tick", "review"):
+        for name in ("status", "status", "tick", "review", "review"):
             take(name)
         # The sample's teachers know only the sample's states.
         write_settings(

@@ -3,14 +3,18 @@
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import msgspec
-from jsonschema.exceptions import SchemaError as BadSchemaError
 
 from replay_pipeline.actions.tools import SPECS
+from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.types import Tool
+
+if TYPE_CHECKING:
+    import jsonschema
+else:
+    jsonschema = OnFirstUse("jsonschema")
 
 
 class ToolList:
@@ -54,7 +58,7 @@ def _validator(schema: bytes) -> Any:
     kind = jsonschema.validators.validator_for(decoded, jsonschema.Draft202012Validator)
     try:
         kind.check_schema(decoded)
-    except BadSchemaError:
+    except jsonschema.SchemaError:
         # A broken schema says nothing about the call.
         return jsonschema.Draft202012Validator({})
     return kind(decoded)

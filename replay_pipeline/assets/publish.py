@@ -7,7 +7,7 @@ import dagster as dg
 from replay_pipeline.assets.lineage import column_lineage
 from replay_pipeline.assets.partitions import GROUP, OWNERS
 from replay_pipeline.assets.pictures import bars
-from replay_pipeline.assets.reporting import whole_result
+from replay_pipeline.assets.reporting import tried_again, whole_result
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import in_words, layout
 from replay_pipeline.stages.pipeline import Pipeline, Receipt
@@ -27,8 +27,9 @@ _COLUMNS = dg.TableSchema(
 )
 def published_dataset(pipeline: PipelineResource) -> dg.MaterializeResult:
     """All normalized pairs as one dataset that `datasets.load_dataset` opens."""
-    work = pipeline.open()
-    receipt = work.publish()
+    with tried_again():
+        work = pipeline.open()
+        receipt = work.publish()
     return whole_result(work, receipt, dataset_facts)
 
 

@@ -40,7 +40,8 @@ def teacher_actions(
         live.show({"answers_so_far": progress.n_done, "usd_so_far": progress.cost_usd or 0.0})
 
     work = pipeline.open(observe)
-    yield from each_batch(context, work, work.replay_within(config.max_total_usd), answer_facts)
+    replay = work.replay_within(config.max_total_usd)
+    yield from each_batch(context, work, replay, answer_facts, is_free=False)
 
 
 @batch_asset(deps=["dpo_pairs"], stage="sample", pool="teachers", costs="money")
@@ -52,7 +53,7 @@ def samples(
     Run by hand, or by the job `sample_trainee`: it needs a trainee in the settings.
     """
     work = pipeline.open()
-    yield from each_batch(context, work, work.sample, sample_facts)
+    yield from each_batch(context, work, work.sample, sample_facts, is_free=False)
 
 
 def sample_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:

@@ -2,14 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import dagster as dg
 
+from replay_pipeline.errors import StorageError
 from replay_pipeline.stages.pipeline import Pipeline, Receipt
 
 _OBSERVED_EVERY_S = 3.0
 _DATA_VERSION = "dagster/data_version"
+
+_MAX_RETRIES, _RETRY_AFTER_S = 3, 120.0
+"""An object store that is gone for some minutes costs no night."""
 
 Facts = Callable[[Pipeline, Receipt], Mapping[str, Any]]
 """What a receipt shows in Dagster."""
@@ -20,18 +25,28 @@ def each_batch(
     pipeline: Pipeline,
     work: Callable[[str], Receipt],
     facts: Facts,
+    *,
+    is_free: bool = True,
 ) -> Iterator[dg.MaterializeResult]:
     """Do `work` for every partition of the run, in the order of the batches.
 
     A batch is recorded as materialized as soon as it is done, so a failure later in the run leaves
     the finished ones green. One at which nothing was to do is recorded at the end.
+
+    Args:
+        context: the run.
+        pipeline: whose batches they are.
+        work: does one batch.
+        facts: what its receipt shows.
+        is_free: whether nothing is paid, so that a step may be tried again after an outage.
     """
     spec = context.assets_def.get_asset_spec(context.asset_key)
     provenance = Provenance(context.instance, spec)
     done: list[dg.AssetMaterialization] = []
     order = {key: i for i, key in enumerate(pipeline.batches())}
     for batch in sorted(context.partition_keys, key=lambda key: (order.get(key, len(order)), key)):
-        receipt = work(batch)
+        with tried_again() if is_free else nullcontext():
+            receipt = work(batch)
         done.append(
             dg.AssetMaterialization(
                 context.asset_key,
@@ -47,6 +62,22 @@ def each_batch(
     yield dg.MaterializeResult()
     for event in done:
         context.log_event(event)
+
+
+@contextmanager
+def tried_again() -> Iterator[None]:
+    """Let Dagster try a step again, some minutes later, for which a store or disk was out.
+
+    Any other error of ours comes again at once: a setting, a secret, a broken contract. Not around
+    what pays: its ceiling holds for one try, and what is open is asked by the next run.
+
+    Raises:
+        RetryRequested: something could not be read or written.
+    """
+    try:
+        yield
+    except StorageError as error:
+        raise dg.RetryRequested(_MAX_RETRIES, seconds_to_wait=_RETRY_AFTER_S) from error
 
 
 class Provenance:

@@ -20,7 +20,7 @@ from replay_pipeline.cli.console import (
     show_verify,
 )
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption, TeachersOption
-from replay_pipeline.cli.shared import open_pipeline, open_project, prepare_demo
+from replay_pipeline.cli.shared import load, open_pipeline, open_project, prepare_demo
 
 
 @app.command()
@@ -38,11 +38,14 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """What is done, what it cost, and what is still open."""
-    work = open_project(settings, data, teachers=teachers)
     if stale:
+        work = open_project(settings, data, teachers=teachers)
         print_report(work.stale(), as_json=as_json, show=show_stale)
     else:
-        print_report(work.status(), as_json=as_json, show=show_status)
+        from replay_pipeline.stages.overview import Overview
+
+        overview = Overview(load(settings, data, teachers=teachers))
+        print_report(overview.status(), as_json=as_json, show=show_status)
 
 
 @app.command()

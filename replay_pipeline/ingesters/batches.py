@@ -19,7 +19,7 @@ from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
 from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.rows import Block, read_rows
 from replay_pipeline.processes import environment
-from replay_pipeline.storage.store import Place, read_files, written_whole
+from replay_pipeline.storage.store import Place, names_of_json, read_files, written_whole
 
 logger = logging.getLogger(__name__)
 
@@ -331,7 +331,7 @@ def read_manifest(key: str, root: Place) -> TraceBatch:
 
 def list_batches(root: Place) -> list[str]:
     """Keys of every batch under `root`, sorted."""
-    return sorted(path.stem for path in (root / "batches").glob("*.json"))
+    return names_of_json(root / "batches")
 
 
 def list_manifests(root: Place) -> list[TraceBatch]:
@@ -368,7 +368,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     version: int
 
 
-def manifest_from(text: bytes, path: Place) -> TraceBatch:
+def manifest_from(text: bytes, path: Place | str) -> TraceBatch:
     """Read a manifest; `path` is where it was found.
 
     Raises:
@@ -380,11 +380,14 @@ def manifest_from(text: bytes, path: Place) -> TraceBatch:
         raise IngestError(f"{path}: not a readable manifest ({error})") from error
     if manifest.version != _VERSION:
         raise IngestError(f"{path}: manifest version {manifest.version}, expected {_VERSION}")
+    # A path takes longer to make than all the rest.
+    paths = [Path(f.path) for f in manifest.files]
+    files = list(zip(paths, manifest.files, strict=True))
     return TraceBatch(
         manifest.key,
-        tuple(SourceSlice(Path(f.path), f.start, f.end, f.revision) for f in manifest.files),
+        tuple(SourceSlice(path, f.start, f.end, f.revision) for path, f in files),
         tuple(
-            Cursor(Path(f.path), f.end, f.size_bytes, f.mtime_ns, f.tail_sha, f.revision)
-            for f in manifest.files
+            Cursor(path, f.end, f.size_bytes, f.mtime_ns, f.tail_sha, f.revision)
+            for path, f in files
         ),
     )

@@ -25,6 +25,7 @@ from replay_pipeline.ingesters.tool_schemas import (
     offered_tools,
     series_of,
 )
+from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.tables import read_table
 from replay_pipeline.types import Message, Tool, TraceState
 from replay_pipeline.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
@@ -178,7 +179,7 @@ class Traces:
         """Turns of a session by index; those used last stay open, up to a limit of text."""
         turns = self._open.get(session_id)
         if turns is None:
-            rows = self._turns.take(pa.array(self._turn_rows.get(session_id, []), pa.int64()))
+            rows = self._turns.take(array_of(self._turn_rows.get(session_id, []), pa.int64()))
             names = ("turn_idx", "parent_turn_idx", "kind", "cwd", "messages_json", "flags")
             columns = [rows.column(name).to_pylist() for name in names]
             states = self._states_of.get(session_id, {})

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute
 
@@ -194,12 +195,22 @@ def manifest_of(
 
 def encode(facts: Any) -> bytes:
     """Facts as the bytes of a JSON file; equal facts give equal bytes."""
-    return (json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    # `json` writes indented text a token at a time, in Python and three times as slowly.
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=False).encode()
+    return msgspec.json.format(text, indent=1) + b"\n"
 
 
 def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
-    """Give a name for the whole content of the dataset."""
-    return hashlib.sha256(encode(manifests)).hexdigest()[:12]
+    """Give a name for the whole content of the dataset: the hash of `encode(manifests)`."""
+    if not manifests:
+        return hashlib.sha256(encode({})).hexdigest()[:12]
+    digest = hashlib.sha256()
+    # One by one: the text of ten thousand manifests would be the largest thing in memory.
+    for n, key in enumerate(sorted(manifests)):
+        digest.update(b"," if n else b"{")
+        digest.update(encode({key: manifests[key]})[len("{") : -len("\n}\n")])
+    digest.update(b"\n}\n")
+    return digest.hexdigest()[:12]
 
 
 def sessions_of(manifest: Mapping[str, Any]) -> list[str]:

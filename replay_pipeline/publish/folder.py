@@ -64,10 +64,11 @@ def replace_files(
     """
     folder = folder.resolve()
     recover(folder)
+    same = {path for path, data in files.items() if _is_same(folder / path, data)}
     change = FolderChange(
-        written=sorted(path for path, data in files.items() if not _is_same(folder / path, data)),
+        written=sorted(files.keys() - same),
         removed=sorted(path for path in removed - files.keys() if (folder / path).exists()),
-        unchanged=sorted(path for path, data in files.items() if _is_same(folder / path, data)),
+        unchanged=sorted(same),
     )
     if not change.written and not change.removed:
         return change
@@ -79,7 +80,6 @@ def replace_files(
         _link(folder, next_version, leave_out={*change.written, *change.removed})
         for path in change.written:
             _write(next_version / path, files[path])
-        _drop_empty(next_version)
         _swap(folder, next_version)
     except OSError as error:
         raise StorageError(
@@ -113,7 +113,22 @@ def read_files(folder: Path, under: str) -> dict[str, bytes]:
 
 def list_files(folder: Path) -> set[str]:
     """Paths of every file in the folder."""
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {path for path, is_folder in _tree(folder) if not is_folder}
+
+
+def _tree(folder: str | Path, inside: str = "") -> Iterator[tuple[str, bool]]:
+    """Give path and whether it is a folder of all that is below a folder, parents first.
+
+    A dataset of many nights has a hundred thousand of them, for which `Path` is too slow and large.
+    """
+    if not inside and not Path(folder).is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path, is_folder = inside + entry.name, entry.is_dir(follow_symlinks=False)
+            yield path, is_folder
+            if is_folder:
+                yield from _tree(entry.path, f"{path}/")
 
 
 def _is_same(path: Path, data: bytes | Path) -> bool:
@@ -126,15 +141,21 @@ def _is_same(path: Path, data: bytes | Path) -> bool:
 
 
 def _link(source: Path, target: Path, *, leave_out: set[str]) -> None:
-    for path in sorted(source.rglob("*")):
-        relative = path.relative_to(source).as_posix()
-        if path.is_dir() and not path.is_symlink():
-            (target / relative).mkdir(parents=True, exist_ok=True)
-        elif relative not in leave_out:
+    """Link all files but those left out; a folder of data that would have none is not made."""
+    made = {""}
+    for path, is_folder in _tree(source):
+        if path in leave_out or (is_folder and path.startswith(f"{layout.DATA}/")):
+            continue
+        folder = path if is_folder else path.rpartition("/")[0]
+        if folder not in made:
+            Path(f"{target}/{folder}").mkdir(parents=True, exist_ok=True)
+            made.add(folder)
+        if not is_folder:
+            here, there = f"{source}/{path}", f"{target}/{path}"
             try:
-                os.link(path, target / relative, follow_symlinks=False)
+                os.link(here, there, follow_symlinks=False)
             except OSError:  # another file system, or one without hard links
-                shutil.copy2(path, target / relative, follow_symlinks=False)
+                shutil.copy2(here, there, follow_symlinks=False)
 
 
 def _write(path: Path, data: bytes | Path) -> None:
@@ -145,13 +166,6 @@ def _write(path: Path, data: bytes | Path) -> None:
         path.write_bytes(data)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _drop_empty(folder: Path) -> None:
-    """Remove folders that hold nothing any more, deepest first."""
-    for path in sorted((folder / layout.DATA).rglob("*"), reverse=True):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
 
 
 def _swap(folder: Path, next_version: Path) -> None:

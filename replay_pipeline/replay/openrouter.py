@@ -15,17 +15,22 @@ import ssl
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
 from pydantic import SecretStr
 
 from replay_pipeline.errors import TeacherAuthError, TeacherResponseError, TeacherTimeoutError
+from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.replay.dialects import Dialect
 from replay_pipeline.replay.prices import nano
 from replay_pipeline.replay.replies import Answer, Failure, generation_of, read_reply
+
+if TYPE_CHECKING:
+    import aiohttp
+else:
+    aiohttp = OnFirstUse("aiohttp")
 
 logger = logging.getLogger(__name__)
 
@@ -210,14 +215,14 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 @functools.lru_cache(maxsize=64)
-def _timeout(timeout_s: float) -> aiohttp.ClientTimeout:
+def _timeout(timeout_s: float) -> "aiohttp.ClientTimeout":
     """Limit the silence, not the whole call: a long reply that goes on is paid for."""
     return aiohttp.ClientTimeout(
         total=None, connect=None, sock_connect=_CONNECT_S, sock_read=timeout_s
     )
 
 
-async def _read_all(response: aiohttp.ClientResponse) -> bytes:
+async def _read_all(response: "aiohttp.ClientResponse") -> bytes:
     is_packed = "content-encoding" in response.headers
     if not is_packed and (response.content_length or _MOST_BYTES) < _MOST_BYTES:
         return await response.read()

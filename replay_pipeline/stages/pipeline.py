@@ -5,6 +5,7 @@ was given (a fingerprint), what it did (its report) and how long it took. A stag
 has not changed hands back its receipt and does nothing, so any run may be repeated at no cost.
 """
 
+import gc
 import json
 import logging
 import time
@@ -643,13 +644,18 @@ class Pipeline(Project):
             CheckFailedError: a batch breaks a contract, or was redacted by older rules; nothing was
                 published.
         """
+        # The pipelines of earlier steps refer to themselves, and hold what they knew of each batch.
+        gc.collect()
+        pa.default_memory_pool().release_unused()
         batches = self._batches_with("normalized_pairs")
         options = self.settings.publish
-        place, facts = self.settings.dataset_dir(), self._card_facts()
+        place = self.settings.dataset_dir()
+        facts: Mapping[str, Any] = self._card_facts()
         general = {key: value for key, value in facts.items() if key not in BATCH_STAGES}
         given = [*self._chosen("publish"), json.dumps(general, sort_keys=True, default=str)]
         self._outputs.clear()  # others may have written since
         inputs = {batch: self._published_from(batch, facts) for batch in batches}
+        self._outputs.clear()
         last = self.receipts.read("publish", "all")
         is_known = (
             last is not None
@@ -659,9 +665,17 @@ class Pipeline(Project):
         )
         before = last.inputs if last and is_known else {}
         new = [batch for batch in batches if before.get(batch) != inputs[batch]]
+        # Of thousands of batches, what is told and known of the others need not stay in memory.
+        told: Any = general | {
+            stage: {batch: facts[stage][batch] for batch in new if batch in facts[stage]}
+            for stage in BATCH_STAGES
+        }
+        del facts
 
         def work() -> dict[str, Any]:
-            refuse_outdated(find_outdated(self.receipts.written(), self._versions), new)
+            wanted = set(new)
+            mine = [each for each in self.receipts.written() if each.batch in wanted]
+            refuse_outdated(find_outdated(mine, self._versions), new)
             refuse_unfit(self.root, new)
             with to_be_published(place, self._dataset_copy()) as folder:
                 report = publish(
@@ -672,7 +686,7 @@ class Pipeline(Project):
                     repo_id=options.repo_id,
                     private=options.is_private,
                     test_fraction=options.test_fraction,
-                    card_facts=facts,
+                    card_facts=told,
                     lengths=options.lengths,
                     tokenizer=options.tokenizer,
                     logprobs={
@@ -694,7 +708,7 @@ class Pipeline(Project):
             has_outputs=place.exists,
         )
 
-    def _published_from(self, batch: str, facts: CardFacts) -> str:
+    def _published_from(self, batch: str, facts: Mapping[str, Any]) -> str:
         """Digest what decides what is published of a batch, beside the settings."""
         tables = ["turns", "states", "normalized_pairs", "positives"]
         if self._is_sampled(batch):

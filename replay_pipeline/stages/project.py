@@ -4,6 +4,7 @@ The stages that change it are in `replay_pipeline.stages.pipeline`.
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -11,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -23,19 +24,16 @@ from replay_pipeline.ingesters import (
     Traces,
     discover,
     keep,
-    list_batches,
     manifest_from,
     write_manifest,
 )
+from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.pairs import pairs_of
-from replay_pipeline.publish.versions import newest
 from replay_pipeline.replay import (
     Estimate,
     ReplayOptions,
     check_teachers,
     estimate,
-    has_ledger,
-    ledger_status,
     probe_estimate,
     probe_teachers,
     spent_since,
@@ -45,20 +43,25 @@ from replay_pipeline.review import rank_pairs, show_state, write_review
 from replay_pipeline.settings import Settings, key_for
 from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.hub_sources import fetch_sessions, repository_of
-from replay_pipeline.stages.receipts import Receipt, Receipts, Written
+from replay_pipeline.stages.overview import Overview, hash_of
+from replay_pipeline.stages.receipts import Receipt, Written
 from replay_pipeline.stages.staleness import UNKNOWN, find_outdated
-from replay_pipeline.stages.summary import BATCH_STAGES, open_work, summarize, summarize_night
+from replay_pipeline.stages.summary import summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
+from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.pair_rows import PromptsOf
-from replay_pipeline.storage.permissions import tighten_root
-from replay_pipeline.storage.root_index import FILE, RootIndex
-from replay_pipeline.storage.schemas import WRITTEN_BY
-from replay_pipeline.storage.store import Place, check_reachable
-from replay_pipeline.storage.tables import DataRoot, table_of
+from replay_pipeline.storage.schemas import TABLES, WRITTEN_BY
+from replay_pipeline.storage.store import Place
+from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
+
+if TYPE_CHECKING:
+    from replay_pipeline.publish import versions
+else:
+    versions = OnFirstUse("replay_pipeline.publish.versions")
 
 T = TypeVar("T")
 
@@ -73,11 +76,12 @@ _PLANNED_ABOVE_BUDGET = 1.25
 
 OnProgress = Callable[[Progress], None]
 
+_TOOL_COLUMNS = [(field.name, field.type) for field in TABLES["tools"]]
 _ToolRow = tuple[str, str | None, str]
 """Name, release series and definition of a tool."""
 
 
-class Project:
+class Project(Overview):
     """One data root under its settings: its batches, and everything that can be looked at.
 
     Args:
@@ -89,14 +93,9 @@ class Project:
     """
 
     def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
-        self.settings = settings
-        check_reachable(settings.data_dir)
-        tighten_root(settings.data_dir)
+        super().__init__(settings)
         self.root = DataRoot(settings.data_dir)
-        self.index = RootIndex(settings.data_dir, self._index_file())
-        self.receipts = Receipts(settings.data_dir, self.index)
         self._on_progress = on_progress or (lambda _: None)
-        self._keys: list[str] | None = None
         self._folds: dict[str, Fold[Any]] = {}
         self._outputs: dict[str, dict[tuple[str, str], tuple[str, str]]] = {}
         self._seen_tools = self._fold(
@@ -115,21 +114,12 @@ class Project:
             ),
         )
 
-    def _index_file(self) -> Path | None:
-        """Tell where the index of the root lies; `None` if this machine has no folder for it."""
-        if isinstance(self.settings.data_dir, Path):
-            return self.settings.data_dir / FILE
-        with suppress(ConfigError):
-            name = f"index-{hash_of([str(self.settings.data_dir)])[:8]}.sqlite"
-            return self.settings.local_dir() / name
-        return None
-
     def place_of(self, name: str) -> Place:
         """Tell where a file lies that a receipt names."""
         top, _, rest = name.partition("/")
         if top == "dataset":
             place = self.settings.dataset_dir()
-            return (newest(place) or place) / rest
+            return (versions.newest(place) or place) / rest
         if top == "model":
             return self.settings.model_dir() / rest
         if top == "sources" and (folder := self._kept_folder()):
@@ -160,15 +150,6 @@ class Project:
         self._keys = None
         return new
 
-    def batches(self) -> list[str]:
-        """Keys of all batches that have a manifest, in order.
-
-        They are listed once; `find_batches` looks again, and so does a new `Pipeline`.
-        """
-        if self._keys is None:
-            self._keys = list_batches(self.root.path)
-        return self._keys
-
     def manifests(self) -> list[TraceBatch]:
         """Give every batch that has a manifest, in order.
 
@@ -176,8 +157,9 @@ class Project:
             IngestError: a manifest is damaged.
         """
         self.index.bring("batches")
+        folder = self.root.path / "batches"
         return [
-            manifest_from(text, self.root.path / "batches" / name)
+            manifest_from(text, f"{folder}/{name}")
             for name, _, text in self.index.copies("batches")
         ]
 
@@ -225,7 +207,7 @@ class Project:
 
         Not those that lost states to a later batch since: they are made again, and pay nothing.
         """
-        reports = self._reports("replay")
+        reports = self.receipts.reports("replay", names=("is_complete",))
         outdated = find_outdated(self.receipts.written(), lambda _: {})
         return {
             batch
@@ -254,54 +236,6 @@ class Project:
         with self._teachers() as teachers:
             states = self._states(batches or self.batches())
             return estimate(states, teachers, ledger=self.settings.ledger_url(), **self._options())
-
-    def status(self) -> dict[str, Any]:
-        """Tell what is done for each batch, what it cost, and what the ledger holds."""
-        done = {(r.stage, r.batch): r.report for r in self.receipts.figures()}
-        figure = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs"}
-        batches = {
-            key: {
-                stage: done[stage, key].get(figure.get(stage, "n_kept"))
-                for stage in BATCH_STAGES
-                if (stage, key) in done
-            }
-            for key in self.batches()
-        }
-        url = self.settings.ledger_url()
-        ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
-                  "calls": {}}  # fmt: skip
-        if has_ledger(url):
-            ledger = ledger_status(url).to_json()
-        return {
-            "batches": batches,
-            "teachers": [t.name for t in self.settings.teachers()],
-            "played": self.settings.played,
-            "ledger": ledger,
-            "other_ledgers_usd": self._other_ledgers_usd(),
-            "dataset": done.get(("publish", "all")),
-            "open": open_work([report for (stage, _), report in done.items() if stage == "replay"]),
-            "rehearsed": [
-                key for key in self.batches() if done.get(("replay", key), {}).get("n_rehearsed")
-            ],
-            "fidelity": {
-                key: done["ingest", key].get("fidelity")
-                for key in self.batches()
-                if ("ingest", key) in done
-            },
-        }
-
-    def _other_ledgers_usd(self) -> dict[str, float]:
-        """Tell what the ledgers of other teachers hold, by the way in which those are chosen."""
-        if self.settings.replay.ledger is not None:
-            return {}
-        found = {}
-        for choice in ("openrouter", "sample", "rehearsal"):
-            played = {f"{name}_teachers": name == choice for name in ("sample", "rehearsal")}
-            changed = self.settings.replay.model_copy(update=played)
-            other = self.settings.model_copy(update={"replay": changed}).ledger_url()
-            if other != self.settings.ledger_url() and has_ledger(other):
-                found[choice] = ledger_status(other).spent_usd
-        return found
 
     def stale(self) -> dict[str, Any]:
         """Say what the installed code would make otherwise: by batch and stage, the reasons.
@@ -442,7 +376,7 @@ class Project:
 
     def summary(self, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
         """Give the figures of all stages; what was done after `since` counts as done now."""
-        figures = summarize(self.receipts.figures(since=since))
+        figures = summarize(list(self.receipts.figures(since=since)))
         figures["max_total_usd"] = self.settings.replay.max_total_usd
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures
@@ -450,7 +384,7 @@ class Project:
     def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Tell what was done since then, and what is still open; `failures` are runs that failed."""
         return summarize_night(
-            self.receipts.figures(),
+            [each for each in self.receipts.figures() if each.at >= since.isoformat()],
             since=since,
             spent_usd=spent_since(self.settings.ledger_url(), since),
             max_nightly_usd=self.settings.replay.max_nightly_usd,
@@ -608,13 +542,14 @@ class Project:
         rows = dict(self._seen_tools.before(batch))
         if self.root.has("tools", batch):
             rows = _with_tools(rows, self.root.read("tools", batch))
-        return table_of(
-            [
-                {"name": name, "agent_version": version, "tool_json": definition}
-                for (name, version, definition), times in rows.items()
-                for _ in range(times)
-            ],
-            "tools",
+        found = [
+            {"name": name, "agent_version": version, "tool_json": definition}
+            for (name, version, definition), times in rows.items()
+            for _ in range(times)
+        ]
+        return pa.table(
+            [array_of([row.get(name) for row in found], kind) for name, kind in _TOOL_COLUMNS],
+            schema=TABLES["tools"],
         )
 
     def _tool_definitions(self, batch: str) -> list[str]:
@@ -637,10 +572,11 @@ class Project:
                 for receipt in self.receipts.written(stage)
                 for table, digest in receipt.outputs.items()
             }
-        part = self.root.part(name, batch)
         known, at = self._outputs[stage].get((batch, name), ("", ""))
         # Who changes a table by hand leaves its receipt as it is: what is published must be looked at.
-        return known if known and not _is_newer(part, _seconds_of(at)) else digest_of(part)
+        if known and not _is_newer(self.root.path, self.root.name_of(name, batch), _seconds_of(at)):
+            return known
+        return digest_of(self.root.part(name, batch))
 
     def _is_sampled(self, batch: str) -> bool:
         return self._known_digest(batch, "sampled_positives") != "-"
@@ -702,14 +638,6 @@ def _version_of(receipt: Written, table: str) -> str:
     return receipt.outputs.get(table) or receipt.at
 
 
-def hash_of(parts: Iterable[str]) -> str:
-    """Hash texts in their order."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()
-
-
 def named(digests: Mapping[str, str]) -> list[str]:
     """Put each digest behind its name."""
     return [f"{name}:{digest}" for name, digest in digests.items()]
@@ -719,10 +647,13 @@ def _seconds_of(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp() if moment else 0.0
 
 
-def _is_newer(part: Place, at_s: float) -> bool:
+def _is_newer(root: Place, name: str, at_s: float) -> bool:
     """Whether a file of this machine was written to after a moment, in seconds, or is gone."""
+    if not isinstance(root, Path):
+        return False
     try:
-        return isinstance(part, Path) and part.stat().st_mtime > at_s
+        # For tens of thousands of files, paths would take longer than the system does.
+        return os.stat(f"{root}/{name}").st_mtime > at_s  # noqa: PTH116
     except FileNotFoundError:
         return True
 

@@ -35,28 +35,32 @@ def changed_parts(receipt: Receipt | Written, versions: Mapping[str, str]) -> li
 
 
 def find_outdated(
-    receipts: Sequence[Receipt | Written], versions_of: Callable[[str], Mapping[str, str]]
+    receipts: Iterable[Receipt | Written], versions_of: Callable[[str], Mapping[str, str]]
 ) -> dict[str, dict[str, list[str]]]:
     """Say of each batch and stage why it is outdated; what is up to date is left out.
 
     Args:
-        receipts: the last receipts of all stages.
+        receipts: the last receipts of all stages; none is kept, as there may be very many.
         versions_of: the versions of a stage's parts today.
     """
-    written = {(r.batch, table): digest for r in receipts for table, digest in r.outputs.items()}
-    found: dict[str, dict[str, list[str]]] = {}
+    written: dict[tuple[str, str], str] = {}
+    read: list[tuple[str, str, list[str], Mapping[str, str]]] = []
     for receipt in receipts:
+        written |= {(receipt.batch, table): digest for table, digest in receipt.outputs.items()}
         versions = versions_of(receipt.stage)
         reasons = (
             changed_parts(receipt, versions) if receipt.versions or not versions else [UNKNOWN]
         )
+        read.append((receipt.batch, receipt.stage, reasons, receipt.inputs))
+    found: dict[str, dict[str, list[str]]] = {}
+    for batch, stage, reasons, inputs in read:
         reasons += [
             _NEW_ROWS.format(table)
-            for table, digest in receipt.inputs.items()
-            if written.get((receipt.batch, table), digest) != digest
+            for table, digest in inputs.items()
+            if written.get((batch, table), digest) != digest
         ]
         if reasons:
-            found.setdefault(receipt.batch, {})[receipt.stage] = reasons
+            found.setdefault(batch, {})[stage] = reasons
     return dict(sorted(found.items()))
 
 

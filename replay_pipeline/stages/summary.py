@@ -50,6 +50,10 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
     }
 
 
+OPEN_WORK = ("n_answers", "spent_usd", "forecast_usd", "skipped", "errors", "stop_reason")
+"""What `open_work` looks at in the report of a replay."""
+
+
 def open_work(replays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Say what the replays have left to do, why they stopped, and what finishing costs.
 

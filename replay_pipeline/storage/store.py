@@ -163,6 +163,18 @@ def folders_in(folder: Place) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
+def names_of_json(folder: Place) -> list[str]:
+    """Name the JSON files right in a folder, without their ending, sorted; none where it is not there."""
+    if not isinstance(folder, Path):
+        names = [path.name for path in folder.glob("*.json")]
+    elif folder.is_dir():
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
+    else:
+        names = []
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+
+
 def read_files(folder: Place, names: Sequence[str]) -> list[bytes | None]:
     """Read files below a folder, in the order of `names`; `None` for one that is not there.
 

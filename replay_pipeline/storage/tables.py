@@ -18,6 +18,8 @@ from replay_pipeline.storage.schemas import REPEATING, SCHEMA_VERSION, TABLES, W
 from replay_pipeline.storage.store import Place, written_whole
 
 _VERSION_KEY = b"schema_version"
+_WORTH_THREADS = 1_000
+"""Rows from which on columns are read side by side; below it, threads cost more than they bring."""
 
 
 def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) -> Place:
@@ -88,7 +90,10 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
     """
     # A third of the time that `pq.read_table` takes for the small tables that most batches have.
     with _reading(path, name), pq.ParquetFile(readable(path)) as file:
-        table = file.read(columns=None if columns is None else list(columns))
+        table = file.read(
+            columns=None if columns is None else list(columns),
+            use_threads=file.metadata.num_rows > _WORTH_THREADS,
+        )
     if (version := version_of(table)) != SCHEMA_VERSION:
         raise SchemaError(
             f"{path}: schema version {version or 'unknown'}, this program reads {SCHEMA_VERSION}; "

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,12 +16,13 @@ import pyarrow as pa
 import pytest
 from dagster._core.storage.defs_state.base import set_defs_state_storage
 
+from replay_pipeline.assets import reporting
 from replay_pipeline.assets.automation import new_sessions, nightly_replay, notify_failures
 from replay_pipeline.assets.checks import failures_told
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.failures import failed_runs
 from replay_pipeline.assets.records import sync
-from replay_pipeline.errors import CheckFailedError
+from replay_pipeline.errors import CheckFailedError, NormalizeError, StorageError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.processes import child_environment
 from replay_pipeline.stages.pipeline import Pipeline
@@ -258,6 +260,50 @@ def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
         assert event is not None
         assert event.asset_materialization is not None
         assert event.asset_materialization.metadata["dagster/row_count"].value > 0
+
+
+def test_a_step_that_pays_nothing_is_tried_again_after_an_outage(root, monkeypatch):
+    monkeypatch.setattr(reporting, "_RETRY_AFTER_S", 0.0)
+    tries: Counter[str] = Counter()
+
+    def out_at_first(stage: str, error: Exception):
+        whole = getattr(Pipeline, stage)
+
+        def work(self, *given, **more):
+            tries[stage] += 1
+            if tries[stage] == 1:
+                raise error
+            return whole(self, *given, **more)
+
+        monkeypatch.setattr(Pipeline, stage, work)
+
+    pipeline_at(root).find_batches()
+    batch = pipeline_at(root).batches()[0]
+    defs = define(PipelineResource())
+
+    def run(job: str, instance: dg.DagsterInstance, **tags: str) -> bool:
+        resolved = defs.resolve_job_def(job)
+        return resolved.execute_in_process(
+            instance=instance, tags=tags, raise_on_error=False
+        ).success
+
+    with dg.instance_for_test() as instance:
+        instance.add_dynamic_partitions("trace_batch", [batch])
+        tags = {"dagster/partition": batch}
+        out_at_first("pairs", StorageError("the store does not answer"))
+        assert run("replay_batches", instance, **tags)
+        assert tries["pairs"] == 2
+        out_at_first("publish", StorageError("the store does not answer"))
+        assert run("publish", instance)
+        assert tries["publish"] == 2
+        tries.clear()
+        out_at_first("normalize", NormalizeError("this comes again"))
+        assert not run("replay_batches", instance, **tags)
+        assert tries["normalize"] == 1
+        # Its ceiling is one for each try: a second one could spend it twice.
+        out_at_first("replay", StorageError("the disk is full"))
+        assert not run("replay_batches", instance, **tags)
+        assert tries["replay"] == 1
 
 
 def test_the_morning_after_says_what_was_done_and_what_failed(root):

@@ -1,4 +1,6 @@
 import errno
+import hashlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -6,6 +8,7 @@ import pytest
 from replay_pipeline.errors import StorageError
 from replay_pipeline.publish import folder as room
 from replay_pipeline.publish import publish
+from replay_pipeline.publish.batch_facts import digest_of, encode
 from replay_pipeline.publish.folder import read_files, replace_files
 from replay_pipeline.publish.publisher import read_manifests
 
@@ -27,6 +30,26 @@ def test_nothing_is_touched_when_nothing_changes(tmp_path):
     assert target.stat().st_ino == before
     replace_files(target, {"a": b"2"}, set())
     assert target.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_folder_of_data_goes_with_its_last_file_and_other_folders_stay(tmp_path):
+    target = tmp_path / "set"
+    replace_files(target, {"data/pairs/train/a/1.parquet": b"1", "data/pairs/b": b"2"}, set())
+    (target / ".git" / "refs").mkdir(parents=True)
+    (target / "link").symlink_to("data")
+    replace_files(target, {"c": b"3"}, {"data/pairs/train/a/1.parquet"})
+    assert not (target / "data" / "pairs" / "train").exists()
+    assert (target / ".git" / "refs").is_dir()
+    assert (target / "link").readlink().as_posix() == "data"
+    assert (target / "data" / "pairs" / "b").read_bytes() == b"2"
+
+
+def test_the_name_of_a_content_is_the_hash_of_its_manifests_as_indented_json():
+    some = {"b": {"x": [1, 2.5e-7, {}, []], "é": "\u2028\n"}, "a": {}, "c": {"n": None}}
+    for manifests in (some, {"a": {}}, {}):
+        text = json.dumps(manifests, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        assert encode(manifests) == text.encode()
+        assert digest_of(manifests) == hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def test_a_full_disk_leaves_the_old_version(tmp_path, monkeypatch):

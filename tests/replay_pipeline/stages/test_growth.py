@@ -1,6 +1,8 @@
 """What is read of old batches when new ones come: the index, and nothing twice."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -72,6 +74,20 @@ def test_receipts_read_from_the_index_are_those_of_the_files(work):
         report = whole[slim.stage, slim.batch].report
         assert slim.report.items() <= report.items()
         assert slim.outputs == whole[slim.stage, slim.batch].outputs
+
+
+def test_the_status_needs_neither_arrow_nor_a_client(work):
+    look = (
+        "import sys; from pathlib import Path; from replay_pipeline.settings import Settings; "
+        "from replay_pipeline.stages.overview import Overview; "
+        "told = Overview(Settings.load(None, data_dir=Path(sys.argv[1]))).status(); "
+        "assert told['ledger']['calls'] and told['batches'] and told['dataset'], told; "
+        "print(sorted({'aiohttp', 'jsonschema', 'pandas', 'pyarrow', 'sqlalchemy'} & {*sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", look, str(work.root.path)], capture_output=True, text=True
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
 def test_the_index_follows_files_that_others_write_and_delete(work, tmp_path):
