@@ -33,7 +33,7 @@ def steps(*, is_dry: bool, folder: Path) -> list[tuple[str, int, list[str]]]:
     listed = [("tests", 120, [*pytest, "-k", chosen]), ("training", 90, [*training, *few])]
     listed.append(("recompilations", 90, [__file__, "--recompilations"] + ["--dry"] * is_dry))
     for shape, options in shapes:
-        for name in ("losses", "pairs", "teacher"):
+        for name in ("losses", "pairs", "teacher", "whole_step"):
             command = [f"benchmarks/{name}.py", *options, "--json", "{json}"]
             listed.append((f"{name} {shape}", 90, command))
     return listed

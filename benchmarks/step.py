@@ -29,7 +29,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.measuring import arguments_of, machine_of, measure_fresh, peak_mib, spent_s  # noqa: E402
+from benchmarks.measuring import (  # noqa: E402 - after the path above
+    Device,
+    arguments_of,
+    machine_of,
+    measure_fresh,
+    peak_mib,
+    spent_s,
+)
 from benchmarks.pairs import make_model  # noqa: E402 - after the path above
 
 MODEL = {"device": "cpu", "dtype": "float32", "hidden": 256, "n_layers": 4, "vocab": 8192}
@@ -72,7 +79,7 @@ def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
     args = ComposerConfig(
         output_dir=str(scratch),
         report_to=[],
-        use_cpu=True,
+        use_cpu=sizes["device"] == "cpu",
         bf16=False,
         save_strategy="no",
         logging_steps=1,
@@ -122,8 +129,8 @@ def keep_steps_with_hints(trainer: Any) -> None:
     trainer._train_sampler = None
 
 
-def train(trainer: Any) -> list[float]:
-    """Train, and return the CPU seconds from the beginning of each step to that of the next."""
+def train(trainer: Any, device: Device = "cpu") -> list[float]:
+    """Train, and return the seconds from the beginning of each step to that of the next."""
     from transformers import TrainerCallback
 
     from trainer.integrations.trl.run import without_upstream_warnings
@@ -132,13 +139,13 @@ def train(trainer: Any) -> list[float]:
 
     class Steps(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            begun_s.append(spent_s("cpu"))
+            begun_s.append(spent_s(device))
 
     trainer.add_callback(callback := Steps())
     with without_upstream_warnings():
         trainer.train()
     trainer.remove_callback(callback)
-    begun_s.append(spent_s("cpu"))
+    begun_s.append(spent_s(device))
     return [end - begin for begin, end in itertools.pairwise(begun_s)]
 
 

@@ -34,8 +34,12 @@ def run_trl(
     batch_size: int = 1,
     n_steps: int = 1,
     learning_rate: float = 0.0,
+    **options: Any,
 ) -> dict[str, float]:
-    """Steps of sigmoid DPO on all pairs; the figures of the first, the seconds of the fastest."""
+    """Steps of sigmoid DPO on all pairs; the figures of the first, the seconds of the fastest.
+
+    `options` are more of `trl.DPOConfig`'s.
+    """
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl.trainer.dpo_config import DPOConfig
@@ -77,6 +81,7 @@ def run_trl(
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
+            **options,
         )
         trainer = DPOTrainer(
             model=make_model(sizes),

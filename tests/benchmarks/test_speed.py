@@ -70,6 +70,14 @@ def test_pairs_benchmark_compares_equal_steps(dry):
 
 
 @pytest.mark.slow
+def test_whole_step_benchmark_compares_equal_rollouts(dry):
+    rows = dry["whole_step small"]["figures"]["rows"]
+    losses = [row["policy_loss"] for row in rows]
+    assert losses[0] != 0
+    assert losses == pytest.approx([losses[0]] * 2, abs=1e-5)
+
+
+@pytest.mark.slow
 def test_teacher_benchmark_compares_equal_states(dry):
     report = dry["teacher small"]["figures"]
     assert report["is_bitwise_equal"]

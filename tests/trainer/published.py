@@ -53,8 +53,11 @@ TOOLS = [
 ]
 
 
-def session_rows(session: int, n_states: int = 4) -> list[dict]:
-    """States of one invented session: the student edits blindly, the teachers read first."""
+def session_rows(session: int, n_states: int = 4, n_words: int = 0) -> list[dict]:
+    """States of one invented session: the student edits blindly, the teachers read first.
+
+    Each result is followed by so many words that say nothing.
+    """
     rng = random.Random(session)
     file = rng.choice(FILES)
     messages: list[dict] = [{"role": "user", "content": f"Fix the failing test of {file}."}]
@@ -76,7 +79,9 @@ def session_rows(session: int, n_states: int = 4) -> list[dict]:
                 "agreement_level": "exact",
             }
         )
-        messages = [*messages, *done(edit, step, "Error: file has not been read yet")]
+        more = " ".join(rng.choices(FILES, k=n_words))
+        outcome = f"Error: file has not been read yet {more}".strip()
+        messages = [*messages, *done(edit, step, outcome)]
     return rows
 
 
@@ -85,7 +90,8 @@ def rows_of(n_sessions: int) -> list[dict]:
     return [row for session in range(n_sessions) for row in session_rows(session)]
 
 
-def write_dataset(folder: Path, *, n_sessions: int = 8, n_test: int = 3) -> Path:
+def write_dataset(folder: Path, *, n_sessions: int = 8, n_test: int = 3, **sizes: int) -> Path:
+    """Write sessions of `sizes`: see `session_rows`."""
     from datasets import Dataset, Features, Json, List, Value, disable_progress_bars
 
     disable_progress_bars()
@@ -99,7 +105,7 @@ def write_dataset(folder: Path, *, n_sessions: int = 8, n_test: int = 3) -> Path
     prompt_features = Features(shared | {"consensus": Json(), "hint": text})
     folder.mkdir(parents=True, exist_ok=True)
     for split, sessions in (("train", range(n_test, n_sessions)), ("test", range(n_test))):
-        pairs = [row for session in sessions for row in session_rows(session)]
+        pairs = [row for session in sessions for row in session_rows(session, **sizes)]
         prompts = [
             {k: row[k] for k in (*shared, "hint")} | {"consensus": row["chosen"][0]}
             for row in pairs
