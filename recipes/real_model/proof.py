@@ -364,7 +364,7 @@ def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> di
             samples = on_policy_samples(policy, pool, seed + len(losses))
         total = 0.0
         # SFT sees half of the responses of a repository, and so more of them for as many tokens.
-        for _ in range(options.per_step * (2 if arm == "sft" else 1)):
+        for place in range(options.per_step * (2 if arm == "sft" else 1)):
             if not order:
                 order = draw.sample(list(pool), len(pool))
             repository = order.pop()
@@ -373,10 +373,11 @@ def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> di
             elif arm == "sft":
                 sides = policy.logps(sft_rows(policy, repository), keep=True)
                 loss = -torch.stack([one for [one] in sides]).mean()
-            elif arm == "three_channels":
+            elif arm == "three_channels" and place == 0:  # sampling takes most of the time
                 loss = three_channels_loss(policy, repository, pool, draw)
             else:
-                loss = contrast_loss(policy, arm, repository, pool, draw)
+                contrast = "pairs" if arm == "three_channels" else arm
+                loss = contrast_loss(policy, contrast, repository, pool, draw)
             (loss / options.per_step).backward()
             total += loss.item() / options.per_step
         (DRIFT * policy.drift(draw.choice(elsewhere))).backward()
