@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +121,11 @@ def _rendered(
         yield from (_render(renderer, batch) for batch in batches)
         return
     logger.info("tokenizing %d texts in %d processes", len(requests), n_processes)
-    # Not forked: this process has the threads of torch.
-    with multiprocessing.get_context("spawn").Pool(n_processes, _take, (renderer,)) as pool:
-        yield from pool.imap(_render_here, batches)
+    # Not forked: this process has the threads of torch. Nor a `Pool`, which waits for ever for the
+    # batch of a process that was killed.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(n_processes, context, _take, (renderer,)) as pool:
+        yield from pool.map(_render_here, batches)
 
 
 def _render(renderer: "Renderer", batch: list[tuple[str, Request]]) -> list[dict[str, Any]]:

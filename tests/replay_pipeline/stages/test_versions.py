@@ -26,6 +26,7 @@ PACKAGE = Path(replay_pipeline.__file__).parent
 CARRIES = {
     *(
         "errors",
+        "lazy",
         "settings",
         "types",
         "processes",

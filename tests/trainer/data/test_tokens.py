@@ -1,5 +1,8 @@
 """Token ids at rest: those of the renderer, made once."""
 
+import os
+from concurrent.futures.process import BrokenProcessPool
+
 import pytest
 
 from tests.trainer.published import rows_of
@@ -88,3 +91,19 @@ def test_processes_write_the_same_bytes(tokenizer, data, tmp_path, monkeypatch):
     [one], [two] = (list((tmp_path / name).iterdir()) for name in ("one", "two"))
     assert one.name == two.name
     assert one.read_bytes() == two.read_bytes()
+
+
+class Deadly:
+    """Ends the process that it is given to."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_run_and_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(tokens, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    requests = [(str(n), {"messages": []}) for n in range(2 * tokens._PER_BATCH)]
+    with pytest.raises(BrokenProcessPool):
+        list(tokens._rendered(requests, Deadly()))
