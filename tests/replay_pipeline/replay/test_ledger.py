@@ -53,6 +53,18 @@ class Watched(Ledger):
             assert used <= self.limits[name]
 
 
+def split(waiting):
+    """Part the calls that are reserved by now from those that wait; each future is asked once.
+
+    Asked twice, one that is decided in between would be in neither part, and hold its money.
+    """
+    by_done = {is_done: [] for is_done in (True, False)}
+    for future in waiting:
+        by_done[future.done()].append(future)
+    results = [future.result() for future in by_done[True]]
+    return [result for result in results if isinstance(result, Reserved)], by_done[False]
+
+
 def trial(ledger, seed):
     """One random run: reservations, settlements and failures in any order."""
     chance = random.Random(seed)
@@ -67,9 +79,8 @@ def trial(ledger, seed):
             scopes = chance.choice([(day,), (day, teacher), (teacher,)])
             amount = chance.randrange(1, 400)
             waiting.append(ledger.reserve(call(f"{seed}-{n}", amount, scopes=scopes)))
-        ready = [future.result() for future in waiting if future.done()]
-        waiting = [future for future in waiting if not future.done()]
-        open_calls += [result for result in ready if isinstance(result, Reserved)]
+        ready, waiting = split(waiting)
+        open_calls += ready
         if open_calls and chance.random() < 0.5:
             reserved = open_calls.pop(chance.randrange(len(open_calls)))
             most = reserved.reserved_nano * (2 if chance.random() < overrun_share else 1)
@@ -80,10 +91,8 @@ def trial(ledger, seed):
         for reserved in open_calls:
             truth += reserved.reserved_nano // 2
             ledger.settle(answered(reserved, reserved.reserved_nano // 2))
-        assert wait(waiting, timeout=5, return_when=FIRST_COMPLETED).done or not waiting
-        results = [future.result() for future in waiting if future.done()]
-        open_calls = [result for result in results if isinstance(result, Reserved)]
-        waiting = [future for future in waiting if not future.done()]
+        assert wait(waiting, timeout=60, return_when=FIRST_COMPLETED).done or not waiting
+        open_calls, waiting = split(waiting)
     return truth
 
 
