@@ -71,7 +71,11 @@ def copy_tree(work: Path) -> None:
 
 def configure(work: Path, room: Room) -> None:
     """Write mutmut's settings into the copy."""
-    beside = [path.name for path in sorted(work.iterdir()) if path.name not in SOURCES]
+    # On the path from the start: Python remembers of a folder that it was not there.
+    (work / "mutants").mkdir()
+    beside = [
+        path.name for path in sorted(work.iterdir()) if path.name not in {*SOURCES, "mutants"}
+    ]
     lists = {
         "source_paths": SOURCES,
         "only_mutate": room.modules,
@@ -166,7 +170,10 @@ def main() -> int:
         killed = sum(fates[fate] for fate in KILLED)
         others = ", ".join(f"{n} {fate}" for fate, n in sorted(fates.items()) if fate not in KILLED)
         share = killed / fates.total()
-        print(f"{name}: {killed} of {fates.total()} killed, {share:.1%}" + f" ({others})" * bool(others))
+        print(
+            f"{name}: {killed} of {fates.total()} killed, {share:.1%}"
+            + f" ({others})" * bool(others)
+        )
     if share < options.least:
         print(f"fewer than {options.least:.0%} were killed")
     return int(share < options.least)

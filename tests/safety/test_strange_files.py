@@ -77,6 +77,7 @@ def strange(tmp_path, monkeypatch):
     return ran
 
 
+@pytest.mark.slow
 def test_no_program_that_is_started_imports_from_the_current_folder(strange, tmp_path):
     shown = "import sys, os, replay_pipeline, trainer; print(*sys.path, sep='\\n')"
     command = [*python("trainer")[:2], "-c", shown]
@@ -144,6 +145,7 @@ def sample_settings(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_files_honour_the_umask_and_what_was_open_is_tightened_once_and_said(tmp_path):
     settings = str(sample_settings(tmp_path))
     words = ["--data", str(tmp_path / "data"), "--settings", settings]
@@ -183,6 +185,7 @@ def without_write_access(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_status_works_where_nothing_may_be_written(tmp_path):
     settings = str(sample_settings(tmp_path))
     words = ["--data", str(tmp_path / "data"), "--settings", settings]
