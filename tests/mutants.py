@@ -28,14 +28,18 @@ class Room:
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
+    selected: tuple[str, ...] = ("-m", "not slow")
 
 
 MONEY = "ledger database migration reconcile unbooked prices estimates"
-REPLAY = "tests/replay_pipeline/replay"
 ROOMS = {
     "ledger": Room(
         tuple(f"replay_pipeline/replay/{name}.py" for name in MONEY.split()),
-        (REPLAY, "tests/integration/test_reconcile.py"),
+        tuple(
+            f"tests/replay_pipeline/replay/test_{name}.py"
+            for name in ("ledger", "recovery", "cost_figures", "run", "requests", "probe")
+        ),
+        ("-k", "not postgresql and not thousand and not several_processes"),
     ),
     "extraction": Room(
         ("replay_pipeline/pairs/*.py",),
@@ -81,7 +85,7 @@ def configure(work: Path, room: Room) -> None:
         "only_mutate": room.modules,
         "also_copy": beside,
         "pytest_add_cli_args_test_selection": room.tests,
-        "pytest_add_cli_args": ["-m", "not slow", "-p", "no:cacheprovider"],
+        "pytest_add_cli_args": [*room.selected, "-p", "no:cacheprovider"],
     }
     config = configparser.ConfigParser()
     config["mutmut"] = {key: "\n" + "\n".join(lines) for key, lines in lists.items()} | {
