@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trainer.data.evaluation import end_tokens
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message, consensus_reward
-from trainer.integrations.loading import with_adapter
+from trainer.integrations.loading import with_adapter, without_peft_warnings
 from trainer.integrations.settings import PeftOptions
 from trainer.losses.preference import simpo_loss
 from trainer.losses.sdpo import sdpo_per_token
@@ -116,7 +116,8 @@ class Policy:
 
     def adopt(self, folder: Path) -> None:
         """Put on the adapters of a folder."""
-        self.model = PeftModel.from_pretrained(self.base, folder)
+        with without_peft_warnings():
+            self.model = PeftModel.from_pretrained(self.base, folder)
 
     def restore(self) -> None:
         """Take the adapters off."""
