@@ -19,6 +19,7 @@ from trainer.losses import (
     simpo_loss,
     taid_loss,
 )
+from trainer.losses.channels import SDPOOptions, divergence_per_token
 from trainer.losses.entropy_opd import (
     gated_forward_kl_per_token,
     reverse_kl_surrogate_per_token,
@@ -238,6 +239,10 @@ def test_simpo_prefers_a_wider_margin_and_takes_weights():
         (lambda s: entropy_aware_opd_loss(s, s, mode="additive"), "needs labels"),
         (lambda s: entropy_aware_opd_loss(s, s, mode="loud"), "mode='loud'"),
         (lambda s: entropy_aware_opd_loss(s, s, h_max=0.0), "h_max=0.0"),
+        (
+            lambda s: divergence_per_token(s, s, SDPOOptions(wrapper="taid")),
+            r"sdpo_wrapper='taid' needs taid_t, e\.g\. TAIDScheduler\(\.\.\.\)\.t",
+        ),
         (lambda s: TAIDScheduler(0), "num_train_steps >= 1"),
         (lambda s: TAIDScheduler(10, t_start=0.9, t_end=0.1), "t_start <= t_end"),
     ],
