@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 SOURCES = ("replay_pipeline", "trainer")
 KILLED = {"killed", "timeout", "segfault"}
-SAME = re.compile(r'"(utf-8|select|insert|update|delete|alter|create)\b[^\']*$')
+SAME = re.compile(r'"(utf-8|select|insert|update|delete|alter|create|bigint)\b[^\']*$')
 """Before what is the same in capitals: the name of an encoding, and SQL without values."""
 
 

@@ -83,8 +83,10 @@ def test_the_two_branches_of_a_rewind_name_their_files_from_the_same_folder():
         function = {"name": "Read", "arguments": json.dumps({"file_path": path})}
         return {"role": "assistant", "tool_calls": [{"function": function}]}
 
-    given_up = state(3, read("a.py"), "rewound", alternatives=[read("/shop/a.py")], cwd="/shop")
-    assert left_out(given_up) == {"rewind_same_action": 1}
+    paths = {"cwd": "/shop", "alternatives": [read("/shop/a.py")]}
+    assert left_out(state(3, read("a.py"), "rewound", **paths)) == {"rewind_same_action": 1}
+    [pair] = extract_dpo_pairs([state(3, bash("tox"), "rewound", **paths)], [])
+    assert pair["chosen"] == 'Read {"file_path":"a.py"}'
 
 
 def left_out(*steps):
