@@ -111,6 +111,11 @@ def test_an_action_that_needs_what_was_never_shown_is_infeasible(action, why):
     assert found == (("infeasible", why) if why else ("pair", None))
 
 
+def test_a_file_is_known_by_its_name_however_its_folders_are_written():
+    action = call("Read", file_path="C:\\shop\\cart.py")
+    assert judge([state(shown="Fix cart.py.")], answers(qwen=action, glm=action))[0] == "pair"
+
+
 def test_text_that_an_earlier_call_wrote_was_shown():
     wrote = call("Write", file_path="cart.py", content='a = "1"\nb = 2\n')
     seen = state()

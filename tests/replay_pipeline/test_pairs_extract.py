@@ -314,6 +314,13 @@ def test_report_is_plain_json_with_matrix_and_chance():
     ]
     report = extract_pairs(states, rows)
     found = json.loads(json.dumps(report.to_json()))
+    assert found.keys() == {
+        *("level", "agreement_threshold", "consensus_levels", "outcomes"),
+        *("n_states", "n_pairs", "n_positives", "n_natural_joined", "n_circular_pairs"),
+        *("n_ties", "near_misses", "pairs_by_source", "natural_left_out"),
+        *("n_duplicate_states", "n_duplicate_answers", "n_unmatched_answers"),
+        *("control", "teachers", "matrix", "agreement"),
+    }
     assert found["matrix"]["a"]["b"] == {"n": 20, "n_agree": 20, "rate": 1.0}
     assert found["matrix"]["c"]["a"]["rate"] == 0
     assert found["teachers"]["a"]["n_in_consensus"] == 20

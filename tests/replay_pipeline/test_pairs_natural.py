@@ -72,6 +72,23 @@ def test_a_rejected_action_loses_to_the_one_that_the_user_accepted_next():
     assert pairs[0]["state_messages"] == steps[0]["messages"]
 
 
+def test_a_rejection_is_found_wherever_in_the_session_it_comes():
+    refused = [state(1, edit("Go", "b"), "user_rejected"), state(2, edit("Go", "c"))]
+    pairs = extract_dpo_pairs([state(0, bash("ls")), *refused], [])
+    assert [pair["source"] for pair in pairs] == ["rejection"]
+
+
+def test_the_two_branches_of_a_rewind_name_their_files_from_the_same_folder():
+    def read(path):
+        function = {"name": "Read", "arguments": json.dumps({"file_path": path})}
+        return {"role": "assistant", "tool_calls": [{"function": function}]}
+
+    paths = {"cwd": "/shop", "alternatives": [read("/shop/a.py")]}
+    assert left_out(state(3, read("a.py"), "rewound", **paths)) == {"rewind_same_action": 1}
+    [pair] = extract_dpo_pairs([state(3, bash("tox"), "rewound", **paths)], [])
+    assert pair["chosen"] == 'Read {"file_path":"a.py"}'
+
+
 def left_out(*steps):
     report = extract_pairs(steps, [])
     assert report.pairs == []

@@ -384,6 +384,7 @@ def test_a_preserved_segment_is_named_by_the_boundary():
     assert segment == {"headUuid": kept, "anchorUuid": summary["uuid"], "tailUuid": kept}
 
 
+@pytest.mark.slow
 def test_other_default_teachers_leave_the_sample_as_it_is(tmp_path):
     other = [{"name": "new", "model": "vendor/new-model"}]
     found = []

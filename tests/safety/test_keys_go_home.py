@@ -175,6 +175,7 @@ def test_the_users_folder_is_the_same_wherever_the_program_starts(monkeypatch):
 @pytest.mark.parametrize(
     ("key", "words"), [("HF_TOKEN", []), ("OPENROUTER_API_KEY", ["--data", "data"])]
 )
+@pytest.mark.slow
 def test_settings_of_a_strangers_folder_get_no_key(listener, tmp_path, key, words):
     folder = tmp_path / "cloned"
     (folder / "data").mkdir(parents=True)
@@ -219,6 +220,7 @@ def test_a_link_into_or_out_of_the_current_folder_is_looked_through(tmp_path, mo
             Settings.load(data_dir=data_dir)
 
 
+@pytest.mark.slow
 def test_the_command_shows_what_it_trusts(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "settings.toml").write_text("[replay]\nmax_total_usd = 3.5\n")

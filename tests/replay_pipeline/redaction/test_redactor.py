@@ -13,7 +13,7 @@ from replay_pipeline.ingesters.log_rows import Cleaner
 from replay_pipeline.redaction import secret_rules
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor, find_secrets, find_secrets_in
-from replay_pipeline.redaction.scanning import suspects_in
+from replay_pipeline.redaction.scanning import secrets_by_kingfisher, suspects_in
 from replay_pipeline.redaction.secret_rules import load_rules, own_hits
 
 GITHUB = "ghp_" + "a1B2c3D4e5F6" * 3
@@ -53,6 +53,13 @@ def test_equal_secrets_become_equal_placeholders_and_salts_differ():
     assert second == f"b: {placeholder}!"
     assert Redactor(salt="two").text(f"a {GITHUB}") != first
     assert Redactor(salt="one").text(f"a {GITHUB}") == first
+
+
+def test_what_the_scanner_finds_is_named_after_its_rule():
+    named = {hit.kind for p in planted(seed=7) for hit in secrets_by_kingfisher(p.text)}
+    assert {"github-pat", "gitlab-pat", "slack-bot-token", "groq-api-key"} <= named
+    assert not {kind for kind in named if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", kind)}
+    assert "secret" not in named
 
 
 _ADDRESS = re.compile(

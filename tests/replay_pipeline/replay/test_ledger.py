@@ -275,6 +275,18 @@ def test_several_processes_share_one_limit_and_use_it_up(database_url):
 
 
 @pytest.mark.slow
+def test_one_process_at_a_time_is_an_owner_and_all_others_see_whether_it_lives(database_url):
+    mine, theirs = connect(database_url), connect(database_url)
+    assert mine.claim(5)
+    assert not theirs.claim(5)
+    assert (theirs.is_alive(5), theirs.is_alive(6)) == (True, False)
+    assert theirs.claim(6), "looking whether an owner lives leaves its place free"
+    mine.close()
+    assert not theirs.is_alive(5)
+    theirs.close()
+
+
+@pytest.mark.slow
 def test_the_ledger_speaks_postgresql_too(postgres_url):
     with Ledger(postgres_url) as one, Ledger(postgres_url) as other:
         one.open_scopes((), {"day:x": 100, "tag:50%": None}, by="test")

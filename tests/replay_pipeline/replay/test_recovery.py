@@ -16,10 +16,11 @@ from replay_pipeline.replay import (
     replay_states,
     replay_trace_sync,
 )
-from replay_pipeline.replay.calls import InDoubt, NewCall, Refused, Reserved
+from replay_pipeline.replay.calls import InDoubt, NewCall, Refused, Reserved, Settlement
 from replay_pipeline.replay.database import connect
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client
+from replay_pipeline.replay.unbooked import Unbooked
 from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of
@@ -211,14 +212,38 @@ def test_answers_that_cannot_be_booked_are_kept_and_booked_by_the_next_run(tmp_p
 
 def test_where_the_folder_takes_nothing_answers_are_kept_under_the_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    from replay_pipeline.replay.unbooked import Unbooked
-
     (tmp_path / "file").write_text("no folder")
     unbooked = Unbooked(str(tmp_path / "file" / "ledger.sqlite"), 7)
     path = unbooked.keep([(call("a", 5), answered(Reserved(call_id=1, reserved_nano=5), 3))])
     assert path.is_relative_to(tmp_path / "home")
     [(found, [(kept, settlement)])] = list(unbooked.left_behind(lambda _: False))
     assert (found, kept.request_sha, settlement.cost_nano) == (path, "a", 3)
+
+
+def test_where_no_place_takes_an_answer_each_is_named_with_its_reason(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    unbooked = Unbooked(str(tmp_path / "file" / "ledger.sqlite"), 7)
+    with pytest.raises(LedgerError) as told:
+        unbooked.keep([(call("a", 5), answered(Reserved(call_id=1, reserved_nano=5), 3))])
+    beside, at_home = str(told.value).split("; ")
+    assert beside.startswith(f"{tmp_path}/file/ledger.sqlite-unbooked-7.jsonl: ")
+    assert at_home.startswith(f"{tmp_path}/file/.cache/replay-pipeline/")
+    assert all("[Errno " in each for each in (beside, at_home))
+
+
+def test_what_a_lost_ledger_was_charged_for_is_spent_and_nothing_else(tmp_path):
+    path = tmp_path / "l"
+    settled = [
+        (call(state, 5), Settlement(call_id=n, state=state, cost_nano=cost))
+        for n, (state, cost) in enumerate(
+            {"answered": 4, "failed": 3, "unknown": 2, "withdrawn": 1}.items(), start=1
+        )
+    ]
+    Unbooked(str(path), 7).keep(settled)
+    Ledger(path, is_durable=False).close()
+    assert scopes_of(path) == {"day:x": [7, 0, 0, 7]}
+    assert list(tmp_path.glob("*unbooked*")) == []
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])

@@ -386,6 +386,16 @@ def test_the_forecast_is_close_to_the_cost_and_below_the_bound(tmp_path):
     )
 
 
+def test_an_estimate_adds_up_over_sessions(server):
+    states = make_states(3, n_sessions=3, words=2000)
+    [whole] = estimate(states, server.teachers()[:1]).teachers
+    alone = [estimate([state], server.teachers()[:1]).teachers[0] for state in states]
+    for name in ("n_calls", "n_prompt_tokens", "n_completion_tokens", "expected_usd", "bound_usd"):
+        parts = [getattr(each, name) for each in alone]
+        assert min(parts) > 0
+        assert getattr(whole, name) == pytest.approx(sum(parts)), name
+
+
 def test_the_sample_is_forecast_within_15_percent(tmp_path):
     paths = sorted(SESSIONS_DIR.rglob("*.jsonl"))[::3]  # all of it is as close, and takes longer
     states = [state for path in paths for state in ClaudeCodeIngester().ingest(path)]

@@ -109,6 +109,7 @@ def test_a_repair_writes_nothing_but_what_is_damaged(root):
     assert pipeline_at(root).status()["ledger"] == spent
 
 
+@pytest.mark.slow
 def test_a_whole_root_without_its_tables_and_dataset_is_made_again(root):
     intact = bytes_of(root)
     for folder in files_of(root).keys() - {"batches", "receipts", "sources", "dataset"}:

@@ -51,6 +51,7 @@ def test_the_state_of_nothing(run):
     assert "run `replay-pipeline ingest` first" in run("status").output
 
 
+@pytest.mark.slow
 def test_a_run_counts_its_ingestion_as_its_own(run):
     project = sorted(path for path in SESSIONS_DIR.iterdir() if path.is_dir())[0]
     done = run("run", str(project), "--no-train", "--json")

@@ -40,6 +40,7 @@ def tables_of(work: Pipeline) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_bytes_that_one_writes(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -208,6 +208,7 @@ def unsaid(root: Path, *stages: str) -> None:
             receipts.write(replace(receipt, versions={}, inputs={}, outputs={}))
 
 
+@pytest.mark.slow
 def test_receipts_without_versions_are_done_again_but_replays_are_kept(root):
     unsaid(root, "ingest", "replay", "pairs", "normalize")
     work = pipeline_at(root)

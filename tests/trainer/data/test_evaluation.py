@@ -64,6 +64,7 @@ def test_accuracy_and_margin_follow_the_model(model, collator):
     assert score.margin == pytest.approx(-swapped.margin, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_gains_by_the_prompt_and_one_that_does_not_gains_nothing(
     model, collator
 ):

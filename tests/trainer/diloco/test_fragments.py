@@ -149,6 +149,7 @@ class MortalStore(MemoryStore):
 
 
 @pytest.mark.parametrize("kind", [OuterReplica, AsyncReplica])
+@pytest.mark.slow
 def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(kind):
     options = {"kind": kind, "codec": "fp32"}
     calm = MortalStore({}, 10**6)

@@ -86,6 +86,7 @@ def damaged(half_way, key, kind):
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.slow
 def test_any_damaged_object_is_healed_or_named_and_never_makes_replicas_differ(half_way, kind):
     for key in half_way.keys(""):
         bases, errors = replicas_until(damaged(half_way, key, kind), ROUNDS, attempt=1)

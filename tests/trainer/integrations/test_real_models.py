@@ -68,6 +68,7 @@ def llama(tokenizer, **rope):
 
 
 @pytest.mark.parametrize(("window", "is_packed"), [(16, False), (2048, True)])
+@pytest.mark.slow
 def test_a_window_shorter_than_the_pairs_takes_the_plain_path_and_trains(
     composer, tokenizer, window, is_packed, monkeypatch
 ):
@@ -102,6 +103,7 @@ def test_a_window_shorter_than_the_pairs_takes_the_plain_path_and_trains(
         },
     ],
 )
+@pytest.mark.slow
 def test_rotary_scaling_by_length_is_neither_packed_nor_cached(composer, tokenizer, rope):
     model = llama(tokenizer, **rope)
     assert rope["rope_type"] in str(length_dependent_positions(model))
@@ -196,6 +198,7 @@ def test_numbers_that_yaml_reads_as_text_are_typed_before_anything_runs(
 
 
 @pytest.mark.parametrize("peft", [None, {"rank": 4, "alpha": 8, "layers": "1-1"}])
+@pytest.mark.slow
 def test_a_named_model_is_trained_in_full_or_by_adapters_and_loads_anywhere(
     tmp_path, dataset_folder, folder, peft, capsys
 ):
@@ -267,6 +270,7 @@ def test_a_range_of_layers_is_read():
         layer_range("2", 6)
 
 
+@pytest.mark.slow
 def test_a_model_named_alone_is_trained_by_adapters_and_not_at_the_tiny_models_pace(
     tmp_path, dataset_folder, folder, capsys
 ):
@@ -284,6 +288,7 @@ def test_a_model_named_alone_is_trained_by_adapters_and_not_at_the_tiny_models_p
     assert (tmp_path / "out" / "adapter" / "adapter_config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_pushed_whole_and_private_to_a_hub(tmp_path):
     from tests.support.hub import HubServer
 

@@ -118,6 +118,12 @@ def test_a_batch_whose_rows_have_no_hint_leaves_channel_2_off(model, tokenizer):
     assert list(parts.off) == ["sdpo"]
 
 
+def test_a_batch_that_counts_none_of_its_hints_leaves_channel_2_off(model, batch):
+    none = torch.zeros_like(batch["response_mask"][:, 0])
+    parts = compose_loss(model, {**batch, "sdpo_mask": none}, **ON)
+    assert parts.off == {"sdpo": "no row of the batch has a hint"}
+
+
 def test_simpo_needs_no_reference(model, batch):
     parts = compose_loss(
         model, without(batch, "dpo_chosen_ref", "dpo_rejected_ref"), dpo_variant="simpo", **ON

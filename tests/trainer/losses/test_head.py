@@ -62,6 +62,27 @@ def gradients(output: FusedOutput, leaves: list[Tensor], scale: float = 1.0) -> 
     return list(torch.autograd.grad(output.loss * scale, leaves))
 
 
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_outputs_of_the_head_are_those_of_the_full_logits(softcap):
+    (hidden, weight, bias), inputs = make_case()
+    inputs.pop("divergence_weights_N")
+    teacher = [inputs[f"teacher_{name}"] for name in ("hidden_N_H", "weight_V_H", "bias_V")]
+
+    def full(hidden, weight, bias):
+        logits = 0.9 * (hidden @ weight.T + bias)
+        capped = logits if softcap is None else softcap * (logits / softcap).tanh()
+        return (capped / 0.7).log_softmax(-1)
+
+    ours, theirs = full(hidden, weight, bias), full(*teacher)
+    options = {"beta": 0.0, "temperature": 0.7, "logit_scale": 0.9, "softcap": softcap}
+    found = head_outputs(hidden, weight, bias, **inputs, **options, chunk=8)
+    targets = inputs["target_ids_N"].unsqueeze(-1)
+    torch.testing.assert_close(found.logps_N, ours.gather(-1, targets).squeeze(-1))
+    torch.testing.assert_close(found.entropy_N, -(ours.exp() * ours).sum(-1))
+    forward_kl = (theirs.exp() * (theirs - ours)).sum(-1)
+    torch.testing.assert_close(found.divergence_N, forward_kl)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", ["fused", "recompute"])
 @pytest.mark.parametrize("softcap", [None, 5.0])

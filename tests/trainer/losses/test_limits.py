@@ -19,6 +19,12 @@ from trainer.losses import (
     simpo_loss,
     taid_loss,
 )
+from trainer.losses.channels import SDPOOptions, divergence_per_token
+from trainer.losses.entropy_opd import (
+    gated_forward_kl_per_token,
+    reverse_kl_surrogate_per_token,
+    soft_gated_kl_per_token,
+)
 from trainer.losses.logps import align_responses, response_logps, token_logps
 
 INF = float("inf")
@@ -47,6 +53,23 @@ DISTILLATION = {
     "sdpo top-k tail": lambda s, t: sdpo_loss(s, t, MASK, estimator="topk", top_k=2),
     "eopd soft": lambda s, t: entropy_aware_opd_loss(s, t, labels=LABELS, h_max=1.0),
 }
+AT_TEMPERATURE = {
+    "jsd": lambda s, t, **o: generalized_jsd_loss(s, t, LABELS, beta=0.3, **o),
+    "sdpo full": lambda s, t, **o: sdpo_loss(s, t, MASK, **o),
+    "sdpo top-k": lambda s, t, **o: sdpo_loss(s, t, MASK, estimator="topk", top_k=2, **o),
+    "sdpo sampled": lambda s, t, **o: sdpo_per_token(
+        s, t, ids_BT=LABELS.clamp_min(0), estimator="sampled", alpha=1.0, **o
+    ),
+    "sdpo weighted": lambda s, t, **o: sdpo_loss(
+        s, t, MASK, ids_BT=LABELS.clamp_min(0), old_logps_BT=-MASK, is_clip=5.0, **o
+    ),
+    "eopd soft": soft_gated_kl_per_token,
+    "eopd forward": lambda s, t, **o: gated_forward_kl_per_token(s, t, top_k=3, **o),
+    "eopd reverse": lambda s, t, **o: reverse_kl_surrogate_per_token(
+        s, t, LABELS.clamp_min(0), old_logps=-MASK, **o
+    ),
+    "eopd": lambda s, t, **o: entropy_aware_opd_loss(s, t, labels=LABELS, **o),
+}
 PREFERENCE = {
     "simpo": lambda c, r, rc, rr: simpo_loss(c, r),
     "dpo": lambda c, r, rc, rr: dpo_loss(c, r, rc, rr),
@@ -59,6 +82,31 @@ def test_gradcheck_of_distillation(name):
     teacher = logits(2, 3, 5, seed=1)
     student = logits(2, 3, 5).requires_grad_()
     assert torch.autograd.gradcheck(lambda s: DISTILLATION[name](s, teacher), (student,))
+
+
+@pytest.mark.parametrize("name", AT_TEMPERATURE)
+def test_a_temperature_divides_the_logits_of_both_sides(name):
+    student, teacher = logits(2, 3, 5), logits(2, 3, 5, seed=1)
+    loss = AT_TEMPERATURE[name]
+    at_two, plain = loss(student, teacher, temperature=2.0), loss(student, teacher)
+    torch.testing.assert_close(at_two, loss(student / 2, teacher / 2))
+    assert not torch.allclose(at_two, plain)
+
+
+def test_each_side_can_choose_the_entries_that_are_kept():
+    student, teacher = (
+        torch.tensor([[p]]).double().log() for p in ([0.7, 0.2, 0.1], [0.3, 0.1, 0.6])
+    )
+
+    def of_one_entry(p, q):  # KL(teacher || student) of that entry and all the rest
+        return torch.tensor(
+            [[q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))]]
+        ).double()
+
+    for estimator, kept in (("topk", 0), ("teacher_topk", 2)):
+        found = sdpo_per_token(student, teacher, estimator=estimator, alpha=0.0, top_k=1)
+        p, q = (float(side[0, 0, kept].exp()) for side in (student, teacher))
+        torch.testing.assert_close(found, of_one_entry(p, q))
 
 
 @pytest.mark.parametrize("name", PREFERENCE)
@@ -191,6 +239,10 @@ def test_simpo_prefers_a_wider_margin_and_takes_weights():
         (lambda s: entropy_aware_opd_loss(s, s, mode="additive"), "needs labels"),
         (lambda s: entropy_aware_opd_loss(s, s, mode="loud"), "mode='loud'"),
         (lambda s: entropy_aware_opd_loss(s, s, h_max=0.0), "h_max=0.0"),
+        (
+            lambda s: divergence_per_token(s, s, SDPOOptions(wrapper="taid")),
+            r"sdpo_wrapper='taid' needs taid_t, e\.g\. TAIDScheduler\(\.\.\.\)\.t",
+        ),
         (lambda s: TAIDScheduler(0), "num_train_steps >= 1"),
         (lambda s: TAIDScheduler(10, t_start=0.9, t_end=0.1), "t_start <= t_end"),
     ],
