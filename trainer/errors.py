@@ -8,6 +8,7 @@
     ├── EnvironmentFailedError  an environment server does not answer, or too often not
     ├── AlignmentError       student and teacher positions do not name the same tokens
     ├── TrainingStoppedError somebody asked the run to stop; its checkpoint is complete
+    ├── DivergedError        the loss is no longer a number
     └── OuterLoopError       an outer round failed
         ├── ObjectStoreError     the object store refused a request or cannot be reached
         ├── OuterTimeoutError    too few replicas answered, or none committed, in time
@@ -19,6 +20,7 @@ Every class also inherits the standard exception it refines, and pickles.
 __all__ = [
     "AlignmentError",
     "DatasetError",
+    "DivergedError",
     "EnvironmentFailedError",
     "FolderInUseError",
     "ObjectStoreError",
@@ -62,6 +64,10 @@ class EnvironmentFailedError(TrainerError, RuntimeError):
 
 class TrainingStoppedError(TrainerError, RuntimeError):
     """Somebody asked the run to stop. The message names the checkpoint from which it goes on."""
+
+
+class DivergedError(TrainerError, ArithmeticError):
+    """The loss is no longer a number, and so are the weights from that step on."""
 
 
 class OuterLoopError(TrainerError, RuntimeError):

@@ -4,7 +4,8 @@
 
 Trains LoRA adapters on the upper layers of a causal LM, once for each arm and seed, on the twins of
 `repositories.py`, and measures each on repositories and on families that it never saw. An arm that
-is done is kept in the output folder and not run again; `table.json` has what there is. The
+is done is kept in the output folder and not run again, one that is trained is only measured again
+where its figures are gone; `table.json` has what there is. The
 activations below the adapted layers never change and are kept while the program runs.
 """
 
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from peft import PeftModel
 from repositories import BLANK, Repository, conversation, execute, repositories
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -33,7 +35,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trainer.data.evaluation import end_tokens
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message, consensus_reward
-from trainer.integrations.loading import with_adapter
+from trainer.integrations.loading import with_adapter, without_peft_warnings
 from trainer.integrations.settings import PeftOptions
 from trainer.losses.preference import simpo_loss
 from trainer.losses.sdpo import sdpo_per_token
@@ -111,6 +113,11 @@ class Policy:
             layers=f"{self.options.first_layer}-{len(self.base.model.layers) - 1}",
         )
         self.model = with_adapter(self.base, peft)
+
+    def adopt(self, folder: Path) -> None:
+        """Put on the adapters of a folder."""
+        with without_peft_warnings():
+            self.model = PeftModel.from_pretrained(self.base, folder)
 
     def restore(self) -> None:
         """Take the adapters off."""
@@ -342,6 +349,20 @@ def sft_rows(policy: Policy, repository: Repository) -> list[Row]:
         (prompt, [both[right]])
         for right, (prompt, both) in enumerate(twin_rows(policy, repository))
     ]
+
+
+def trained(
+    policy: Policy, arm: str, seed: int, pool: Sequence[Repository], folder: Path
+) -> dict[str, Any]:
+    """Train one arm and keep it, or take it from where it is kept; returns what `train` does."""
+    told = folder / "training.json"
+    if told.is_file():
+        policy.adopt(folder)
+        return json.loads(told.read_text("utf-8"))
+    training = train(policy, arm, seed, pool)
+    policy.model.save_pretrained(folder)
+    told.write_text(json.dumps(training), "utf-8")  # last: it says that the adapters are whole
+    return training
 
 
 def train(policy: Policy, arm: str, seed: int, pool: Sequence[Repository]) -> dict[str, Any]:
@@ -666,8 +687,8 @@ def main() -> None:
                 general = general_text(policy)
             training = None
             if arm != "untouched":
-                training = train(policy, arm, seed, pool)
-                policy.model.save_pretrained(given.output / f"{arm}-{seed}")
+                folder = given.output / f"{arm}-{seed}"
+                training = trained(policy, arm, seed, pool, folder)
             measured = measure(
                 policy,
                 tested,

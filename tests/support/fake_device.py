@@ -7,9 +7,13 @@ CUDA allows is allowed: a number (0 dimensions) from the CPU, CPU indices, and c
 A process that called `register` keeps the device: use a process of its own.
 """
 
+import linecache
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.backend_registration import (
@@ -30,6 +34,13 @@ _CROSSING = {
 }
 """Operations that CUDA takes with some of their tensors on the CPU."""
 
+_WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2"}
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+"""Operations after which the host waits, to read a number or to learn how many there are."""
+
+_NOT_THE_CALLER = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+_ROOT = Path(__file__).parents[2]
+
 _libraries: list[torch.library.Library] = []
 
 
@@ -37,8 +48,9 @@ class SpareTensor(torch.Tensor):
     """A tensor of the spare device; `inner` holds its numbers."""
 
     inner: torch.Tensor
-    n_synchronizations = 0
-    """Times that the host waited for a number of the device."""
+    waits: ClassVar[Counter[str]] = Counter()
+    """Times that the host waited for the device, by package and line; while `is_watched`."""
+    is_watched = False
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> "SpareTensor":
@@ -58,7 +70,7 @@ class SpareTensor(torch.Tensor):
         return f"SpareTensor({self.inner})"
 
     def tolist(self) -> Any:
-        SpareTensor.n_synchronizations += 1
+        _note_wait()
         return self.inner.tolist()  # torch refuses it to subclasses
 
     def untyped_storage(self) -> Any:
@@ -68,8 +80,8 @@ class SpareTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
-        if name == "_local_scalar_dense":
-            SpareTensor.n_synchronizations += 1
+        if name in _WAITING or (name in _INDEXING and _has_mask(args[1])):
+            _note_wait()
         if name not in _CROSSING:
             _refuse_cpu_tensors(func, *args, *kwargs.values())
         goes_to_cpu = False
@@ -77,11 +89,33 @@ class SpareTensor(torch.Tensor):
             goes_to_cpu = torch.device(kwargs["device"]).type == "cpu"
             kwargs["device"] = "cpu"
         if goes_to_cpu:
-            SpareTensor.n_synchronizations += 1
+            _note_wait()
         result = func(*map(_unwrapped, args), **{k: _unwrapped(v) for k, v in kwargs.items()})
         if goes_to_cpu or name == "_local_scalar_dense":
             return result.clone() if isinstance(result, torch.Tensor) else result
         return _wrapped(func, args, kwargs, result)
+
+
+def _note_wait() -> None:
+    """Note the innermost line that is not torch's, when the host waits."""
+    if not SpareTensor.is_watched:
+        return
+    frame: Any = sys._getframe(1)
+    while frame and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        frame = frame.f_back
+    if frame is None:  # a thread of autograd has no caller
+        SpareTensor.waits["trainer: in the backward pass"] += 1
+        return
+    where = Path(frame.f_code.co_filename)
+    package = "upstream" if "site-packages" in where.parts else where.relative_to(_ROOT).parts[0]
+    line = linecache.getline(str(where), frame.f_lineno).strip()
+    SpareTensor.waits[f"{package}: {where.name}:{frame.f_lineno} {line}"] += 1
+
+
+def _has_mask(indices: Any) -> bool:
+    """Whether the host has to count what an index marks, as for `values[mask]`."""
+    kinds = (torch.bool, torch.uint8)
+    return any(isinstance(one, SpareTensor) and one.dtype in kinds for one in indices)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
@@ -157,6 +191,8 @@ class _Module(_DummyBackendModule):
 
 def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
     """Do what `torch.tensor(numbers, device=...)` asks for, past `__torch_dispatch__`."""
+    if not non_blocking:
+        _note_wait()
     _unwrapped(target).copy_(_unwrapped(source))
     return target
 

@@ -6,6 +6,9 @@ prompt's keys and values the same numbers in both. The teacher then runs the hin
 only: for a long agent prompt that is a small part of the forward pass. A hint in front of the
 prompt, or a teacher with other weights (EMA, base model), shares nothing: use `teacher_hidden`.
 
+Batches are best on the CPU, wherever the model is: how they line up is found there, and what a pass
+needs is moved by the pass. On the device the host would wait for every such question.
+
 Shapes: `B` sequences, `P` prompt tokens (padded on the left), `C` completion tokens (padded on the
 right), `T` all tokens of the longest sequence, in whole blocks, `H` hidden.
 """
@@ -147,8 +150,8 @@ def student_hidden(
     ids_B_T = torch.cat([prompt_ids_B_P, completion_ids_B_C], 1)
     ids_B_T = _whole_blocks(ids_B_T, pad_token_id, n_tokens)
     outputs = backbone(
-        input_ids=ids_B_T,
-        attention_mask=_attention_mask(mask_B_P, ids_B_T.shape[1]),
+        input_ids=_moved(ids_B_T, model),
+        attention_mask=_attention_mask(mask_B_P, ids_B_T.shape[1], model),
         past_key_values=DynamicCache(config=config),
         use_cache=True,
     )
@@ -164,8 +167,8 @@ def teacher_hidden(model: nn.Module, batch: HintedBatch) -> Tensor:
     For any teacher; `teacher_hidden_with_prefix_reuse` gives the same numbers for less.
     """
     outputs = causal_lm_of(model).base_model(
-        input_ids=batch.ids_B_T,
-        attention_mask=_attention_mask(batch.prompt_mask_B_P, batch.n_tokens),
+        input_ids=_moved(batch.ids_B_T, model),
+        attention_mask=_attention_mask(batch.prompt_mask_B_P, batch.n_tokens, model),
         use_cache=False,
     )
     return _select(outputs.last_hidden_state, batch.predictors_B_C)
@@ -190,13 +193,14 @@ def teacher_hidden_with_prefix_reuse(
     """
     backbone = _cacheable_backbone(model)
     n_reused, n_tokens = batch.n_reused, batch.n_tokens
+    ids_B_T = _moved(batch.ids_B_T[:, n_reused:], model)
     outputs = backbone(
-        input_ids=batch.ids_B_T[:, n_reused:],
-        attention_mask=_attention_mask(batch.prompt_mask_B_P, n_tokens),
+        input_ids=ids_B_T,
+        attention_mask=_attention_mask(batch.prompt_mask_B_P, n_tokens, model),
         past_key_values=_prefix_of(student_cache, batch),
         # Columns, not real tokens: the student ran with padding counted, and rotary keys carry
         # the position that they were made at.
-        position_ids=torch.arange(n_reused, n_tokens, device=batch.ids_B_T.device)[None],
+        position_ids=torch.arange(n_reused, n_tokens, device=ids_B_T.device)[None],
         use_cache=True,
     )
     return _select(outputs.last_hidden_state, batch.predictors_B_C - n_reused)
@@ -204,7 +208,11 @@ def teacher_hidden_with_prefix_reuse(
 
 def _select(hidden_B_T_H: Tensor, index_B_C: Tensor) -> Tensor:
     rows_B_1 = torch.arange(len(hidden_B_T_H), device=hidden_B_T_H.device)[:, None]
-    return hidden_B_T_H[rows_B_1, index_B_C]
+    return hidden_B_T_H[rows_B_1, index_B_C.to(hidden_B_T_H.device, non_blocking=True)]
+
+
+def _moved(values: Tensor, model: nn.Module) -> Tensor:
+    return values.to(next(model.parameters()).device, non_blocking=True)
 
 
 def _prefix_of(cache: Cache, batch: HintedBatch) -> Cache:
@@ -267,11 +275,12 @@ def _prompt_mask(ids_B_P: Tensor, mask_B_P: Tensor | None) -> Tensor:
     return mask_B_P.bool()
 
 
-def _attention_mask(prompt_mask_B_P: Tensor, n_tokens: int) -> Tensor | None:
+def _attention_mask(prompt_mask_B_P: Tensor, n_tokens: int, model: nn.Module) -> Tensor | None:
     # Padding on the right comes after every real token, which therefore never sees it.
     if bool(prompt_mask_B_P.all()):
         return None
-    return F.pad(prompt_mask_B_P, (0, n_tokens - prompt_mask_B_P.shape[1]), value=True).long()
+    mask_B_T = F.pad(prompt_mask_B_P, (0, n_tokens - prompt_mask_B_P.shape[1]), value=True)
+    return _moved(mask_B_T.long(), model)
 
 
 def _whole_blocks(ids_B_T: Tensor, pad_token_id: int, n_tokens: int = 0) -> Tensor:

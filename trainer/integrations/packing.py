@@ -297,7 +297,7 @@ def _base_attention(base: str, module: nn.Module) -> Callable[..., Any]:
 def _check_exact(module: nn.Module, tree: PackedTree, kwargs: dict[str, Any]) -> None:
     """Refuse what the tree backends would silently leave out."""
     window = kwargs.get("sliding_window")
-    if window is not None and int(tree.position_ids_N.max()) >= window:
+    if window is not None and tree.n_positions > window:
         _refuse(module, f"has a sliding window of {window}, shorter than the trace")
     for name, reason in (
         ("dropout", "attention dropout"),

@@ -66,7 +66,8 @@ def response_logps(
         model: a causal LM, bare or under PEFT.
         ids_BT: the sequences.
         attention_mask_BT: 0 at padding; `None` where there is none.
-        response_mask_BT: 1 at the tokens that are asked for; none may be the first of its row.
+        response_mask_BT: 1 at the tokens that are asked for; none may be the first of its row. On
+            the CPU it spares a wait for the device, which has to say how many there are.
         temperature: the logits are divided by it.
     """
     hidden_BTH = response_states(model, ids_BT, attention_mask_BT)
@@ -82,8 +83,8 @@ def logps_of_states(
     temperature: float = 1.0,
 ) -> Tensor:
     """Compute what `response_logps` does from the states of the sequences."""
-    is_asked_BT = response_mask_BT[:, 1:] != 0
-    hidden_NH, ids_N = hidden_BTH[:, :-1][is_asked_BT], ids_BT[:, 1:][is_asked_BT]
+    rows_N, predictors_N = _asked(response_mask_BT, hidden_BTH.device)
+    hidden_NH, ids_N = hidden_BTH[rows_N, predictors_N], ids_BT[rows_N, predictors_N + 1]
     if not has_plain_head(model):  # an adapter sits on it: it has to be called
         return _called_head(model, hidden_NH, ids_N, temperature)
     return model_head_outputs(model, hidden_NH, ids_N, temperature=temperature).logps_N
@@ -117,10 +118,17 @@ def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
 
 def summed_by_row(logps_N: Tensor, response_mask_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Sum the response tokens' log-probabilities of each row [B], and count its tokens [B]."""
-    is_asked_BT = response_mask_BT[:, 1:] != 0
-    rows_N = is_asked_BT.nonzero(as_tuple=True)[0]
-    sums_B = logps_N.new_zeros(len(is_asked_BT)).index_add(0, rows_N, logps_N)
-    return sums_B, is_asked_BT.sum(-1).to(logps_N.dtype)
+    rows_N, _ = _asked(response_mask_BT, logps_N.device)
+    sums_B = logps_N.new_zeros(len(response_mask_BT)).index_add(0, rows_N, logps_N)
+    n_asked_B = (response_mask_BT[:, 1:] != 0).sum(-1)
+    return sums_B, n_asked_B.to(logps_N.device, logps_N.dtype, non_blocking=True)
+
+
+def _asked(response_mask_BT: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Find rows and predictors of the tokens that are asked for, counted where the mask lies."""
+    places = (response_mask_BT[:, 1:] != 0).nonzero(as_tuple=True)
+    rows_N, predictors_N = (one.to(device, non_blocking=True) for one in places)
+    return rows_N, predictors_N
 
 
 @torch.no_grad()

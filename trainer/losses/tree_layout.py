@@ -18,6 +18,7 @@ completion tokens of all sequences, `B` pairs.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ class PackedTree:
     """Which of the given pairs these are, in order."""
     n_unpacked_tokens: int
     """Tokens that one sequence at a time would run."""
+    n_positions: int
+    """Tokens of the longest sequence."""
     predictors_R: tuple[Tensor, ...] = ()
     """Packed indices of the tokens whose states predict the completion of each further sequence."""
 
@@ -101,10 +104,10 @@ class PackedTree:
     def to(self, device: torch.device | str) -> "PackedTree":
         """Copy the tree with its tensors on `device`."""
         names = [name for name in self.__slots__ if isinstance(getattr(self, name), Tensor)]
-        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in names}
-        return replace(
-            self, **moved, predictors_R=tuple(one.to(device) for one in self.predictors_R)
-        )
+        # What is copied from the CPU is staged at once: nobody need wait until it has arrived.
+        move = partial(Tensor.to, device=device, non_blocking=True)
+        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in names}
+        return replace(self, **moved, predictors_R=tuple(move(one) for one in self.predictors_R))
 
     def sum_logps(self, logps_E: Tensor) -> tuple[Tensor, Tensor]:
         """Sum the log-probability of each chosen and each rejected completion from its tokens'."""
@@ -322,6 +325,7 @@ def _lay_out(
         pair_idx=tuple(pair_idx),
         n_unpacked_tokens=sum(2 * len(p) + len(c) + len(r) for p, c, r in pairs)
         + sum(len(p) + len(c) for p, c in sequences),
+        n_positions=max((run.depth + len(run.tokens) for run in runs), default=0),
         predictors_R=tuple(parents_N[_positions(tree, *one)] for one in sequences),
     )
 

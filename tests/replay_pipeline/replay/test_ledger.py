@@ -130,7 +130,7 @@ def test_a_limit_is_used_up_while_work_remains(tmp_path_factory, amounts, limit)
         futures = [ledger.reserve(call(i, amount)) for i, amount in enumerate(amounts)]
         refused = 0
         for future in futures:
-            result = future.result(timeout=5)
+            result = future.result(timeout=60)
             if isinstance(result, Reserved):
                 ledger.settle(answered(result, result.reserved_nano)).result()
             else:
@@ -143,31 +143,31 @@ def test_a_limit_is_used_up_while_work_remains(tmp_path_factory, amounts, limit)
 def test_reservations_wait_in_order_and_are_refused_only_when_they_can_never_fit(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as ledger:
         ledger.open_scopes((), {"day:x": 100}, by="test")
-        first = ledger.reserve(call(1, 80)).result(timeout=5)
+        first = ledger.reserve(call(1, 80)).result(timeout=60)
         second = ledger.reserve(call(2, 60))
         third = ledger.reserve(call(3, 10))
-        never = ledger.reserve(call(4, 101)).result(timeout=5)
+        never = ledger.reserve(call(4, 101)).result(timeout=60)
         assert never == Refused(scope="day:x")
         assert not second.done()
         assert not third.done()  # first come, first served: a small call does not overtake
-        ledger.settle(answered(first, 20)).result(timeout=5)
-        assert isinstance(second.result(timeout=5), Reserved)
-        assert isinstance(third.result(timeout=5), Reserved)
+        ledger.settle(answered(first, 20)).result(timeout=60)
+        assert isinstance(second.result(timeout=60), Reserved)
+        assert isinstance(third.result(timeout=60), Reserved)
         ledger.settle(answered(second.result(), 60))
-        ledger.settle(answered(third.result(), 10)).result(timeout=5)
-        assert ledger.reserve(call(5, 11)).result(timeout=5) == Refused(scope="day:x")
+        ledger.settle(answered(third.result(), 10)).result(timeout=60)
+        assert ledger.reserve(call(5, 11)).result(timeout=60) == Refused(scope="day:x")
 
 
 def test_the_same_request_in_flight_is_waited_for_and_then_known(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as one, Ledger(tmp_path / "l") as other:
         one.open_scopes((), {"day:x": 100}, by="test")
-        first = one.reserve(call("same", 10)).result(timeout=5)
+        first = one.reserve(call("same", 10)).result(timeout=60)
         twin = one.reserve(call("same", 10))
         elsewhere = other.reserve(call("same", 10))
         assert not twin.done()
-        one.settle(answered(first, 7)).result(timeout=5)
+        one.settle(answered(first, 7)).result(timeout=60)
         for future in (twin, elsewhere):
-            known = future.result(timeout=5)
+            known = future.result(timeout=60)
             assert isinstance(known, Known)
             assert known.cost_nano == 7
     assert scopes_of(tmp_path / "l")["day:x"] == [7, 0, 0, 0]
@@ -185,16 +185,16 @@ def test_the_database_itself_refuses_to_pass_a_limit(tmp_path):
 def test_a_closed_ledger_leaves_open_calls_unknown_and_their_money_held(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as ledger:
         ledger.open_scopes((), {"day:x": 100}, by="test")
-        ledger.reserve(call("a", 30)).result(timeout=5)
+        ledger.reserve(call("a", 30)).result(timeout=60)
         waiting = ledger.reserve(call("b", 90))
     with pytest.raises(LedgerError, match="was closed"):
-        waiting.result(timeout=5)
+        waiting.result(timeout=60)
     assert scopes_of(tmp_path / "l")["day:x"] == [0, 0, 30, 0]
     with Ledger(tmp_path / "l", is_durable=False) as again:
-        in_doubt = again.reserve(call("a", 30)).result(timeout=5)
+        in_doubt = again.reserve(call("a", 30)).result(timeout=60)
         [orphan] = in_doubt.lost
-        retried = again.reserve(call("a", 30, lost=(orphan.call_id,))).result(timeout=5)
-        again.settle(answered(retried, 4, recovers=(orphan.call_id,))).result(timeout=5)
+        retried = again.reserve(call("a", 30, lost=(orphan.call_id,))).result(timeout=60)
+        again.settle(answered(retried, 4, recovers=(orphan.call_id,))).result(timeout=60)
     assert scopes_of(tmp_path / "l")["day:x"] == [4, 0, 0, 0]
     assert ledger_status(tmp_path / "l").calls == {"answered": 1, "recovered": 1}
 
@@ -202,12 +202,12 @@ def test_a_closed_ledger_leaves_open_calls_unknown_and_their_money_held(tmp_path
 def test_a_limit_can_be_lowered_below_what_is_spent_and_then_nothing_more_fits(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as ledger:
         ledger.open_scopes((), {"day:x": 100}, by="test")
-        reserved = ledger.reserve(call(1, 60)).result(timeout=5)
+        reserved = ledger.reserve(call(1, 60)).result(timeout=60)
         ledger.open_scopes((), {"day:x": 10}, by="test")
-        ledger.settle(answered(reserved, 50)).result(timeout=5)
-        assert ledger.reserve(call(2, 1)).result(timeout=5) == Refused(scope="day:x")
+        ledger.settle(answered(reserved, 50)).result(timeout=60)
+        assert ledger.reserve(call(2, 1)).result(timeout=60) == Refused(scope="day:x")
         ledger.open_scopes((), {"day:x": 52}, by="test")
-        assert isinstance(ledger.reserve(call(3, 2)).result(timeout=5), Reserved)
+        assert isinstance(ledger.reserve(call(3, 2)).result(timeout=60), Reserved)
 
 
 CHILD = """
@@ -278,12 +278,12 @@ def test_several_processes_share_one_limit_and_use_it_up(database_url):
 def test_the_ledger_speaks_postgresql_too(postgres_url):
     with Ledger(postgres_url) as one, Ledger(postgres_url) as other:
         one.open_scopes((), {"day:x": 100, "tag:50%": None}, by="test")
-        first = one.reserve(call("same", 10, scopes=("day:x", "tag:50%"))).result(timeout=10)
+        first = one.reserve(call("same", 10, scopes=("day:x", "tag:50%"))).result(timeout=60)
         twin = other.reserve(call("same", 10, scopes=("day:x",)))
         assert not twin.done()
-        one.settle(answered(first, 12, response=b"\x00raw")).result(timeout=10)
-        assert isinstance(twin.result(timeout=10), Known)
-        held = other.reserve(call("open", 50, scopes=("day:x",))).result(timeout=10)
+        one.settle(answered(first, 12, response=b"\x00raw")).result(timeout=60)
+        assert isinstance(twin.result(timeout=60), Known)
+        held = other.reserve(call("open", 50, scopes=("day:x",))).result(timeout=60)
         assert isinstance(held, Reserved)
     status = ledger_status(postgres_url)
     assert status.calls == {"answered": 1, "unknown": 1}

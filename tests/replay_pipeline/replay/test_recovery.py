@@ -43,7 +43,7 @@ def leave_open(path, *calls):
     """A ledger whose process died with these calls in flight."""
     with Ledger(path, is_durable=False) as ledger:
         ledger.open_scopes({name for each in calls for name in each.scopes}, {}, by="test")
-        assert all(isinstance(ledger.reserve(each).result(timeout=5), Reserved) for each in calls)
+        assert all(isinstance(ledger.reserve(each).result(timeout=60), Reserved) for each in calls)
 
 
 # --- lost calls
@@ -53,13 +53,13 @@ def test_asking_a_lost_call_again_takes_its_reservation_over(tmp_path):
     leave_open(tmp_path / "l", call("a", 60), call("b", 40))
     with Ledger(tmp_path / "l", is_durable=False) as ledger:
         ledger.open_scopes((), {"day:x": 100}, by="test")
-        [lost] = ledger.reserve(call("a", 60)).result(timeout=5).lost
+        [lost] = ledger.reserve(call("a", 60)).result(timeout=60).lost
         beside = call("a", 60, lost=(lost.call_id,))
-        assert ledger.reserve(beside).result(timeout=5) == Refused(scope="day:x")
+        assert ledger.reserve(beside).result(timeout=60) == Refused(scope="day:x")
         instead = call("a", 60, lost=(lost.call_id,), takes_over=True)
-        again = ledger.reserve(instead).result(timeout=5)
+        again = ledger.reserve(instead).result(timeout=60)
         assert scopes_of(tmp_path / "l")["day:x"] == [0, 60, 40, 0]
-        ledger.settle(answered(again, 6)).result(timeout=5)
+        ledger.settle(answered(again, 6)).result(timeout=60)
     assert scopes_of(tmp_path / "l")["day:x"] == [6, 0, 40, 0]
 
 
@@ -67,13 +67,13 @@ def test_two_processes_cannot_take_the_same_reservation_over(tmp_path):
     leave_open(tmp_path / "l", call("a", 60))
     with Ledger(tmp_path / "l", is_durable=False) as one, Ledger(tmp_path / "l") as other:
         one.open_scopes((), {"day:x": 100}, by="test")
-        [lost] = one.reserve(call("a", 60)).result(timeout=5).lost
+        [lost] = one.reserve(call("a", 60)).result(timeout=60).lost
         again = call("a", 60, lost=(lost.call_id,), takes_over=True)
-        first = one.reserve(again).result(timeout=5)
+        first = one.reserve(again).result(timeout=60)
         second = other.reserve(again)
         assert not second.done()
-        one.settle(answered(first, 6)).result(timeout=5)
-        assert second.result(timeout=5).cost_nano == 6
+        one.settle(answered(first, 6)).result(timeout=60)
+        assert second.result(timeout=60).cost_nano == 6
     assert scopes_of(tmp_path / "l")["day:x"] == [6, 0, 0, 0]
 
 
@@ -81,9 +81,9 @@ def test_a_call_lost_while_others_wait_for_it_is_not_sent_again_unseen(tmp_path)
     with Ledger(tmp_path / "l", is_durable=False) as other:
         other.open_scopes((), {"day:x": 100}, by="test")
         with Ledger(tmp_path / "l", is_durable=False) as dying:
-            dying.reserve(call("a", 30)).result(timeout=5)
+            dying.reserve(call("a", 30)).result(timeout=60)
             waiting = other.reserve(call("a", 30))
-        assert isinstance(waiting.result(timeout=5), InDoubt)
+        assert isinstance(waiting.result(timeout=60), InDoubt)
 
 
 def test_lost_calls_have_a_row_and_hold_their_money_in_the_report(tmp_path):

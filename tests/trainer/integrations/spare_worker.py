@@ -10,10 +10,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support import fake_device
-from tests.trainer.published import write_dataset
+from tests.support.fake_device import SpareTensor
+from tests.trainer.integrations.test_recorded_teacher import build, scored_by
+from tests.trainer.published import rows_of, write_dataset
 from trainer.data.evaluation import EvaluationOptions
+from trainer.data.rendering import Renderer
+from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.integrations.settings import RunConfig, TinyOptions
-from trainer.integrations.trl.run import run
+from trainer.integrations.trl.run import run, without_upstream_warnings
+from trainer.integrations.trl.trainer import ComposerReplicationTrainer
 
 ALL_CHANNELS = {"alpha_sdpo": 0.5, "beta_replay": 1.0, "dpo_variant": "dpo"}
 """Sigmoid DPO has a reference pass; the rollouts on record have behaviour log-probabilities."""
@@ -25,6 +30,8 @@ RUNS: dict[str, dict[str, Any]] = {
         "teacher": "ema",
         "head": "reference",
     },
+    "cache": {"teacher": "live", "share_prefixes": False, "activation_checkpointing": False},
+    "ema": {"teacher": "ema", "max_packed_tokens": 300},
 }
 
 
@@ -58,6 +65,41 @@ def one_run(name: str, dataset: Path, output: Path) -> list[dict[str, Any]]:
     return [*steps, {key: value for key, value in report.items() if key != "preflight"}]
 
 
+def watch_steps() -> None:
+    """Note for what the host waits between a step's forward pass and the end of its update."""
+
+    def around(name: str, *, is_step: bool) -> None:
+        method = getattr(ComposerReplicationTrainer, name)
+
+        def watched(self: Any, *args: Any, **options: Any) -> Any:
+            SpareTensor.is_watched = is_step and self.model.training
+            return method(self, *args, **options)
+
+        setattr(ComposerReplicationTrainer, name, watched)
+
+    around("_compute_loss", is_step=True)
+    for name in ("_prepare_inputs", "log", "save_model", "evaluate"):
+        around(name, is_step=False)
+
+
+def waits_for_a_recorded_teacher(folder: Path) -> dict[str, int]:
+    tokenizer = train_tokenizer(corpus(rows_of(3)), vocab_size=331)
+    renderer = Renderer(
+        tokenizer=tokenizer, max_prompt_tokens=128, max_response_tokens=64, with_tools=False
+    )
+    model, teacher = (
+        make_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2, seed=seed) for seed in (1, 5)
+    )
+    answers, _ = scored_by(teacher.eval(), renderer)
+    SpareTensor.waits.clear()
+    with without_upstream_warnings():
+        trainer = build(folder, model, renderer, answers, max_steps=1, use_cpu=False)
+        trainer.train()
+    SpareTensor.is_watched = False
+    assert trainer.n_live_steps["sdpo"] > 0
+    return dict(SpareTensor.waits)
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dataset = write_dataset(folder / "dataset", n_sessions=3, n_test=1)
@@ -67,11 +109,17 @@ def main(folder: Path) -> None:
     os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     # As on CUDA, `Module.to` must keep tied weights one parameter.
     torch.__future__.set_swap_module_params_on_conversion(True)
+    watch_steps()
+    on_device, waits = {}, {}
     with EmbeddingsOnCpu() as seen:
-        on_device = {name: one_run(name, dataset, folder / "device" / name) for name in RUNS}
-    sys.stdout.write(
-        json.dumps({"cpu": on_cpu, "device": on_device, "n_left_behind": seen.n_calls}) + "\n"
-    )
+        for name in RUNS:
+            SpareTensor.waits.clear()
+            on_device[name] = one_run(name, dataset, folder / "device" / name)
+            SpareTensor.is_watched = False
+            waits[name] = dict(SpareTensor.waits)
+    waits["recorded"] = waits_for_a_recorded_teacher(folder / "recorded")
+    found = {"cpu": on_cpu, "device": on_device, "n_left_behind": seen.n_calls, "waits": waits}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fast", "plain"])
+@pytest.mark.parametrize("name", ["fast", "plain", "cache", "ema"])
 def test_a_run_on_another_device_is_the_run_on_the_cpu(runs, name):
     """Behaviour, reference and evaluation passes, a step of all channels, teacher, checkpoint."""
     assert runs["n_left_behind"] == 0
@@ -41,3 +41,12 @@ def test_a_run_on_another_device_is_the_run_on_the_cpu(runs, name):
                 is_number = isinstance(value, float)
                 assert other == (pytest.approx(value, abs=2e-6) if is_number else value), key
     assert runs["device"][name][-1]["channels_live"] == ["policy", "sdpo", "replay"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fast", "plain", "cache", "ema", "recorded"])
+def test_no_step_of_ours_waits_for_the_device(runs, name):
+    """From the forward pass to the update of the weights; TRL's log lines do wait."""
+    waits = runs["waits"][name]
+    assert not [line for line in waits if line.startswith("trainer:")]
+    assert any(line.startswith("upstream: grpo_trainer.py") for line in waits)

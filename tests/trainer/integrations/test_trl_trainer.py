@@ -9,7 +9,7 @@ import torch
 
 from tests.trainer.published import rows_of
 from trainer.data.tiny import make_model
-from trainer.errors import TrainerConfigError
+from trainer.errors import DivergedError, TrainerConfigError
 from trainer.integrations.trl import ComposerConfig, ComposerReplicationTrainer
 from trainer.integrations.trl.config import OBJECTIVES
 from trainer.integrations.trl.teacher import Teacher
@@ -448,6 +448,12 @@ def test_a_policy_without_a_weight_runs_only_where_channel_2_needs_it(composer, 
     assert calls == (names if alpha_sdpo > 0 else set())
     assert trainer.n_live_steps["replay"] == 2
     assert trainer.n_live_steps["policy"] == 0
+
+
+def test_a_run_that_diverges_ends_and_says_so(composer):
+    trainer = composer(learning_rate=1e30, max_grad_norm=0.0, max_steps=4, **ALL_CHANNELS)
+    with pytest.raises(DivergedError, match=r"step \d: the loss is nan.*Lower learning_rate"):
+        trainer.train()
 
 
 def test_a_fused_head_for_another_divergence_is_refused(tmp_path):

@@ -21,6 +21,7 @@ class Replay(PreTrainedModel):
     def __init__(self, logits):
         super().__init__(PreTrainedConfig())
         self.logits = logits
+        self.nothing = nn.Parameter(torch.zeros(()))  # a model lies where its parameters do
 
     @property
     def base_model(self):
@@ -71,12 +72,18 @@ def inputs_of(case):
 
 def without_hints(inputs):
     """Channel 2 is on, and no row of this rank has a hint: the other forward path, the same loss."""
-    return inputs | {
-        "teacher_prompt_ids": inputs["prompt_ids"],
-        "teacher_prompt_mask": inputs["prompt_mask"],
-        "sdpo_mask": torch.zeros(4),
-        "n_sdpo_tokens": torch.tensor(7),
-    }
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+    on_host = {f"host_{name}": inputs[name] for name in names}
+    return (
+        inputs
+        | on_host
+        | {
+            "teacher_prompt_ids": inputs["prompt_ids"],
+            "teacher_prompt_mask": inputs["prompt_mask"],
+            "sdpo_mask": torch.zeros(4),
+            "n_sdpo_tokens": torch.tensor(7),
+        }
+    )
 
 
 @pytest.fixture

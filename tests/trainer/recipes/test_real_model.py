@@ -149,6 +149,19 @@ def test_every_arm_trains_the_adapters_and_nothing_else(recipe, policy, arm):
     assert all(map(torch.equal, policy.base.parameters(), before))
 
 
+def test_an_arm_that_was_trained_is_taken_up_again_and_not_trained_twice(recipe, policy, tmp_path):
+    proof, repositories = recipe
+    pool, folder = repositories.repositories()[:2], tmp_path / "pairs-0"
+    rows = proof.twin_rows(policy, pool[0])
+    told = proof.trained(policy, "pairs", 0, pool, folder)
+    with torch.no_grad():
+        measured = policy.logps(rows)
+        policy.restore()
+        assert not torch.equal(policy.logps(rows)[0][0], measured[0][0])
+        assert proof.trained(policy, "pairs", 0, [], folder) == told
+        assert torch.equal(policy.logps(rows)[0][0], measured[0][0])
+
+
 def test_p_of_mcnemar_is_that_of_the_coin(recipe):
     assert recipe[0].mcnemar([0.0] * 8, [1.0] * 8) == pytest.approx(2 / 2**8)
     assert recipe[0].mcnemar([0.0, 1.0], [1.0, 0.0]) == 1.0

@@ -19,6 +19,10 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
     """Steps within which rollouts may change places, so that those of a step are of its pairs'
     sessions and share their tokens; 0: in TRL's own order."""
 
+    logging_nan_inf_filter: bool = False
+    """Whether the log shows a mean in place of a loss that is no number. A run that diverges then
+    goes on unseen, and every step waits for the device to look."""
+
     def __post_init__(self) -> None:
         """Turn the objective's name into TRL's settings, and check ours.
 

@@ -1,5 +1,8 @@
 """The policy's forward pass with channel 2 in it: one backbone pass, one head, one teacher pass.
 
+What says which rows and tokens take part stays on the CPU: read from the device, it would have to
+wait there for all that runs.
+
 Dimensions in names: `B` sequences, `R` those of them that the teacher sees, `P` prompt tokens
 (left-padded), `C` completion tokens (right-padded), `H` hidden, `V` vocabulary, `N` hinted response
 tokens.
@@ -37,7 +40,7 @@ TeacherWeights = Callable[[nn.Module], AbstractContextManager[nn.Module]]
 
 @dataclass(frozen=True, kw_only=True)
 class HintedInputs:
-    """The student's batch, and the same completions behind hinted prompts."""
+    """The student's batch, and the same completions behind hinted prompts; all on the CPU."""
 
     prompt_ids: Tensor
     prompt_mask: Tensor
@@ -61,6 +64,10 @@ class HintedInputs:
         names = ("teacher_prompt_ids", "teacher_prompt_mask", "completion_ids", "completion_mask")
         seen_rows = self.seen_rows
         return token_sequences(*(getattr(self, name)[seen_rows] for name in names))
+
+    def of_hints(self, values_RCX: Tensor) -> Tensor:
+        """Pick what belongs to the hinted response tokens of the rows that the teacher sees."""
+        return at_places(values_RCX, self.mask[self.seen_rows])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +102,8 @@ def policy_and_distillation(
     else:
         states = _states_reusing_prefix if reuses_prefix else _states
         student_BCH, teacher_NH, teacher = states(model, teacher_weights, inputs, pad_token_id)
-    ids_BC, mask_BC = inputs.completion_ids, inputs.mask
+    mask_BC = inputs.mask
+    ids_BC = inputs.completion_ids.to(student_BCH.device, non_blocking=True)
     if is_fused:
         outputs = completion_outputs(
             model,
@@ -115,7 +123,9 @@ def policy_and_distillation(
     student_BCV = project(model, student_BCH)
     with torch.no_grad():
         teacher_NV = project(teacher, teacher_NH)
-    per_token_N = distillation_per_token(student_BCV[mask_BC], teacher_NV, ids_BC[mask_BC], options)
+    per_token_N = distillation_per_token(
+        at_places(student_BCV, mask_BC), teacher_NV, at_places(ids_BC, mask_BC), options
+    )
     logp_BCV = log_probs(student_BCV, options.temperature)
     return PolicyOutput(
         logps_BC=logp_BCV.gather(-1, ids_BC.unsqueeze(-1)).squeeze(-1),
@@ -153,7 +163,8 @@ class SharedForward:
         self, model: nn.Module, tree: PackedTree, completion_ids_BC: Tensor, *, is_live: bool
     ) -> None:
         """Keep what to run: completions first, after them the hinted ones if `is_live`."""
-        self.model, self.tree, self.is_live = model, tree.to(completion_ids_BC.device), is_live
+        self.model, self.is_live = model, is_live
+        self.tree = tree.to(next(model.parameters()).device)
         self._shape = completion_ids_BC.shape
 
     @cached_property
@@ -182,15 +193,26 @@ class SharedForward:
                 teacher_RCH = self._states()[n_rows:]
             else:
                 tree = pack_pairs([], sequences=inputs.teacher_sequences)
-                tree = tree.to(inputs.completion_ids.device)
+                tree = tree.to(student_BCH.device)
                 teacher_RCH = states_of_sequences(tree, packed_hidden(teacher, tree), n_columns)
-        return student_BCH, teacher_RCH[inputs.mask[inputs.seen_rows]].detach(), teacher
+        return student_BCH, inputs.of_hints(teacher_RCH).detach(), teacher
+
+
+def at_places(values_BCX: Tensor, mask_BC: Tensor) -> Tensor:
+    """Pick where a mask on the CPU is true, row after row, as `values_BCX[mask_BC]` does.
+
+    There the device would have to say how many that are, and the host would wait for it.
+    """
+    rows_N, columns_N = (
+        one.to(values_BCX.device, non_blocking=True) for one in mask_BC.nonzero(as_tuple=True)
+    )
+    return values_BCX[rows_N, columns_N]
 
 
 def token_sequences(
     prompt_ids_BP: Tensor, prompt_mask_BP: Tensor, ids_BC: Tensor, mask_BC: Tensor
 ) -> list[TokenSequence]:
-    """Return prompt and completion of every row without its padding."""
+    """Return prompt and completion of every row without its padding; all tensors on the CPU."""
     columns = (prompt_ids_BP, prompt_mask_BP.sum(1), ids_BC, mask_BC.sum(1))
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [(prompt[len(prompt) - n :], ids[:n_ids]) for prompt, n, ids, n_ids in rows]
@@ -199,23 +221,21 @@ def token_sequences(
 def _states(
     model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs, _pad_token_id: int
 ) -> tuple[Tensor, Tensor, nn.Module]:
-    n = inputs.completion_ids.size(1)
+    n, device = inputs.completion_ids.size(1), next(model.parameters()).device
 
     def hidden(
         network: nn.Module, prompt_ids: Tensor, prompt_mask: Tensor, rows: Tensor | slice
     ) -> Tensor:
-        return hidden_states(
-            network,
-            torch.cat([prompt_ids, inputs.completion_ids], dim=1)[rows],
-            torch.cat([prompt_mask, inputs.completion_mask], dim=1)[rows],
-            n,
-        )
+        ids_BT = torch.cat([prompt_ids, inputs.completion_ids], dim=1)[rows]
+        mask_BT = torch.cat([prompt_mask, inputs.completion_mask], dim=1)[rows]
+        ids_BT, mask_BT = (one.to(device, non_blocking=True) for one in (ids_BT, mask_BT))
+        return hidden_states(network, ids_BT, mask_BT, n)
 
     student_BCH = hidden(model, inputs.prompt_ids, inputs.prompt_mask, slice(None))
     prompts, seen_rows = (inputs.teacher_prompt_ids, inputs.teacher_prompt_mask), inputs.seen_rows
     with torch.no_grad(), teacher_weights(model) as teacher:
         teacher_RCH = hidden(teacher, *prompts, seen_rows)
-    return student_BCH, teacher_RCH[inputs.mask[seen_rows]], teacher
+    return student_BCH, inputs.of_hints(teacher_RCH), teacher
 
 
 def _states_reusing_prefix(
@@ -242,7 +262,7 @@ def _states_reusing_prefix(
     )
     with teacher_weights(model) as teacher:
         teacher_BCH = teacher_hidden_with_prefix_reuse(teacher, batch, states.cache)
-    return states.hidden_B_C_H, teacher_BCH[inputs.mask], teacher
+    return states.hidden_B_C_H, at_places(teacher_BCH, inputs.mask), teacher
 
 
 def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last: int) -> Tensor:

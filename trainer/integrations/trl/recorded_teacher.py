@@ -6,6 +6,7 @@ a run without such a teacher has nothing of it in its step.
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,14 +105,10 @@ class RecordedTeacherTrainer(ComposerReplicationTrainer):
             with self.accelerator.autocast():
                 pad_id = int(self._tokenizer.pad_token_id)
                 charged = recorded_distillation(model, mine, self._options_now(), pad_id=pad_id)
-        n_mine = charged.new_tensor(float(sum(len(answer.places) for answer in mine)))
-        totals = self.accelerator.reduce(
-            torch.stack([charged.detach().float(), n_mine.float()]), reduction="sum"
-        )
-        if totals[1] > 0:
-            self._metrics["train"]["sdpo/loss"].append(float(totals[0] / totals[1]))
-            self._metrics["train"]["sdpo/n_tokens"].append(float(totals[1]))
-            self.n_live_steps["sdpo"] += 1
+        summed = charged.detach().float()
+        n_mine = torch.full_like(summed, sum(len(answer.places) for answer in mine))
+        totals = self.accelerator.reduce(torch.stack([summed, n_mine]), reduction="sum")
+        self._noted.append(("train", "sdpo", totals))
         self._advance_taid(totals)
         return charged * (self.accelerator.num_processes / max(drawn["n_tokens"], 1))
 
@@ -126,24 +123,23 @@ def recorded_distillation(
     """
     if isinstance(model, FSDPModule):
         raise TrainerConfigError("teacher='recorded' does not support FSDP: use DDP")
-    device = next(model.parameters()).device
+    on_device = partial(Tensor.to, device=next(model.parameters()).device, non_blocking=True)
     rows = [answer.prompt_ids + answer.answer_ids for answer in answers]
     states_BTH = response_states(
         model,
-        padded(rows, pad_id).to(device),
-        padded([[1] * len(row) for row in rows], 0).to(device),
+        on_device(padded(rows, pad_id)),
+        on_device(padded([[1] * len(row) for row in rows], 0)),
     )
     predicting = [
         (row, len(answer.prompt_ids) + place - 1)
         for row, answer in enumerate(answers)
         for place in answer.places
     ]
-    rows_N, places_N = torch.tensor(predicting, device=device).T
-    supports = [ids for answer in answers for ids in answer.support]
-    support_NK = padded(supports, NO_ENTRY).to(device)
+    rows_N, places_N = on_device(torch.tensor(predicting)).T
+    support_NK = padded([ids for answer in answers for ids in answer.support], NO_ENTRY)
     teacher_NK = torch.zeros_like(support_NK, dtype=torch.float32)
     teacher_NK[support_NK != NO_ENTRY] = torch.tensor(
-        [logp for answer in answers for logps in answer.logps for logp in logps], device=device
+        [logp for answer in answers for logps in answer.logps for logp in logps]
     )
 
     def charge(hidden: Tensor, support: Tensor, teacher: Tensor) -> Tensor:
@@ -152,8 +148,8 @@ def recorded_distillation(
 
     chunks = zip(
         states_BTH[rows_N, places_N].split(CHUNK),
-        support_NK.split(CHUNK),
-        teacher_NK.split(CHUNK),
+        on_device(support_NK).split(CHUNK),
+        on_device(teacher_NK).split(CHUNK),
         strict=True,
     )
     charged = [checkpoint(charge, *chunk, use_reentrant=False) for chunk in chunks]

@@ -10,6 +10,7 @@ Dimensions in names: `B` sequences, `C` completion tokens, `H` hidden, `V` vocab
 import itertools
 import json
 import logging
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.sampler import PairSampler, RolloutOrder
 from trainer.data.tokens import TokenStore
-from trainer.errors import TrainerConfigError
+from trainer.errors import DivergedError, TrainerConfigError
 from trainer.folders import STATE_FILE
 from trainer.hints import HintFunction, hint_for_row
 from trainer.integrations.causal_lm import cache_obstacle, causal_lm_of, has_plain_head
@@ -60,6 +61,11 @@ logger = logging.getLogger(__name__)
 
 _SCORED = ("dpo_weight", "dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs")
 """What the preference loss reads of a batch beside the model's own log-probabilities."""
+
+_ROLLOUT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+_HINTED = (*_ROLLOUT[:4], "teacher_prompt_ids", "teacher_prompt_mask")
+_HOST = "host_"
+"""Before the names of rollouts' tensors on the CPU: reading them there waits for no device."""
 
 
 class ComposerReplicationTrainer(GRPOTrainer):
@@ -245,7 +251,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self, model: nn.Module, batch: Mapping[str, Tensor], rows: slice
     ) -> PairLogps:
         part = {key: value[rows] for key, value in batch.items()}
-        return pair_logps(model, self._on_device(part))
+        masks = {key: part.pop(key) for key in list(part) if key.endswith("response_mask")}
+        return pair_logps(model, self._on_device(part) | masks)
 
     def _shares_prefixes(self, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
         """Whether completions and pairs of this batch may run as one tree."""
@@ -262,8 +269,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self, model: nn.Module, inputs: Mapping[str, Any], payload: HintedInputs | None
     ) -> "Passes":
         """Plan one pass for the completions and as many pairs as fit; then those of other pairs."""
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        sequences = token_sequences(*(inputs[name] for name in names))
+        sequences = token_sequences(*(_on_host(inputs)[name] for name in _ROLLOUT[:4]))
         is_live = (
             payload is not None
             and self.teacher is not None
@@ -303,7 +309,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return logps
 
     def _on_device(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {key: value.to(self.accelerator.device) for key, value in batch.items()}
+        device = self.accelerator.device
+        return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
     # -- what TRL calls --------------------------------------------------------------------------
 
@@ -326,6 +333,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         if all(row.get("old_logps") is not None for row in inputs):
             output["old_per_token_logps"] = self._recorded_logps(inputs, output["completion_ids"])
+        if self.composer.alpha_sdpo > 0 or self.has_replay:
+            # Here the host waits for the device in any case; in the steps to come it need not.
+            output |= {_HOST + name: output[name].cpu() for name in _ROLLOUT if name in output}
         if self.composer.alpha_sdpo > 0:
             output |= self._hinted(inputs, output)
         return output
@@ -343,7 +353,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _hinted(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Tensor]:
         """Build hinted prompts, which rows have one, and the token count of the whole batch."""
         hints = [self.hint(row) for row in inputs]
-        device = output["completion_ids"].device
         prompts = [
             torch.tensor(
                 self.collator.renderer.prompt_ids(
@@ -352,15 +361,16 @@ class ComposerReplicationTrainer(GRPOTrainer):
             )
             for row, hint in zip(inputs, hints, strict=True)
         ]
-        has_hint_B = torch.tensor([1.0 if hint else 0.0 for hint in hints], device=device)
-        mask_BC = _response_mask(output) * has_hint_B.unsqueeze(-1)
+        has_hint_B = torch.tensor([1.0 if hint else 0.0 for hint in hints])
+        n_mine = (_response_mask(_on_host(output)) * has_hint_B.unsqueeze(-1)).sum()
+        n_mine = n_mine.to(self.accelerator.device)
         pad_id = self._tokenizer.pad_token_id
         ones = [torch.ones_like(ids) for ids in prompts]
         return {
-            "teacher_prompt_ids": pad(prompts, pad_id, "left").to(device),
-            "teacher_prompt_mask": pad(ones, 0, "left").to(device),
+            "teacher_prompt_ids": pad(prompts, pad_id, "left"),
+            "teacher_prompt_mask": pad(ones, 0, "left"),
             "sdpo_mask": has_hint_B,
-            "n_sdpo_tokens": self.accelerator.reduce(mask_BC.sum(), reduction="sum"),
+            "n_sdpo_tokens": self.accelerator.reduce(n_mine, reduction="sum").cpu(),
         }
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -501,16 +511,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
     # -- channel 2 -------------------------------------------------------------------------------
 
     def _teacher_inputs(self, inputs: dict[str, Any]) -> HintedInputs:
-        names = (
-            "prompt_ids",
-            "prompt_mask",
-            "teacher_prompt_ids",
-            "teacher_prompt_mask",
-            "completion_ids",
-            "completion_mask",
-        )
-        mask = (_response_mask(inputs) * inputs["sdpo_mask"].unsqueeze(-1)) > 0
-        return HintedInputs(mask=mask, **{name: inputs[name] for name in names})
+        on_host = _on_host(inputs)
+        mask_BC = (_response_mask(on_host) * inputs["sdpo_mask"].unsqueeze(-1)) > 0
+        on_host |= {name: inputs[name] for name in ("teacher_prompt_ids", "teacher_prompt_mask")}
+        return HintedInputs(mask=mask_BC, **{name: on_host[name] for name in _HINTED})
 
     def _options_now(self) -> Any:
         if self._sdpo_options.wrapper != "taid":
@@ -536,10 +540,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
             normalizer = (
                 normalizer * self.current_gradient_accumulation_steps
             ) / self.composer.steps_per_generation
-        n_mine = (_response_mask(inputs) * inputs["sdpo_mask"].unsqueeze(-1)).sum()
-        totals = self.accelerator.reduce(
-            torch.stack([self._sdpo_sum.detach().float(), n_mine.float()]), reduction="sum"
-        )
+        mine = self._sdpo_sum.detach().float()
+        n_mine = _response_mask(_on_host(inputs)) * inputs["sdpo_mask"].unsqueeze(-1)
+        totals = torch.stack([mine, torch.full_like(mine, float(n_mine.sum()))])
+        totals = self.accelerator.reduce(totals, reduction="sum")
         self._noted.append((mode, "sdpo", totals))
         if mode == "train":
             self._advance_taid(totals)
@@ -618,7 +622,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         margin = (chosen / n_chosen.clamp_min(1) - rejected / n_rejected.clamp_min(1)).detach()
         measures = [losses.detach(), margin > 0, margin, torch.ones_like(margin)]
         is_real = batch["dpo_weight"] > 0  # a filler has no weight and does not count
-        noted = torch.stack([measure[is_real].float().sum() for measure in measures])
+        noted = torch.stack([measure.float().where(is_real, 0).sum() for measure in measures])
         return (losses * batch["dpo_weight"]).sum(), noted
 
     # -- what is logged ---------------------------------------------------------------------------
@@ -647,10 +651,19 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 metrics["replay/margin"].append(others[1] / n_counted)
                 metrics["replay/n_pairs"].append(n_counted)
 
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        """Log what was noted since the last time."""
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log what was noted since the last time.
+
+        Raises:
+            DivergedError: the loss is no longer a number.
+        """
         self._settle_metrics()
-        super().log(*args, **kwargs)
+        super().log(logs, *args, **kwargs)
+        if not math.isfinite(loss := logs.get("loss", 0.0)):
+            raise DivergedError(
+                f"step {self.state.global_step}: the loss is {loss}, and the weights are lost. Lower "
+                "learning_rate or max_grad_norm; a checkpoint of an earlier step can still be used"
+            )
 
     # -- order of the data -----------------------------------------------------------------------
 
@@ -773,6 +786,11 @@ def _response_mask(inputs: Mapping[str, Any]) -> Tensor:
     """Mark every token that the model wrote: completions without tool results and padding."""
     mask_BC = inputs["completion_mask"]
     return mask_BC * inputs["tool_mask"] if "tool_mask" in inputs else mask_BC
+
+
+def _on_host(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the rollouts' tensors that lie on the CPU, by their plain names."""
+    return {name: inputs[_HOST + name] for name in _ROLLOUT if _HOST + name in inputs}
 
 
 def _longest(batch: Mapping[str, Tensor]) -> int:
