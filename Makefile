@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo real-model test test-wheel test-browser test-real test-engines screenshots test-frameworks ui check check-static check-tests check-deploy mutants audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model test test-wheel test-browser test-real test-engines test-storage screenshots test-frameworks ui check check-static check-tests check-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -92,6 +92,19 @@ test-engines: $(STAMP)
 	$(BIN)/python recipes/real_model/weights.py build/real-model --only gemma-3-270m --gguf
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r engines_tests/requirements.txt
 	$(BIN)/python -m pytest engines_tests
+
+# Dagster's own tests of a storage, asked of ours. They are in its source distribution, and in a checkout
+# of the same version, which DAGSTER_SOURCE may name.
+DAGSTER_VERSION := $(shell sed -n 's/^dagster==//p' constraints.txt)
+DAGSTER_SOURCE ?= build/dagster-$(DAGSTER_VERSION)
+test-storage: $(STAMP) | $(filter build/dagster-%,$(DAGSTER_SOURCE))
+	DAGSTER_SOURCE=$(DAGSTER_SOURCE) REPLAY_FAST_STORAGE=1 $(BIN)/python -m pytest \
+	  -c storage_tests/pytest.ini --rootdir . storage_tests
+
+build/dagster-%:
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary dagster \
+	  -d build dagster==$*
+	tar -xzf $@.tar.gz -C build
 
 # The pictures of the docs, from the running product.
 screenshots: $(STAMP)

@@ -96,7 +96,7 @@ class ReplaySettings(_Section):
     max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     """Hard ceiling on the spend of one run, in US dollars."""
     max_nightly_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
-    """Hard ceiling on the spend of one nightly run, in US dollars."""
+    """Hard ceiling on the spend of one night, in US dollars, however many runs it has."""
     max_daily_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Hard ceiling on the spend of one UTC day over all runs on this ledger, in US dollars."""
     confirm_above_usd: Annotated[float, Field(ge=0)] = 1.0

@@ -1,6 +1,7 @@
 """What runs by itself: a sensor for new sessions, a nightly replay, and the jobs by hand."""
 
 from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 import dagster as dg
 
@@ -67,8 +68,9 @@ def nightly_replay(
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """One run per contiguous range of the missing batches that tonight's money is likely to reach.
 
-    The nightly budget is split among the runs; what it does not reach is planned tomorrow. Runs
-    that died without a word are ended first, so that none holds the paid step.
+    The runs share the budget of the night, which the ledger holds under its date for as long as
+    there are runs with it; what it does not reach is planned tomorrow. Runs that died without a
+    word are ended first, so that none holds the paid step.
     """
     reconcile(context.instance)
     keys = list(context.instance.get_dynamic_partitions(trace_batch.name or ""))
@@ -83,15 +85,13 @@ def nightly_replay(
     if not ranges:
         return dg.SkipReason("every batch is replayed")
     context.log.info("%d of %d missing batches are planned", len(planned), len(missing))
-    share_usd = work.settings.replay.max_nightly_usd / len(ranges)
-    tick = context.scheduled_execution_time.isoformat()
+    tick = context.scheduled_execution_time
+    night = f"{tick.astimezone(ZoneInfo(work.settings.night.time_zone)):%Y-%m-%d}"
     return [
         dg.RunRequest(
-            run_key=f"{tick}:{first}",
+            run_key=f"{tick.isoformat()}:{first}",
             tags={RANGE_START: first, RANGE_END: last},
-            run_config=dg.RunConfig(
-                ops={"teacher_actions": {"config": {"max_total_usd": share_usd}}}
-            ),
+            run_config=dg.RunConfig(ops={"teacher_actions": {"config": {"night": night}}}),
         )
         for first, last in ranges
     ]

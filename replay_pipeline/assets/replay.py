@@ -23,6 +23,11 @@ class ReplayConfig(dg.Config):
         default=None,
         description="Ceiling for all batches of this run, in US dollars; empty: the setting.",
     )
+    night: str | None = Field(
+        default=None,
+        pattern=r"^\d{4}-\d{2}-\d{2}$",
+        description="Date of the night whose money this run spends, as all of that night's do.",
+    )
 
 
 @batch_asset(deps=["trace_states"], stage="replay", pool="teachers", costs="money")
@@ -40,7 +45,7 @@ def teacher_actions(
         live.show({"answers_so_far": progress.n_done, "usd_so_far": progress.cost_usd or 0.0})
 
     work = pipeline.open(observe)
-    replay = work.replay_within(config.max_total_usd)
+    replay = work.replay_within(config.max_total_usd, night=config.night)
     yield from each_batch(context, work, replay, answer_facts, is_free=False)
 
 

@@ -466,10 +466,15 @@ def show_status(report: Report) -> None:
             scope.pop("scope").replace("partition:", "batch:"): {
                 key.removesuffix("_usd"): value for key, value in scope.items()
             }
-            for scope in map(dict, scopes)
+            # Many tables end before all runs and batches are told; what they share is always told.
+            for scope in sorted(map(dict, scopes), key=_is_shared)
         }
         names = tuple(next(iter(rows.values())))
         _draw_batches("Limits, in US dollars", names, rows, first="counts for")
+
+
+def _is_shared(scope: Report) -> bool:
+    return not scope["scope"].startswith(("run:", "partition:"))
 
 
 def show_stale(report: Report) -> None:

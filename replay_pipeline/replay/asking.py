@@ -36,6 +36,7 @@ class ReplayOptions(TypedDict, total=False):
     max_completion_tokens: int
     accepted_terms: Sequence[str]
     partition: str | None
+    night: str | None
     tags: Sequence[str]
     limits_usd: Mapping[str, float | None]
     gates: Sequence[str]
@@ -62,10 +63,12 @@ class Asking:
     accepted_terms: Sequence[str] = ()
     """Teachers whose vendors forbid training on their answers, and which are asked all the same."""
     partition: str | None = None
+    night: str | None = None
+    """Date of the night whose runs share a limit, however many they are."""
     tags: Sequence[str] = ()
     limits_usd: Mapping[str, float | None] = field(default_factory=dict)
-    """Further ceilings by scope: `day`, `partition`, `teacher:NAME`, `tag:NAME`. They belong to
-    the ledger and hold over all runs until another value is given here; `None` lifts one."""
+    """Further ceilings by scope: `day`, `partition`, `night`, `teacher:NAME`, `tag:NAME`. They belong
+    to the ledger and hold over all runs until another value is given here; `None` lifts one."""
     gates: Sequence[str] = ()
     """Gating policies by name, in order; see `replay_pipeline.replay.gates`."""
     agreement_threshold: int = 2
@@ -109,8 +112,11 @@ class Asking:
 
     def scopes(self) -> tuple[str, ...]:
         """Name what the ledger counts every call under, beside run, day and teacher."""
-        named = [f"partition:{self.partition}"] if self.partition else []
-        return (*(f"tag:{tag}" for tag in self.tags), *named)
+        named = (("partition", self.partition), ("night", self.night))
+        return (
+            *(f"tag:{tag}" for tag in self.tags),
+            *(f"{kind}:{name}" for kind, name in named if name),
+        )
 
     def limits_nano(self, day: str, teachers: Iterable[str]) -> dict[str, int | None]:
         """Give the limits that are set or lifted, by the name of their scope in the ledger.
@@ -119,9 +125,14 @@ class Asking:
             ConfigError: a limit is for something that no call of this run counts under.
         """
         known = {day, *(f"teacher:{name}" for name in teachers), *self.scopes()}
+        of_run = {
+            "day": day,
+            "night": f"night:{self.night}",
+            "partition": f"partition:{self.partition}",
+        }
         limits: dict[str, int | None] = {}
         for scope, limit_usd in self.limits_usd.items():
-            name = {"day": day, "partition": f"partition:{self.partition}"}.get(scope, scope)
+            name = of_run.get(scope, scope)
             if name not in known:
                 there = ", ".join(["day", "partition", *sorted(known - {day})])
                 raise ConfigError(

@@ -2,7 +2,7 @@
 
 Before a request leaves, the most it can cost is reserved and the intent is on disk; after it, the
 real cost settles the reservation together with the answer, in one transaction. Every limit is a
-scope (`run:…`, `day:…`, `teacher:…`, `partition:…`, `tag:…`), and for each of them
+scope (`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…`, `tag:…`), and for each of them
 
     spent + held + unknown <= limit
 

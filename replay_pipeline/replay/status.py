@@ -15,7 +15,7 @@ class ScopeStatus:
     """Money under one limit, in US dollars."""
 
     scope: str
-    """`run:…`, `day:…`, `teacher:…`, `partition:…` or `tag:…`."""
+    """`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…` or `tag:…`."""
     spent_usd: float
     held_usd: float
     """Reserved for calls in flight."""

@@ -390,11 +390,14 @@ class Pipeline(Project):
                 )
         self._owners.update(dict.fromkeys(state_ids, batch))
 
-    def replay(self, batch: str, *, max_total_usd: float | None = None) -> Receipt:
+    def replay(
+        self, batch: str, *, max_total_usd: float | None = None, night: str | None = None
+    ) -> Receipt:
         """Ask teachers at the states of a batch, paying at most `max_total_usd` for new answers.
 
         A stage that stopped before every question was asked is not final: the next call goes on.
-        Without `max_total_usd` the ceiling is the setting; 0 takes what is in the ledger.
+        Without `max_total_usd` the ceiling is the setting; 0 takes what is in the ledger. All calls
+        for one `night`, of whatever run, cost at most `max_nightly_usd`.
 
         Raises:
             ConfigError: a teacher cannot be used.
@@ -412,7 +415,7 @@ class Pipeline(Project):
                     partition=batch,
                     tick=self._tell_part(batch),
                     ledger=self.settings.ledger_url(),
-                    **self._options(),
+                    **self._options(night),
                 )
             left = sum(n for why, n in report.skipped.items() if why in NOT_ASKED)
             n_total = len(report.actions) + sum(report.skipped.values())
@@ -467,12 +470,18 @@ class Pipeline(Project):
                 **self._accounts(),
             )
 
-    def replay_within(self, max_total_usd: float | None = None) -> Callable[[str], Receipt]:
+    def replay_within(
+        self, max_total_usd: float | None = None, *, night: str | None = None
+    ) -> Callable[[str], Receipt]:
         """`replay` under one ceiling for all batches: what one pays is not there for the next.
 
-        Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the setting.
+        Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the
+        setting: that of a `night`, which all its runs share, or that of a run.
         """
-        left_usd = self.settings.replay.max_total_usd if max_total_usd is None else max_total_usd
+        options = self.settings.replay
+        left_usd = options.max_nightly_usd if night else options.max_total_usd
+        if max_total_usd is not None:
+            left_usd = max_total_usd
         open_batches = set(self.root.batches("states")) - self.completed_batches()
         n_states = sum(self.root.n_rows("states", batch) for batch in open_batches)
         n_questions = n_states * len(self.settings.teachers())
@@ -482,7 +491,7 @@ class Pipeline(Project):
 
         def replay(batch: str) -> Receipt:
             nonlocal left_usd
-            receipt = self.replay(batch, max_total_usd=left_usd)
+            receipt = self.replay(batch, max_total_usd=left_usd, night=night)
             if not receipt.is_reused:
                 paid_usd = receipt.report["newly_spent_usd"] + receipt.report["unknown_usd"]
                 left_usd = max(left_usd - paid_usd, 0.0)

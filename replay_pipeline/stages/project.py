@@ -467,19 +467,21 @@ class Project(Overview):
         names = ("dpo_pairs", "sampled_pairs")
         return names[: 1 + self.root.has("sampled_pairs", batch)]
 
-    def _accounts(self) -> ReplayOptions:
-        """Give what everything that pays is told alike: the day's ceiling, the price lists."""
-        day_usd = self.settings.replay.max_daily_usd
+    def _accounts(self, night: str | None = None) -> ReplayOptions:
+        """Give what everything that pays is told alike: the ceilings it shares, the price lists."""
+        replay = self.settings.replay
+        limits = {"day": replay.max_daily_usd, "night": replay.max_nightly_usd if night else None}
         return {
-            "limits_usd": {} if day_usd is None else {"day": day_usd},
+            "night": night,
+            "limits_usd": {scope: usd for scope, usd in limits.items() if usd is not None},
             "price_folder": self._price_folder(),
         }
 
-    def _options(self) -> ReplayOptions:
+    def _options(self, night: str | None = None) -> ReplayOptions:
         """Give what decides which questions a replay asks, and how."""
         replay, pairs = self.settings.replay, self.settings.pairs
         return {
-            **self._accounts(),
+            **self._accounts(night),
             "max_concurrency": replay.max_concurrency,
             "gates": replay.gates,
             "agreement_threshold": pairs.agreement_threshold,

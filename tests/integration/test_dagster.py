@@ -10,13 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 import pytest
+from dagster._core.execution.plan.resume_retry import ReexecutionStrategy
 from dagster._core.storage.defs_state.base import set_defs_state_storage
+from dagster._core.test_utils import in_process_test_workspace
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
-from replay_pipeline.assets import reporting
+from replay_pipeline.assets import automation, reporting
 from replay_pipeline.assets.automation import new_sessions, nightly_replay, notify_failures
 from replay_pipeline.assets.checks import failures_told
 from replay_pipeline.assets.code_location import define
@@ -143,33 +147,111 @@ def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
         ) as context:
             (request,) = nightly_replay(context, pipeline=PipelineResource())
         assert (request.tags[f"{RANGE}start"], request.tags[f"{RANGE}end"]) == (keys[0], keys[-1])
-        (config,) = request.run_config["ops"].values()
-        assert config["config"]["max_total_usd"] == work.settings.replay.max_nightly_usd
 
 
-def test_the_nights_money_is_divided_among_its_runs(root, monkeypatch):
+@dg.definitions
+def served() -> dg.Definitions:
+    return define(PipelineResource())
+
+
+def retried(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
+    """The run that Dagster makes of another one, from the UI and by itself, to do it again."""
+    parent = instance.get_run_by_id(run_id)
+    assert parent is not None
+    with in_process_test_workspace(
+        instance, LoadableTargetOrigin(module_name=__name__, attribute="served")
+    ) as workspace:
+        (location,) = workspace.code_locations
+        return instance.create_reexecuted_run(
+            parent_run=parent,
+            request_context=workspace,
+            code_location=location,
+            remote_job=location.get_repository("__repository__").get_full_job(parent.job_name),
+            strategy=ReexecutionStrategy.ALL_STEPS,
+            use_parent_run_tags=True,
+        )
+
+
+def planned_night(instance: dg.DagsterInstance, *, day: int, hour: int) -> list[dg.RunRequest]:
+    with dg.build_schedule_context(
+        instance=instance, scheduled_execution_time=datetime(2026, 1, day, hour, tzinfo=UTC)
+    ) as context:
+        planned = nightly_replay(context, pipeline=PipelineResource())
+    assert isinstance(planned, list)
+    return planned
+
+
+def set_in(root: Path, section: str, line: str) -> None:
+    """Add a line to a section of the settings file."""
+    file = root / "settings.toml"
+    before, _, after = file.read_text().partition(f"[{section}]\n")
+    file.write_text(f"{before}\n[{section}]\n{line}\n{after}")
+
+
+def test_all_runs_of_a_night_bear_the_date_on_which_it_begins_in_its_time_zone(root, monkeypatch):
     work = pipeline_at(root)
     work.find_batches()
     first, *others = keys = [*work.batches(), "later-1", "later-2"]
     between = others[0]
+    set_in(root, "night", "time_zone = 'Asia/Kolkata'")
     monkeypatch.setattr(type(work), "completed_batches", lambda _: {between})
     monkeypatch.setattr(type(work), "fitting", lambda _, batches, **__: list(batches))
     with dg.instance_for_test() as instance:
         instance.add_dynamic_partitions("trace_batch", keys)
         done = dg.AssetMaterialization("normalized_pairs", partition=between)
         instance.report_runless_asset_event(done)
-        with dg.build_schedule_context(
-            instance=instance, scheduled_execution_time=datetime(2026, 1, 2, 2, tzinfo=UTC)
-        ) as context:
-            requests = nightly_replay(context, pipeline=PipelineResource())
+        requests = planned_night(instance, day=1, hour=20)
     assert [request.tags[f"{RANGE}start"] for request in requests] == [first, others[1]]
-    shares = [
-        config["config"]["max_total_usd"]
-        for request in requests
-        for config in request.run_config["ops"].values()
-    ]
-    assert sum(shares) == pytest.approx(work.settings.replay.max_nightly_usd)
-    assert min(shares) > 0
+    nights = [request.run_config["ops"]["teacher_actions"]["config"] for request in requests]
+    assert nights == [{"night": "2026-01-02"}] * 2
+
+
+# Dagster reads what it has deprecated itself.
+@pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.environment_vars`")
+def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(root, monkeypatch):
+    max_usd, dearest_call_usd = 0.02, 0.01
+    monkeypatch.setattr(automation, "_MAX_BATCHES_PER_RUN", 1)
+    # The ceiling of a run by hand is another one.
+    set_in(root, "replay", f"max_nightly_usd = {max_usd}\nmax_total_usd = 0")
+    work = pipeline_at(root)
+    work.find_batches()
+    batches = work.batches()[:2]
+    for batch in batches:
+        work.ingest(batch)
+    job = define(PipelineResource()).resolve_job_def("replay_batches")
+    by_night: dict[str, float] = {}
+    with dg.instance_for_test() as instance:
+        instance.add_dynamic_partitions("trace_batch", batches)
+
+        def run(run_config: Any, tags: Any) -> str:
+            done = job.execute_in_process(
+                instance=instance,
+                run_config=run_config,
+                tags=tags,
+                asset_selection=[dg.AssetKey("teacher_actions")],
+            )
+            assert done.success
+            for scope in work.status()["ledger"]["scopes"]:
+                if scope["scope"].startswith("night:"):
+                    assert scope["limit_usd"] == max_usd
+                    by_night[scope["scope"]] = scope["spent_usd"]
+            assert sum(by_night.values()) == pytest.approx(work.status()["ledger"]["spent_usd"])
+            assert max(by_night.values()) <= max_usd
+            return done.run_id
+
+        requests = planned_night(instance, day=2, hour=2)
+        assert len(requests) == 2
+        *_, last = [run(request.run_config, request.tags) for request in requests]
+        spent = dict(by_night)
+        assert list(spent) == ["night:2026-01-02"]
+        assert spent["night:2026-01-02"] > max_usd - dearest_call_usd
+        again = retried(instance, last)
+        run(again.run_config, again.tags)
+        assert by_night.keys() == spent.keys()
+        assert work.completed_batches() != set(batches)
+        first, *_ = planned_night(instance, day=3, hour=2)
+        run(first.run_config, first.tags)
+        assert by_night["night:2026-01-03"] > 0
 
 
 def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):

@@ -244,7 +244,7 @@ def test_an_equal_request_is_paid_once_and_its_cost_counted_once(tmp_path):
     assert sum(a.cost_usd for a in report.actions) == pytest.approx(server.bill().total_nano / 1e9)
 
 
-@pytest.mark.parametrize("scope", ["dya", "teacher:glmm", "partition", "tag:nightly"])
+@pytest.mark.parametrize("scope", ["dya", "teacher:glmm", "partition", "night", "tag:nightly"])
 def test_a_limit_that_would_hold_nothing_back_is_refused(server, tmp_path, scope):
     before = server.bill().n_requests
     for ask in (replay_in_thread, replay_batch):
@@ -259,9 +259,9 @@ def test_a_limit_that_would_hold_nothing_back_is_refused(server, tmp_path, scope
     assert server.bill().n_requests == before
 
 
-def test_limits_by_day_teacher_partition_and_tag_hold_over_runs(tmp_path):
+def test_limits_by_day_night_teacher_partition_and_tag_hold_over_runs(tmp_path):
     with TeacherServer(script={"content": "yes"}) as server:
-        for scope in ("day", "teacher:glm", "partition", "tag:nightly"):
+        for scope in ("day", "night", "teacher:glm", "partition", "tag:nightly"):
             ledger = tmp_path / f"{scope}.sqlite"
             spent = 0.0
             for run in range(3):
@@ -272,6 +272,7 @@ def test_limits_by_day_teacher_partition_and_tag_hold_over_runs(tmp_path):
                     ledger,
                     limits_usd={scope: 0.0105},
                     partition="batch-1",
+                    night="2026-01-02",
                     tags=("nightly",),
                 )
                 spent += report.newly_spent_usd

@@ -1,5 +1,6 @@
 """The morning's figures, and the plan for the night."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.summary import night_words, summarize_night
+from tests.roots import pipeline_at, sample_root
 
 NOW = datetime(2026, 5, 2, 2, tzinfo=UTC)
 PAID = {"newly_spent_usd": 0.0, "unknown_usd": 0.0}
@@ -63,3 +65,26 @@ def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
     assert work.fitting(rest, max_total_usd=0.01) == rest[:1], "at least one goes on"
     work.receipts.write(receipt("replay", rest[0], is_complete=False, spent_usd=0.9, **PAID))
     assert work.fitting(rest, max_total_usd=2.0) == rest[:4], "what is paid is not paid again"
+
+
+def test_replays_at_once_with_ceilings_above_the_nights_spend_what_the_night_has(tmp_path):
+    max_usd = 0.01
+    work = sample_root(tmp_path, n_batch_sessions=4)
+    work.find_batches()
+    batches = work.batches()[:2]
+    for batch in batches:
+        work.ingest(batch)
+
+    def replay(batch: str) -> Receipt:
+        mine = pipeline_at(tmp_path, replay={"max_nightly_usd": max_usd})
+        return mine.replay_within(1.0, night="2026-01-02")(batch)
+
+    with ThreadPoolExecutor(2) as threads:
+        done = list(threads.map(replay, batches))
+    ledger = work.status()["ledger"]
+    (night,) = [each for each in ledger["scopes"] if each["scope"] == "night:2026-01-02"]
+    assert night["limit_usd"] == max_usd
+    assert 0 < night["spent_usd"] <= max_usd
+    assert night["spent_usd"] == pytest.approx(ledger["spent_usd"])
+    assert night["held_usd"] == 0
+    assert "budget" in {receipt.report["stop_reason"] for receipt in done}
