@@ -636,7 +636,11 @@ def _serve(root: Path, descriptor: int, port: int) -> None:
     hub = Hub(root, f"http://127.0.0.1:{port}")
     methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"]
     app = Starlette(routes=[Route("/{path:path}", hub.answer, methods=methods)])
-    config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off")
+    # A client keeps its connections while it works on what came. With the 5 s of uvicorn's default
+    # the server can close one in the moment a busy client takes it up again.
+    config = uvicorn.Config(
+        app, log_level="critical", access_log=False, lifespan="off", timeout_keep_alive=3600
+    )
     listener = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
