@@ -37,7 +37,7 @@ from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message, consensus_reward
 from trainer.integrations.loading import with_adapter, without_peft_warnings
 from trainer.integrations.settings import PeftOptions
-from trainer.losses.preference import simpo_loss
+from trainer.losses.channels import ReplayOptions, replay_per_pair
 from trainer.losses.sdpo import sdpo_per_token
 
 Row = tuple[list[int], list[list[int]]]
@@ -59,13 +59,12 @@ TESTED: dict[str, tuple[str, str | None]] = {
     "new families, described": ("new_families", "described"),
 }
 """What a line of the table is about: a split, and how its requests tell what is wanted."""
-BETA = 8.0
+REPLAY = ReplayOptions(variant="simpo", simpo_beta=8.0, simpo_gamma=0.0, rpo_alpha=1.0)
+"""SimPO, and the chosen side's own log-probability, which preference losses let fall."""
 TWINS = (0, 1)
 ARMS = (
     "untouched", "pairs", "three_channels", "swapped", "shuffled", "random", "sft", "on_policy",
 )  # fmt: skip
-ANCHOR = 1.0
-"""Weight of the log-probability of the chosen side, which preference losses let fall."""
 DRIFT = 0.3
 """Weight of the divergence from the untouched model on text that has nothing to do with the task."""
 GROUP = 4
@@ -305,7 +304,13 @@ def contrast_loss(
     sides = policy.logps(twin_rows(policy, repository, shown), keep=shown is repository)
     good = torch.stack([both[c] for both, c in zip(sides, chosen, strict=True)])
     bad = torch.stack([both[1 - c] for both, c in zip(sides, chosen, strict=True)])
-    return simpo_loss(good, bad, beta=BETA, gamma=0.0) - ANCHOR * good.mean()
+    return preference_loss(good, bad)
+
+
+def preference_loss(good: Tensor, bad: Tensor) -> Tensor:
+    """Charge for pairs what the trainer's third channel does; sides are averages over tokens."""
+    one = torch.ones_like(good)
+    return replay_per_pair(good, bad, one, one, None, None, REPLAY).mean()
 
 
 def three_channels_loss(
@@ -450,8 +455,7 @@ def on_policy_loss(
         rows.append((policy.prompt(repository.prompt(wanted)), sides))
     losses: list[Tensor] = []
     for good, *bad in policy.logps(rows):
-        contrast = simpo_loss(good[None], bad[0][None], beta=BETA, gamma=0.0) if bad else 0.0
-        losses.append(contrast - ANCHOR * good)
+        losses.append(preference_loss(good, bad[0]) if bad else -REPLAY.rpo_alpha * good)
     return torch.stack(losses).mean()
 
 

@@ -68,7 +68,7 @@ T = TypeVar("T")
 _blake2b = partial(hashlib.blake2b, digest_size=16)
 
 REVIEW_PAGE = "review.html"
-_PAIRS_A_PAGE = 500
+_PAIRS_A_PAGE = 250
 """What a browser opens at once, and a person looks through at most."""
 
 _PLANNED_ABOVE_BUDGET = 1.25

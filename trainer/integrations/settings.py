@@ -103,6 +103,9 @@ class SharedSettings:
     """Scale of SimPO."""
     simpo_gamma: float = 1.0
     """Target margin of SimPO."""
+    rpo_alpha: float = 0.0
+    """Weight of the chosen side's own log-likelihood per token, added to any preference loss, so
+    that the difference is not bought by making both sides unlikely."""
     pairs_per_step: int = 4
     """Pairs of one optimizer step, over all processes."""
     head: str = "auto"
@@ -174,6 +177,7 @@ class SharedSettings:
             dpo_beta=self.dpo_beta,
             simpo_beta=self.simpo_beta,
             simpo_gamma=self.simpo_gamma,
+            rpo_alpha=self.rpo_alpha,
         )
 
     @property

@@ -91,13 +91,17 @@ class ReplayOptions:
     """Scale of "dpo" (summed log-probs) and of "dpo_norm" (averaged ones, wants about 2)."""
     simpo_beta: float = 2.0
     simpo_gamma: float = 1.0
+    rpo_alpha: float = 0.0
+    """Weight of the chosen side's own log-likelihood per token, for any variant (RPO)."""
 
     def __post_init__(self) -> None:
-        """Check the name of the variant.
+        """Check the name of the variant and the weight.
 
         Raises:
-            TrainerConfigError: unknown variant.
+            TrainerConfigError: unknown variant, or a negative weight.
         """
+        if self.rpo_alpha < 0:
+            raise TrainerConfigError(f"rpo_alpha={self.rpo_alpha} is negative")
         if self.variant not in ("dpo", "dpo_norm", "simpo"):
             raise TrainerConfigError(f"dpo_variant={self.variant!r} is not dpo, dpo_norm or simpo")
 
@@ -188,13 +192,19 @@ def replay_per_pair(
 ) -> Tensor:
     """Compute what channel 3 charges for each pair, [B]; log-probs are summed, `n_*` count tokens.
 
+    A preference loss asks only for a difference, and often meets it by making both sides less
+    likely. `rpo_alpha` times the chosen side's negative log-likelihood per token holds that side up.
+
+    Source: Pang et al. 2024 (iterative reasoning preference optimization), arXiv:2404.19733, eq. 1.
+
     Raises:
         TrainerConfigError: a variant with a reference got no reference log-probs.
     """
     chosen_avg_B = chosen_logps_B / n_chosen_B.clamp_min(1)
     rejected_avg_B = rejected_logps_B / n_rejected_B.clamp_min(1)
+    likelihood_B = -options.rpo_alpha * chosen_avg_B
     if options.variant == "simpo":
-        return simpo_per_pair(
+        return likelihood_B + simpo_per_pair(
             chosen_avg_B,
             rejected_avg_B,
             beta=options.simpo_beta,
@@ -210,4 +220,4 @@ def replay_per_pair(
             ref_chosen_logps_B / n_chosen_B.clamp_min(1),
             ref_rejected_logps_B / n_rejected_B.clamp_min(1),
         )
-    return dpo_per_pair(*sides, beta=options.dpo_beta)
+    return likelihood_B + dpo_per_pair(*sides, beta=options.dpo_beta)

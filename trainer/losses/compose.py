@@ -71,6 +71,7 @@ def compose_loss(
     dpo_beta: float = 0.1,
     simpo_beta: float = 2.0,
     simpo_gamma: float = 1.0,
+    rpo_alpha: float = 0.0,
     sdpo_wrapper: Wrapper = "none",
     taid_t: float | None = None,
     entropy_opd_h_max: float | None = None,
@@ -111,7 +112,11 @@ def compose_loss(
         token_clip=sdpo_token_clip,
     )
     replay_options = ReplayOptions(
-        variant=dpo_variant, dpo_beta=dpo_beta, simpo_beta=simpo_beta, simpo_gamma=simpo_gamma
+        variant=dpo_variant,
+        dpo_beta=dpo_beta,
+        simpo_beta=simpo_beta,
+        simpo_gamma=simpo_gamma,
+        rpo_alpha=rpo_alpha,
     )
     if "input_ids" not in batch:
         raise TrainerConfigError("the batch has no input_ids: build it with ComposerDataCollator")

@@ -43,10 +43,11 @@ def pairwise_gradient(logps, mask, reference, options) -> torch.Tensor:
     seed=st.integers(0, 10_000),
     scale=st.floats(0.01, 8.0),
     variant=st.sampled_from(VARIANTS),
+    rpo_alpha=st.sampled_from([0.0, 0.7]),
 )
-def test_credit_has_exactly_the_pairwise_gradient(seed, scale, variant):
+def test_credit_has_exactly_the_pairwise_gradient(seed, scale, variant, rpo_alpha):
     logps, mask, reference = pair_tokens(seed, scale)
-    options = ReplayOptions(variant=variant)
+    options = ReplayOptions(variant=variant, rpo_alpha=rpo_alpha)
     sums, lengths = (logps * mask).sum(-1), mask.sum(-1)
     credits = torch.stack(
         replay_credit(*sums.unbind(-1), *lengths.unbind(-1), *reference.unbind(-1), options), -1

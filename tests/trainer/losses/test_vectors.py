@@ -16,6 +16,7 @@ from trainer.losses import (
     simpo_loss,
     taid_loss,
 )
+from trainer.losses.channels import ReplayOptions, replay_per_pair
 from trainer.losses.divergence import log_probs
 from trainer.losses.logps import response_logps
 from trainer.losses.sdpo import importance_weights
@@ -253,4 +254,26 @@ def test_dpo_matches_trl(case):
         summed, reference = summed / n_tokens, reference / n_tokens
     sides = (*summed.chunk(2), *reference.chunk(2))
     loss = OUR_DPO[case["loss_type"]](*sides, beta=case["beta"])
+    assert_matches(loss, case["loss"], logits, tensor(f, f"grad_{case['key']}"), 1e-8)
+
+
+@pytest.mark.parametrize("variant", ["dpo", "dpo_norm", "simpo"])
+def test_the_likelihood_beside_a_preference_loss_matches_trls_sft(variant):
+    """TRL means it over the tokens of all chosen sides, we over each side's own, as the paper does."""
+    f = "dpo_trl116"
+    (case,) = (case for case in CASES[f] if case["loss_type"] == "sft")
+    logits, ids, mask = (
+        leaf(f, "policy_logits"),
+        tensor(f, "input_ids"),
+        tensor(f, "completion_mask"),
+    )
+    summed, n_tokens = response_logps(logits, ids, mask)
+    reference, _ = response_logps(tensor(f, "ref_logits"), ids, mask)
+    sides = (*summed.chunk(2), *n_tokens.chunk(2), *reference.chunk(2))
+    alone, both = (
+        replay_per_pair(*sides, ReplayOptions(variant=variant, rpo_alpha=weight))
+        for weight in (0.0, 0.5)
+    )
+    n_chosen = n_tokens.chunk(2)[0]
+    loss = 2 * ((both - alone) * n_chosen).sum() / n_chosen.sum()
     assert_matches(loss, case["loss"], logits, tensor(f, f"grad_{case['key']}"), 1e-8)

@@ -260,7 +260,7 @@ def options_of(config: Any) -> ChannelOptions:
     values = {name: getattr(config, name) for name in names if hasattr(config, name)}
     replay = {
         name: getattr(config, name)
-        for name in ("dpo_beta", "simpo_beta", "simpo_gamma")
+        for name in ("dpo_beta", "simpo_beta", "simpo_gamma", "rpo_alpha")
         if hasattr(config, name)
     }
     options = ChannelOptions(

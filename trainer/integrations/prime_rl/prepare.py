@@ -93,6 +93,7 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
         "dpo_beta": shared.dpo_beta,
         "simpo_beta": shared.simpo_beta,
         "simpo_gamma": shared.simpo_gamma,
+        "rpo_alpha": shared.rpo_alpha,
         "pairs": str(folder / "pairs.parquet"),
         "pairs_per_step": shared.pairs_per_step,
         "groups_per_step": n_states,

@@ -74,6 +74,7 @@ def config_class(base: Any) -> Any:
         dpo_beta=(float, 0.1),
         simpo_beta=(float, 2.0),
         simpo_gamma=(float, 1.0),
+        rpo_alpha=(float, 0.0),
         pairs=(str, ""),
         pairs_per_step=(int, 4),
         groups_per_step=(int, 1),
