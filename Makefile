@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo real-model test test-wheel test-browser test-real test-engines test-storage screenshots test-frameworks ui check check-static check-tests check-deploy mutants audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model test test-wheel test-browser test-real test-engines test-storage test-ray screenshots test-frameworks ui check check-static check-tests check-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -105,6 +105,16 @@ build/dagster-%:
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary dagster \
 	  -d build dagster==$*
 	tar -xzf $@.tar.gz -C build
+
+# data-juicer's Ray executor on two nodes of this machine. Ray is in no other environment of ours.
+test-ray: $(ENVIRONMENTS)/ray/.installed
+	$(<D)/bin/python -m pytest -c ray_tests/pytest.ini --rootdir . ray_tests
+
+$(ENVIRONMENTS)/ray/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[normalize,ray]' pytest pytest-timeout
+	@touch $@
 
 # The pictures of the docs, from the running product.
 screenshots: $(STAMP)
