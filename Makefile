@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo real-model test test-wheel test-browser test-real test-engines test-storage screenshots test-frameworks ui check check-static check-tests check-deploy mutants audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model test test-wheel test-browser test-real test-engines test-storage test-ray screenshots test-frameworks ui check check-static check-tests check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -106,6 +106,16 @@ build/dagster-%:
 	  -d build dagster==$*
 	tar -xzf $@.tar.gz -C build
 
+# data-juicer's Ray executor on two nodes of this machine. Ray is in no other environment of ours.
+test-ray: $(ENVIRONMENTS)/ray/.installed
+	$(<D)/bin/python -m pytest -c ray_tests/pytest.ini --rootdir . ray_tests
+
+$(ENVIRONMENTS)/ray/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[normalize,ray]' pytest pytest-timeout
+	@touch $@
+
 # The pictures of the docs, from the running product.
 screenshots: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
@@ -190,6 +200,11 @@ mutants: $(STAMP)
 # The files of deploy/, by the tools they are for; these live in an environment of their own.
 check-deploy: build/deploy-tools
 	build/deploy-tools/bin/python deploy/check.py
+
+# Its services as plain processes, without a container engine, on PostgreSQL from Debian
+# (apt-get install postgresql) and Caddy from the tools.
+run-deploy: $(STAMP) build/deploy-tools
+	PATH="$(CURDIR)/build/deploy-tools/bin:$$PATH" $(BIN)/python -m deploy.run
 
 build/deploy-tools: deploy/tools.txt
 	$(PYTHON) -m venv $@

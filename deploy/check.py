@@ -1,8 +1,8 @@
 """Check the files of this folder with the tools they are for: `make check-deploy`.
 
-hadolint reads the Containerfile, compose-spec the compose file, kubernetes-validate the manifests,
-and the Helm values go through the configuration schemas of Dagster and of its run launcher, which
-is what the chart hands them to. Nothing is started and nothing is fetched.
+hadolint reads the Containerfile, Caddy the proxy's file, compose-spec the compose file,
+kubernetes-validate the manifests, and the Helm values go through the configuration schemas of Dagster
+and of its run launcher, which is what the chart hands them to. Nothing is started and nothing is fetched.
 """
 
 import json
@@ -27,6 +27,16 @@ HERE = Path(__file__).parent
 def check_containerfile() -> None:
     tool = Path(sys.executable).with_name("hadolint")
     subprocess.run([tool, HERE / "Containerfile"], check=True)
+
+
+def check_caddyfile() -> None:
+    tool = Path(sys.executable).with_name("caddy")
+    secret = subprocess.check_output([tool, "hash-password", "--plaintext", "any"], text=True)
+    values = {"UI_USER": "me", "UI_PASSWORD_HASH": secret.strip(), "UI_ADDRESS": "127.0.0.1:3000"}
+    command = [tool, "validate", "--adapter", "caddyfile", "--config", HERE / "proxy" / "Caddyfile"]
+    with tempfile.TemporaryDirectory() as home:
+        done = subprocess.run(command, env={"HOME": home, **values}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def check_compose() -> None:
@@ -101,6 +111,13 @@ def _snake(name: str) -> str:
 
 
 if __name__ == "__main__":
-    for check in (check_containerfile, check_compose, check_manifests, check_helm_values):
+    checks = (
+        check_containerfile,
+        check_caddyfile,
+        check_compose,
+        check_manifests,
+        check_helm_values,
+    )
+    for check in checks:
         check()
         print(f"ok: {check.__name__.removeprefix('check_').replace('_', ' ')}")

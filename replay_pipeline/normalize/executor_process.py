@@ -37,8 +37,8 @@ def main(folder: Path) -> None:
         "keep_stats_in_res_ds": True,
     }
     (folder / "recipe.yaml").write_text(json.dumps(recipe), "utf-8")
-    if is_ray and job["ray_address"] == "local":
-        importlib.import_module("ray").init("local", include_dashboard=False)
+    if is_ray:
+        _connect(job["ray_address"])
     config = importlib.import_module("data_juicer.config")
     settings = config.init_configs(["--config", str(folder / "recipe.yaml")])
     module = f"data_juicer.core.executor.{job['executor']}_executor"
@@ -50,6 +50,15 @@ def main(folder: Path) -> None:
         columns = {_ROW: table[_ROW].combine_chunks()}
         columns |= {name: [row[name] for row in stats] for name in (stats[0] if stats else ())}
         pq.write_table(pa.table(columns), folder / "stats" / f"{number:06}.parquet")
+
+
+def _connect(ray_address: str) -> None:
+    """Connect to Ray before data-juicer does, which would start a dashboard with a local one."""
+    alone = {"include_dashboard": False} if ray_address == "local" else {}
+    try:
+        importlib.import_module("ray").init(ray_address, **alone)
+    except (OSError, RuntimeError, ValueError) as error:
+        sys.exit(f"Ray at {ray_address} cannot be used: {error}")
 
 
 def _as_mapping(stats: Any) -> dict[str, Any]:

@@ -8,6 +8,9 @@ the kept rows are the very same as in process, and every dropped row has its rea
 import importlib.util
 import json
 import logging
+import re
+import secrets
+import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,6 +35,8 @@ _PROGRAM = Path(__file__).with_name("executor_process.py")
 _ROW, _WHY = "__row__", "why."
 _ROWS_PER_FILE = 10_000
 _N_LAST_LINES = 8
+_RAY_ADDRESS = re.compile(r"(?:ray://)?(\[.+\]|[^:/\[\]]+):(\d+)")
+_CONNECT_S = 10.0
 
 
 class ExecutedStep:
@@ -109,8 +114,11 @@ def execute(
             temporary folder.
 
     Raises:
-        NormalizeError: the executor failed; the message ends with its last words.
+        NormalizeError: nobody listens at `ray_address`, or the executor failed; the message ends
+            with its last words.
     """
+    if executor == "ray":
+        _refuse_unreachable(ray_address)
     process = [
         {name: {**arguments, "mark_only": True, "explain": str(number)}}
         for number, (name, arguments) in filters.items()
@@ -123,14 +131,39 @@ def execute(
         log = folder / "log.txt"
         with log.open("wb") as out:
             command = python(f"{__package__}.{_PROGRAM.stem}", str(folder))
-            environment = start_environment()
+            environment = (
+                _ray_environment(ray_address) if executor == "ray" else start_environment()
+            )
             code = subprocess.run(
                 command, stdout=out, stderr=out, env=environment, check=False
             ).returncode
         if code != 0:
             words = log.read_text("utf-8", "replace").strip().splitlines()[-_N_LAST_LINES:]
-            raise NormalizeError(f"data-juicer's executor {executor} failed: {' | '.join(words)}")
+            name = f"ray at {ray_address}" if executor == "ray" else executor
+            raise NormalizeError(f"data-juicer's executor {name} failed: {' | '.join(words)}")
         return _read_stats(folder / "stats", len(table))
+
+
+def _refuse_unreachable(ray_address: str) -> None:
+    """Refuse an address at which nobody listens; Ray would go on asking there for minutes."""
+    if (named := _RAY_ADDRESS.fullmatch(ray_address)) is None:
+        return  # `local`, `auto` and what only Ray understands
+    try:
+        socket.create_connection((named[1].strip("[]"), int(named[2])), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise NormalizeError(
+            f"no Ray cluster is at {ray_address} ({error}): start one there (`ray start --head`), "
+            "or set normalize.ray_address to where one runs, or normalize.executor to in_process"
+        ) from error
+
+
+def _ray_environment(ray_address: str) -> dict[str, str]:
+    if ray_address == "local":
+        # A token that Ray makes itself stays in the home folder, and is asked for by later clusters.
+        return start_environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    # Ray asks a cluster that is silent 20 times, for 40 s each, unless it is told otherwise.
+    tokens = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    return start_environment(also=tokens, RAY_NUM_REDIS_GET_RETRIES="2")
 
 
 def _write_rows(table: pa.Table, folder: Path) -> None:

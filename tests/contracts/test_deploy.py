@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy import run
 from replay_pipeline.settings import Settings
 
 REPO = Path(__file__).parents[2]
@@ -192,3 +194,61 @@ def test_no_module_is_looked_for_in_the_folder_a_container_starts_in():
     served = [CONTAINERFILE, COMPOSE["services"]["code"]["command"][-1]]
     served.append(str(HELM["dagster-user-deployments"]["deployments"][0]["dagsterApiGrpcArgs"]))
     assert all("--working-directory" in text for text in served)
+
+
+def test_every_service_can_be_started_as_a_process(tmp_path):
+    ports = {name: 50000 + n for n, name in enumerate(run.PORTS)}
+    values = {"POSTGRES_PASSWORD": "secret", "UI_USER": "me", "UI_PASSWORD_HASH": "hash"}
+    described = run.read_compose(values | {"CLAUDE_DIR": str(tmp_path)})
+    place = run.Place(tmp_path / "root", ports)
+    run.make_volumes(described, place)
+    services = run.read_services(described, place)
+    assert {each.name for each in services} == COMPOSE["services"].keys()
+    started = set()
+    for each in services:
+        assert started >= set(each.needs)
+        started.add(each.name)
+        words = [*each.command, *each.health_command]
+        words += [value for name, value in each.environment.items() if name != "PATH"]
+        assert not re.search(r"\$\{|0\.0\.0\.0|None", " ".join(words))
+        for path in re.findall(r"(?<![\w:/.])/[a-z]+\b[^ :]*", " ".join(words)):
+            assert path.startswith((str(place.root), sys.prefix)), (each.name, path)
+    code = next(each for each in services if each.name == "code")
+    assert code.command[:4] == ["python", "-P", "-m", "replay_pipeline.orchestration.supervise"]
+    assert "--host 127.0.0.1 --port 50001 " in code.command[-1]
+    assert code.health_command[-1] == "50001"
+    assert code.environment["REPLAY_LEDGER"] == "postgresql://replay:secret@127.0.0.1:50000/replay"
+    assert code.environment["OPENROUTER_API_KEY"] == ""
+    assert code.grace_s == 300
+    workspace = yaml.safe_load((place.root / "etc/replay/workspace.yaml").read_text("utf-8"))
+    assert workspace["load_from"][0]["grpc_server"]["port"] == 50001
+
+
+def process(name: str, script: str) -> run.Service:
+    return run.Service(
+        name=name,
+        needs=[],
+        command=["sh", "-c", script],
+        environment={"PATH": "/usr/bin:/bin"},
+        health_command=["test", "-e", f"{name}.ready"],
+        health_timeout_s=5,
+        start_s=30,
+        grace_s=0.3,
+    )
+
+
+def test_a_process_that_ends_or_does_not_hear_is_a_failure(tmp_path, capsys):
+    (tmp_path / "srv").mkdir()
+    place = run.Place(tmp_path, {})
+    forever = "while :; do sleep 0.05; done"
+    calm = process("calm", f"trap 'exit 0' TERM; touch calm.ready; {forever}")
+    deaf = process("deaf", f"trap '' TERM; touch deaf.ready; {forever}")
+    gone = process("gone", "echo 'no such file' >&2; exit 3")
+    assert run.run([calm], place, lambda: None) == 0
+    assert run.run([calm, deaf], place, lambda: None) == 1
+    assert "deaf: exit code -9" in capsys.readouterr().out
+    assert run.run([calm, gone], place, lambda: None) == 2
+    said = capsys.readouterr().out
+    assert "gone ended with 3" in said
+    assert "gone: no such file" in said
+    assert "calm: exit code 0" in said

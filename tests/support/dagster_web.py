@@ -37,10 +37,13 @@ query Backfill($id: String!) {
 """
 _ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 _PATIENCE_S = 180.0
+_PASSWORDS = urllib.request.HTTPPasswordMgrWithDefaultRealm()
 _OPENER = urllib.request.build_opener(
-    urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor()
+    urllib.request.ProxyHandler({}),
+    urllib.request.HTTPCookieProcessor(),
+    urllib.request.HTTPBasicAuthHandler(_PASSWORDS),
 )
-"""With the cookies that the gates have given it."""
+"""With the cookies that the gates have given it, and passwords for those who ask."""
 _ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/\?token=\S+")
 
 
@@ -83,6 +86,11 @@ def sign_in(log: Path) -> str:
         return shown.partition("/?")[0]
 
 
+def use_password(url: str, user: str, password: str) -> None:
+    """Give this name and password from now on when `url` asks who it is."""
+    _PASSWORDS.add_password(None, url, user, password)
+
+
 def graphql(url: str, query: str, **variables: Any) -> dict[str, Any]:
     """The data that a query gives.
 
@@ -101,8 +109,8 @@ def graphql(url: str, query: str, **variables: Any) -> dict[str, Any]:
     return answer["data"]
 
 
-def launch_batch(url: str, batch: str) -> str:
-    """Start the run of all stages of a batch, as a click does; returns the run's id.
+def launch_batch(url: str, batch: str, assets: Sequence[str] = ()) -> str:
+    """Start the run of all stages of a batch, or of some, as a click does; returns the run's id.
 
     Raises:
         OSError: nobody answers, or the run is refused, as it is until the server has its code
@@ -113,6 +121,8 @@ def launch_batch(url: str, batch: str) -> str:
             "repositoryLocationName": "replay_pipeline",
             "repositoryName": "__repository__",
             "pipelineName": "replay_batches",
+            **({"assetSelection": [{"path": [a]} for a in assets]} if assets else {}),
+            "assetCheckSelection": [] if assets else None,
         },
         "mode": "default",
         "runConfigData": {},
