@@ -246,11 +246,11 @@ format: $(STAMP)
 bench: $(STAMP)
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
-# Thirty nights under Dagster's daemon, with a crash, a full disk, an outage and more: 10 minutes.
 # Every way of starting it, stopped by every signal, also as first process: needs `unshare`. 20 minutes.
 stops: $(STAMP)
 	$(BIN)/python benchmarks/stops.py
 
+# Thirty nights under Dagster's daemon, with a crash, a full disk, an outage and more: 10 minutes.
 month: $(STAMP)
 	$(BIN)/python benchmarks/month.py
 

@@ -31,7 +31,11 @@ python_logs: {{python_log_level: WARNING}}
 concurrency:
   runs: {{max_concurrent_runs: 2}}
   pools: {{default_limit: 1, granularity: op}}
-run_monitoring: {{enabled: true, poll_interval_seconds: 30, free_slots_after_run_end_seconds: 10}}
+run_monitoring:
+  enabled: true
+  poll_interval_seconds: 30
+  cancel_timeout_seconds: 330  # a stopped replay waits for paid answers, 300 s at most
+  free_slots_after_run_end_seconds: 10
 retention:
   sensor: {{purge_after_days: 7}}
   schedule: {{purge_after_days: 90}}
