@@ -683,7 +683,7 @@ def main() -> None:
     policy: Policy | None = None
     for seed in given.seeds:
         for arm in given.arms:
-            path = given.output / f"{arm}-{seed}.json"
+            path = given.output / f"{name_of(arm, options)}-{seed}.json"
             if path.is_file() or (arm == "untouched" and seed != given.seeds[0]):
                 continue
             if policy is None:
@@ -691,8 +691,7 @@ def main() -> None:
                 general = general_text(policy)
             training = None
             if arm != "untouched":
-                folder = given.output / f"{arm}-{seed}"
-                training = trained(policy, arm, seed, pool, folder)
+                training = trained(policy, arm, seed, pool, path.with_suffix(""))
             measured = measure(
                 policy,
                 tested,
@@ -705,6 +704,12 @@ def main() -> None:
             path.write_text(json.dumps({"training": training, **measured}, indent=1), "utf-8")
             _write_table(given.output, pool, tested)
     _write_table(given.output, pool, tested)
+
+
+def name_of(arm: str, options: Options) -> str:
+    """Name an arm in the table: with its steps, where they are others than usual."""
+    is_usual = arm == "untouched" or options.steps == Options.steps
+    return arm if is_usual else f"{arm}_{options.steps}"
 
 
 def _write_table(output: Path, pool: list[Repository], tested: list[Repository]) -> None:

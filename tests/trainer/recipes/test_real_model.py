@@ -162,6 +162,13 @@ def test_an_arm_that_was_trained_is_taken_up_again_and_not_trained_twice(recipe,
         assert torch.equal(policy.logps(rows)[0][0], measured[0][0])
 
 
+def test_runs_of_another_length_stand_beside_the_usual_ones(recipe):
+    proof, _ = recipe
+    assert proof.name_of("pairs", proof.Options()) == "pairs"
+    assert proof.name_of("pairs", proof.Options(steps=300)) == "pairs_300"
+    assert proof.name_of("untouched", proof.Options(steps=300)) == "untouched"
+
+
 def test_p_of_mcnemar_is_that_of_the_coin(recipe):
     assert recipe[0].mcnemar([0.0] * 8, [1.0] * 8) == pytest.approx(2 / 2**8)
     assert recipe[0].mcnemar([0.0, 1.0], [1.0, 0.0]) == 1.0
