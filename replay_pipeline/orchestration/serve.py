@@ -9,9 +9,9 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import Popen
+from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
 
 import dagster as dg
@@ -41,6 +41,7 @@ from replay_pipeline.processes import python
 _LOG_LEVEL = "warning"
 _POLL_MS = 2000
 _CLOSING_S = 3
+_TELL_AGAIN_S = 10.0
 """How long a browser's open connection may hold the end up."""
 
 
@@ -111,7 +112,11 @@ def _daemon(workspace: str) -> Iterator[Popen[bytes]]:
         yield process
     finally:
         send_ipc_shutdown_message(writing)
-        process.wait()
+        while process.poll() is None:
+            # Dagster's daemon may lose a signal between two of its looks at them; it buys nothing.
+            with suppress(TimeoutExpired):
+                process.wait(_TELL_AGAIN_S)
+            process.terminate()
 
 
 def _end_with(daemon: Popen[bytes], server: uvicorn.Server) -> None:
