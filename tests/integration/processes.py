@@ -9,6 +9,7 @@ from typing import Any
 
 from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.processes import child_environment
+from tests.support.forked import forked
 
 
 def materialize(
@@ -16,11 +17,13 @@ def materialize(
 ) -> subprocess.Popen[bytes]:
     """Start `dagster asset materialize` on a data root; `options` are those of `Popen`."""
     return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "dagster", "asset", "materialize"),
-            *("-m", "replay_pipeline.definitions", "--select", asset),
-            *(("--partition", batch) if batch else ()),
-        ],
+        forked(
+            [
+                *(sys.executable, "-m", "dagster", "asset", "materialize"),
+                *("-m", "replay_pipeline.definitions", "--select", asset),
+                *(("--partition", batch) if batch else ()),
+            ]
+        ),
         env=child_environment(DAGSTER_HOME=str(prepare_home(root)), REPLAY_DATA=str(root)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

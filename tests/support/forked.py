@@ -15,11 +15,13 @@ import random
 import resource
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -28,70 +30,84 @@ from typing import Any
 
 BIN = Path(sys.executable).parent
 _CLIENT = Path(__file__).with_name("forked_client.py")
-_LOADED = (
-    "dagster._cli",
-    "httpx",
-    "replay_pipeline.definitions",
-    "replay_pipeline.publish",
-    "replay_pipeline.replay",
-    "replay_pipeline.stages.doctor",
-    "replay_pipeline.testing.server",
-    "rich.progress",
-    "typer",
-)
-"""Not in here is what looks at the terminal when it is loaded."""
+_LOADED = {
+    "pipeline": (
+        "dagster._cli",
+        "httpx",
+        "replay_pipeline.definitions",
+        "replay_pipeline.publish",
+        "replay_pipeline.replay",
+        "replay_pipeline.stages.doctor",
+        "replay_pipeline.testing.server",
+        "rich.progress",
+        "typer",
+    ),
+    "trainer": (
+        "accelerate",
+        "datasets",
+        "trainer.integrations.trl.run",
+        "transformers.models.qwen2.modeling_qwen2",
+    ),
+}
+"""What programs of a kind need. Not in here is what looks at the terminal when it is loaded."""
 _READ_AT_IMPORT = ("HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 _READ_AT_START = ("LC_ALL", "PYTHONHASHSEED", "PYTHONUTF8", "PYTHONWARNINGS")
 DECISIVE = (*_READ_AT_IMPORT, *_READ_AT_START)
 """Variables that a fork cannot have otherwise than the server: with others, nothing is forked."""
 
 
-def forked(command: Sequence[str | os.PathLike[str]]) -> list[str]:
+def forked(command: Sequence[str | os.PathLike[str]], kind: str = "pipeline") -> list[str]:
     """Give a command that has a command of this Python run as a fork.
 
     Args:
-        command: a script of this environment, or this Python with `-m`, `-c` or a script, and perhaps `-P`.
+        command: a script of this environment, or this Python with `-m`, `-c` or a script, and perhaps
+            `-P`.
+        kind: what is loaded already, a key of `_LOADED`.
     """
-    return [sys.executable, "-I", "-S", str(_CLIENT), _server(), *map(os.fspath, command)]
+    return [sys.executable, "-I", "-S", str(_CLIENT), _server(kind), *map(os.fspath, command)]
 
 
-def scripts(folder: Path, *names: str) -> Path:
-    """Put commands into a folder that have scripts of this environment run as forks; gives it."""
-    for name in names:
-        words = " ".join(f"'{word}'" for word in forked([BIN / name]))
+@cache
+def scripts(kind: str = "pipeline") -> Path:
+    """Give a folder with commands of this environment that run as forks, for a shell's PATH."""
+    folder = Path(_server(kind)).with_name("bin")
+    folder.mkdir()
+    for name in ("dagster", "python", "replay-pipeline"):
+        words = " ".join(f"'{word}'" for word in forked([BIN / name], kind))
         (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 
 
 @cache
-def _server() -> str:
-    """Start the server of this process; gives where it listens."""
+def _server(kind: str) -> str:
+    """Start the server of a kind; gives where it listens."""
     where = Path(tempfile.mkdtemp(prefix="forked-")) / "socket"
-    command = [sys.executable, "-P", __file__, str(where)]
+    command = [sys.executable, "-P", __file__, kind, str(where)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     server = subprocess.Popen(command, **pipes, start_new_session=True)
-    assert server.stdin and server.stdout
+    assert server.stdout is not None
     assert server.stdout.read(1), "the server of forks ended"
 
     def end() -> None:
         server.communicate()
-        where.parent.rmdir()
+        shutil.rmtree(where.parent)
 
     atexit.register(end)
     return str(where)
 
 
-def _serve(where: str) -> list[str]:
+def _serve(kind: str, where: str) -> list[str]:
     """Fork for each client, until standard input ends; returns in the forks, with what they are to run."""
     with warnings.catch_warnings(action="ignore"):
-        for name in _LOADED:
+        for name in _LOADED[kind]:
             importlib.import_module(name)
-        importlib.import_module("replay_pipeline.normalize.data_juicer").load()
-    assert not {"polars", "replay_pipeline.cli.console", "torch"} & sys.modules.keys()
+        if kind == "pipeline":
+            importlib.import_module("replay_pipeline.normalize.data_juicer").load()
+    assert not {"polars", "replay_pipeline.cli.console"} & sys.modules.keys()
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(where)
         listener.listen(64)
@@ -103,8 +119,14 @@ def _serve(where: str) -> list[str]:
                     listener.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     return _fork_for(client)
-    os.unlink(where)
     os._exit(0)
+
+
+def _reap(*_: object) -> None:
+    """Take in the forks that have ended, and with them their seconds."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _fork_for(client: socket.socket) -> list[str]:
@@ -113,7 +135,8 @@ def _fork_for(client: socket.socket) -> list[str]:
     with client.makefile("rb") as stream:
         told = marshal.loads(stream.read(int.from_bytes(size)))
     variables = told["variables"]
-    if any(variables.get(name) != os.environ.get(name) for name in DECISIVE):
+    is_other = any(variables.get(name) != os.environ.get(name) for name in DECISIVE)
+    if is_other or "pytest" in told["words"]:  # which loads packages in a way of its own
         client.sendall(bytes(8))  # it is to run the command itself
         os._exit(0)
     if pid := os.fork():
@@ -144,14 +167,14 @@ def _run(program: str, *words: str) -> None:
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     is_safe = bool(os.environ.get("PYTHONSAFEPATH"))
     how = "script"
-    if program == sys.executable:
+    if program in (sys.executable, str(BIN / "python")):
         program, *words = words
         if program == "-P":
             is_safe, (program, *words) = True, words
         if program in ("-m", "-c"):
             how, (program, *words) = program, words
     if not is_safe:
-        sys.path.insert(0, str(Path(program).parent) if how == "script" else os.getcwd())
+        sys.path.insert(0, str(Path(program).parent) if how == "script" else str(Path.cwd()))
     sys.argv = [program, *words]
     if how == "-m":
         runpy.run_module(program, run_name="__main__", alter_sys=True)
@@ -162,5 +185,30 @@ def _run(program: str, *words: str) -> None:
         runpy.run_path(program, run_name="__main__")
 
 
+def _exit_status(words: Sequence[str]) -> int:
+    """Run a program; gives the status that Python would end with."""
+    try:
+        _run(*words)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    else:
+        return 0
+    return 1
+
+
 if __name__ == "__main__":
-    _run(*_serve(sys.argv[1]))
+    status = _exit_status(_serve(*sys.argv[1:]))
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # Libraries take down threads at the end, and those of the server are not in its forks.
+    os._exit(status)

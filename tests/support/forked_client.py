@@ -13,7 +13,7 @@ os.umask(umask)
 told = marshal.dumps(
     {
         "words": words,
-        "folder": os.getcwd(),
+        "folder": os.getcwd(),  # noqa: PTH109 (pathlib takes as long to load as all the rest)
         "variables": dict(os.environ),
         "umask": umask,
         "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
