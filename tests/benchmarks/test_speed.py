@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked import scripts
+from tests.support.forked import forked_python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -35,7 +35,7 @@ def dry(tmp_path_factory):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHON": str(scripts("trainer") / "python")},
+        env=os.environ | {"PYTHON": forked_python("trainer")},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {row["step"]: row for row in json.loads(file.read_text())["steps"]}

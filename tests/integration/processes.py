@@ -1,7 +1,6 @@
 """Steps of Dagster in processes of their own, so that they can be stopped and killed."""
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.processes import child_environment
-from tests.support.forked import forked
+from tests.support.forked import BIN, forked
 
 
 def materialize(
@@ -19,7 +18,7 @@ def materialize(
     return subprocess.Popen(
         forked(
             [
-                *(sys.executable, "-m", "dagster", "asset", "materialize"),
+                *(BIN / "python", "-m", "dagster", "asset", "materialize"),
                 *("-m", "replay_pipeline.definitions", "--select", asset),
                 *(("--partition", batch) if batch else ()),
             ]

@@ -79,6 +79,11 @@ def scripts(kind: str = "pipeline") -> Path:
     return folder
 
 
+def forked_python(kind: str) -> str:
+    """Give a Python whose programs run as forks, for what starts programs by itself."""
+    return str(scripts(kind) / "python")
+
+
 @cache
 def _server(kind: str) -> str:
     """Start the server of a kind; gives where it listens."""
@@ -192,11 +197,11 @@ def _exit_status(words: Sequence[str]) -> int:
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
-        print(end.code, file=sys.stderr)
+        sys.stderr.write(f"{end.code}\n")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (as the interpreter does)
         sys.excepthook(*sys.exc_info())
     else:
         return 0
