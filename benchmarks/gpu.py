@@ -13,6 +13,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.measuring import PYTHON  # noqa: E402 - after the path above
+
 TESTS = ["losses/test_tree.py", "losses/test_head.py", "integrations/test_packing.py"]
 LAST_LINES = 15
 
@@ -42,7 +44,7 @@ def steps(*, is_dry: bool, folder: Path) -> list[tuple[str, int, list[str]]]:
 def run_step(name: str, limit_s: float, command: list[str], file: Path) -> dict[str, Any]:
     """Run one step; its figures, or how it failed."""
     began_s = time.perf_counter()
-    given = [sys.executable, *(str(file) if word == "{json}" else word for word in command)]
+    given = [PYTHON, *(str(file) if word == "{json}" else word for word in command)]
     try:
         done = subprocess.run(
             given,

@@ -7,6 +7,7 @@ most, the weights included.
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -59,6 +60,10 @@ def machine_of(device: Device) -> str:
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
+PYTHON = os.environ.get("PYTHON", sys.executable)
+"""What variants are run by."""
+
+
 def arguments_of(
     parser: argparse.ArgumentParser, measure: Callable[..., dict[str, Any]]
 ) -> argparse.Namespace:
@@ -76,7 +81,7 @@ def arguments_of(
 def measure_fresh(script: str, variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """One variant of `script` in a process of its own, which prints its figures as a JSON line."""
     child = subprocess.run(
-        [sys.executable, script, "--variant", variant, "--sizes", json.dumps(sizes)],
+        [PYTHON, script, "--variant", variant, "--sizes", json.dumps(sizes)],
         check=True,
         stdout=subprocess.PIPE,
         text=True,

@@ -4,6 +4,7 @@ import gc
 import os
 import uuid
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     TRL_EXPERIMENTAL_SILENCE="1",
 )
+# The scanner's compiled rules, for processes with a home folder of their own: two seconds each.
+os.environ.setdefault("KF_RULE_CACHE_DIR", str(Path.home() / ".cache" / "kingfisher"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -26,6 +29,12 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_hub_folder(tmp_path_factory: pytest.TempPathFactory):
+    """Nothing of a hub is shared with the person who runs the tests; libraries look once where it is."""
+    os.environ["HF_HOME"] = str(tmp_path_factory.getbasetemp() / "hf")
 
 
 @pytest.fixture(autouse=True)
@@ -45,4 +54,3 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
         monkeypatch.delenv(name, raising=False)
     config = tmp_path_factory.getbasetemp() / "config" / uuid.uuid4().hex  # made when it is needed
     monkeypatch.setenv("REPLAY_CONFIG_DIR", str(config))
-    monkeypatch.setenv("HF_HOME", str(tmp_path_factory.getbasetemp() / "hf"))

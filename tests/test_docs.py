@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.processes import child_environment
+from tests.support.forked import BIN, forked, scripts
 
 REPO = Path(__file__).parents[1]
 PAGES = sorted([REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")])
@@ -53,9 +54,8 @@ SHARED = {
 
 
 def run(command: list[str] | str, folder: Path) -> None:
-    bin_dir = str(Path(sys.executable).parent)
     environment = child_environment(HOME=str(folder))
-    environment["PATH"] = f"{bin_dir}:{environment['PATH']}"
+    environment["PATH"] = f"{scripts()}:{BIN}:{environment['PATH']}"
     environment["PYTHONPATH"] = str(REPO)
     done = subprocess.run(
         command,
@@ -93,4 +93,4 @@ def test_snippets_run(page, tmp_path, tmp_path_factory, left_by):
     if python:
         script = tmp_path / "page.py"
         script.write_text("\n".join(python), "utf-8")
-        run([sys.executable, str(script)], tmp_path)
+        run(forked([sys.executable, script]), tmp_path)

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import xxhash
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
 _NOT_A_LETTER = r"\s+|\d+|[!-/:-@\[-`{-~]"
@@ -46,10 +49,10 @@ def text_stats(column: pa.Array, special: str) -> TextStats:
     """
     texts = _series(column).str
     return TextStats(
-        texts.len_chars().cast(pl.Int64).to_numpy(),
+        texts.len_chars().to_numpy().astype(np.int64),
         # A word is a run between separators in which at least one character is not special.
-        texts.count_matches(rf"[^{special}][^ \t\n]*").cast(pl.Int64).to_numpy(),
-        texts.count_matches(f"[{special}]").cast(pl.Int64).to_numpy(),
+        texts.count_matches(rf"[^{special}][^ \t\n]*").to_numpy().astype(np.int64),
+        texts.count_matches(f"[{special}]").to_numpy().astype(np.int64),
     )
 
 
@@ -64,7 +67,9 @@ def text_digests(column: pa.Array, *, lowercase: bool, ignore_non_character: boo
     return [xxhash.xxh3_128_digest(text.encode()) for text in stripped]
 
 
-def _series(column: pa.Array) -> pl.Series:
+def _series(column: pa.Array) -> "pl.Series":
+    import polars as pl  # starts a pool of threads: for those who count, not for all who import
+
     return pl.Series(values=column.cast(pa.large_string()), dtype=pl.String).fill_null("")
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked import forked_python
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -33,7 +35,7 @@ def dry(tmp_path_factory):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHON": sys.executable},
+        env=os.environ | {"PYTHON": forked_python("trainer")},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {row["step"]: row for row in json.loads(file.read_text())["steps"]}

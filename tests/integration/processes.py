@@ -1,7 +1,6 @@
 """Steps of Dagster in processes of their own, so that they can be stopped and killed."""
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.processes import child_environment
+from tests.support.forked import BIN, forked
 
 
 def materialize(
@@ -16,11 +16,13 @@ def materialize(
 ) -> subprocess.Popen[bytes]:
     """Start `dagster asset materialize` on a data root; `options` are those of `Popen`."""
     return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "dagster", "asset", "materialize"),
-            *("-m", "replay_pipeline.definitions", "--select", asset),
-            *(("--partition", batch) if batch else ()),
-        ],
+        forked(
+            [
+                *(BIN / "python", "-m", "dagster", "asset", "materialize"),
+                *("-m", "replay_pipeline.definitions", "--select", asset),
+                *(("--partition", batch) if batch else ()),
+            ]
+        ),
         env=child_environment(DAGSTER_HOME=str(prepare_home(root)), REPLAY_DATA=str(root)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +15,7 @@ from replay_pipeline.settings import config_dir
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
+from tests.support.forked import BIN, forked
 from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
@@ -26,10 +26,8 @@ OTHER = {"name": "other", "model": "z-ai/glm-4.6", "dialect": "openrouter"}
 def command(
     *words: str | Path, cwd: Path, max_file_bytes: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    tool = Path(sys.executable).with_name("replay-pipeline")
-    start = [str(tool)] if tool.exists() else [sys.executable, "-m", "replay_pipeline.cli"]
     return subprocess.run(
-        [*start, *map(str, words)],
+        forked([BIN / "replay-pipeline", *words]),
         cwd=cwd,
         capture_output=True,
         text=True,

@@ -179,6 +179,7 @@ def test_the_demo_shows_pairs_before_anything_but_the_base_is_installed(command,
     assert (tmp_path / "demo" / "review.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from replay_pipeline.processes import child_environment
 from replay_pipeline.replay.control import slug_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.support.forked import BIN, forked
 from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
@@ -30,9 +30,8 @@ LOOK = {
 
 
 def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    tool = Path(sys.executable).with_name("replay-pipeline")
     return subprocess.run(
-        [tool, *map(str, words)],
+        forked([BIN / "replay-pipeline", *words]),
         cwd=cwd,
         env=child_environment(HOME=str(cwd), **environment),
         capture_output=True,

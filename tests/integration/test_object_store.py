@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 
 import dagster as dg
 import pytest
@@ -17,6 +16,7 @@ from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.store import as_path, files_below
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import run_batches, settings_at
+from tests.support.forked import BIN, forked
 from tests.trainer.diloco.s3_server import MotoServer
 
 pytestmark = [
@@ -117,9 +117,8 @@ def test_another_machine_goes_on_where_one_stopped(s3, tmp_path):
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    program = "from replay_pipeline.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        forked([BIN / "replay-pipeline", *arguments]),
         env=child_environment(**environment),
         capture_output=True,
         text=True,

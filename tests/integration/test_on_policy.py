@@ -10,6 +10,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.integration.test_training import CONFIG
+from tests.support.forked import forked_python
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,8 @@ def open_root(root: Path, **trainee) -> Pipeline:
     return Pipeline(Settings.load(data_dir=root, changes=changes, env={}))
 
 
-def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root):
+def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root, monkeypatch):
+    monkeypatch.setattr("sys.executable", forked_python("trainer"))
     work = open_root(root)
     [batch] = work.ingest_new()
     for stage in (work.replay, work.pairs, work.normalize):

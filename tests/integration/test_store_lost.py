@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 
 import pytest
 from s3fs import S3FileSystem
@@ -15,6 +14,7 @@ from replay_pipeline.stages.audit.tables import kept_or_dropped
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import run_batches, settings_at
+from tests.support.forked import BIN, forked
 from tests.trainer.diloco.s3_server import HostileNetwork, MotoServer
 
 pytestmark = pytest.mark.slow
@@ -149,8 +149,8 @@ def test_the_end_of_the_server_is_told_without_a_trace(moto, monkeypatch, tmp_pa
     network.down_at(command, part)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "from replay_pipeline.cli import main; main()", "run",
-             str(SESSIONS_DIR), "--data", "s3://bucket/root", "--no-train", "--yes"],
+            forked([BIN / "replay-pipeline", "run", SESSIONS_DIR, "--data", "s3://bucket/root",
+                    "--no-train", "--yes"]),
             env=child_environment(REPLAY_HOME=str(tmp_path), REPLAY_TEACHERS="sample"),
             capture_output=True,
             text=True,

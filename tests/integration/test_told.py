@@ -203,6 +203,7 @@ def test_a_confirmation_names_no_more_than_the_ceiling(served):
     assert served("replay", "--budget", "0.0005", "--yes").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_run_tells_why_it_stopped_what_is_left_and_what_finishing_costs(served):
     shown = served("run", SESSION, "--no-train", "--budget", "0.004", "--yes").output
     left = re.search(r"([\d,]+) questions were not sent \(budget 1\), about \$([\d.]+) to", shown)

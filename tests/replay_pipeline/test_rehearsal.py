@@ -60,6 +60,7 @@ def refuses(work: Pipeline) -> None:
         work.publish()
 
 
+@pytest.mark.slow
 def test_a_rehearsal_makes_agreements_pairs_and_disputes_for_nothing(root):
     work = pipeline_at(root)
     outcomes = work.root.read_all("outcomes")["outcome"].to_pylist()
@@ -75,6 +76,7 @@ def test_the_same_sessions_are_rehearsed_alike(root):
     assert rehearsed_answers(rows) == rehearsed_answers(reversed(rows))
 
 
+@pytest.mark.slow
 def test_tables_page_and_card_say_that_it_is_play(root, tmp_path):
     work = pipeline_at(root)
     answers = work.root.read_all("teacher_actions").to_pylist()
@@ -93,6 +95,7 @@ def test_tables_page_and_card_say_that_it_is_play(root, tmp_path):
     assert "nothing to train on" in card
 
 
+@pytest.mark.slow
 def test_a_rehearsal_is_not_published_to_the_hub(root, to_hub, tmp_path):
     changes = {"publish": {**to_hub["publish"], "folder": tmp_path / "set"}}
     refuses(pipeline_at(root, **changes))

@@ -102,6 +102,7 @@ def test_the_night_begins_when_the_settings_say(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_publishing_and_the_summary_follow_the_end_of_all_replays_of_the_night():
     sensor = night_goes_on(NightSettings())
 
@@ -133,6 +134,7 @@ def test_publishing_and_the_summary_follow_the_end_of_all_replays_of_the_night()
         assert asked(instance) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 @pytest.mark.parametrize(
     ("condition", "n_after_each_batch"),

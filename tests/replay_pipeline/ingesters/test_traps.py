@@ -820,6 +820,7 @@ def test_a_prefix_without_one_of_its_actions_is_refused(tmp_path: Path):
         list(traces.materialize())
 
 
+@pytest.mark.slow
 def test_ingestion_leaves_nothing_to_the_cyclic_collector():
     ingest(SESSIONS_DIR)
     gc.collect()

@@ -58,6 +58,7 @@ def old(request, tmp_path) -> Pipeline:
     return opened(tmp_path / "data", request.param)
 
 
+@pytest.mark.slow
 def test_an_old_root_without_its_logs_publishes_the_same_rows_for_nothing(old):
     before = rows_of(old.settings.dataset_dir())
     assert old.upgrade()["receipts"] == dict.fromkeys(("ingest", "replay", "pairs", "normalize"), 2)

@@ -97,6 +97,7 @@ def test_the_plain_path_makes_them(tokenizer):
     assert seen.n_rows > scoring.CHUNK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channels", "pair_forward"),
     [("all", "packed"), ("pairs alone", "padded"), ("policy alone", "packed")],

@@ -53,6 +53,7 @@ def test_twins_have_the_same_words_and_only_the_prompt_decides(recipe):
         assert one.calls[0] != one.calls[1]
 
 
+@pytest.mark.slow
 def test_the_right_action_succeeds_when_it_is_run_and_the_other_does_not(recipe):
     one_of_each = {one.family.name: one for one in recipe[1].repositories()}
     for one, wanted in product(one_of_each.values(), (0, 1)):
@@ -136,6 +137,7 @@ def test_drift_is_the_divergence_from_the_untouched_model(policy):
         assert policy.drift(window).item() == pytest.approx(expected.item(), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["pairs", "three_channels", "swapped", "sft", "on_policy"])
 def test_every_arm_trains_the_adapters_and_nothing_else(recipe, policy, arm):
     proof, repositories = recipe
@@ -149,6 +151,7 @@ def test_every_arm_trains_the_adapters_and_nothing_else(recipe, policy, arm):
     assert all(map(torch.equal, policy.base.parameters(), before))
 
 
+@pytest.mark.slow
 def test_an_arm_that_was_trained_is_taken_up_again_and_not_trained_twice(recipe, policy, tmp_path):
     proof, repositories = recipe
     pool, folder = repositories.repositories()[:2], tmp_path / "pairs-0"

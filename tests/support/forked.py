@@ -1,0 +1,219 @@
+"""Programs that need not load their packages anew: forked by a server that has loaded them.
+
+`forked(COMMAND)` gives a command that does what a command of this Python does. Its process is a small
+client (`forked_client`), which hands what it was given to the server, passes signals on, and ends as
+the fork does; killed, it takes the fork with it.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import marshal
+import os
+import random
+import resource
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+_CLIENT = Path(__file__).with_name("forked_client.py")
+_LOADED = {
+    "pipeline": (
+        "dagster._cli",
+        "httpx",
+        "replay_pipeline.definitions",
+        "replay_pipeline.publish",
+        "replay_pipeline.replay",
+        "replay_pipeline.stages.doctor",
+        "replay_pipeline.testing.server",
+        "rich.progress",
+        "typer",
+    ),
+    "trainer": (
+        "accelerate",
+        "datasets",
+        "trainer.integrations.trl.run",
+        "transformers.models.qwen2.modeling_qwen2",
+    ),
+}
+"""What programs of a kind need. Not in here is what looks at the terminal when it is loaded."""
+_READ_AT_IMPORT = ("HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
+_READ_AT_START = ("LC_ALL", "PYTHONHASHSEED", "PYTHONUTF8", "PYTHONWARNINGS")
+DECISIVE = (*_READ_AT_IMPORT, *_READ_AT_START)
+"""Variables that a fork cannot have otherwise than the server: with others, nothing is forked."""
+
+
+def forked(command: Sequence[str | os.PathLike[str]], kind: str = "pipeline") -> list[str]:
+    """Give a command that has a command of this Python run as a fork.
+
+    Args:
+        command: a script of this environment, or this Python with `-m`, `-c` or a script, and perhaps
+            `-P`.
+        kind: what is loaded already, a key of `_LOADED`.
+    """
+    return [sys.executable, "-I", "-S", str(_CLIENT), _server(kind), *map(os.fspath, command)]
+
+
+@cache
+def scripts(kind: str = "pipeline") -> Path:
+    """Give a folder with commands of this environment that run as forks, for a shell's PATH."""
+    folder = Path(_server(kind)).with_name("bin")
+    folder.mkdir()
+    for name in ("dagster", "python", "replay-pipeline"):
+        words = " ".join(f"'{word}'" for word in forked([BIN / name], kind))
+        (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def forked_python(kind: str) -> str:
+    """Give a Python whose programs run as forks, for what starts programs by itself."""
+    return str(scripts(kind) / "python")
+
+
+@cache
+def _server(kind: str) -> str:
+    """Start the server of a kind; gives where it listens."""
+    where = Path(tempfile.mkdtemp(prefix="forked-")) / "socket"
+    command = [sys.executable, "-P", __file__, kind, str(where)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    server = subprocess.Popen(command, **pipes, start_new_session=True)
+    assert server.stdout is not None
+    assert server.stdout.read(1), "the server of forks ended"
+
+    def end() -> None:
+        server.communicate()
+        shutil.rmtree(where.parent)
+
+    atexit.register(end)
+    return str(where)
+
+
+def _serve(kind: str, where: str) -> list[str]:
+    """Fork for each client, until standard input ends; returns in the forks, with what they are to run."""
+    with warnings.catch_warnings(action="ignore"):
+        for name in _LOADED[kind]:
+            importlib.import_module(name)
+        if kind == "pipeline":
+            importlib.import_module("replay_pipeline.normalize.data_juicer").load()
+    assert not {"polars", "replay_pipeline.cli.console"} & sys.modules.keys()
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, _reap)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(where)
+        listener.listen(64)
+        os.write(1, b".")
+        while 0 not in select.select([listener, 0], [], [])[0]:
+            client, _ = listener.accept()
+            with client:
+                if not os.fork():
+                    listener.close()
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    return _fork_for(client)
+    os._exit(0)
+
+
+def _reap(*_: object) -> None:
+    """Take in the forks that have ended, and with them their seconds."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _fork_for(client: socket.socket) -> list[str]:
+    """Fork once more and wait for the end of it or of the client; returns in the fork."""
+    size, files, *_ = socket.recv_fds(client, 8, 3)
+    with client.makefile("rb") as stream:
+        told = marshal.loads(stream.read(int.from_bytes(size)))
+    variables = told["variables"]
+    is_other = any(variables.get(name) != os.environ.get(name) for name in DECISIVE)
+    if is_other or "pytest" in told["words"]:  # which loads packages in a way of its own
+        client.sendall(bytes(8))  # it is to run the command itself
+        os._exit(0)
+    if pid := os.fork():
+        client.sendall(pid.to_bytes(8))
+        ended = os.pidfd_open(pid)
+        if ended not in select.select([client, ended], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):
+            client.sendall(status.to_bytes(8))
+        os._exit(0)
+    os.setsid()
+    for number, fd in enumerate(files):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(told["folder"])
+    os.umask(told["umask"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, told["file_size"])
+    os.environ.clear()
+    os.environ.update(variables)
+    random.seed()
+    tempfile.tempdir = None
+    return told["words"]
+
+
+def _run(program: str, *words: str) -> None:
+    """Be a program, as if Python had been started with its command."""
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    is_safe = bool(os.environ.get("PYTHONSAFEPATH"))
+    how = "script"
+    if program in (sys.executable, str(BIN / "python")):
+        program, *words = words
+        if program == "-P":
+            is_safe, (program, *words) = True, words
+        if program in ("-m", "-c"):
+            how, (program, *words) = program, words
+    if not is_safe:
+        sys.path.insert(0, str(Path(program).parent) if how == "script" else str(Path.cwd()))
+    sys.argv = [program, *words]
+    if how == "-m":
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    elif how == "-c":
+        sys.argv[0] = "-c"
+        exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]))
+    else:
+        runpy.run_path(program, run_name="__main__")
+
+
+def _exit_status(words: Sequence[str]) -> int:
+    """Run a program; gives the status that Python would end with."""
+    try:
+        _run(*words)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 (as the interpreter does)
+        sys.excepthook(*sys.exc_info())
+    else:
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    status = _exit_status(_serve(*sys.argv[1:]))
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # Libraries take down threads at the end, and those of the server are not in its forks.
+    os._exit(status)
