@@ -15,7 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
-.PHONY: install demo real-model test test-wheel test-browser test-real test-engines test-storage test-ray screenshots test-frameworks ui check check-static check-tests check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
+CHECKS := check-pipeline check-trainer check-whole check-static
+.PHONY: install demo real-model test test-wheel test-browser test-real test-engines test-storage test-ray screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -174,9 +175,9 @@ $(ENVIRONMENTS)/prime_rl-%:
 	git -C $@ checkout --quiet $*
 	git -C $@ submodule update --quiet --init deps/verifiers
 
-# Side by side: a worker that waits for a server leaves its core to the type checker.
+# Two at a time, each with its own part of the tests: none loads what only others need.
 check: $(STAMP)
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 check-static check-tests
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 $(CHECKS)
 
 check-static: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -184,8 +185,15 @@ check-static: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pyrefly check
 
-check-tests: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+QUICK := $(BIN)/python -m pytest -q -m "not slow"
+check-pipeline: $(STAMP)
+	$(QUICK) tests/replay_pipeline
+
+check-trainer: $(STAMP)
+	$(QUICK) tests/trainer
+
+check-whole: $(STAMP)
+	$(QUICK) tests --ignore=tests/replay_pipeline --ignore=tests/trainer
 
 # Changes the modules that hold money, pairs, splits, secrets and losses, one place at a time, and sees
 # whether their tests notice: MUTANTS changes a module, drawn by SEED, in ROOMS (all of them by default).
