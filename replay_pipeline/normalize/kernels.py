@@ -68,7 +68,8 @@ def text_digests(column: pa.Array, *, lowercase: bool, ignore_non_character: boo
 
 
 def _series(column: pa.Array) -> "pl.Series":
-    import polars as pl  # starts a pool of threads: for those who count, not for all who import
+    # It starts a pool of threads: for those who count, not for all who import.
+    import polars as pl  # noqa: PLC0415
 
     return pl.Series(values=column.cast(pa.large_string()), dtype=pl.String).fill_null("")
 

@@ -51,6 +51,7 @@ def test_help_of_the_command_line_loads_no_heavy_package():
     assert (HEAVY - {"rich"}).isdisjoint(loaded)
 
 
+@pytest.mark.slow
 def test_losses_load_no_framework():
     assert {"transformers", "trl", "datasets"}.isdisjoint(modules_after("import trainer.losses"))
 

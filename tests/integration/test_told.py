@@ -48,6 +48,7 @@ def test_ingest_tells_what_was_new_and_where_it_is_and_a_second_one_that_nothing
     assert "Nothing was new" in run("ingest", SESSION).output
 
 
+@pytest.mark.slow
 def test_a_replay_under_a_ceiling_tells_why_it_stopped_what_is_left_and_what_finishing_costs(run):
     run("ingest", SESSION)
     whole = run("replay", "--budget", "0", "--json")
@@ -168,6 +169,7 @@ def test_a_replay_of_what_is_finished_tells_that_nothing_was_asked_now(run):
     assert again["spent_usd"] == first["spent_usd"] > 0
 
 
+@pytest.mark.slow
 def test_an_estimate_tells_what_the_ceiling_buys(run):
     run("ingest", SESSION)
     n_states = json.loads(run("estimate", "--json").stdout)["n_states"]

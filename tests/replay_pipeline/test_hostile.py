@@ -153,6 +153,7 @@ def markdown_of(work: Pipeline) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_metadata_of_hostile_data_holds_no_live_markdown(work):
     found = markdown_of(work)
     assert len(found) >= 12

@@ -71,6 +71,7 @@ def test_a_rehearsal_makes_agreements_pairs_and_disputes_for_nothing(root):
     assert work.estimate().expected_usd == 0
 
 
+@pytest.mark.slow
 def test_the_same_sessions_are_rehearsed_alike(root):
     rows = pipeline_at(root).root.read_all("states").to_pylist()
     assert rehearsed_answers(rows) == rehearsed_answers(reversed(rows))

@@ -25,6 +25,7 @@ CASES = trap_logs()
 N_SEQUENCES = 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(N_SEQUENCES))
 def test_a_log_that_is_read_in_steps_comes_to_one_full_parse(seed: int, tmp_path: Path):
     random = Random(seed)

@@ -37,6 +37,7 @@ def test_our_trainer_reads_both_alike(tmp_path, kept_table):
     assert arguments == {"file_path": "src/module_3.py"}
 
 
+@pytest.mark.slow
 def test_publishing_one_batch_again_brings_the_others_over(old, kept_table):
     report = publish([("b1", kept_table(*range(6)))], folder=old)
     assert sum(report.rows_by_split["pairs"].values()) == 12

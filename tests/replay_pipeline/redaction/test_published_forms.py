@@ -88,6 +88,7 @@ def planted(seed: int, n: int = 1500) -> Iterator[tuple[str, str, str, str]]:
         yield kind, carrier, secret, carriers[carrier](name, secret)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_of_1500_secrets_in_published_forms_99_percent_go(seed: int):
     texts = list(planted(seed))

@@ -66,6 +66,7 @@ def answers_of(states, votes):
 votes_of_a_state = st.tuples(*[st.sampled_from([0, 1, 2, None])] * 3)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(votes_of_a_state, min_size=1, max_size=12), st.integers(1, 3))
 def test_cheap_first_never_loses_a_pair(votes, threshold):
@@ -287,6 +288,7 @@ def test_cheap_first_loses_no_pair_that_the_extraction_makes(
     assert poll.makes_pair() == bool(n_against_student(asked) + asked.get("contested", 0))
 
 
+@pytest.mark.slow
 def test_cheap_first_loses_no_pair_of_the_sample():
     states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
     recorded = [json.loads(line) for line in ANSWERS_FILE.read_text("utf-8").splitlines()]

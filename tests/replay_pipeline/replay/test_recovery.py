@@ -296,6 +296,7 @@ def test_a_limit_stays_until_it_is_changed_or_lifted_and_every_change_is_kept(tm
     assert changes == [("tag:t", 3.0), (scope, 0.006), (scope, None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.5, 3.0])
 def test_bills_above_the_bound_raise_reservations_by_their_factor_once(tmp_path, factor):
     """The factor must not compound over the calls in flight."""

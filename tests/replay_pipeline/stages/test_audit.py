@@ -13,25 +13,15 @@ from replay_pipeline.stages.audit.drift import MIN_BATCHES, MIN_ROWS, Rate, scor
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt, Receipts
 from replay_pipeline.storage.tables import DataRoot
-from tests.roots import pipeline_at, run_batches, sample_root
+from tests.roots import pipeline_at
 
 KEY = "ghp_" + "wJ4kTq9ZxR2mVb7NcY5sLd8PfG3hAe6Uo1Ki"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A data root on which every batch stage and the publication have run."""
-    root = tmp_path_factory.mktemp("made")
-    work = sample_root(root)
-    run_batches(work)
-    work.publish()
-    return root
-
-
 @pytest.fixture
-def work(made, tmp_path) -> Pipeline:
+def work(published, tmp_path) -> Pipeline:
     root = tmp_path / "data"
-    shutil.copytree(made, root)
+    shutil.copytree(published, root)
     return pipeline_at(root)
 
 
@@ -199,6 +189,7 @@ def test_rows_without_a_reason_and_money_over_the_ceiling_are_found(work):
         assert message in look(work.root, work.batches()).message()
 
 
+@pytest.mark.slow
 def test_an_unfit_batch_is_published_by_no_way(work):
     batch = work.batches()[0]
     before = {p: p.read_bytes() for p in work.settings.dataset_dir().rglob("*.parquet")}
@@ -271,6 +262,7 @@ def test_a_secret_in_the_card_is_found(work):
     assert "README.md: " in dataset.published_secrets(work.settings.dataset_dir()).message()
 
 
+@pytest.mark.slow
 def test_a_secret_that_was_not_redacted_stops_the_publication(work):
     batch = work.batches()[0]
     replaced(work.root, "normalized_pairs", batch, first(hint=f"token {KEY}"))

@@ -1,6 +1,7 @@
 """What is read of old batches when new ones come: the index, and nothing twice."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +14,12 @@ from replay_pipeline.stages import project
 from replay_pipeline.storage import folds
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.root_index import FILE, RootIndex
-from tests.roots import Pipeline, pipeline_at, run_batches, sample_root
+from tests.roots import Pipeline, pipeline_at, sample_root
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory) -> Pipeline:
-    work = sample_root(tmp_path_factory.mktemp("growth") / "data", n_batch_sessions=8)
-    run_batches(work)
-    work.publish()
-    return work
+def work(published, tmp_path_factory) -> Pipeline:
+    return pipeline_at(shutil.copytree(published, tmp_path_factory.mktemp("growth") / "data"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

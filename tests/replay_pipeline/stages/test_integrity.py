@@ -19,6 +19,9 @@ from tests.support.settings_files import write_settings
 N_FLIPS = 50
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """The sample taken as far as the dataset; its logs are gone, as they are after some weeks."""
@@ -71,7 +74,6 @@ def damaged(work: Pipeline) -> list[str]:
     return [each["path"] for each in work.verify()["damaged"]]
 
 
-@pytest.mark.slow
 def test_any_flipped_byte_is_found_and_made_again_as_it_was(root):
     chosen = random.Random(23)
     folders = files_of(root)
@@ -109,7 +111,6 @@ def test_a_repair_writes_nothing_but_what_is_damaged(root):
     assert pipeline_at(root).status()["ledger"] == spent
 
 
-@pytest.mark.slow
 def test_a_whole_root_without_its_tables_and_dataset_is_made_again(root):
     intact = bytes_of(root)
     for folder in files_of(root).keys() - {"batches", "receipts", "sources", "dataset"}:

@@ -67,6 +67,7 @@ def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
     assert work.fitting(rest, max_total_usd=2.0) == rest[:4], "what is paid is not paid again"
 
 
+@pytest.mark.slow
 def test_replays_at_once_with_ceilings_above_the_nights_spend_what_the_night_has(tmp_path):
     max_usd = 0.01
     work = sample_root(tmp_path, n_batch_sessions=4)

@@ -81,6 +81,7 @@ def seen(instance: dg.DagsterInstance, run_id: str) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_batched", [0, 500], ids=["one by one", "batched"])
 def test_stock_reads_back_every_event(tmp_path, monkeypatch, n_batched):
     monkeypatch.setenv("DAGSTER_EVENT_BATCH_SIZE", str(n_batched))

@@ -1,0 +1,15 @@
+from pathlib import Path
+
+import pytest
+
+from tests.roots import run_batches, sample_root
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory) -> Path:
+    """The sample's data root after every batch stage and the publication; copy it to change it."""
+    root = tmp_path_factory.mktemp("published") / "data"
+    work = sample_root(root)
+    run_batches(work)
+    work.publish()
+    return root
