@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import replay_pipeline
 import trainer.losses
 
