@@ -82,7 +82,7 @@ class Options:
     first_layer: int = 12
     learning_rate: float = 1e-3
     """Reached in ten steps, and from there on a line to a twentieth of it."""
-    steps: int = 200
+    steps: int = 300
     per_step: int = 2
     """Repositories whose twins are trained on in one step."""
     max_new_tokens: int = 40

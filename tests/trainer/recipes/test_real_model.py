@@ -168,8 +168,8 @@ def test_an_arm_that_was_trained_is_taken_up_again_and_not_trained_twice(recipe,
 def test_runs_of_another_length_stand_beside_the_usual_ones(recipe):
     proof, _ = recipe
     assert proof.name_of("pairs", proof.Options()) == "pairs"
-    assert proof.name_of("pairs", proof.Options(steps=300)) == "pairs_300"
-    assert proof.name_of("untouched", proof.Options(steps=300)) == "untouched"
+    assert proof.name_of("pairs", proof.Options(steps=200)) == "pairs_200"
+    assert proof.name_of("untouched", proof.Options(steps=200)) == "untouched"
 
 
 def test_p_of_mcnemar_is_that_of_the_coin(recipe):
