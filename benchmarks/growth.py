@@ -273,6 +273,7 @@ def night(root: Path) -> None:
             work = pipeline_at(root)
             for batch in new:
                 getattr(work, stage)(batch)
+        del work  # a step's pipeline goes with the step
         report = pipeline_at(root).publish().report
         summary = pipeline_at(root).night(since=began, failures=[])
     assert sorted(report["batches"]) == new
