@@ -5,6 +5,7 @@ was given (a fingerprint), what it did (its report) and how long it took. A stag
 has not changed hands back its receipt and does nothing, so any run may be repeated at no cost.
 """
 
+import gc
 import json
 import logging
 import time
@@ -92,7 +93,6 @@ from replay_pipeline.stages.trainer_process import (
     run_trainer,
     training_curves,
 )
-from replay_pipeline.storage.garbage_collection import give_back_memory
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import Place, copy_files, files_below
@@ -653,7 +653,9 @@ class Pipeline(Project):
             CheckFailedError: a batch breaks a contract, or was redacted by older rules; nothing was
                 published.
         """
-        give_back_memory()
+        # The pipelines of earlier steps refer to themselves, and hold what they knew of each batch.
+        gc.collect()
+        pa.default_memory_pool().release_unused()
         batches = self._batches_with("normalized_pairs")
         options = self.settings.publish
         place = self.settings.dataset_dir()

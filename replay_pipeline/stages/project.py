@@ -50,7 +50,6 @@ from replay_pipeline.stages.summary import summarize, summarize_night
 from replay_pipeline.stages.versions import versions_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept
-from replay_pipeline.storage.garbage_collection import give_back_memory
 from replay_pipeline.storage.pair_rows import PromptsOf
 from replay_pipeline.storage.schemas import TABLES, WRITTEN_BY
 from replay_pipeline.storage.store import Place
@@ -384,7 +383,6 @@ class Project(Overview):
 
     def night(self, *, since: datetime, failures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Tell what was done since then, and what is still open; `failures` are runs that failed."""
-        give_back_memory()
         return summarize_night(
             [each for each in self.receipts.figures() if each.at >= since.isoformat()],
             since=since,

@@ -15,11 +15,3 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def give_back_memory() -> None:
-    """Give back what earlier steps held: their pipelines refer to themselves, and know of each batch."""
-    import pyarrow as pa  # noqa: PLC0415 - whoever only looks at receipts does not load it
-
-    gc.collect()
-    pa.default_memory_pool().release_unused()
