@@ -41,8 +41,8 @@ from replay_pipeline.processes import python
 _LOG_LEVEL = "warning"
 _POLL_MS = 2000
 _CLOSING_S = 3
-_TELL_AGAIN_S = 10.0
 """How long a browser's open connection may hold the end up."""
+_TELL_AGAIN_S = 10.0
 
 
 def main(workspace: str, port: int) -> None:
