@@ -60,8 +60,8 @@ def machine_of(device: Device) -> str:
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
-PYTHON = os.environ.get("PYTHON", sys.executable)
-"""What variants are run by."""
+PYTHON = os.environ.get("BENCHMARK_PYTHON", sys.executable)
+"""What variants and steps are run by; not `PYTHON`, by which make is told what to make an environment of."""
 
 
 def arguments_of(

@@ -35,7 +35,7 @@ def dry(tmp_path_factory):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHON": forked_python("trainer")},
+        env=os.environ | dict.fromkeys(["PYTHON", "BENCHMARK_PYTHON"], forked_python("trainer")),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {row["step"]: row for row in json.loads(file.read_text())["steps"]}
