@@ -30,7 +30,7 @@ from typing import Any
 
 BIN = Path(sys.executable).parent
 _CLIENT = Path(__file__).with_name("forked_client.py")
-_LOADED = {
+LOADED = {
     "pipeline": (
         "dagster._cli",
         "httpx",
@@ -62,7 +62,7 @@ def forked(command: Sequence[str | os.PathLike[str]], kind: str = "pipeline") ->
     Args:
         command: a script of this environment, or this Python with `-m`, `-c` or a script, and perhaps
             `-P`.
-        kind: what is loaded already, a key of `_LOADED`.
+        kind: what is loaded already, a key of `LOADED`.
     """
     return [sys.executable, "-I", "-S", str(_CLIENT), _server(kind), *map(os.fspath, command)]
 
@@ -105,7 +105,7 @@ def _server(kind: str) -> str:
 def _serve(kind: str, where: str) -> list[str]:
     """Fork for each client, until standard input ends; returns in the forks, with what they are to run."""
     with warnings.catch_warnings(action="ignore"):
-        for name in _LOADED[kind]:
+        for name in LOADED[kind]:
             importlib.import_module(name)
         if kind == "pipeline":
             importlib.import_module("replay_pipeline.normalize.data_juicer").load()

@@ -9,12 +9,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-_LOADED = (
-    "accelerate",
-    "datasets",
-    "trainer.integrations.trl.run",
-    "transformers.models.qwen2.modeling_qwen2",
-)
+from tests.support.forked import LOADED
 
 
 class Preloaded:
@@ -57,7 +52,7 @@ class Preloaded:
 @cache
 def _server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_LOADED))
+    context.set_forkserver_preload(list(LOADED["trainer"]))
     return context
 
 
