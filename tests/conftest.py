@@ -34,7 +34,9 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(autouse=True, scope="session")
 def _own_hub_folder(tmp_path_factory: pytest.TempPathFactory):
     """Nothing of a hub is shared with the person who runs the tests; libraries look once where it is."""
-    os.environ["HF_HOME"] = str(tmp_path_factory.getbasetemp() / "hf")
+    folder = tmp_path_factory.getbasetemp()
+    is_shared = "PYTEST_XDIST_WORKER" in os.environ  # and so are the programs that look there
+    os.environ["HF_HOME"] = str((folder.parent if is_shared else folder) / "hf")
 
 
 @pytest.fixture(autouse=True)

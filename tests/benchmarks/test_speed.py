@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked import forked_python
+from tests.support.forked import forked, forked_python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def run_small(name, folder):
     file = folder / f"{name}.json"
+    command = [sys.executable, BENCHMARKS / f"{name}.py", "--small", "--json", file]
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / f"{name}.py", "--small", "--json", file],
+        forked(command, children=forked_python()),
         capture_output=True,
         text=True,
         check=False,
@@ -35,7 +36,7 @@ def dry(tmp_path_factory):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | dict.fromkeys(["PYTHON", "BENCHMARK_PYTHON"], forked_python("trainer")),
+        env=os.environ | dict.fromkeys(["PYTHON", "BENCHMARK_PYTHON"], forked_python()),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {row["step"]: row for row in json.loads(file.read_text())["steps"]}

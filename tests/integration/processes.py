@@ -8,7 +8,7 @@ from typing import Any
 
 from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.processes import child_environment
-from tests.support.forked import BIN, forked
+from tests.support.forked import BIN, forked, forked_python
 
 
 def materialize(
@@ -21,7 +21,8 @@ def materialize(
                 *(BIN / "python", "-m", "dagster", "asset", "materialize"),
                 *("-m", "replay_pipeline.definitions", "--select", asset),
                 *(("--partition", batch) if batch else ()),
-            ]
+            ],
+            children=forked_python(),
         ),
         env=child_environment(DAGSTER_HOME=str(prepare_home(root)), REPLAY_DATA=str(root)),
         stdout=subprocess.DEVNULL,

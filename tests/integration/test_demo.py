@@ -3,22 +3,21 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from datasets import load_dataset
 
 from replay_pipeline.processes import child_environment
+from tests.support.forked import BIN, forked, forked_python
 
 REPO = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
 def command(folder: Path, *words: str) -> tuple[str, str]:
-    tool = Path(sys.executable).with_name("replay-pipeline")
     done = subprocess.run(
-        [tool, "demo", *words],
+        forked([BIN / "replay-pipeline", "demo", *words], children=forked_python()),
         cwd=folder,
         env=child_environment(COLUMNS="120"),
         capture_output=True,

@@ -20,6 +20,7 @@ from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherSpec
 from tests.loopback import QuietHandler, served
+from tests.support.forked import forked, forked_python
 from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
@@ -150,7 +151,10 @@ def world(tmp_path) -> Iterator[tuple[Path, dict[str, str]]]:
 
 def run(command: list[str], environment: dict[str, str], expected: int | None = 0) -> bytes:
     done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, timeout=400
+        forked([sys.executable, *command], children=forked_python()),
+        env=environment,
+        capture_output=True,
+        timeout=400,
     )
     assert expected is None or done.returncode == expected, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -36,7 +36,7 @@ def open_root(root: Path, **trainee) -> Pipeline:
 
 
 def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root, monkeypatch):
-    monkeypatch.setattr("sys.executable", forked_python("trainer"))
+    monkeypatch.setattr("sys.executable", forked_python())
     work = open_root(root)
     [batch] = work.ingest_new()
     for stage in (work.replay, work.pairs, work.normalize):

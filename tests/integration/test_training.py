@@ -17,6 +17,7 @@ from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
 from tests.integration.processes import materialize, wait_until
 from tests.roots import pipeline_at, run_batches, sample_root
+from tests.support.forked import forked_python
 from tests.support.settings_files import write_settings
 
 pytestmark = [
@@ -94,6 +95,7 @@ def test_a_training_is_watched_and_a_stopped_one_ends_with_the_same_weights(
     root, published, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(train, "LiveCurves", partial(LiveCurves, every_s=0.0))
+    monkeypatch.setattr("sys.executable", forked_python())
     with dg.instance_for_test() as instance:
         run = train_in_process(root, instance)
         points = instance.fetch_observations(dg.AssetKey("trained_model"), limit=100).records

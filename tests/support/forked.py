@@ -2,19 +2,22 @@
 
 `forked(COMMAND)` gives a command that does what a command of this Python does. Its process is a small
 client (`forked_client`), which hands what it was given to the server, passes signals on, and ends as
-the fork does; killed, it takes the fork with it.
+the fork does; killed, it takes the fork with it. All workers of a test run share the servers.
 """
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import marshal
+import multiprocessing.spawn
 import os
 import random
 import resource
 import runpy
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -22,13 +25,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-BIN = Path(sys.executable).parent
+_PYTHON = sys.executable  # which tests replace
+BIN = Path(_PYTHON).parent
 _CLIENT = Path(__file__).with_name("forked_client.py")
 LOADED = {
     "pipeline": (
@@ -56,49 +62,82 @@ DECISIVE = (*_READ_AT_IMPORT, *_READ_AT_START)
 """Variables that a fork cannot have otherwise than the server: with others, nothing is forked."""
 
 
-def forked(command: Sequence[str | os.PathLike[str]], kind: str = "pipeline") -> list[str]:
+def forked(
+    command: Sequence[str | os.PathLike[str]], kind: str = "pipeline", *, children: str = ""
+) -> list[str]:
     """Give a command that has a command of this Python run as a fork.
 
     Args:
-        command: a script of this environment, or this Python with `-m`, `-c` or a script, and perhaps
-            `-P`.
+        command: a script of this environment, or this Python with `-m`, `-c` or a script, perhaps after
+            `-B`, `-P` or `-u`; with other options nothing is forked.
         kind: what is loaded already, a key of `LOADED`.
+        children: what the program takes for this Python when it starts programs by itself, such as
+            `forked_python()`; by default this Python.
     """
-    return [sys.executable, "-I", "-S", str(_CLIENT), _server(kind), *map(os.fspath, command)]
+    client = [_PYTHON, "-I", "-S", str(_CLIENT), _server(kind), children]
+    return [*client, *map(os.fspath, command)]
+
+
+def fork_of(process: subprocess.Popen[Any]) -> int:
+    """Give the number of the process that does the work of a forked command."""
+    name = Path(f"/proc/{process.pid}/comm")
+    while not (number := name.read_text().strip()).isdigit():
+        assert process.poll() is None
+        time.sleep(0.001)
+    return int(number)
 
 
 @cache
 def scripts(kind: str = "pipeline") -> Path:
     """Give a folder with commands of this environment that run as forks, for a shell's PATH."""
-    folder = Path(_server(kind)).with_name("bin")
+    folder = Path(_server(kind)).with_name(f"bin-{os.getpid()}")
     folder.mkdir()
     for name in ("dagster", "python", "replay-pipeline"):
-        words = " ".join(f"'{word}'" for word in forked([BIN / name], kind))
-        (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        (folder / name).chmod(0o755)
+        words = shlex.join(forked([BIN / name], kind))
+        _write_script(folder / name, f'exec {words} "$@"')
     return folder
 
 
-def forked_python(kind: str) -> str:
-    """Give a Python whose programs run as forks, for what starts programs by itself."""
-    return str(scripts(kind) / "python")
+@cache
+def forked_python() -> str:
+    """Give a Python whose programs run as forks, and theirs, for what starts programs by itself."""
+    script = Path(_server("trainer")).with_name(f"python-{os.getpid()}")
+    runs = {
+        kind: f'exec {shlex.join(forked([BIN / "python"], kind, children=str(script)))} "$@"'
+        for kind in LOADED
+    }
+    is_trainer = " | ".join(
+        f"*'{word}'*" for word in ("-m trainer", "torch", "benchmarks", "hf_replica")
+    )
+    _write_script(
+        script, f'case "$*" in {is_trainer}) {runs["trainer"]};; *) {runs["pipeline"]};; esac'
+    )
+    return str(script)
+
+
+def _write_script(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
 
 
 @cache
 def _server(kind: str) -> str:
-    """Start the server of a kind; gives where it listens."""
-    where = Path(tempfile.mkdtemp(prefix="forked-")) / "socket"
-    command = [sys.executable, "-P", __file__, kind, str(where)]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    server = subprocess.Popen(command, **pipes, start_new_session=True)
-    assert server.stdout is not None
-    assert server.stdout.read(1), "the server of forks ended"
-
-    def end() -> None:
-        server.communicate()
-        shutil.rmtree(where.parent)
-
-    atexit.register(end)
+    """Start the server of a kind, unless another worker has; gives where it listens."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    folder = Path(tempfile.gettempdir()) / f"forked-{run}-{kind}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    where, users = folder / "socket", folder / "users"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_first = not users.exists()
+        if is_first:
+            os.mkfifo(users)
+            # It ends with the last process that has this open.
+            reading = os.open(users, os.O_RDONLY | os.O_NONBLOCK)
+        os.open(users, os.O_WRONLY)
+        if is_first:
+            subprocess.run([_PYTHON, "-P", __file__, kind, str(where)], stdin=reading, check=True)
+            os.close(reading)
     return str(where)
 
 
@@ -116,7 +155,9 @@ def _serve(kind: str, where: str) -> list[str]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(where)
         listener.listen(64)
-        os.write(1, b".")
+        if os.fork():
+            os._exit(0)  # it is there
+        os.setsid()
         while 0 not in select.select([listener, 0], [], [])[0]:
             client, _ = listener.accept()
             with client:
@@ -124,6 +165,7 @@ def _serve(kind: str, where: str) -> list[str]:
                     listener.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     return _fork_for(client)
+    shutil.rmtree(Path(where).parent)
     os._exit(0)
 
 
@@ -136,11 +178,12 @@ def _reap(*_: object) -> None:
 
 def _fork_for(client: socket.socket) -> list[str]:
     """Fork once more and wait for the end of it or of the client; returns in the fork."""
-    size, files, *_ = socket.recv_fds(client, 8, 3)
+    size, files, *_ = socket.recv_fds(client, 8, 64)
     with client.makefile("rb") as stream:
         told = marshal.loads(stream.read(int.from_bytes(size)))
     variables = told["variables"]
     is_other = any(variables.get(name) != os.environ.get(name) for name in DECISIVE)
+    is_other |= not _options(*told["words"])[0] <= {"-B", "-P", "-u"}
     if is_other or "pytest" in told["words"]:  # which loads packages in a way of its own
         client.sendall(bytes(8))  # it is to run the command itself
         os._exit(0)
@@ -153,8 +196,10 @@ def _fork_for(client: socket.socket) -> list[str]:
         with contextlib.suppress(OSError):
             client.sendall(status.to_bytes(8))
         os._exit(0)
+    client.close()
     os.setsid()
-    for number, fd in enumerate(files):
+    files = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 1000) for fd in files]  # out of the way
+    for number, fd in zip(told["files"], files, strict=True):
         os.dup2(fd, number)
         os.close(fd)
     os.chdir(told["folder"])
@@ -162,22 +207,32 @@ def _fork_for(client: socket.socket) -> list[str]:
     resource.setrlimit(resource.RLIMIT_FSIZE, told["file_size"])
     os.environ.clear()
     os.environ.update(variables)
+    if told["children"]:
+        sys.executable = told["children"]
+        multiprocessing.spawn.set_executable(told["children"])
     random.seed()
     tempfile.tempdir = None
     return told["words"]
 
 
+def _options(program: str, *words: str) -> tuple[set[str], list[str]]:
+    """Give the options of Python in a command, and what follows them."""
+    if Path(program).parent != BIN or not Path(program).name.startswith("python"):
+        return set(), [program, *words]
+    options = list(takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), words))
+    return set(options), [*words[len(options) :]]
+
+
 def _run(program: str, *words: str) -> None:
     """Be a program, as if Python had been started with its command."""
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    is_safe = bool(os.environ.get("PYTHONSAFEPATH"))
+    options, (program, *words) = _options(program, *words)
+    if "-u" in options:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    is_safe = bool(os.environ.get("PYTHONSAFEPATH")) or "-P" in options
     how = "script"
-    if program in (sys.executable, str(BIN / "python")):
-        program, *words = words
-        if program == "-P":
-            is_safe, (program, *words) = True, words
-        if program in ("-m", "-c"):
-            how, (program, *words) = program, words
+    if program in ("-m", "-c"):
+        how, (program, *words) = program, words
     if not is_safe:
         sys.path.insert(0, str(Path(program).parent) if how == "script" else str(Path.cwd()))
     sys.argv = [program, *words]

@@ -7,13 +7,27 @@ import signal
 import socket
 import sys
 
-where, *words = sys.argv[1:]
+where, children, *words = sys.argv[1:]
+
+
+def is_handed_over(fd):
+    try:
+        return os.get_inheritable(fd)
+    except OSError:  # that of the list itself
+        return False
+
+
+# pathlib takes as long to load as all the rest.
+numbers = os.listdir("/proc/self/fd")  # noqa: PTH208
+files = [fd for fd in map(int, numbers) if is_handed_over(fd)]
 umask = os.umask(0o077)
 os.umask(umask)
 told = marshal.dumps(
     {
         "words": words,
-        "folder": os.getcwd(),  # noqa: PTH109 (pathlib takes as long to load as all the rest)
+        "children": children,
+        "files": files,
+        "folder": os.getcwd(),  # noqa: PTH109
         "variables": dict(os.environ),
         "umask": umask,
         "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
@@ -21,11 +35,13 @@ told = marshal.dumps(
 )
 server = socket.socket(socket.AF_UNIX)
 server.connect(where)
-socket.send_fds(server, [len(told).to_bytes(8)], [0, 1, 2])
+socket.send_fds(server, [len(told).to_bytes(8)], files)
 server.sendall(told)
 pid = int.from_bytes(server.recv(8, socket.MSG_WAITALL))
 if not pid:
     os.execv(words[0], words)
+with open("/proc/self/comm", "w") as name:  # noqa: PTH123 (for `fork_of`)
+    name.write(str(pid))
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, lambda number, _: os.kill(pid, number))
 status = int.from_bytes(server.recv(8, socket.MSG_WAITALL))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.preloaded import Preloaded
+from tests.support.forked import fork_of
+from tests.trainer.programs import start_ranks
 from trainer.__main__ import main
 from trainer.errors import FolderInUseError, TrainerConfigError
 from trainer.folders import LOCK_FILE, sole_writer
@@ -161,36 +162,16 @@ def test_a_second_launcher_is_kept_out_of_the_work_folder(held, capsys):
     assert files(folder) == before
 
 
-def ranks(arguments: list[str], folder: Path) -> list[Preloaded]:
-    """Two data-parallel ranks of one run, as torchrun starts them."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = {
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-    }
-    return [
-        Preloaded(
-            main,
-            arguments,
-            errors=folder / f"errors{rank}",
-            environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-
-
 @pytest.mark.slow
 def test_ranks_share_the_folder_of_their_run(dataset_folder, tmp_path):
-    pair = ranks(settings(dataset_folder, tmp_path / "model"), tmp_path)
+    words = settings(dataset_folder, tmp_path / "model")
+    pair = start_ranks("-m", "trainer", *words, n=2, folder=tmp_path)
+    first = fork_of(pair[0])
     for process in pair:
-        status, errors = process.wait(240)
+        status, errors = process.ended(240)
         assert status == 0, errors
     owner = (tmp_path / "model" / LOCK_FILE).read_text()
-    assert owner.startswith(f"process {pair[0].pid} on ")
+    assert owner.startswith(f"process {first} on ")
     assert (tmp_path / "model" / "report.json").exists()
 
 
@@ -198,8 +179,9 @@ def test_ranks_share_the_folder_of_their_run(dataset_folder, tmp_path):
 def test_every_rank_is_refused_when_the_folder_is_taken(held, dataset_folder, tmp_path):
     folder, holder = held
     before = files(folder)
-    for process in ranks(settings(dataset_folder, folder), tmp_path):
-        status, errors = process.wait(240)
+    words = settings(dataset_folder, folder)
+    for process in start_ranks("-m", "trainer", *words, n=2, folder=tmp_path):
+        status, errors = process.ended(240)
         assert status == 2, errors
         assert f"(process {holder.pid} " in errors
     assert files(folder) == before

@@ -1,14 +1,16 @@
 """A training run may be stopped or killed at any step; its result is the same."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.preloaded import Preloaded
-from trainer.__main__ import STOPPED, main
+from tests.support.forked import fork_of
+from tests.trainer.programs import Program
+from trainer.__main__ import STOPPED
 from trainer.integrations.trl.stopping import identity_of, last_checkpoint
 
 N_STEPS = 16
@@ -16,7 +18,7 @@ N_STEPS = 16
 pytestmark = pytest.mark.slow
 
 
-def start(dataset: Path, output: Path, *settings: str) -> Preloaded:
+def start(dataset: Path, output: Path, *settings: str) -> Program:
     shared = [
         f"dataset={dataset}",
         f"output={output}",
@@ -27,12 +29,8 @@ def start(dataset: Path, output: Path, *settings: str) -> Preloaded:
         "evaluation.max_prompts=0",
     ]
     arguments = [part for setting in (*shared, *settings) for part in ("--set", setting)]
-    return Preloaded(
-        main,
-        ["--resume", *arguments],
-        errors=output.with_name(f"{output.name}.err"),
-        environment={},
-    )
+    errors = output.with_name(f"{output.name}.err")
+    return Program("-m", "trainer", "--resume", *arguments, errors=errors)
 
 
 def steps(output: Path) -> list[int]:
@@ -42,10 +40,10 @@ def steps(output: Path) -> list[int]:
     return [row["step"] for row in rows if "train/train_runtime" not in row]
 
 
-def wait_for(process: Preloaded, condition) -> None:
+def wait_for(process: Program, condition) -> None:
     deadline = time.monotonic() + 300
     while not condition():
-        assert process.poll() is None, process.wait(1)
+        assert process.poll() is None, process.ended(1)
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -59,7 +57,7 @@ def straight(dataset_folder, tmp_path_factory) -> Path:
     """A run that nobody disturbed."""
     output = tmp_path_factory.mktemp("straight")
     process = start(dataset_folder, output)
-    status, errors = process.wait(400)
+    status, errors = process.ended(400)
     assert status == 0, errors
     return output
 
@@ -77,14 +75,14 @@ def test_a_stopped_run_saves_itself_and_goes_on_bit_for_bit(dataset_folder, stra
     stopped = start(dataset_folder, tmp_path)
     wait_for(stopped, lambda: len(steps(tmp_path)) >= 2)
     stopped.send_signal(signal.SIGTERM)
-    status, errors = stopped.wait(120)
+    status, errors = stopped.ended(120)
     assert status == STOPPED, errors
     assert "resume_from=last goes on" in errors
     assert 2 <= len(steps(tmp_path)) < N_STEPS
     assert not (tmp_path / "report.json").exists()
     assert not list(tmp_path.rglob("training_args.bin"))
     resumed = start(dataset_folder, tmp_path)
-    status, errors = resumed.wait(400)
+    status, errors = resumed.ended(400)
     assert status == 0, errors
     assert_same(tmp_path, straight)
 
@@ -93,13 +91,13 @@ def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(dataset_folder, str
     saving = ("trl.save_strategy=steps", "trl.save_steps=2")
     killed = start(dataset_folder, tmp_path, *saving)
     wait_for(killed, lambda: len(steps(tmp_path)) >= 3)
-    killed.send_signal(signal.SIGKILL)
+    os.kill(fork_of(killed), signal.SIGKILL)
     killed.wait(60)
     assert len(steps(tmp_path)) < N_STEPS
     (tmp_path / "steps" / "checkpoint-7").mkdir(parents=True)  # begun, and never finished
     (tmp_path / "steps" / "checkpoint-7" / "model.safetensors").write_bytes(b"half")
     resumed = start(dataset_folder, tmp_path, *saving)
-    status, errors = resumed.wait(400)
+    status, errors = resumed.ended(400)
     assert status == 0, errors
     assert_same(tmp_path, straight)
 

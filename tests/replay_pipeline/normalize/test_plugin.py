@@ -14,6 +14,7 @@ from replay_pipeline.errors import ConfigError, MissingDependencyError, Normaliz
 from replay_pipeline.normalize import DJNormalizer, load_recipe
 from replay_pipeline.normalize.executors import execute
 from tests.support.dagster_web import free_port
+from tests.support.forked import forked
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,7 @@ def test_the_executor_of_data_juicer_keeps_the_same_rows(tmp_path, make_row, mak
     pq.write_table(table, tmp_path / "pairs.parquet")
     recipes = {name: load_recipe(name).path for name in ("default", "strict")}
     done = subprocess.run(
-        [sys.executable, "-c", EXECUTE, "pairs.parquet", *map(str, recipes.values())],
+        forked([sys.executable, "-c", EXECUTE, "pairs.parquet", *map(str, recipes.values())]),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(replay_pipeline.__path__[0]).parent)},
         capture_output=True,

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.forked import forked_python
 from trainer.__main__ import main
 from trainer.diloco import LocalProcessExecutor
 from trainer.diloco.environment import ReplicaPlace, replica_place
@@ -28,7 +29,7 @@ def test_two_hugging_face_trainers_end_with_the_same_weights(tmp_path, monkeypat
         replicas=2,
         uri=f"file://{tmp_path}/store",
         executor=LocalProcessExecutor(tmp_path / "logs"),
-        entrypoint=sys.executable,
+        entrypoint=forked_python(),
         poll_s=0.05,
         max_restarts=0,
         handles_file=tmp_path / "handles.jsonl",
@@ -167,6 +168,7 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
 ):
     """Of two processes each; with one, they are above and in test_cloud_run.py."""
     monkeypatch.setenv("PYTHONPATH", str(REPO))
+    monkeypatch.setitem(LocalProcessExecutor.__init__.__kwdefaults__, "python", forked_python())
     settings = [
         f"dataset={dataset_folder}",
         f"output={tmp_path}/model-{{rank}}",

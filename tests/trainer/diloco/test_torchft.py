@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.forked import forked
 from trainer.diloco import (
     MemoryStore,
     MockManager,
@@ -223,7 +224,8 @@ def test_one_whole_bucket_is_fine():
 def test_torchfts_lighthouse_and_four_managers_survive_kills_and_end_equal():
     bench = str(REPO / "benchmarks" / "outer_torchft.py")
     options = ["--rounds", "6", "--kills", "4", "--steps", "20", "--timeout", "120"]
-    done = subprocess.run([sys.executable, bench, *options], capture_output=True, text=True)
+    command = forked([sys.executable, bench, *options], "trainer")
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["kills"] == 4

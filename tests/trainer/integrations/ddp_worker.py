@@ -1,6 +1,7 @@
 """One rank of a data-parallel run; started by test_trl_ddp.py, writes its weights."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,7 @@ def main(settings_path: str) -> None:
         "log": trainer.state.log_history,
     }
     (output / f"rank{rank}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,5 +1,6 @@
 """One rank of a run whose teacher is on record; started by test_recorded_teacher.py."""
 
+import sys
 from pathlib import Path
 
 import torch
@@ -30,3 +31,7 @@ def main(output: Path) -> None:
     trained = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
     weights = {name: value.detach().clone() for name, value in trained}
     save_file(weights, output / f"rank{rank}-of-{n_ranks}.safetensors")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

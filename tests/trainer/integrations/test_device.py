@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked import forked
+
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).parent / "spare_worker.py"
 TIMED = ("seconds", "step_time", "runtime", "per_second")
@@ -17,7 +19,7 @@ TIMED = ("seconds", "step_time", "runtime", "per_second")
 def runs(tmp_path_factory):
     """Runs of a process of their own: a device stays for as long as its process."""
     done = subprocess.run(
-        [sys.executable, WORKER, tmp_path_factory.mktemp("runs")],
+        forked([sys.executable, WORKER, tmp_path_factory.mktemp("runs")], "trainer"),
         capture_output=True,
         text=True,
         check=False,

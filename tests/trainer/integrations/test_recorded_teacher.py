@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.preloaded import Preloaded
-from tests.trainer.integrations.test_trl_ddp import free_port
+from tests.trainer.programs import start_ranks
 from tests.trainer.published import rows_of
 from tests.trainer.training import PLAIN
 from trainer.data.rendering import Renderer
@@ -181,22 +180,12 @@ def test_two_ranks_learn_what_one_does_also_where_one_has_nothing_to_learn(tmp_p
 
     alone, together = tmp_path / "alone", tmp_path / "together"
     together.mkdir()
-    environment = {
-        "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
-    }  # fmt: skip
-    ranks = [
-        Preloaded(
-            main, together,
-            errors=tmp_path / f"errors{rank}",
-            environment=environment | {"RANK": rank, "LOCAL_RANK": rank},
-        )
-        for rank in ("0", "1")
-    ]  # fmt: skip
+    worker = "tests.trainer.integrations.recorded_teacher_worker"
+    ranks = start_ranks("-m", worker, str(together), n=2, folder=tmp_path)
     alone.mkdir()
     main(alone)
     for process in ranks:
-        status, errors = process.wait(400)
+        status, errors = process.ended(400)
         assert status == 0, errors[-3000:]
     expected = load_file(alone / "rank0-of-1.safetensors")
     for rank in ("0", "1"):

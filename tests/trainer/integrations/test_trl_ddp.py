@@ -1,51 +1,29 @@
 """Two real gloo processes: replicas stay equal, whatever channels each rank has."""
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.preloaded import Preloaded
-from tests.trainer.integrations import ddp_worker
+from tests.trainer.programs import Program, start_ranks
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def start(folder: Path, n_processes: int, **settings) -> list[Preloaded]:
+def start(folder: Path, n_processes: int, **settings) -> list[Program]:
     """Start the ranks of one run."""
     folder.mkdir(parents=True)
     path = folder / "settings.json"
     variables = settings.pop("environment", {})
     path.write_text(json.dumps({"output": str(folder), **settings}))
-    environment = variables | {
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(n_processes),
-        "HF_HUB_OFFLINE": "1",
-    }
-    return [
-        Preloaded(
-            ddp_worker.main,
-            str(path),
-            errors=folder / f"errors{rank}",
-            environment=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(n_processes)
-    ]
+    worker = "tests.trainer.integrations.ddp_worker"
+    return start_ranks("-m", worker, str(path), n=n_processes, folder=folder, **variables)
 
 
-def weights_of(folder: Path, ranks: list[Preloaded]) -> list[dict[str, torch.Tensor]]:
+def weights_of(folder: Path, ranks: list[Program]) -> list[dict[str, torch.Tensor]]:
     """Wait for the ranks, and read what each has trained."""
     for process in ranks:
-        status, errors = process.wait(400)
+        status, errors = process.ended(400)
         assert status == 0, errors[-3000:]
     return [
         load_file(folder / f"rank{rank}-of-{len(ranks)}.safetensors") for rank in range(len(ranks))
