@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked import forked_python
+
 os.environ.update(
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",
@@ -37,6 +39,20 @@ def _own_hub_folder(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.getbasetemp()
     is_shared = "PYTEST_XDIST_WORKER" in os.environ  # and so are the programs that look there
     os.environ["HF_HOME"] = str((folder.parent if is_shared else folder) / "hf")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forked_teachers(_own_hub_folder: None):
+    """The loopback teachers are forked: hundreds are started."""
+
+    class System:
+        @property
+        def executable(self) -> str:
+            return forked_python("teachers")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("replay_pipeline.testing.server.sys", System())
+        yield
 
 
 @pytest.fixture(autouse=True)

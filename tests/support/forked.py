@@ -28,6 +28,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -37,6 +38,13 @@ _PYTHON = sys.executable  # which tests replace
 BIN = Path(_PYTHON).parent
 _CLIENT = Path(__file__).with_name("forked_client.py")
 LOADED = {
+    "teachers": ("replay_pipeline.testing.__main__",),
+    "trainer": (
+        "accelerate",
+        "datasets",
+        "trainer.integrations.trl.run",
+        "transformers.models.qwen2.modeling_qwen2",
+    ),
     "pipeline": (
         "dagster._cli",
         "httpx",
@@ -48,14 +56,14 @@ LOADED = {
         "rich.progress",
         "typer",
     ),
-    "trainer": (
-        "accelerate",
-        "datasets",
-        "trainer.integrations.trl.run",
-        "transformers.models.qwen2.modeling_qwen2",
-    ),
 }
 """What programs of a kind need. Not in here is what looks at the terminal when it is loaded."""
+_WORDS = {
+    "teachers": "*replay_pipeline.testing.__main__*",
+    "trainer": "*'-m trainer'* | *torch* | *benchmarks* | *hf_replica*",
+    "pipeline": "*",
+}
+"""What a shell finds in the commands of a kind."""
 _READ_AT_IMPORT = ("HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 _READ_AT_START = ("LC_ALL", "PYTHONHASHSEED", "PYTHONUTF8", "PYTHONWARNINGS")
 DECISIVE = (*_READ_AT_IMPORT, *_READ_AT_START)
@@ -99,19 +107,19 @@ def scripts(kind: str = "pipeline") -> Path:
 
 
 @cache
-def forked_python() -> str:
-    """Give a Python whose programs run as forks, and theirs, for what starts programs by itself."""
-    script = Path(_server("trainer")).with_name(f"python-{os.getpid()}")
-    runs = {
-        kind: f'exec {shlex.join(forked([BIN / "python"], kind, children=str(script)))} "$@"'
-        for kind in LOADED
-    }
-    is_trainer = " | ".join(
-        f"*'{word}'*" for word in ("-m trainer", "torch", "benchmarks", "hf_replica")
-    )
-    _write_script(
-        script, f'case "$*" in {is_trainer}) {runs["trainer"]};; *) {runs["pipeline"]};; esac'
-    )
+def forked_python(*kinds: str) -> str:
+    """Give a Python whose programs run as forks, and theirs, for what starts programs by itself.
+
+    Args:
+        kinds: keys of `LOADED`, by default all; the first that a command's words name is taken.
+    """
+    kinds = kinds or tuple(LOADED)
+    script = Path(_server(kinds[0])).with_name(f"python-{os.getpid()}-{len(kinds)}")
+    cases = ""
+    for kind in kinds:
+        words = shlex.join(forked([BIN / "python"], kind, children=str(script)))
+        cases += f'{_WORDS[kind]}) exec {words} "$@";; '
+    _write_script(script, f'case "$*" in {cases}esac')
     return str(script)
 
 
@@ -151,62 +159,96 @@ def _serve(kind: str, where: str) -> list[str]:
     assert not {"polars", "replay_pipeline.cli.console"} & sys.modules.keys()
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(where)
         listener.listen(64)
         if os.fork():
             os._exit(0)  # it is there
         os.setsid()
-        while 0 not in select.select([listener, 0], [], [])[0]:
-            client, _ = listener.accept()
-            with client:
-                if not os.fork():
-                    listener.close()
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    return _fork_for(client)
-    shutil.rmtree(Path(where).parent)
-    os._exit(0)
+        told = _fork_for_clients(listener)
+    if told is None:
+        shutil.rmtree(Path(where).parent)
+        os._exit(0)
+    return _as_told(told)
 
 
-def _reap(*_: object) -> None:
-    """Take in the forks that have ended, and with them their seconds."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+@dataclass(frozen=True)
+class _Fork:
+    pid: int
+    ended: int
+    """A file that can be read once the process has ended."""
+    client: socket.socket
+    told: dict[str, Any]
 
 
-def _fork_for(client: socket.socket) -> list[str]:
-    """Fork once more and wait for the end of it or of the client; returns in the fork."""
+def _fork_for_clients(listener: socket.socket) -> dict[str, Any] | None:
+    """Fork for each client; returns in the forks with what they are told, here at the end of input."""
+    forks: list[_Fork] = []
+    while True:
+        ended, clients = [fork.ended for fork in forks], [fork.client for fork in forks]
+        ready, _, _ = select.select([0, listener, *ended, *clients], [], [])
+        for fork in forks[:]:
+            if fork.ended in ready:
+                _tell_end(fork)
+                forks.remove(fork)
+            elif fork.client in ready or 0 in ready:  # it was killed, or the tests have ended
+                os.kill(fork.pid, signal.SIGKILL)
+        if 0 in ready:
+            return None
+        if listener in ready:
+            new = _fork_for(listener.accept()[0])
+            if new is not None and new.pid == 0:
+                for fork in forks:
+                    fork.client.close()
+                    os.close(fork.ended)
+                return new.told
+            forks += [new] if new else []
+
+
+def _tell_end(fork: _Fork) -> None:
+    _, status = os.waitpid(fork.pid, 0)
+    os.close(fork.ended)
+    with contextlib.suppress(OSError), fork.client:
+        fork.client.sendall(status.to_bytes(8))
+
+
+def _fork_for(client: socket.socket) -> _Fork | None:
+    """Fork as a client asks, or tell it to run its command itself."""
     size, files, *_ = socket.recv_fds(client, 8, 64)
     with client.makefile("rb") as stream:
         told = marshal.loads(stream.read(int.from_bytes(size)))
-    variables = told["variables"]
-    is_other = any(variables.get(name) != os.environ.get(name) for name in DECISIVE)
+    is_other = any(told["variables"].get(name) != os.environ.get(name) for name in DECISIVE)
     is_other |= not _options(*told["words"])[0] <= {"-B", "-P", "-u"}
     if is_other or "pytest" in told["words"]:  # which loads packages in a way of its own
-        client.sendall(bytes(8))  # it is to run the command itself
-        os._exit(0)
-    if pid := os.fork():
+        pid = 0
+    elif not (pid := os.fork()):
+        client.close()
+        return _Fork(0, 0, client, {**told, "here": files})
+    with contextlib.suppress(OSError):
         client.sendall(pid.to_bytes(8))
-        ended = os.pidfd_open(pid)
-        if ended not in select.select([client, ended], [], [])[0]:
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        with contextlib.suppress(OSError):
-            client.sendall(status.to_bytes(8))
-        os._exit(0)
+    for file in files:
+        os.close(file)
+    if pid:
+        return _Fork(pid, os.pidfd_open(pid), client, told)
     client.close()
+    return None
+
+
+def _as_told(told: dict[str, Any]) -> list[str]:
+    """Make this process what the client was; gives the words of its command."""
     os.setsid()
-    files = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 1000) for fd in files]  # out of the way
-    for number, fd in zip(told["files"], files, strict=True):
-        os.dup2(fd, number)
-        os.close(fd)
+    # First out of each other's way.
+    files = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 1000) for file in told["here"]]
+    for file in told["here"]:
+        os.close(file)
+    for number, file in zip(told["files"], files, strict=True):
+        os.dup2(file, number)
+        os.close(file)
     os.chdir(told["folder"])
     os.umask(told["umask"])
     resource.setrlimit(resource.RLIMIT_FSIZE, told["file_size"])
     os.environ.clear()
-    os.environ.update(variables)
+    os.environ.update(told["variables"])
     if told["children"]:
         sys.executable = told["children"]
         multiprocessing.spawn.set_executable(told["children"])
