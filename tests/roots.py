@@ -16,12 +16,14 @@ def pipeline_at(root: Path, **changes: Any) -> Pipeline:
     return Pipeline(Settings.load(data_dir=root, changes=changes))
 
 
-def sample_root(root: Path, *, n_batch_sessions: int = 8) -> Pipeline:
+def sample_root(
+    root: Path, *, n_batch_sessions: int = 8, sessions: Path = SESSIONS_DIR
+) -> Pipeline:
     """A data root whose settings name the sample and its teachers; nothing is ingested yet."""
     write_settings(
         root,
         ingest={
-            "sources": [SESSIONS_DIR],
+            "sources": [sessions],
             "max_batch_sessions": n_batch_sessions,
             "settle_s": 0,
         },

@@ -4,7 +4,6 @@ import gc
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +26,11 @@ from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.failures import failed_runs
 from replay_pipeline.assets.records import sync
 from replay_pipeline.errors import CheckFailedError, NormalizeError, StorageError
+from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.processes import child_environment
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.integration.processes import wait_until
 from tests.loopback import webhook
 from tests.roots import pipeline_at, run_batches, sample_root
@@ -40,9 +41,9 @@ from tests.support.dagster_web import (
     launch_batch,
     wait_for_run,
 )
+from tests.support.forked import BIN, forked, forked_python
 
 REPO = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
 ASSETS = {
     "claude_code_sessions",
     "dpo_pairs",
@@ -64,16 +65,23 @@ pytestmark = pytest.mark.slow
 def _no_instance_of_another_test():
     """Dagster puts an instance back in place when a context that held it is collected."""
     gc.collect()
+    gc.freeze()  # the next one looks at what is new
     with set_defs_state_storage(None):
         yield
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch) -> Path:
-    """A data root whose settings name the sample, and which the environment names."""
-    sample_root(tmp_path / "data", n_batch_sessions=4)
+    """A data root whose settings name a project of the sample, and which the environment names."""
+    project = SESSIONS_DIR / "-home-mira-code-tideline"
+    sample_root(tmp_path / "data", n_batch_sessions=2, sessions=project)
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
+
+
+def instance_of(root: Path) -> dg.DagsterInstance:
+    """Dagster's records of a data root, as the product keeps them."""
+    return dg.DagsterInstance.from_config(str(prepare_home(root)))
 
 
 def run_range(
@@ -111,7 +119,10 @@ def test_definitions_load_with_every_asset_described():
 
 def test_the_workspace_file_alone_is_enough(tmp_path):
     done = subprocess.run(
-        [BIN / "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        forked(
+            [BIN / "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+            children=forked_python(),
+        ),
         cwd=REPO,
         capture_output=True,
         text=True,
@@ -123,7 +134,7 @@ def test_the_workspace_file_alone_is_enough(tmp_path):
 
 def test_the_sensor_adds_each_batch_once(root):
     resource = PipelineResource()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         with dg.build_sensor_context(instance=instance) as context:
             first = new_sessions(context, pipeline=resource)
         assert isinstance(first, dg.SensorResult)
@@ -140,7 +151,7 @@ def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
     work = pipeline_at(root)
     work.find_batches()
     keys = work.batches()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         instance.add_dynamic_partitions("trace_batch", keys)
         with dg.build_schedule_context(
             instance=instance, scheduled_execution_time=datetime(2026, 1, 2, 2, tzinfo=UTC)
@@ -196,7 +207,7 @@ def test_all_runs_of_a_night_bear_the_date_on_which_it_begins_in_its_time_zone(r
     set_in(root, "night", "time_zone = 'Asia/Kolkata'")
     monkeypatch.setattr(type(work), "completed_batches", lambda _: {between})
     monkeypatch.setattr(type(work), "fitting", lambda _, batches, **__: list(batches))
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         instance.add_dynamic_partitions("trace_batch", keys)
         done = dg.AssetMaterialization("normalized_pairs", partition=between)
         instance.report_runless_asset_event(done)
@@ -220,7 +231,7 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
         work.ingest(batch)
     job = define(PipelineResource()).resolve_job_def("replay_batches")
     by_night: dict[str, float] = {}
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         instance.add_dynamic_partitions("trace_batch", batches)
 
         def run(run_config: Any, tags: Any) -> str:
@@ -258,7 +269,7 @@ def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
     work = pipeline_at(root)
     work.find_batches()
     resource = PipelineResource()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
 
         def plan():
             now = datetime(2026, 1, 2, 2, tzinfo=UTC)
@@ -289,7 +300,7 @@ def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
 def test_a_range_run_fills_every_batch_and_a_second_one_does_nothing(root):
     work = pipeline_at(root)
     work.find_batches()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         first = run_range(root, instance)
         assert first.success
         for asset in BY_BATCH:
@@ -309,7 +320,7 @@ def test_the_same_stages_by_hand_write_the_same_bytes(root, tmp_path):
     work.publish()
     shutil.copy(by_hand / "sample-ledger.sqlite", root / "sample-ledger.sqlite")
     pipeline_at(root).find_batches()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         assert run_range(root, instance).success
         assert run_range(root, instance, "publish").success
     tables = {p.relative_to(by_hand) for p in by_hand.rglob("*.parquet")}
@@ -369,7 +380,7 @@ def test_a_step_that_pays_nothing_is_tried_again_after_an_outage(root, monkeypat
             instance=instance, tags=tags, raise_on_error=False
         ).success
 
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         instance.add_dynamic_partitions("trace_batch", [batch])
         tags = {"dagster/partition": batch}
         out_at_first("pairs", StorageError("the store does not answer"))
@@ -392,7 +403,7 @@ def test_the_morning_after_says_what_was_done_and_what_failed(root):
     pipeline_at(root).find_batches()
     defs = define(PipelineResource())
     began = datetime.now(UTC)
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         assert run_range(root, instance).success
         (root / "settings.toml").write_text(
             (root / "settings.toml").read_text() + "[normalize]\nrecipe = 'no-such-recipe'\n"
@@ -434,7 +445,7 @@ def test_no_key_is_left_behind_in_dagsters_own_files(root, monkeypatch):
     key = "sk-or-v1-0123456789abcdef-planted"
     monkeypatch.setenv("OPENROUTER_API_KEY", key)
     pipeline_at(root).find_batches()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         assert run_range(root, instance).success
         left = [p for p in Path(instance.root_directory).rglob("*") if p.is_file()]
         assert left
@@ -484,7 +495,7 @@ def test_a_blocking_check_keeps_the_run_from_going_on(root, monkeypatch, table, 
 
     monkeypatch.setattr(Pipeline, stage, broken)
     pipeline_at(root).find_batches()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         with pytest.raises(CheckFailedError) as stopped, failures_told(instance) as run_id:
             run_range(root, instance, run_id=run_id)
         found = checks_of(instance, run_id)
@@ -500,7 +511,7 @@ def test_a_blocking_check_keeps_the_run_from_going_on(root, monkeypatch, table, 
 
 def test_damage_after_the_checks_is_not_published(root):
     pipeline_at(root).find_batches()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         assert run_range(root, instance).success
         batch = damage(root, "normalized_pairs", chosen="", rejected="")
         with pytest.raises(CheckFailedError, match=f"batch {batch}: 1 with an empty or equal"):
@@ -518,7 +529,7 @@ def test_a_secret_in_a_shard_stops_the_training(root, monkeypatch):
         return receipt
 
     monkeypatch.setattr(Pipeline, "publish", leaking)
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         assert run_range(root, instance).success
         with (
             pytest.raises(CheckFailedError, match="revoke the secret"),
@@ -542,7 +553,10 @@ def web_server(root: Path, home: Path) -> Iterator[str]:
     port = free_port()
     log = (home / "web.log").open("wb")
     process = subprocess.Popen(
-        [BIN / "dagster-webserver", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)],
+        forked(
+            [BIN / "dagster-webserver", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)],
+            children=forked_python(),
+        ),
         cwd=REPO,
         env=child_environment(DAGSTER_HOME=str(home), REPLAY_DATA=str(root)),
         stdout=log,
