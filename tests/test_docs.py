@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.processes import child_environment
-from tests.support.forked import BIN, forked, scripts
+from tests.support.forked import BIN, forked, forked_python, scripts
 
 REPO = Path(__file__).parents[1]
 PAGES = sorted([REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")])
@@ -93,4 +93,6 @@ def test_snippets_run(page, tmp_path, tmp_path_factory, left_by):
     if python:
         script = tmp_path / "page.py"
         script.write_text("\n".join(python), "utf-8")
-        run(forked([sys.executable, script]), tmp_path)
+        imported = re.findall(r"^(?:from|import) (\w+)", script.read_text("utf-8"), re.MULTILINE)
+        kind = "trainer" if {"torch", "trainer"} & set(imported) else "pipeline"
+        run(forked([sys.executable, script], kind, children=forked_python()), tmp_path)

@@ -96,12 +96,14 @@ def fork_of(process: subprocess.Popen[Any]) -> int:
 
 
 @cache
-def scripts(kind: str = "pipeline") -> Path:
+def scripts() -> Path:
     """Give a folder with commands of this environment that run as forks, for a shell's PATH."""
-    folder = Path(_server(kind)).with_name(f"bin-{os.getpid()}")
+    python = forked_python()
+    folder = Path(python).with_name(f"bin-{os.getpid()}")
     folder.mkdir()
-    for name in ("dagster", "python", "replay-pipeline"):
-        words = shlex.join(forked([BIN / name], kind))
+    (folder / "python").symlink_to(python)
+    for name in ("dagster", "replay-pipeline"):
+        words = shlex.join(forked([BIN / name], children=python))
         _write_script(folder / name, f'exec {words} "$@"')
     return folder
 
