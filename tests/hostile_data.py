@@ -11,14 +11,14 @@ import pyarrow as pa
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.tables import DataRoot
 from tests.hostile import HOSTILE
-from tests.roots import run_batches, sample_root
+from tests.roots import PROJECT, run_batches, sample_root
 
 _COUNTED = ("outcomes", "errors", "skipped", "redactions", "dropped", "pairs_by_source")
 
 
 def hostile_root(root: Path) -> Pipeline:
-    """The sample with hostile text in messages, actions, hints, names, errors and receipts."""
-    work = sample_root(root, n_batch_sessions=64)
+    """A project of the sample with hostile text in messages, actions, hints, names, errors and receipts."""
+    work = sample_root(root, n_batch_sessions=64, sessions=PROJECT)
     run_batches(work)
     (batch,) = work.batches()
     texts = itertools.cycle(HOSTILE)

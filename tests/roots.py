@@ -10,10 +10,18 @@ from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.support.settings_files import write_settings
 
+PROJECT = SESSIONS_DIR / "-home-mira-code-tideline"
+"""Five of the sample's 22 sessions: enough where what counts is not what is in them."""
+
 
 def pipeline_at(root: Path, **changes: Any) -> Pipeline:
     """The pipeline as the settings file of a data root has it, with `changes` of its sections."""
     return Pipeline(Settings.load(data_dir=root, changes=changes))
+
+
+def project_root(root: Path) -> Pipeline:
+    """A data root on one project of the sample, in three batches; nothing is ingested yet."""
+    return sample_root(root, n_batch_sessions=2, sessions=PROJECT)
 
 
 def sample_root(
@@ -32,11 +40,11 @@ def sample_root(
     return pipeline_at(root)
 
 
-def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 4) -> Settings:
-    """Settings of the sample for a data root on any store, whatever the environment says."""
+def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 2) -> Settings:
+    """Settings of that project for a data root on any store, whatever the environment says."""
     changes = {
         "home_dir": home,
-        "ingest": {"sources": [SESSIONS_DIR], "max_batch_sessions": n_batch_sessions},
+        "ingest": {"sources": [PROJECT], "max_batch_sessions": n_batch_sessions},
         "replay": {"sample_teachers": True},
     }
     return Settings.load(data_dir=as_path(place), changes=changes, env={})

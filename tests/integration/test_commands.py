@@ -12,14 +12,14 @@ from replay_pipeline.replay import ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.doctor import examine
 from replay_pipeline.testing.catalog import CATALOG
-from tests.roots import pipeline_at, sample_root
+from tests.roots import pipeline_at, project_root
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    sample_root(tmp_path / "data", n_batch_sessions=6).ingest_new()
+    project_root(tmp_path / "data").ingest_new()
     return tmp_path / "data"
 
 

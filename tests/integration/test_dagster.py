@@ -30,10 +30,9 @@ from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.processes import child_environment
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.integration.processes import wait_until
 from tests.loopback import webhook
-from tests.roots import pipeline_at, run_batches, sample_root
+from tests.roots import pipeline_at, project_root, run_batches
 from tests.support.dagster_web import (
     free_port,
     graphql,
@@ -73,8 +72,7 @@ def _no_instance_of_another_test():
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch) -> Path:
     """A data root whose settings name a project of the sample, and which the environment names."""
-    project = SESSIONS_DIR / "-home-mira-code-tideline"
-    sample_root(tmp_path / "data", n_batch_sessions=2, sessions=project)
+    project_root(tmp_path / "data")
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 

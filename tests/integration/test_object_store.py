@@ -15,7 +15,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.store import as_path, files_below
 from replay_pipeline.testing.sample import SESSIONS_DIR
-from tests.roots import run_batches, settings_at
+from tests.roots import PROJECT, run_batches, settings_at
 from tests.support.forked import BIN, forked
 from tests.trainer.diloco.s3_server import MotoServer
 
@@ -69,7 +69,7 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path):
     settings_file = tmp_path / "settings.toml"
     settings_file.write_text(
         f"home_dir = {json.dumps(str(home))}\n"
-        f"[ingest]\nsources = [{json.dumps(str(SESSIONS_DIR))}]\nmax_batch_sessions = 4\n"
+        f"[ingest]\nsources = [{json.dumps(str(PROJECT))}]\nmax_batch_sessions = 2\n"
         "[replay]\nsample_teachers = true\n"
         f"[train]\nconfig = {json.dumps(str(tmp_path / 'tiny.yaml'))}\n"
     )

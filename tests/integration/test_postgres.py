@@ -14,7 +14,7 @@ from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.orchestration.instance import open_instance, prepare_home
 from replay_pipeline.orchestration.resources import PipelineResource
 from tests.postgres import fresh_database, running_postgres
-from tests.roots import pipeline_at, run_batches, sample_root
+from tests.roots import pipeline_at, project_root, run_batches
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def database(server, monkeypatch):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    sample_root(tmp_path / "data", n_batch_sessions=4)
+    project_root(tmp_path / "data")
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 

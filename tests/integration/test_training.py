@@ -16,7 +16,7 @@ from replay_pipeline.errors import TrainError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
 from tests.integration.processes import materialize, wait_until
-from tests.roots import pipeline_at, run_batches, sample_root
+from tests.roots import pipeline_at, project_root, run_batches
 from tests.support.forked import forked_python
 from tests.support.settings_files import write_settings
 
@@ -55,7 +55,7 @@ trl:
 def published(tmp_path_factory) -> Path:
     """A data root with a published dataset and a quick training configuration."""
     root = tmp_path_factory.mktemp("published") / "data"
-    work = sample_root(root, n_batch_sessions=64)
+    work = project_root(root)
     run_batches(work)
     work.publish()
     (root / "train.yaml").write_text(CONFIG)

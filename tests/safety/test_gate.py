@@ -18,7 +18,7 @@ from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.processes import child_environment
 from tests.integration.processes import wait_until
 from tests.listener import Stranger, stranger
-from tests.roots import pipeline_at, sample_root
+from tests.roots import pipeline_at, project_root
 from tests.safety.commands import program
 from tests.safety.strange_folder import fill
 from tests.support.dagster_web import address, free_port, graphql, process_tree, sign_in
@@ -50,7 +50,7 @@ def ui(tmp_path_factory) -> Iterator[Ui]:
     """One UI for all attacks, started in a stranger's folder."""
     folder = tmp_path_factory.mktemp("gate")
     ran = fill(folder / "cloned")
-    sample_root(folder / "data", n_batch_sessions=4).find_batches()
+    project_root(folder / "data").find_batches()
     log, port = folder / "ui.log", free_port()
     environment = child_environment(**KEYS, REPLAY_SETTINGS=str(folder / "data" / "settings.toml"))
     with log.open("wb") as lines, stranger() as listener:

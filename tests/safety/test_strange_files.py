@@ -23,7 +23,7 @@ from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
 from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
-from tests.roots import pipeline_at, sample_root
+from tests.roots import pipeline_at, project_root
 from tests.safety.commands import cli, program
 from tests.safety.strange_folder import fill
 
@@ -231,7 +231,7 @@ def test_a_ledger_is_looked_at_while_it_is_written(tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("stage", ["replay", "ingest"])
 def test_a_receipt_of_a_wrong_shape_counts_as_none_and_is_said(tmp_path, caplog, stage, text):
-    sample_root(tmp_path / "data")
+    project_root(tmp_path / "data")
     work = pipeline_at(tmp_path / "data")
     batch = work.find_batches()[0].key
     path = tmp_path / "data" / "receipts" / stage / f"{batch}.json"

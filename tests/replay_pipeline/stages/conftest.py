@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.roots import run_batches, sample_root
+from tests.roots import project_root, run_batches
 
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory) -> Path:
     """The sample's data root after every batch stage and the publication; copy it to change it."""
     root = tmp_path_factory.mktemp("published") / "data"
-    work = sample_root(root)
+    work = project_root(root)
     run_batches(work)
     work.publish()
     return root

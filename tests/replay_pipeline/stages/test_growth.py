@@ -14,7 +14,7 @@ from replay_pipeline.stages import project
 from replay_pipeline.storage import folds
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.root_index import FILE, RootIndex
-from tests.roots import Pipeline, pipeline_at, sample_root
+from tests.roots import Pipeline, pipeline_at, project_root
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_what_was_published_night_by_night_is_what_is_published_at_once(work, tmp_path):
-    again = sample_root(tmp_path / "data", n_batch_sessions=8)
+    again = project_root(tmp_path / "data")
     brought = []
     for batch in again.ingest_new():
         for stage in (again.replay, again.pairs, again.normalize):
@@ -183,7 +183,7 @@ def test_a_fold_that_is_asked_for_an_older_batch_does_not_start_over(monkeypatch
 
 
 def test_a_review_in_pages_shows_every_pair_once(work, monkeypatch, tmp_path):
-    monkeypatch.setattr(project, "_PAIRS_A_PAGE", 60)
+    monkeypatch.setattr(project, "_PAIRS_A_PAGE", 15)
     n_pages = work.n_review_pages()
     assert n_pages > 1
     texts = [work.review(tmp_path / f"{n}.html", page=n).read_text() for n in range(1, n_pages + 1)]

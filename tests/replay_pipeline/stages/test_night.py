@@ -12,7 +12,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.summary import night_words, summarize_night
-from tests.roots import pipeline_at, sample_root
+from tests.roots import pipeline_at, project_root
 
 NOW = datetime(2026, 5, 2, 2, tzinfo=UTC)
 PAID = {"newly_spent_usd": 0.0, "unknown_usd": 0.0}
@@ -70,7 +70,7 @@ def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
 @pytest.mark.slow
 def test_replays_at_once_with_ceilings_above_the_nights_spend_what_the_night_has(tmp_path):
     max_usd = 0.01
-    work = sample_root(tmp_path, n_batch_sessions=4)
+    work = project_root(tmp_path)
     work.find_batches()
     batches = work.batches()[:2]
     for batch in batches:
