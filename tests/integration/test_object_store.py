@@ -16,7 +16,7 @@ from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.store import as_path, files_below
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import PROJECT, run_batches, settings_at
-from tests.support.forked import BIN, forked
+from tests.support.forked import BIN, forked, forked_python
 from tests.trainer.diloco.s3_server import MotoServer
 
 pytestmark = [
@@ -58,7 +58,8 @@ def by_hand(work: Pipeline) -> None:
     work.publish()
 
 
-def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path):
+def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.executable", forked_python())
     (tmp_path / "tiny.yaml").write_text(TRAINER)
     here = Pipeline(settings_at(tmp_path / "here", tmp_path / "here"))
     by_hand(here)
