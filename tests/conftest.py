@@ -33,6 +33,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _little_to_collect():
+    """What earlier files have loaded is not looked through again; Accelerate collects at each end."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_hub_folder(tmp_path_factory: pytest.TempPathFactory):
     """Nothing of a hub is shared with the person who runs the tests; libraries look once where it is."""
