@@ -1,4 +1,4 @@
-"""Steps of Dagster in processes of their own, so that they can be stopped and killed."""
+"""Dagster's records of a data root, and steps in processes of their own, to be stopped and killed."""
 
 import subprocess
 import time
@@ -6,9 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
+
 from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.processes import child_environment
 from tests.support.forked import BIN, forked, forked_python
+
+
+def instance_of(root: Path) -> dg.DagsterInstance:
+    """Dagster's records of a data root, as the product keeps them."""
+    return dg.DagsterInstance.from_config(str(prepare_home(root)))
 
 
 def materialize(

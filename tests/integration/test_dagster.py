@@ -26,11 +26,10 @@ from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.failures import failed_runs
 from replay_pipeline.assets.records import sync
 from replay_pipeline.errors import CheckFailedError, NormalizeError, StorageError
-from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.processes import child_environment
 from replay_pipeline.stages.pipeline import Pipeline
-from tests.integration.processes import wait_until
+from tests.integration.processes import instance_of, wait_until
 from tests.loopback import webhook
 from tests.roots import pipeline_at, project_root, run_batches
 from tests.support.dagster_web import (
@@ -75,11 +74,6 @@ def root(tmp_path: Path, monkeypatch) -> Path:
     project_root(tmp_path / "data")
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
-
-
-def instance_of(root: Path) -> dg.DagsterInstance:
-    """Dagster's records of a data root, as the product keeps them."""
-    return dg.DagsterInstance.from_config(str(prepare_home(root)))
 
 
 def run_range(

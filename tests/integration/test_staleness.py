@@ -13,8 +13,8 @@ from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.records import sync
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.testing.sample import SESSIONS_DIR
-from tests.roots import pipeline_at, run_batches
+from tests.integration.processes import instance_of
+from tests.roots import PROJECT, pipeline_at, run_batches
 from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
@@ -46,8 +46,8 @@ def set_up(root: Path, **pairs: object) -> None:
     write_settings(
         root,
         ingest={
-            "sources": [SESSIONS_DIR / "-home-mira-code-tideline"],
-            "max_batch_sessions": 1,
+            "sources": [PROJECT],
+            "max_batch_sessions": 2,
             "settle_s": 0,
         },
         replay={"sample_teachers": True},
@@ -81,7 +81,7 @@ def materialize(instance: dg.DagsterInstance, asset: str, *batches: str) -> None
 
 def test_other_settings_make_their_asset_stale_and_redoing_it_is_enough(root):
     batches = pipeline_at(root).batches()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", batches)
         for asset in BY_BATCH:
             materialize(instance, asset, *batches)
@@ -103,7 +103,7 @@ def test_other_settings_make_their_asset_stale_and_redoing_it_is_enough(root):
 
 def test_a_stage_that_writes_the_same_bytes_makes_nothing_after_it_stale(root):
     batches = pipeline_at(root).batches()
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", batches)
         for asset in BY_BATCH:
             materialize(instance, asset, *batches)
@@ -117,7 +117,7 @@ def test_what_was_done_by_hand_is_as_stale_as_what_dagster_did(root):
     batches = work.batches()
     work.publish()  # its place is another
     sync(work)
-    with dg.DagsterInstance.from_config(str(root / ".dagster")) as instance:
+    with instance_of(root) as instance:
         assert stale(instance, batches) == {}
         set_up(root, level="exact")
         assert stale(instance, batches) == {"dpo_pairs": batches}

@@ -15,7 +15,7 @@ from replay_pipeline.assets.reporting import LiveCurves
 from replay_pipeline.errors import TrainError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
-from tests.integration.processes import materialize, wait_until
+from tests.integration.processes import instance_of, materialize, wait_until
 from tests.roots import pipeline_at, project_root, run_batches
 from tests.support.forked import forked_python
 from tests.support.settings_files import write_settings
@@ -96,7 +96,7 @@ def test_a_training_is_watched_and_a_stopped_one_ends_with_the_same_weights(
 ):
     monkeypatch.setattr(train, "LiveCurves", partial(LiveCurves, every_s=0.0))
     monkeypatch.setattr("sys.executable", forked_python())
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         run = train_in_process(root, instance)
         points = instance.fetch_observations(dg.AssetKey("trained_model"), limit=100).records
         live = [
@@ -137,7 +137,7 @@ def test_a_failing_training_shows_what_the_trainer_said(root, published):
     (root / "settings.toml").write_text(
         settings.replace(str(published / "train.yaml"), str(config))
     )
-    with dg.instance_for_test() as instance:
+    with instance_of(root) as instance:
         run = train_in_process(root, instance, raise_on_error=False)
         assert not run.success
         (failure,) = [event for event in run.all_events if event.is_step_failure]
