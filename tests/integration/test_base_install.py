@@ -113,6 +113,7 @@ def _commands(python: Path, tmp_path: Path):
             env={
                 "HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "REPLAY_TEACHERS": "sample",
                 "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+                "KF_RULE_CACHE_DIR": os.environ["KF_RULE_CACHE_DIR"],
             },
         )  # fmt: skip
         assert done.returncode == rc, done.stdout + done.stderr
@@ -154,12 +155,9 @@ def test_with_the_trainer_alone_the_commands_go_as_far_as_a_model(with_trainer, 
     sessions = sorted((SESSIONS_DIR / "-home-mira-code-tideline").glob("*.jsonl"))
     assert command("look", sessions[0]).stdout
     assert (tmp_path / "look.html").exists()
-    command("ingest", *sessions[:3], *data)
-    command("replay", "--teachers", "rehearsal", *data)
-    command("pairs", *data)
-    command("review", *data)
-    command("normalize", "--recipe", "none", *data)
-    command("publish", "--teachers", "rehearsal", *data)
+    (tmp_path / "mine.toml").write_text("[normalize]\nrecipe = 'none'\n")
+    chosen = ("--settings", "mine.toml", "--teachers", "rehearsal", "--no-train")
+    command("run", *sessions[:3], *chosen, *data)
     (tmp_path / "two.yaml").write_text(TWO_STEPS)
     report = json.loads(command("train", "--config", "two.yaml", *data, "--json").stdout)
     assert report["steps"] == 2
