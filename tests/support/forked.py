@@ -38,6 +38,20 @@ _PYTHON = sys.executable  # which tests replace
 BIN = Path(_PYTHON).parent
 _CLIENT = Path(__file__).with_name("forked_client.py")
 LOADED = {
+    "libraries": (
+        *(
+            "aiohttp",
+            "boto3",
+            "dill",
+            "fsspec",
+            "httpx",
+            "jsonschema",
+            "matplotlib",
+            "multiprocess",
+        ),
+        *("pandas", "pyarrow.dataset", "pyarrow.parquet", "pydantic", "rich.progress", "typer"),
+        "torch._dynamo",
+    ),
     "teachers": ("replay_pipeline.testing.__main__",),
     "trainer": (
         "accelerate",
@@ -57,8 +71,10 @@ LOADED = {
         "typer",
     ),
 }
-"""What programs of a kind need. Not in here is what looks at the terminal when it is loaded."""
+"""What programs of a kind need. Not in here is what looks at the terminal when it is loaded, and in
+`libraries` neither code of ours nor what looks for a hub."""
 _WORDS = {
+    "libraries": "*",
     "teachers": "*replay_pipeline.testing.__main__*",
     "trainer": "*'-m trainer'* | *torch* | *benchmarks* | *hf_replica*",
     "pipeline": "*",
@@ -66,7 +82,12 @@ _WORDS = {
 """What a shell finds in the commands of a kind."""
 _READ_AT_IMPORT = ("HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 _READ_AT_START = ("LC_ALL", "PYTHONHASHSEED", "PYTHONUTF8", "PYTHONWARNINGS")
-DECISIVE = (*_READ_AT_IMPORT, *_READ_AT_START)
+DECISIVE = {
+    "libraries": ("OMP_NUM_THREADS", *_READ_AT_START),
+    "teachers": _READ_AT_START,
+    "trainer": (*_READ_AT_IMPORT, *_READ_AT_START),
+    "pipeline": (*_READ_AT_IMPORT, *_READ_AT_START),
+}
 """Variables that a fork cannot have otherwise than the server: with others, nothing is forked."""
 
 
@@ -113,9 +134,9 @@ def forked_python(*kinds: str) -> str:
     """Give a Python whose programs run as forks, and theirs, for what starts programs by itself.
 
     Args:
-        kinds: keys of `LOADED`, by default all; the first that a command's words name is taken.
+        kinds: keys of `LOADED`; the first that a command's words name is taken.
     """
-    kinds = kinds or tuple(LOADED)
+    kinds = kinds or ("teachers", "trainer", "pipeline")
     script = Path(_server(kinds[0])).with_name(f"python-{os.getpid()}-{len(kinds)}")
     cases = ""
     for kind in kinds:
@@ -167,7 +188,7 @@ def _serve(kind: str, where: str) -> list[str]:
         if os.fork():
             os._exit(0)  # it is there
         os.setsid()
-        told = _fork_for_clients(listener)
+        told = _fork_for_clients(listener, DECISIVE[kind])
     if told is None:
         shutil.rmtree(Path(where).parent)
         os._exit(0)
@@ -183,7 +204,7 @@ class _Fork:
     told: dict[str, Any]
 
 
-def _fork_for_clients(listener: socket.socket) -> dict[str, Any] | None:
+def _fork_for_clients(listener: socket.socket, decisive: tuple[str, ...]) -> dict[str, Any] | None:
     """Fork for each client; returns in the forks with what they are told, here at the end of input."""
     forks: list[_Fork] = []
     while True:
@@ -198,7 +219,7 @@ def _fork_for_clients(listener: socket.socket) -> dict[str, Any] | None:
         if 0 in ready:
             return None
         if listener in ready:
-            new = _fork_for(listener.accept()[0])
+            new = _fork_for(listener.accept()[0], decisive)
             if new is not None and new.pid == 0:
                 for fork in forks:
                     fork.client.close()
@@ -214,12 +235,12 @@ def _tell_end(fork: _Fork) -> None:
         fork.client.sendall(status.to_bytes(8))
 
 
-def _fork_for(client: socket.socket) -> _Fork | None:
+def _fork_for(client: socket.socket, decisive: tuple[str, ...]) -> _Fork | None:
     """Fork as a client asks, or tell it to run its command itself."""
     size, files, *_ = socket.recv_fds(client, 8, 64)
     with client.makefile("rb") as stream:
         told = marshal.loads(stream.read(int.from_bytes(size)))
-    is_other = any(told["variables"].get(name) != os.environ.get(name) for name in DECISIVE)
+    is_other = any(told["variables"].get(name) != os.environ.get(name) for name in decisive)
     is_other |= not _options(*told["words"])[0] <= {"-B", "-P", "-u"}
     if is_other or "pytest" in told["words"]:  # which loads packages in a way of its own
         pid = 0

@@ -47,6 +47,7 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, sig
 status = int.from_bytes(server.recv(8, socket.MSG_WAITALL))
 if os.WIFSIGNALED(status):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
-    os.kill(os.getpid(), os.WTERMSIG(status))
+    if (number := os.WTERMSIG(status)) != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 os._exit(os.waitstatus_to_exitcode(status))

@@ -13,6 +13,7 @@ from replay_pipeline.errors import ConfigError, PublishError, SecretFoundError
 from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.folder import read_files
 from replay_pipeline.publish.splits import session_sha
+from tests.support.forked import forked
 from tests.support.hub import HubServer
 
 pytestmark = [
@@ -307,7 +308,7 @@ def test_a_publisher_killed_at_any_point_leaves_a_whole_version(
 
     where = {**target, "folder": str(target["folder"])}
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, json.dumps(where), step],
+        forked([sys.executable, "-c", KILLED, json.dumps(where), step], "libraries"),
         input=json.dumps([make_kept(6), make_kept(7)]).encode(),
         env={
             **{k: v for k, v in os.environ.items() if not k.startswith("HF_")},

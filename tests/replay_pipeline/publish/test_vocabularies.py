@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from replay_pipeline.publish import publish
+from tests.support.forked import forked
 from tests.support.hub import HubServer
 
 LOAD = """
@@ -25,7 +26,7 @@ print(json.dumps(out))
 
 def load(path, cache, environment):
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(path), str(cache)],
+        forked([sys.executable, "-c", LOAD, str(path), str(cache)], "libraries"),
         env={**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, **environment},
         capture_output=True,
         text=True,

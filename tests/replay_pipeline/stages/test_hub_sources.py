@@ -11,6 +11,7 @@ from huggingface_hub import HfApi
 
 from replay_pipeline.stages.hub_sources import repository_of
 from tests.replay_pipeline.ingesters.logs import Log
+from tests.support.forked import forked
 from tests.support.hub import HubServer
 
 pytestmark = [
@@ -45,7 +46,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def command(*arguments: str) -> str:
     run = subprocess.run(
-        [sys.executable, "-m", "replay_pipeline.cli", *arguments],
+        forked([sys.executable, "-m", "replay_pipeline.cli", *arguments], "libraries"),
         capture_output=True,
         text=True,
         timeout=60,

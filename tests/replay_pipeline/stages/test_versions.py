@@ -19,6 +19,7 @@ from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.versions import PARTS, STAGE_PARTS, versions_of
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import pipeline_at, project_root, run_batches
+from tests.support.forked import forked
 from tests.support.settings_files import write_settings
 
 PACKAGE = Path(replay_pipeline.__file__).parent
@@ -168,7 +169,7 @@ def run_changed(root: Path, code: Path, edits: list[tuple[str, str, str]]) -> di
         assert old in text, name
         (package / name).write_text(text.replace(old, new.replace("\\g", old), 1), "utf-8")
     finished = subprocess.run(
-        [sys.executable, "-c", AGAIN, str(root)],
+        forked([sys.executable, "-c", AGAIN, str(root)], "libraries"),
         env=child_environment(PYTHONPATH=str(code)),
         cwd=code,
         capture_output=True,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.forked import forked, forked_python
 from tests.support.hub import HubServer
 from tests.trainer.diloco.cloud_servers import JobsHub, SandboxCloud
 from tests.trainer.diloco.s3_server import MotoServer
@@ -49,7 +50,7 @@ api.upload_folder(**here, folder_path=sys.argv[1])
 def hub(tmp_path_factory, dataset_folder):
     """A Hub with a private dataset."""
     with HubServer(tmp_path_factory.mktemp("hub")) as hub:
-        upload = [sys.executable, "-c", UPLOAD, dataset_folder]
+        upload = forked([sys.executable, "-c", UPLOAD, dataset_folder], "libraries")
         subprocess.run(upload, env={**os.environ, **hub.environment()}, check=True)
         yield hub
 
@@ -59,7 +60,9 @@ def cloud(request, tmp_path, monkeypatch):
     """A platform whose containers have Python, this package, and no variable of ours."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "HF_", "REPLICA_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(forked_python("libraries"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     cloud = (JobsHub if request.param == "hf_jobs" else SandboxCloud)(tmp_path)
     account = {
@@ -83,7 +86,7 @@ def test_the_documented_line_ends_with_a_model_after_its_launcher_was_killed(
     }  # fmt: skip
 
     def trainer(*arguments):
-        command = [sys.executable, "-m", "trainer", *arguments]
+        command = forked([sys.executable, "-m", "trainer", *arguments], "libraries")
         return subprocess.Popen(
             command, env=shell, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -290,6 +290,7 @@ def test_a_model_named_alone_is_trained_by_adapters_and_not_at_the_tiny_models_p
 
 @pytest.mark.slow
 def test_a_trained_model_is_pushed_whole_and_private_to_a_hub(tmp_path):
+    from tests.support.forked import forked
     from tests.support.hub import HubServer
 
     (tmp_path / "checkpoint").mkdir()
@@ -308,7 +309,7 @@ def test_a_trained_model_is_pushed_whole_and_private_to_a_hub(tmp_path):
     with HubServer(tmp_path / "hub") as hub:
         environment = {**os.environ, **hub.environment()}
         done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)],
+            forked([sys.executable, "-c", code, str(tmp_path)], "libraries"),
             env=environment,
             capture_output=True,
             text=True,
