@@ -36,7 +36,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(autouse=True, scope="module")
 def _little_to_collect():
     """What earlier files have loaded is not looked through again; Accelerate collects at each end."""
-    gc.collect()
+    gc.collect(1)
     gc.freeze()
 
 

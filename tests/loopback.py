@@ -17,7 +17,7 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """The server's address, until the end of the block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=[0.02])
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

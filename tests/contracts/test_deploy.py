@@ -237,6 +237,7 @@ def process(name: str, script: str) -> run.Service:
     )
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_or_does_not_hear_is_a_failure(tmp_path, capsys):
     (tmp_path / "srv").mkdir()
     place = run.Place(tmp_path, {})

@@ -79,6 +79,7 @@ def session_of(name: str) -> str:
     return name.split("/")[1].removesuffix(".jsonl")
 
 
+@pytest.mark.slow
 def test_building_again_gives_the_same_bytes(tmp_path: Path):
     build = [sys.executable, "-B", "recipes/sample/build.py", "--out", tmp_path / "sample"]
     subprocess.run(

@@ -42,6 +42,7 @@ def test_a_word_that_one_side_likes_is_found():
     assert "without reading the prompt" in in_words(found.to_json())
 
 
+@pytest.mark.slow
 def test_length_and_tools_are_measured_by_themselves():
     found = blind_control(*pairs(longer=12))
     assert found.length > 0.9

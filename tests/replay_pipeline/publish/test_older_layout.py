@@ -25,6 +25,7 @@ def prompts_in(folder):
     return {row["state_id"]: row for row in [*data.pairs, *data.test_pairs]}
 
 
+@pytest.mark.slow
 def test_our_trainer_reads_both_alike(tmp_path, kept_table):
     batches = [("b1", kept_table(*range(6))), ("b2", kept_table(*range(6, 12)))]
     publish(batches, folder=tmp_path / "new")

@@ -78,6 +78,7 @@ def test_cheap_first_never_loses_a_pair(votes, threshold):
     assert 0 <= report.n_calls_saved <= 2 * len(votes) if threshold < 3 else True
 
 
+@pytest.mark.slow
 def test_what_each_gate_saves_and_loses_is_counted():
     votes = [(1, 1, 2), (0, 1, 1), (0, 0, 0), (1, 2, 0), (2, 1, 1)]
     states = [make_state(i) for i in range(5)]

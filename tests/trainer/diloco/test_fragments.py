@@ -115,6 +115,7 @@ class LateStore(MemoryStore):
         return None if is_late else super()._get(key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["fp32", "ternary"])
 def test_synchronous_fragments_end_in_the_same_bits_however_quick_the_store_is(codec):
     quick, late = (train_all(store, codec=codec) for store in (MemoryStore(), LateStore()))

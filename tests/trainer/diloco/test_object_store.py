@@ -149,6 +149,7 @@ def test_two_replicas_over_repositories_of_the_hub(hub_store):
     assert len(set(final_bases(hub_store))) == 1
 
 
+@pytest.mark.slow
 @on_each_cloud
 def test_two_replicas_over_a_bucket(bucket):
     assert len(set(final_bases(lambda: opened_on(bucket)))) == 1

@@ -18,7 +18,7 @@ def server(tmp_path, model, tokenizer):
     model.save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
     with ModelServer(LocalModel(tmp_path / "m"), "m") as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=[0.02])
         thread.start()
         yield running
         running.shutdown()

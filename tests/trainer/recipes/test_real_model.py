@@ -81,6 +81,7 @@ def test_an_action_that_reaches_beyond_the_folder_is_refused(recipe, name, argum
     assert recipe[1].execute(message, recipe[1].repositories()[0], 0) == "refused"
 
 
+@pytest.mark.slow
 def test_word_ngrams_do_not_tell_the_better_action(recipe):
     found = recipe[1].repositories()
     trained = [one for one in found if one.split == "train"]

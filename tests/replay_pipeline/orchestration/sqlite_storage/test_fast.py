@@ -112,6 +112,7 @@ def test_stock_writes_the_same_events_and_fast_reads_them(tmp_path, monkeypatch)
     assert kinds[0].count(DagsterEventType.ASSET_MATERIALIZATION) == 2 * len(KEYS) - 1
 
 
+@pytest.mark.slow
 def test_a_live_run_can_be_followed(tmp_path):
     with open_home(fast_home(tmp_path / "home")) as instance:
         run_id = run_range(instance)
