@@ -328,7 +328,8 @@ class Project(Overview):
 
     def _review_pages(self) -> list[list[str]]:
         """Batches by page, the newest on the first; in their order on each."""
-        sizes = {key: report["n_pairs"] for key, report in self._reports("pairs").items()}
+        reports = self.receipts.reports("pairs", names=["n_pairs"])
+        sizes = {key: report["n_pairs"] for key, report in reports.items()}
         pages: list[list[str]] = [[]]
         n_pairs = 0
         # Receipts name the batches without a look into ten thousand folders.
