@@ -37,21 +37,12 @@ from typing import Any
 _PYTHON = sys.executable  # which tests replace
 BIN = Path(_PYTHON).parent
 _CLIENT = Path(__file__).with_name("forked_client.py")
+_LIBRARIES = (
+    "aiohttp", "boto3", "dill", "fsspec", "httpx", "jsonschema", "matplotlib", "multiprocess", "pandas",
+    "pyarrow.dataset", "pyarrow.parquet", "pydantic", "rich.progress", "torch._dynamo", "typer",
+)  # fmt: skip
 LOADED = {
-    "libraries": (
-        *(
-            "aiohttp",
-            "boto3",
-            "dill",
-            "fsspec",
-            "httpx",
-            "jsonschema",
-            "matplotlib",
-            "multiprocess",
-        ),
-        *("pandas", "pyarrow.dataset", "pyarrow.parquet", "pydantic", "rich.progress", "typer"),
-        "torch._dynamo",
-    ),
+    "libraries": _LIBRARIES,
     "teachers": ("replay_pipeline.testing.__main__",),
     "trainer": (
         "accelerate",
@@ -134,7 +125,8 @@ def forked_python(*kinds: str) -> str:
     """Give a Python whose programs run as forks, and theirs, for what starts programs by itself.
 
     Args:
-        kinds: keys of `LOADED`; the first that a command's words name is taken.
+        kinds: keys of `LOADED`; the first that a command's words name is taken, and this Python if
+            they name none.
     """
     kinds = kinds or ("teachers", "trainer", "pipeline")
     script = Path(_server(kinds[0])).with_name(f"python-{os.getpid()}-{len(kinds)}")
@@ -142,7 +134,7 @@ def forked_python(*kinds: str) -> str:
     for kind in kinds:
         words = shlex.join(forked([BIN / "python"], kind, children=str(script)))
         cases += f'{_WORDS[kind]}) exec {words} "$@";; '
-    _write_script(script, f'case "$*" in {cases}esac')
+    _write_script(script, f'case "$*" in {cases}*) exec {shlex.quote(_PYTHON)} "$@";; esac')
     return str(script)
 
 
@@ -237,9 +229,13 @@ def _tell_end(fork: _Fork) -> None:
 
 def _fork_for(client: socket.socket, decisive: tuple[str, ...]) -> _Fork | None:
     """Fork as a client asks, or tell it to run its command itself."""
-    size, files, *_ = socket.recv_fds(client, 8, 64)
-    with client.makefile("rb") as stream:
-        told = marshal.loads(stream.read(int.from_bytes(size)))
+    try:
+        size, files, *_ = socket.recv_fds(client, 8, 64)
+        with client.makefile("rb") as stream:
+            told = marshal.loads(stream.read(int.from_bytes(size)))
+    except (ConnectionError, EOFError):  # it was killed
+        client.close()
+        return None
     is_other = any(told["variables"].get(name) != os.environ.get(name) for name in decisive)
     is_other |= not _options(*told["words"])[0] <= {"-B", "-P", "-u"}
     if is_other or "pytest" in told["words"]:  # which loads packages in a way of its own
