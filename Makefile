@@ -212,7 +212,7 @@ mutants: $(STAMP)
 
 # The files of deploy/, by the tools they are for; these live in an environment of their own.
 check-deploy: build/deploy-tools
-	build/deploy-tools/bin/python deploy/check.py
+	build/deploy-tools/bin/python deploy/check.py $(CHART)
 
 # Its services as plain processes, without a container engine, on PostgreSQL from Debian
 # (apt-get install postgresql) and Caddy from the tools.

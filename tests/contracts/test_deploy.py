@@ -108,13 +108,32 @@ def test_images_are_pinned_and_nothing_runs_as_root():
     (deployment,) = HELM["dagster-user-deployments"]["deployments"]
     assert pod["securityContext"]["runAsUser"] == int(user)
     assert deployment["podSecurityContext"]["runAsUser"] == int(user)
-    for context in (pod["containers"][0]["securityContext"], deployment["securityContext"]):
+    of_runs = HELM["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    assert of_runs["podSpecConfig"]["securityContext"] == deployment["podSecurityContext"]
+    assert "resources" not in of_runs["containerConfig"], (
+        "the chart puts the deployment's over them"
+    )
+    for context in (
+        pod["containers"][0]["securityContext"],
+        deployment["securityContext"],
+        of_runs["containerConfig"]["securityContext"],
+    ):
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == {"drop": ["ALL"]}
     for name, service in COMPOSE["services"].items():
         if name != "db":
             assert service["read_only"]
             assert service["cap_drop"] == ["ALL"]
+
+
+def test_runs_wait_in_a_queue_with_limits_wherever_they_are():
+    """Without its queue the chart would start each run at once, whatever the limits are."""
+    assert "runCoordinator" not in HELM["dagsterDaemon"]
+    assert HELM["concurrency"] == {
+        "enabled": True,
+        "runs": {"maxConcurrentRuns": 2},
+        "pools": {"defaultLimit": 1, "granularity": "op"},
+    }
 
 
 def test_the_image_has_what_it_is_told_to_have():
