@@ -61,6 +61,24 @@ def test_what_a_fork_starts_by_itself_is_forked_where_that_is_asked_for():
     assert subprocess.check_output(command, text=True).split() == [python, sys.executable]
 
 
+def test_who_has_started_a_server_is_not_waited_for_beyond_its_end():
+    code = f"from tests.support.forked import forked; print(forked([], {KIND!r})[-2]); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTEST_XDIST_TESTRUNUID": f"of-{os.getpid()}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    where = Path(process.stdout.readline().strip())
+    with where.with_name("users").open("w"):  # as another worker, for whom it goes on
+        process.communicate("\n", timeout=60)
+        assert where.exists()
+    while where.parent.exists():
+        time.sleep(0.01)
+
+
 def test_a_signal_reaches_the_fork():
     code = (
         "import signal, sys, time\n"

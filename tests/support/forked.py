@@ -180,6 +180,10 @@ def _serve(kind: str, where: str) -> list[str]:
         if os.fork():
             os._exit(0)  # it is there
         os.setsid()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in (1, 2):  # who waits for their end waits for that of what the starter wrote
+            os.dup2(nowhere, number)
+        os.close(nowhere)
         told = _fork_for_clients(listener, DECISIVE[kind])
     if told is None:
         shutil.rmtree(Path(where).parent)
