@@ -22,7 +22,9 @@ LAST_LINES = 15
 def steps(*, is_dry: bool, folder: Path) -> list[tuple[str, int, list[str]]]:
     """Name, most seconds and command of each step; `{json}` is a file that it writes."""
     tests = [f"tests/trainer/{name}" for name in (TESTS[:1] if is_dry else TESTS)]
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    # What earlier runs have left is not theirs to remove, which can take minutes.
+    kept = ("-o", "tmp_path_retention_count=1000")
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *kept, *tests]
     training = ["-m", "trainer", "--set", f"dataset={folder / 'dataset'}"]
     training += ["--set", f"output={folder / 'run'}", "--set", "trl.max_steps=3"]
     if is_dry:

@@ -11,7 +11,7 @@ where, children, *words = sys.argv[1:]
 
 
 def is_handed_over(fd):
-    try:
+    try:  # noqa: SIM105 (contextlib is one more module to load)
         return os.get_inheritable(fd)
     except OSError:  # that of the list itself
         return False
@@ -33,17 +33,34 @@ told = marshal.dumps(
         "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
     }
 )
+pid, early = 0, []
+
+
+def pass_on(number, _):
+    if not pid:
+        early.append(number)
+        return
+    try:  # noqa: SIM105 (contextlib is one more module to load)
+        os.kill(pid, number)
+    except ProcessLookupError:  # it has just ended, and its status is on the way
+        pass
+
+
+passed_on = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1)
+before = {number: signal.signal(number, pass_on) for number in passed_on}
 server = socket.socket(socket.AF_UNIX)
 server.connect(where)
 socket.send_fds(server, [len(told).to_bytes(8)], files)
 server.sendall(told)
 pid = int.from_bytes(server.recv(8, socket.MSG_WAITALL))
 if not pid:
+    for number, handler in before.items():
+        signal.signal(number, handler)
     os.execv(words[0], words)
+for number in early:
+    pass_on(number, None)
 with open("/proc/self/comm", "w") as name:  # noqa: PTH123 (for `fork_of`)
     name.write(str(pid))
-for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, lambda number, _: os.kill(pid, number))
 status = int.from_bytes(server.recv(8, socket.MSG_WAITALL))
 if os.WIFSIGNALED(status):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
