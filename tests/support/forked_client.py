@@ -11,7 +11,7 @@ where, children, *words = sys.argv[1:]
 
 
 def is_handed_over(fd):
-    try:  # noqa: SIM105 (contextlib is one more module to load)
+    try:
         return os.get_inheritable(fd)
     except OSError:  # that of the list itself
         return False
