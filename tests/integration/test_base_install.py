@@ -21,6 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.roots import PROJECT
 
 ROOT = Path(__file__).parents[2]
 MAX_PACKAGES, MAX_BYTES = 50, 560_000_000
@@ -132,7 +133,7 @@ def test_the_base_is_small(base):
 def test_the_commands_of_the_base_take_sessions_to_a_dataset_folder(command, tmp_path):
     data = ("--data", "root")
     assert command("--version").stdout.strip()
-    sessions = sorted((SESSIONS_DIR / "-home-mira-code-tideline").glob("*.jsonl"))
+    sessions = sorted(PROJECT.glob("*.jsonl"))
     command("ingest", *sessions[:3], *data)
     command("estimate", *data)
     replayed = json.loads(command("replay", *data, "--json").stdout)
@@ -152,7 +153,7 @@ def test_the_commands_of_the_base_take_sessions_to_a_dataset_folder(command, tmp
 def test_with_the_trainer_alone_the_commands_go_as_far_as_a_model(with_trainer, tmp_path):
     command = _commands(with_trainer[0], tmp_path)
     data = ("--data", "root")
-    sessions = sorted((SESSIONS_DIR / "-home-mira-code-tideline").glob("*.jsonl"))
+    sessions = sorted(PROJECT.glob("*.jsonl"))
     assert command("look", sessions[0]).stdout
     assert (tmp_path / "look.html").exists()
     (tmp_path / "mine.toml").write_text("[normalize]\nrecipe = 'none'\n")

@@ -17,9 +17,10 @@ from replay_pipeline.processes import child_environment
 from replay_pipeline.settings import Settings, config_dir
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
+from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import TeacherSpec
 from tests.loopback import QuietHandler, served
+from tests.roots import PROJECT
 from tests.support.forked import forked, forked_python
 from tests.support.settings_files import write_settings
 
@@ -118,7 +119,7 @@ def planted_in(places) -> list[tuple[str, str]]:
 
 
 def name_teachers(root: Path, teachers: Sequence[TeacherSpec]) -> None:
-    ingest = {"sources": [SESSIONS_DIR / "-home-mira-code-tideline"], "settle_s": 0}
+    ingest = {"sources": [PROJECT], "settle_s": 0}
     write_settings(root, ingest=ingest, replay={"teachers": teachers})
 
 

@@ -21,11 +21,12 @@ from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.summary import open_work
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
+from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import Progress
+from tests.roots import PROJECT
 from tests.support.settings_files import write_settings
 
-SESSION = sorted((SESSIONS_DIR / "-home-mira-code-tideline").glob("*.jsonl"))[0]
+SESSION = sorted(PROJECT.glob("*.jsonl"))[0]
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_a_stage_of_several_batches_is_told_once_and_never_goes_back(capsys):
 def test_ingestion_is_told_in_bytes_of_what_is_done(run, tmp_path):
     """A bar that counts files stands at ten of eleven while the longest is redacted."""
     seen: list[Progress] = []
-    sessions = sorted((SESSIONS_DIR / "-home-mira-code-tideline").glob("*.jsonl"))
+    sessions = sorted(PROJECT.glob("*.jsonl"))
     settings = Settings.load(
         data_dir=tmp_path / "other",
         changes={"ingest": {"sources": sessions, "max_batch_sessions": 2}},

@@ -12,13 +12,11 @@ from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.settings import REHEARSAL_TEACHERS, Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
-from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import TeacherAction
 from tests.full_tables import full_table
-from tests.roots import pipeline_at
+from tests.roots import PROJECT, pipeline_at
 from tests.support.settings_files import write_settings
 
-PROJECT = SESSIONS_DIR / "-home-mira-code-tideline"
 TOKEN = "hf_rehearsal_token"
 REPO = "me/pairs"
 

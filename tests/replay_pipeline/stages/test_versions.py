@@ -17,8 +17,7 @@ from replay_pipeline.processes import child_environment
 from replay_pipeline.stages import versions
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.versions import PARTS, STAGE_PARTS, versions_of
-from replay_pipeline.testing.sample import SESSIONS_DIR
-from tests.roots import pipeline_at, project_root, run_batches
+from tests.roots import PROJECT, pipeline_at, project_root, run_batches
 from tests.support.forked import forked
 from tests.support.settings_files import write_settings
 
@@ -145,7 +144,7 @@ def done(tmp_path_factory):
     root = tmp_path_factory.mktemp("versions") / "data"
     write_settings(
         root,
-        ingest={"sources": [SESSIONS_DIR / "-home-mira-code-tideline"]},
+        ingest={"sources": [PROJECT]},
         replay={"sample_teachers": True},
     )
     work = pipeline_at(root)
@@ -229,7 +228,7 @@ def test_receipts_without_versions_are_done_again_but_replays_are_kept(root):
 
 def test_what_was_read_from_logs_that_are_gone_is_redacted_again(tmp_path, monkeypatch):
     sessions = tmp_path / "sessions"
-    shutil.copytree(SESSIONS_DIR / "-home-mira-code-tideline", sessions)
+    shutil.copytree(PROJECT, sessions)
     work = project_root(tmp_path / "data")
     options = {"sources": [sessions], "keeps_bytes": False}
     work = pipeline_at(tmp_path / "data", ingest=options)
