@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import dagster as dg
 
+from benchmarks.shared_log import shared_log, wait_for_writers
 from replay_pipeline.orchestration.instance import open_instance, ui_command
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
@@ -164,7 +165,7 @@ class World:
             command = [sys.executable, "-m", "dagster", kind, "start", "--start-all"]
             command += ["-w", environment["WORKSPACE"]]
             subprocess.run(command, env=environment, check=True, capture_output=True)
-        with self.log.open("ab") as log:
+        with shared_log(self.log) as log:
             return subprocess.Popen(
                 [sys.executable, __file__, "--daemon", str(self.clock)],
                 env=environment, stdout=log, stderr=log, start_new_session=True,
@@ -334,6 +335,7 @@ def live(folder: Path, n_days: int, events: dict[int, str]) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 os.killpg(daemon.pid, signal.SIGKILL)
                 daemon.wait()
+            wait_for_writers(world.log)
         figures = checked(world)
     return {"days": n_days, "events": sorted(set(events.values())), "runs": dict(nights),
             **figures, "seconds": round(time.perf_counter() - began, 1)}  # fmt: skip

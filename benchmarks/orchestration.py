@@ -30,6 +30,7 @@ os.environ["DAGSTER_EVENT_BATCH_SIZE"] = "500"  # as `replay-pipeline ui` sets i
 
 import dagster as dg
 
+from benchmarks.shared_log import shared_log, wait_for_writers
 from replay_pipeline.assets.automation import new_sessions
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START
@@ -178,13 +179,14 @@ def served(work: Pipeline, log: Path) -> Iterator[tuple[str, int]]:
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     with dg.DagsterInstance.from_config(environment["DAGSTER_HOME"]) as instance:
         instance.add_dynamic_partitions("trace_batch", work.batches())
-    with log.open("wb") as lines:
+    with shared_log(log) as lines:
         process = subprocess.Popen(command, env=environment, stdout=lines, stderr=lines)
-        try:
-            yield once_up(lambda: sign_in(log)), process.pid
-        finally:
-            process.terminate()
-            process.wait(60)
+    try:
+        yield once_up(lambda: sign_in(log)), process.pid
+    finally:
+        process.terminate()
+        process.wait(60)
+        wait_for_writers(log)
 
 
 def once_up(ask: Callable[[], T]) -> T:
