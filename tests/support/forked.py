@@ -197,7 +197,19 @@ class _Fork:
     ended: int
     """A file that can be read once the process has ended."""
     client: socket.socket
-    told: dict[str, Any]
+
+    def tell_end(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self.tell(status)
+        self.close()
+
+    def tell(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # it was killed
+            self.client.sendall(number.to_bytes(8))
+
+    def close(self) -> None:
+        os.close(self.ended)
+        self.client.close()
 
 
 def _fork_for_clients(listener: socket.socket, decisive: tuple[str, ...]) -> dict[str, Any] | None:
@@ -208,53 +220,49 @@ def _fork_for_clients(listener: socket.socket, decisive: tuple[str, ...]) -> dic
         ready, _, _ = select.select([0, listener, *ended, *clients], [], [])
         for fork in forks[:]:
             if fork.ended in ready:
-                _tell_end(fork)
+                fork.tell_end()
                 forks.remove(fork)
             elif fork.client in ready or 0 in ready:  # it was killed, or the tests have ended
                 os.kill(fork.pid, signal.SIGKILL)
         if 0 in ready:
             return None
         if listener in ready:
-            new = _fork_for(listener.accept()[0], decisive)
-            if new is not None and new.pid == 0:
+            client, _ = listener.accept()
+            told = _received(client)
+            if told is None or not _can_fork(told, decisive):
+                with contextlib.suppress(OSError), client:
+                    client.sendall(bytes(8))  # it runs its command itself
+            elif pid := os.fork():
+                forks.append(_Fork(pid, os.pidfd_open(pid), client))
+                forks[-1].tell(pid)
+            else:
+                client.close()
                 for fork in forks:
-                    fork.client.close()
-                    os.close(fork.ended)
-                return new.told
-            forks += [new] if new else []
+                    fork.close()
+                return told
+            for file in told["here"] if told else ():
+                os.close(file)
 
 
-def _tell_end(fork: _Fork) -> None:
-    _, status = os.waitpid(fork.pid, 0)
-    os.close(fork.ended)
-    with contextlib.suppress(OSError), fork.client:
-        fork.client.sendall(status.to_bytes(8))
-
-
-def _fork_for(client: socket.socket, decisive: tuple[str, ...]) -> _Fork | None:
-    """Fork as a client asks, or tell it to run its command itself."""
+def _received(client: socket.socket) -> dict[str, Any] | None:
+    """What a client tells, with its files `here`; nothing if it was killed."""
+    files: list[int] = []
     try:
         size, files, *_ = socket.recv_fds(client, 8, 64)
         with client.makefile("rb") as stream:
-            told = marshal.loads(stream.read(int.from_bytes(size)))
-    except (ConnectionError, EOFError):  # it was killed
-        client.close()
+            return {**marshal.loads(stream.read(int.from_bytes(size))), "here": files}
+    except (ConnectionError, EOFError):
+        for file in files:
+            os.close(file)
         return None
-    is_other = any(told["variables"].get(name) != os.environ.get(name) for name in decisive)
-    is_other |= not _options(*told["words"])[0] <= {"-B", "-P", "-u"}
-    if is_other or "pytest" in told["words"]:  # which loads packages in a way of its own
-        pid = 0
-    elif not (pid := os.fork()):
-        client.close()
-        return _Fork(0, 0, client, {**told, "here": files})
-    with contextlib.suppress(OSError):
-        client.sendall(pid.to_bytes(8))
-    for file in files:
-        os.close(file)
-    if pid:
-        return _Fork(pid, os.pidfd_open(pid), client, told)
-    client.close()
-    return None
+
+
+def _can_fork(told: dict[str, Any], decisive: tuple[str, ...]) -> bool:
+    if any(told["variables"].get(name) != os.environ.get(name) for name in decisive):
+        return False
+    if "pytest" in told["words"]:  # which loads packages in a way of its own
+        return False
+    return _options(*told["words"])[0] <= {"-B", "-P", "-u"}
 
 
 def _as_told(told: dict[str, Any]) -> list[str]:
