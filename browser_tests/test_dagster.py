@@ -86,10 +86,12 @@ def test_the_training_shows_its_curves_and_the_points_it_reported_on_its_way(ope
 
 def test_checks_say_what_they_look_for(opened, ui):
     page = opened(f"{ui}/assets/published_dataset?view=checks")
-    for name in ("no_secret_is_published", "splits_share_no_session", "shards_match_manifests"):
+    names = ("no_secret_is_published", "prompts_decide", "shards_match_manifests")
+    names += ("splits_share_no_prompt", "splits_share_no_session")
+    for name in names:
         expect(page.get_by_text(name).first).to_be_visible(timeout=PATIENCE_MS)
     expect(page.get_by_text("Is there no secret in any text").first).to_be_visible()
-    expect(page.get_by_text("Succeeded")).to_have_count(4)
+    expect(page.get_by_text("Succeeded")).to_have_count(len(names))
 
 
 FROM_UI = """
