@@ -12,12 +12,6 @@ from trainer.errors import TrainerConfigError
 from trainer.losses.divergence import IGNORED_LABEL, check_same_shape, kl_entries, log_probs
 
 
-def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Compute the entropy in nats of each distribution: [..., V] to [...]."""
-    logp = log_probs(logits, temperature)
-    return -(logp.exp() * logp).sum(-1)
-
-
 def soft_gated_kl_per_token(
     student_logits: Tensor,
     teacher_logits: Tensor,

@@ -240,8 +240,8 @@ class _RadixTree:
         return n_new - max(0, n_shared - self._n_known(prompt + chosen))
 
     def _n_known(self, ids: list[int]) -> int:
-        *_, (run, n_matched, depth) = self._descend(ids)
-        return depth if run is self.root else depth + n_matched
+        *_, (_, n_matched, depth) = self._descend(ids)
+        return depth + n_matched
 
     def _descend(self, ids: list[int]) -> Iterator[tuple[_Run, int, int]]:
         """Follow `ids`: runs, how many of a run's tokens match, and the depth it starts at."""
@@ -345,21 +345,13 @@ def _pre_order(root: _Run) -> tuple[list[_Run], tuple[Chain, ...]]:
             n_packed, depth = run.stop, depth + len(run.tokens)
             children = run.by_height()
             # Deeper forks must be emitted first: the stack gives back the last one pushed.
-            branch_prefix = _join(prefix, (start, n_packed))
+            branch_prefix = (*prefix, (start, n_packed))
             heads += [(child, depth, branch_prefix) for child in reversed(children[1:])]
             if not children:
                 break
             run = children[0]
         chains.append(Chain(start, n_packed, prefix))
     return runs, tuple(chains)
-
-
-def _join(
-    ranges: tuple[tuple[int, int], ...], last: tuple[int, int]
-) -> tuple[tuple[int, int], ...]:
-    if ranges and ranges[-1][1] == last[0]:
-        return (*ranges[:-1], (ranges[-1][0], last[1]))
-    return (*ranges, last)
 
 
 def _parents(runs: list[_Run]) -> Tensor:
