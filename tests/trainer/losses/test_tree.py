@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,13 @@ from trainer.losses.tree_attention import (
     attention_for,
     tree_block_mask,
 )
-from trainer.losses.tree_layout import PackedTree, pack_pairs, pack_pairs_within
+from trainer.losses.tree_layout import (
+    Chain,
+    PackedTree,
+    common_prefix,
+    pack_pairs,
+    pack_pairs_within,
+)
 
 # Two letters make sides that share prefixes, duplicate each other, or contain each other.
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=6)
@@ -108,15 +115,136 @@ def test_a_token_budget_splits_and_loses_no_pair(pairs, max_tokens):
         assert pack_pairs(both).n_tokens > max_tokens
 
 
-def test_pairs_without_a_token_are_refused_by_name():
-    with pytest.raises(ShapeError, match="no preference pair"):
-        pack_pairs([])
-    with pytest.raises(ShapeError, match="pair 1: chosen without a token"):
-        pack_pairs([([1], [2], [3]), ([1], [], [3])])
-    with pytest.raises(ShapeError, match="pair 0: prompt and rejected without a token"):
-        pack_pairs([([], [2], [])])
-    with pytest.raises(TrainerConfigError, match="max_tokens=0"):
-        pack_pairs_within([([1], [2], [3])], max_tokens=0)
+TWO_PAIRS = [([1, 2], [3, 4], [3, 5]), ([1, 2, 3, 4], [6], [7])]
+"""The second goes on from what the first chose."""
+ROLLOUTS = [([1, 2], [8, 9]), ([1], [2, 3]), ([1, 2], [])]
+
+
+def test_a_small_tree_is_laid_out_as_by_hand():
+    tree = pack_pairs(TWO_PAIRS, sequences=ROLLOUTS)
+    tensors = {
+        "input_ids_N": [1, 2, 3, 4, 6, 7, 5, 8, 9],  # the longest way first, then back up
+        "position_ids_N": [0, 1, 2, 3, 4, 4, 3, 2, 3],
+        "subtree_end_N": [9, 9, 7, 6, 5, 6, 7, 9, 9],
+        # Of 3, 4, 6, 7 and 5: the first token of a branch is predicted from where it forked.
+        "target_ids_E": [3, 4, 6, 7, 5],
+        "predictors_E": [1, 2, 3, 3, 2],
+        # Chosen 3 4, chosen 6, rejected 3 5, rejected 7.
+        "edges_S": [0, 1, 2, 0, 4, 3],
+        "sequences_S": [0, 0, 1, 2, 2, 3],
+        "lengths_2B": [2, 1, 2, 1],
+    }
+    assert {name: getattr(tree, name).tolist() for name in tensors} == tensors
+    assert all(getattr(tree, name).dtype == torch.long for name in tensors)
+    assert tree.chains == (
+        Chain(0, 5, ()),
+        Chain(5, 6, ((0, 4),)),
+        Chain(6, 7, ((0, 3),)),
+        Chain(7, 9, ((0, 2),)),
+    )
+    assert [one.tolist() for one in tree.predictors_R] == [[1, 7], [0, 1], []]
+    assert (tree.n_pairs, tree.pair_idx, tree.n_tokens, tree.n_positions) == (2, (0, 1), 9, 5)
+    assert tree.n_unpacked_tokens == (4 + 4) + (5 + 5) + (4 + 3 + 2)
+    assert tree.chosen_lengths.tolist() == [2, 1]
+    assert tree.rejected_lengths.tolist() == [2, 1]
+    chosen, rejected = tree.sum_logps(torch.tensor([-1.0, -2.0, -4.0, -8.0, -16.0]))
+    assert (chosen.tolist(), rejected.tolist()) == ([-1 - 2, -4], [-1 - 16, -8])
+
+
+def test_a_branch_of_a_branch_sees_a_part_of_each():
+    tree = pack_pairs([([1, 2], [3, 4, 5, 6], [7, 8, 9]), ([1, 2, 7], [10], [8])])
+    assert tree.input_ids_N.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert tree.chains == (
+        Chain(0, 6, ()),
+        Chain(6, 9, ((0, 2),)),
+        Chain(9, 10, ((0, 2), (6, 7))),
+    )
+    assert tree.visible()[9].nonzero()[:, 0].tolist() == [0, 1, 6, 9]
+
+
+def test_sequences_that_share_nothing_are_a_forest():
+    tree = pack_pairs([([1], [2], [3, 4])], sequences=[([5], [6, 7, 8]), ([9], [])])
+    assert tree.input_ids_N.tolist() == [5, 6, 7, 8, 1, 3, 4, 2, 9]
+    assert tree.subtree_end_N.tolist() == [4, 4, 4, 4, 8, 7, 7, 8, 9]
+    assert [chain.prefix for chain in tree.chains] == [(), (), ((4, 5),), ()]
+    assert [one.tolist() for one in tree.predictors_R] == [[0, 1, 2], []]
+
+
+def test_sequences_alone_can_be_packed():
+    tree = pack_pairs([], sequences=ROLLOUTS)
+    assert tree.input_ids_N.tolist() == [1, 2, 8, 9, 3]
+    assert (tree.n_pairs, tree.n_unpacked_tokens) == (0, 9)
+    assert [one.tolist() for one in tree.predictors_R] == [[1, 2], [0, 1], []]
+    (within,) = pack_pairs_within([], max_tokens=1, sequences=ROLLOUTS)
+    assert torch.equal(within.input_ids_N, tree.input_ids_N)
+    chosen, rejected = tree.sum_logps(torch.zeros(0))
+    assert (chosen.tolist(), rejected.tolist()) == ([], [])
+
+
+def test_a_tree_may_be_as_large_as_its_budget():
+    pairs = [([1], [2], [3]), ([4, 5], [6], [7]), ([1], [2], [8])]
+    for max_tokens, expected in (
+        (1, [(0,), (1,), (2,)]),
+        (6, [(0,), (1,), (2,)]),
+        (7, [(0, 1), (2,)]),
+        (8, [(0, 1, 2)]),
+    ):
+        trees = pack_pairs_within(pairs, max_tokens=max_tokens)
+        assert [tree.pair_idx for tree in trees] == expected
+
+
+def test_sequences_go_into_the_first_tree_and_count_there():
+    pairs = [([1], [2], [3]), ([1], [2], [4])]
+    rollouts = [([1], [5, 6])]
+    for max_tokens, expected in ((4, [(), (0, 1)]), (5, [(0,), (1,)]), (6, [(0, 1)])):
+        first, *others = pack_pairs_within(pairs, max_tokens=max_tokens, sequences=rollouts)
+        assert [tree.pair_idx for tree in (first, *others)] == expected
+        assert [one.tolist() for one in first.predictors_R] == [
+            [int((first.input_ids_N == token).nonzero()) for token in (1, 5)]
+        ]
+        assert all(tree.predictors_R == () for tree in others)
+
+
+@given(tokens, tokens)
+@settings(max_examples=60, deadline=None)
+def test_a_common_prefix_is_as_long_as_two_lists_agree(left, right):
+    agree = [a == b for a, b in zip(left, right, strict=False)]
+    assert common_prefix(left, right) == (agree.index(False) if False in agree else len(agree))
+
+
+@pytest.mark.parametrize("n_common", range(9))
+def test_a_common_prefix_ends_at_the_first_difference_whatever_follows(n_common):
+    left, right = list(range(9)), list(range(9))
+    right[n_common : n_common + 1] = [-1]
+    assert common_prefix(left, right) == n_common
+    assert common_prefix(left, left[:n_common]) == n_common
+
+
+def told(call, *given, **options):
+    with pytest.raises((ShapeError, TrainerConfigError)) as caught:
+        call(*given, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pack", [pack_pairs, lambda *a, **o: pack_pairs_within(*a, max_tokens=9, **o)]
+)
+def test_pairs_without_a_token_are_refused_by_name(pack):
+    why = (
+        " without a token; the first token of a completion is predicted from the prompt, so every "
+        "side needs one"
+    )
+    assert told(pack, []) == "no preference pair to pack"
+    assert told(pack, [([1], [2], [3]), ([1], [], [3])]) == "pair 1: chosen" + why
+    assert told(pack, [([], [2], [])]) == "pair 0: prompt and rejected" + why
+    assert told(pack, [([1], [2], [3])], sequences=[([1], [2]), ([], [2])]) == (
+        "a sequence has no prompt, from which its first token is predicted"
+    )
+
+
+def test_a_budget_without_a_token_is_refused():
+    message = told(pack_pairs_within, TWO_PAIRS, max_tokens=0)
+    assert message == "max_tokens=0: must be at least 1"
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -221,8 +349,62 @@ def test_the_mask_by_blocks_is_that_of_all_tokens(seed, block):
 
 def test_the_device_chooses_the_backend():
     tree = pack_pairs(trace_pairs(2))
-    assert isinstance(attention_for(tree), FlashTreeAttention)
-    assert isinstance(attention_for(tree.to("meta")), ChainAttention)
+    assert type(attention_for(tree)) is FlashTreeAttention
+    assert type(attention_for(tree.to("meta"))) is ChainAttention
+    on_cuda = SimpleNamespace(input_ids_N=SimpleNamespace(device=torch.device("cuda")))
+    assert type(attention_for(on_cuda)) is FlexAttention
+
+
+@pytest.mark.parametrize("backend", [ChainAttention, FlashTreeAttention])
+def test_layers_that_attend_are_counted(backend):
+    tree = pack_pairs(TWO_PAIRS)
+    attention = backend(tree)
+    assert (attention.tree, attention.n_calls) == (tree, 0)
+    for n_calls in (1, 2, 3):
+        attention(*projections(tree), scale=0.3)
+        assert attention.n_calls == n_calls
+
+
+@pytest.mark.parametrize("backend", [ChainAttention, FlashTreeAttention])
+def test_attention_takes_projections_as_models_hold_them(backend):
+    """A model's heads lie behind its tokens: what it hands over is a transposed view."""
+    tree = pack_pairs(TWO_PAIRS)
+    inputs = projections(tree, requires_grad=False)
+    views = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
+    assert not views[0].is_contiguous()
+    ours = backend(tree)(*views, scale=0.3)
+    assert ours.is_contiguous()
+    dense = dense_attention(tree, *views, 0.3)
+    torch.testing.assert_close(ours, dense)
+    weight = torch.linspace(-1, 1, 16, dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.autograd.grad((ours * weight).sum(), views),
+        torch.autograd.grad((dense * weight).sum(), views),
+    )
+
+
+def test_the_flexible_kernel_is_asked_for_the_trees_mask_and_grouped_heads(monkeypatch):
+    tree = pack_pairs(TWO_PAIRS)
+    inputs = projections(tree, requires_grad=False)
+    asked = []
+
+    def kernel(query, key, value, **options):
+        asked.append(options)
+        mask = options["block_mask"].mask_mod
+        rows, columns = (torch.arange(tree.n_tokens) for _ in range(2))
+        seen = mask(None, None, rows[:, None], columns[None])
+        return F.scaled_dot_product_attention(
+            query, key, value, seen, scale=options["scale"], enable_gqa=options["enable_gqa"]
+        )
+
+    monkeypatch.setattr("trainer.losses.tree_attention.flex_attention", kernel)
+    attention = FlexAttention(tree)
+    for scale in (0.3, 0.7):
+        ours = attention(*inputs, scale=scale)
+        torch.testing.assert_close(ours, dense_attention(tree, *inputs, scale))
+    first, second = asked
+    assert first["block_mask"] is second["block_mask"]  # made once, for all layers
+    assert first["block_mask"].BLOCK_SIZE == (128, 128)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -243,3 +425,16 @@ def test_to_moves_every_tensor():
     on_meta = [name for name in tree.__slots__ if isinstance(getattr(tree, name), torch.Tensor)]
     assert len(on_meta) == 8
     assert all(getattr(tree, name).device.type == "meta" for name in on_meta)
+    assert tree.visible().device.type == "meta"
+
+
+def test_to_moves_what_predicts_further_sequences_and_keeps_the_rest():
+    tree = pack_pairs(TWO_PAIRS, sequences=ROLLOUTS)
+    moved = tree.to("meta")
+    assert [(one.device.type, len(one)) for one in moved.predictors_R] == [
+        ("meta", 2),
+        ("meta", 2),
+        ("meta", 0),
+    ]
+    for name in ("chains", "pair_idx", "n_unpacked_tokens", "n_positions", "n_tokens"):
+        assert getattr(moved, name) == getattr(tree, name)
