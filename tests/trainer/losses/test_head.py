@@ -1,5 +1,6 @@
 """The fused head against full logits, reference numbers, and its own promises."""
 
+import math
 import re
 
 import pytest
@@ -379,29 +380,206 @@ def test_the_cuda_backend_keeps_32_bits_of_16_bit_products():
     assert backend.pull_back(logits, weight).shape == hidden.shape
 
 
+EVEN, SURE = [0.5, 0.5], [0.75, 0.25]
+FORWARD = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+"""KL(SURE || EVEN)"""
+MIDDLE = 0.5 * (
+    0.75 * math.log(0.75 / 0.625)
+    + 0.25 * math.log(0.25 / 0.375)
+    + 0.5 * math.log(0.5 / 0.625)
+    + 0.5 * math.log(0.5 / 0.375)
+)
+"""JSD of the two; their mixture is 5/8 and 3/8."""
+
+
+def of_probabilities(*rows):
+    """With the identity as its head, these states are log-probabilities."""
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "fused"}, {"mode": "recompute"}], ids=str)
+def test_a_head_by_hand_with_nothing_but_its_defaults(mode):
+    student, teacher = of_probabilities(EVEN, SURE), of_probabilities(SURE, SURE)
+    inputs = {"target_ids_N": torch.tensor([0, 1]), "teacher_hidden_N_H": teacher}
+    found = fused_policy_distillation(student, torch.eye(2).double(), **inputs, **mode)
+    assert float(found.loss) == pytest.approx(MIDDLE / 2)
+    assert found.logps_N.exp().tolist() == pytest.approx([0.5, 0.25])
+    entropy = [math.log(2), -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))]
+    assert found.entropy_N.tolist() == pytest.approx(entropy)
+    assert found.divergence_N.tolist() == pytest.approx([MIDDLE, 0.0])
+    outputs = head_outputs(student, torch.eye(2).double(), **inputs)
+    for ours, theirs in zip(outputs, found[1:], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    forward = head_outputs(student, torch.eye(2).double(), **inputs, beta=0.0)
+    assert forward.divergence_N.tolist() == pytest.approx([FORWARD, 0.0])
+
+
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+def test_both_channels_add_up_and_either_may_be_off(mode):
+    student, teacher = of_probabilities(EVEN, SURE), of_probabilities(SURE, SURE)
+    targets = {"target_ids_N": torch.tensor([0, 1]), "mode": mode}
+    distilled = {
+        "teacher_hidden_N_H": teacher,
+        "divergence_weights_N": torch.tensor([3.0, 5.0]),
+    }
+    policy = {"policy_loss": lambda logps, _: -logps.sum()}
+    charged = math.log(2) + math.log(4)
+    for options, expected in (
+        ({}, 0.0),
+        (policy, charged),
+        (distilled, 3 * MIDDLE),
+        (policy | distilled, charged + 3 * MIDDLE),
+    ):
+        hidden = student.clone().requires_grad_()
+        found = fused_policy_distillation(hidden, torch.eye(2).double(), **targets, **options)
+        assert float(found.loss.detach()) == pytest.approx(expected)
+        (gradient,) = torch.autograd.grad(found.loss, hidden)
+        assert bool(gradient.any()) == bool(options)
+        if "teacher_hidden_N_H" not in options:
+            assert found.divergence_N.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+def test_a_teacher_without_a_head_takes_the_students_and_its_bias(mode):
+    (hidden, weight, bias), inputs = make_case()
+    shared = {
+        "target_ids_N": inputs["target_ids_N"],
+        "teacher_hidden_N_H": inputs["teacher_hidden_N_H"],
+    }
+    own = {"teacher_weight_V_H": weight, "teacher_bias_V": bias}
+    # A head without a bias has none, whatever the student's has.
+    bare = {"teacher_weight_V_H": weight, "teacher_bias_V": torch.zeros(V)}
+    for options, told in (
+        (shared, shared | own),
+        (shared | {"teacher_weight_V_H": weight}, shared | bare),
+    ):
+        found = fused_policy_distillation(hidden, weight, bias, **options, mode=mode)
+        expected = fused_policy_distillation(hidden, weight, bias, **told, mode=mode)
+        torch.testing.assert_close(found.divergence_N, expected.divergence_N)
+        assert float(found.divergence_N.detach().min()) > 0
+        torch.testing.assert_close(
+            gradients(found, [hidden, weight, bias]), gradients(expected, [hidden, weight, bias])
+        )
+
+
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+def test_a_teacher_and_the_weights_of_its_divergence_get_no_gradient(mode):
+    leaves, inputs = make_case()
+    theirs = {name: it.requires_grad_() for name, it in inputs.items() if it.is_floating_point()}
+    assert len(theirs) == 4
+    fused_policy_distillation(*leaves, **inputs, mode=mode).loss.backward()
+    assert all(it.grad is None for it in theirs.values())
+    assert all(leaf.grad is not None for leaf in leaves)
+
+
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+def test_16_bit_models_have_32_bit_losses_and_16_bit_gradients(mode):
+    leaves, inputs = make_case(torch.bfloat16)
+    inputs["divergence_weights_N"] = inputs["divergence_weights_N"].float()
+    policy = {"policy_loss": lambda logps, _: -logps.sum() / N}
+    found = fused_policy_distillation(*leaves, **inputs, **policy, chunk=8, mode=mode)
+    assert {output.dtype for output in found} == {torch.float32}
+    # The states, the head and its bias as they are, in 64 bits.
+    exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact_inputs = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+    exact = plain_policy_distillation(*exact_leaves, **exact_inputs, **policy)
+    for ours, theirs in zip(found, exact, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(gradients(found, leaves), gradients(exact, exact_leaves), strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert float((ours.double() - theirs).norm() / theirs.norm()) < 1e-2
+
+
+def test_without_a_chunk_of_ones_own_it_is_the_devices():
+    leaves, inputs = make_case(n_tokens=600)
+    seen = []
+
+    def policy(logps, rows):
+        seen.append((rows.start, rows.stop, len(logps)))
+        return logps.sum()
+
+    fused_policy_distillation(*leaves, **inputs, policy_loss=policy)
+    assert seen == [(0, 256, 256), (256, 512, 256), (512, 600, 88)]
+    seen.clear()
+    fused_policy_distillation(*leaves, **inputs, policy_loss=policy, chunk=599)
+    assert seen == [(0, 599, 599), (599, 600, 1)]
+    seen.clear()
+    fused_policy_distillation(*leaves, **inputs, policy_loss=policy, mode="recompute", chunk=1)
+    assert seen == [(0, 600, 600)]
+
+
+def assert_refused(changed, message):
+    """By the whole loss, and by the outputs alone where they know the argument."""
+    leaves, inputs = make_case(torch.float32)
+    with pytest.raises((ShapeError, TrainerConfigError)) as caught:
+        fused_policy_distillation(*leaves, **inputs | changed)
+    assert str(caught.value) == message
+    if not changed.keys() & {"divergence_weights_N", "mode"}:
+        inputs.pop("divergence_weights_N")
+        with pytest.raises(type(caught.value), match=re.escape(message)):
+            head_outputs(*leaves, **inputs | changed)
+
+
+WIDE = "hidden states must be [tokens, hidden] and the head [vocabulary, hidden], not "
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"target_ids_N": torch.zeros(3, dtype=torch.long)}, "37 hidden states for target ids"),
-        ({"teacher_hidden_N_H": torch.zeros(36, H)}, "36 hidden states"),
-        ({"teacher_weight_V_H": torch.zeros(99, H)}, "the vocabularies differ"),
-        ({"teacher_weight_V_H": torch.zeros(V, 3)}, "the head 3"),
-        ({"teacher_hidden_N_H": torch.zeros(N)}, "must be"),
-        ({"divergence_weights_N": torch.zeros(3)}, "divergence_weights_N has shape"),
+        (
+            {"target_ids_N": torch.zeros(3, dtype=torch.long)},
+            "student: 37 hidden states for target ids of shape (3,)",
+        ),
+        (
+            {"teacher_hidden_N_H": torch.zeros(36, H)},
+            "teacher: 36 hidden states for target ids of shape (37,)",
+        ),
+        (
+            {"teacher_weight_V_H": torch.zeros(99, H)},
+            "the vocabularies differ: student 101, teacher 99; distillation needs one tokenizer",
+        ),
+        (
+            {"teacher_weight_V_H": torch.zeros(V, 3)},
+            "teacher: hidden states have width 16, the head 3",
+        ),
+        ({"teacher_hidden_N_H": torch.zeros(N)}, f"teacher: {WIDE}(37,) and (101, 16)"),
+        (
+            {"teacher_weight_V_H": torch.zeros(1, V, H)},
+            f"teacher: {WIDE}(37, 16) and (1, 101, 16)",
+        ),
+        (
+            {"divergence_weights_N": torch.zeros(3)},
+            "divergence_weights_N has shape (3,), expected (37,)",
+        ),
     ],
 )
 def test_inputs_that_do_not_line_up_are_named(changed, message):
-    leaves, inputs = make_case(torch.float32)
-    with pytest.raises(ShapeError, match=re.escape(message)):
-        fused_policy_distillation(*leaves, **inputs | changed)
+    assert_refused(changed, message)
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"beta": 1.5}, {"temperature": 0.0}, {"softcap": -1.0}, {"chunk": 0}, {"mode": "fast"}],
+    ("options", "message"),
+    [
+        ({"beta": 1.5}, "beta=1.5: must lie in [0, 1]"),
+        ({"beta": -0.1}, "beta=-0.1: must lie in [0, 1]"),
+        ({"temperature": 0.0}, "temperature=0.0: must be greater than 0"),
+        ({"softcap": 0.0}, "softcap=0.0: must be greater than 0, or None"),
+        ({"softcap": -1.0}, "softcap=-1.0: must be greater than 0, or None"),
+        ({"chunk": 0}, "chunk=0: must be at least 1 token"),
+        ({"mode": "fast"}, "mode='fast': use 'fused' or 'recompute'"),
+    ],
+    ids=str,
 )
-def test_options_out_of_range_are_refused(options):
-    leaves, inputs = make_case(torch.float32)
-    name, value = next(iter(options.items()))
-    with pytest.raises(TrainerConfigError, match=re.escape(f"{name}={value!r}")):
-        fused_policy_distillation(*leaves, **inputs | options)
+def test_options_out_of_range_are_refused(options, message):
+    assert_refused(options, message)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.5}, {"softcap": 0.5}, {"chunk": 1}], ids=str)
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+def test_options_just_inside_their_range_are_those_of_full_logits(options, mode):
+    leaves, inputs = make_case()
+    chunk = {"chunk": options.pop("chunk", 5)}
+    found = fused_policy_distillation(*leaves, **inputs, **options, **chunk, mode=mode)
+    expected = plain_policy_distillation(*leaves, **inputs, **options)
+    torch.testing.assert_close(tuple(found), tuple(expected))
+    torch.testing.assert_close(gradients(found, leaves), gradients(expected, leaves))

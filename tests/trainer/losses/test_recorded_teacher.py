@@ -1,5 +1,7 @@
 """A recorded top-k is the teacher's own: held to the core, which sees the teacher's logits."""
 
+import math
+
 import pytest
 import torch
 
@@ -72,3 +74,50 @@ def test_a_student_that_agrees_pays_nothing_and_one_that_does_not_is_drawn_to_th
         optimizer.step()
     assert losses[-1] < 0.01 * losses[0]
     torch.testing.assert_close(logits.log_softmax(-1).gather(-1, ids), logp, atol=0.05, rtol=0)
+
+
+def charge(ids, probabilities, **options):
+    """What is charged for one token of a student with the probabilities 0.5, 0.3 and 0.2."""
+    student = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
+    recorded = torch.tensor([probabilities], dtype=torch.float64).log()
+    return recorded_teacher_per_token(
+        student, torch.tensor([ids]), recorded, SDPOOptions(**options)
+    )
+
+
+def kl(p, q):
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+
+
+def test_recorded_entries_are_charged_by_hand():
+    own, theirs = (0.2, 0.5, 0.3), (0.4, 0.35, 0.25)  # tokens 2 and 0, and the rest
+    forward = charge([2, 0], [0.4, 0.35], jsd_beta=0.0)
+    assert forward.tolist() == pytest.approx([kl(theirs, own)])
+    reverse = charge([2, 0], [0.4, 0.35], jsd_beta=1.0)
+    assert reverse.tolist() == pytest.approx([kl(own, theirs)])
+    # No temperature: servers record at 1.
+    colder = charge([2, 0], [0.4, 0.35], jsd_beta=1.0, temperature=0.5)
+    assert torch.equal(colder, reverse)
+
+
+@pytest.mark.parametrize(("h_max", "ceiling"), [(None, math.log(3)), (2.0, 2.0)])
+def test_the_entropy_gate_opens_by_the_vocabulary_not_by_the_entries(h_max, ceiling):
+    own, theirs = (0.3, 0.7), (0.6, 0.4)
+    entropy = -sum(q * math.log(q) for q in theirs)
+    gate = entropy / ceiling
+    expected = gate * kl(theirs, own) + (1 - gate) * kl(own, theirs)
+    options = {"wrapper": "entropy_opd", "entropy_opd_h_max": h_max}
+    for ids, recorded in (([1], [0.6]), ([1, NO_ENTRY], [0.6, 0.9])):
+        assert charge(ids, recorded, **options).tolist() == pytest.approx([expected])
+
+
+def test_a_recorded_teacher_is_taken_in_the_students_precision_and_never_drawn():
+    student, _, ids, logp = case()
+    wide = student.detach()
+    narrow, recorded = wide.bfloat16().requires_grad_(), logp.clone().requires_grad_()
+    found = recorded_teacher_per_token(narrow, ids, recorded, SDPOOptions())
+    assert found.dtype == torch.float32
+    found.sum().backward()
+    assert recorded.grad is None
+    exact = recorded_teacher_per_token(narrow.detach().double(), ids, logp, SDPOOptions())
+    torch.testing.assert_close(found.detach().double(), exact, rtol=1e-4, atol=1e-6)
