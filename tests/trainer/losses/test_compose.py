@@ -361,7 +361,7 @@ def test_pairs_that_weigh_little_count_as_much_and_those_of_weight_zero_not_at_a
         ({"labels": ids([-100, 0, -100, 2], [-100, -100, -100, -100])}, 2, 1 + 1),
         ({"response_mask": torch.zeros(2, 4)}, 0, 0),
     ],
-    ids=str,
+    ids=["all", "no padding", "response", "labels", "nothing"],
 )
 def test_channel_1_counts_labels_or_responses_or_all_that_is_no_padding(given, n_tokens, bits):
     # Labels need not be the tokens: behind 0 comes 0 with 1/2, behind 2 comes 2 with 1/2.
