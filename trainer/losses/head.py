@@ -167,7 +167,7 @@ def _policy_gradient(
         loss = policy_loss(leaf_C, rows)
         if not loss.requires_grad:
             return loss, None
-        (grad_C,) = torch.autograd.grad(loss, leaf_C, allow_unused=True, materialize_grads=True)
+        (grad_C,) = torch.autograd.grad(loss, leaf_C, materialize_grads=True)
     return loss.detach(), grad_C
 
 

@@ -275,11 +275,9 @@ def tree_block_mask(subtree_end_N: Tensor, *, block: int = 128) -> BlockMask:
     n_tokens, device = len(subtree_end_N), subtree_end_N.device
     n_blocks = -(-n_tokens // block)
     filler = n_blocks * block - n_tokens
-    largest_M, smallest_M = (
-        F.pad(subtree_end_N, (0, filler), value=fill).view(-1, block)
-        for fill in (0, n_blocks * block)
-    )
-    largest_M, smallest_M = largest_M.amax(-1), smallest_M.amin(-1)
+    # Only the last block is filled up, and no block is later than that: any filler will do.
+    ends_M_B = F.pad(subtree_end_N, (0, filler)).view(-1, block)
+    largest_M, smallest_M = ends_M_B.amax(-1), ends_M_B.amin(-1)
     starts_M = torch.arange(n_blocks, device=device) * block
     is_earlier_MM = starts_M[None] < starts_M[:, None]
     is_full_MM = is_earlier_MM & (smallest_M[None] >= starts_M[:, None] + block)
