@@ -217,15 +217,18 @@ def test_what_a_mask_leaves_out_may_hold_anything():
 
 
 def test_self_distillation_is_over_the_whole_vocabulary_by_default():
-    # 128 entries, more than any support has by default; half of them hold nearly everything.
-    p, q = [0.001] * 64 + [0.014625] * 64, [0.014625] * 64 + [0.001] * 64
-    student, teacher = log([[p, p]]), log([[q, q]])
-    m = (0.001 + 0.014625) / 2
-    divergence = 64 * (0.001 * math.log(0.001 / m) + 0.014625 * math.log(0.014625 / m))
+    # 128 entries, more than a support has by default, and each with odds of its own.
+    student = torch.linspace(0, 3, 128, dtype=torch.float64).expand(1, 2, 128)
+    teacher = torch.linspace(2, -2, 128, dtype=torch.float64).exp().expand(1, 2, 128)
+    p, q = (side[0, 0].softmax(-1).tolist() for side in (student, teacher))
+    divergence = sum(
+        0.5 * a * math.log(2 * a / (a + b)) + 0.5 * b * math.log(2 * b / (a + b))
+        for a, b in zip(p, q, strict=True)
+    )
     found = sdpo_per_token(student, teacher)
-    assert found.tolist() == [pytest.approx([divergence, divergence])]
+    assert found.tolist() == [pytest.approx([divergence, divergence], rel=1e-9)]
     found = sdpo_loss(student, teacher, torch.tensor([[0, 1]]))
-    assert float(found) == pytest.approx(divergence)
+    assert float(found) == pytest.approx(divergence, rel=1e-9)
 
 
 def test_a_support_of_self_distillation_has_a_hundred_entries_by_default():
@@ -317,17 +320,14 @@ H_SURE = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
 )
 def test_the_soft_gate_blends_both_divergences(h_max, gate):
     expected = gate * FORWARD + (1 - gate) * REVERSE
-    student, teacher = log([[EVEN, EVEN]]), log([[SURE, EVEN]])
+    student, teacher = log([[EVEN, EVEN, EVEN]]), log([[SURE, EVEN, EVEN]])
     found = soft_gated_kl_per_token(student, teacher, h_max=h_max)
-    assert found.tolist() == [pytest.approx([expected, 0.0])]
-    for reduction, n in (("sum", 1), ("batchmean", 2)):
-        loss = entropy_aware_opd_loss(student, teacher, h_max=h_max, reduction=reduction)
-        assert float(loss) == pytest.approx(expected / n)
-    assert float(entropy_aware_opd_loss(student, teacher, h_max=h_max)) == pytest.approx(
-        expected / 2
-    )
+    assert found.tolist() == [pytest.approx([expected, 0.0, 0.0])]
     found = entropy_aware_opd_loss(student, teacher, h_max=h_max, reduction="none")
-    assert found.tolist() == [pytest.approx([expected, 0.0])]
+    assert found.tolist() == [pytest.approx([expected, 0.0, 0.0])]
+    for options, n_tokens in (({"reduction": "sum"}, 1), ({"reduction": "batchmean"}, 3), ({}, 3)):
+        loss = entropy_aware_opd_loss(student, teacher, h_max=h_max, **options)
+        assert float(loss) == pytest.approx(expected / n_tokens)
 
 
 def test_the_hard_gate_opens_above_its_threshold_for_the_teachers_likeliest_entries():

@@ -380,6 +380,29 @@ def test_the_cuda_backend_keeps_32_bits_of_16_bit_products():
     assert backend.pull_back(logits, weight).shape == hidden.shape
 
 
+def test_the_cuda_backend_adds_16_bit_products_into_its_total(monkeypatch):
+    """By kernels that only CUDA has, which multiply 16 bits and return 32."""
+
+    def mm(left, right, *, out_dtype):
+        assert left.dtype == right.dtype == torch.bfloat16
+        return left.to(out_dtype) @ right.to(out_dtype)
+
+    def addmm(total, left, right, *, out_dtype, out):
+        return torch.add(total, mm(left, right, out_dtype=out_dtype), out=out)
+
+    (hidden, weight, _), _ = make_case(torch.bfloat16)
+    hidden, weight = hidden.detach(), weight.detach()
+    expected = hidden.float() @ weight.float().T
+    backend, total = CudaBackend(), torch.ones(V, H)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "mm", mm)
+        patch.setattr(torch, "addmm", addmm)
+        logits = backend.project(hidden, weight, torch.float32)
+        backend.accumulate_(total, logits, hidden)
+    torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(total, 1 + expected.bfloat16().float().T @ hidden.float())
+
+
 EVEN, SURE = [0.5, 0.5], [0.75, 0.25]
 FORWARD = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
 """KL(SURE || EVEN)"""
