@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -14,10 +15,11 @@ from tests.trainer import vectors
 from trainer.errors import ShapeError, TrainerConfigError
 from trainer.losses.head import (
     FusedOutput,
+    _in_one_dtype,
     fused_policy_distillation,
     head_outputs,
 )
-from trainer.losses.logit_tile import CudaBackend
+from trainer.losses.logit_tile import CudaBackend, PortableBackend, backend_for
 
 N, V, H = 37, 101, 16
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -353,12 +355,62 @@ def test_the_logits_of_the_batch_never_exist(mode):
     assert largest.n_elements == 512 * 200
 
 
+class Buffers(TorchDispatchMode):
+    """Remembers the shapes of tensors that were made like another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.zeros_like.default, torch.ops.aten.empty_like.default):
+            self.shapes.add(tuple(result.shape))
+        return result
+
+
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_what_needs_no_gradient_has_no_room_for_one(frozen, mode):
+    leaves, inputs = make_case()
+    shapes = [tuple(leaf.shape) for leaf in leaves]
+    leaves[frozen].requires_grad_(requires_grad=False)
+    with Buffers() as made:
+        fused_policy_distillation(*leaves, **inputs, chunk=8, mode=mode).loss.backward()
+    assert made.shapes & set(shapes) == {*shapes[:frozen], *shapes[frozen + 1 :]}
+    with Buffers() as made, torch.no_grad():
+        fused_policy_distillation(*leaves, **inputs, chunk=8, mode=mode)
+    assert not made.shapes & set(shapes)
+
+
 def test_autocast_does_not_narrow_the_logits():
     leaves, inputs = make_case(torch.float32)
     plain = fused_policy_distillation(*leaves, **inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under_autocast = fused_policy_distillation(*leaves, **inputs)
     assert torch.equal(plain.loss, under_autocast.loss)
+
+
+def test_the_device_chooses_how_to_multiply():
+    assert type(backend_for(torch.device("cuda"))) is CudaBackend
+    assert type(backend_for(torch.device("cpu"))) is PortableBackend
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("is_on", [True, False])
+def test_autocast_narrows_what_is_multiplied_on_cuda_alone(monkeypatch, device, is_on):
+    is_asked, dtypes = {"cuda": is_on}, {"cuda": torch.bfloat16}
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: is_asked[device])
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: dtypes[device])
+    with FakeTensorMode():
+        hidden = torch.empty(3, H, dtype=torch.float16, device=device)
+        weight, bias = (torch.empty(*shape, device=device) for shape in ((V, H), (V,)))
+        found = _in_one_dtype(hidden, weight, bias)
+    narrow = (torch.bfloat16, torch.bfloat16, torch.float32)
+    as_given = (torch.float16, torch.float32, torch.float32)
+    is_narrow = is_on and device == "cuda"
+    assert tuple(one.dtype for one in found) == (narrow if is_narrow else as_given)
+    assert [one.shape for one in found] == [hidden.shape, weight.shape, bias.shape]
 
 
 def test_the_cuda_backend_computes_the_same(monkeypatch):
