@@ -347,6 +347,19 @@ def test_the_mask_by_blocks_is_that_of_all_tokens(seed, block):
     assert ours.seq_lengths == dense.seq_lengths
 
 
+def test_a_block_is_seen_whole_up_to_the_last_token_of_its_subtrees():
+    # Two trees of eight tokens, in blocks of four; the second forks behind its first block.
+    ends = torch.tensor([8] * 8 + [16] * 4 + [13, 16, 16, 16])
+    mask = tree_block_mask(ends, block=4)
+    # Each block is cut by the diagonal; the second and the fourth see all of the one before.
+    assert mask.kv_num_blocks[0, 0].tolist() == [1, 1, 1, 1]
+    assert [row[0] for row in mask.kv_indices[0, 0].tolist()] == [0, 1, 2, 3]
+    assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 0, 1]
+    assert [row[0] for row in mask.full_kv_indices[0, 0, 1::2].tolist()] == [0, 2]
+    assert mask.seq_lengths == (16, 16)
+    assert tree_block_mask(ends).BLOCK_SIZE == (128, 128)
+
+
 def test_the_device_chooses_the_backend():
     tree = pack_pairs(trace_pairs(2))
     assert type(attention_for(tree)) is FlashTreeAttention
