@@ -167,6 +167,7 @@ NEVER_SHOWN = "the text that is replaced in cart.py was never shown"
         (multi_edit(("a = 1", "b = 2"), ("\n\n   a = 1", "b = 2")), None),
         (multi_edit(("a = 1", "if b:\n    c = 3"), ("c = 3\n", "")), None),
         (multi_edit(("a = 1", ""), ("c = 3", "a = 1")), NEVER_SHOWN),
+        (multi_edit(("a = 1", "c = 3"), ("a = 1", "d = 4"), ("c = 3", "d = 4")), None),
     ],
 )
 def test_each_change_of_several_needs_text_that_was_shown_or_just_written(change, why):
