@@ -275,6 +275,15 @@ def test_the_row_of_a_state_says_how_it_was_judged(votes, told):
     assert found == row(**told)
 
 
+def test_answers_of_the_students_own_family_are_counted_whether_or_not_they_vote():
+    rows = [*answers(a=LS, b=LS), own(LS, teacher="opus"), own(MAKE, teacher="sonnet")]
+    counted = {"n_asked": 4, "n_own_family": 2, "student_level": "tool", "n_against": 1}
+    [found] = extract_pairs([state()], rows).outcomes
+    assert found == row(**EXACT, **counted, n_valid=2, n_agreeing=2, margin=2)
+    [found] = extract_pairs([state()], rows, count_own_family=True).outcomes
+    assert found == row(**EXACT, **counted, n_valid=4, n_agreeing=3, margin=2)
+
+
 def test_the_row_of_an_action_that_cannot_run_says_why():
     broken = state(action=call("Bash"))
     [found] = extract_pairs([broken], answers(a=LS, b=LS)).outcomes
