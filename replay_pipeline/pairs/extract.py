@@ -659,11 +659,13 @@ def _is_distillable(consensus: Consensus) -> bool | None:
 
 def _is_model(answered: str | None, recorded: str | None) -> bool:
     """Whether both names mean the same model, a vendor prefix, punctuation and date apart."""
-    return bool(answered and recorded) and _bare(answered) == _bare(recorded)
+    if not answered or not recorded:
+        return False
+    return _bare(answered) == _bare(recorded)
 
 
-def _bare(model: str | None) -> str:
-    name = (model or "").lower().rpartition("/")[2].replace(".", "-").replace("_", "-")
+def _bare(model: str) -> str:
+    name = model.lower().rpartition("/")[2].replace(".", "-").replace("_", "-")
     return "-".join(part for part in name.split("-") if not (part.isdigit() and len(part) >= 6))
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from replay_pipeline.actions import agreement_level
+from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.pairs import (
     PairReport,
@@ -386,6 +387,8 @@ def test_control_run_of_the_students_own_model_is_carried_along():
     assert [pair.get("control_mismatch") for pair in report.pairs] == [False, True, None]
     assert [pair["weight"] for pair in report.pairs] == [1.0, 0.5, 1.0]
     assert report.control_mismatch_rate == 0.5
+    left = extract_pairs(states, rows, control=[control(f"s{n}", bash("tox")) for n in (1, 2)])
+    assert (left.n_control, left.n_control_mismatch) == (2, 2)
     asked_again = extract_pairs(states, [*rows, control("s2", bash("pytest"))])
     assert (asked_again.n_control, asked_again.n_control_mismatch) == (1, 0)
 
@@ -587,6 +590,28 @@ def test_tools_on_offer_decide_what_is_a_valid_action():
     assert outcome_of(report)["n_invalid"] == 2
 
 
+def test_a_student_that_calls_a_tool_not_on_offer_makes_no_pair():
+    rows = answers(a=call("Read", file_path="a.py"), b=call("Read", file_path="a.py"))
+    assert judged([state(action=LS)], rows) == "pair"
+    assert judged([state(action=LS, tools=[READ_TOOL])], rows) == "invalid_action"
+    sampled = {"samples": {"s1": LS}}
+    offered = state(action=call("Read", file_path="b.py"), tools=[READ_TOOL])
+    assert judged([offered], rows) == "pair"
+    assert judged([offered], rows, **sampled) == "invalid_action"
+
+
+def test_the_tools_that_states_share_are_read_once(monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        "replay_pipeline.pairs.extract.ToolList",
+        lambda tools: read.append(tools) or ToolList(tools),
+    )
+    tools, others = [READ_TOOL], [READ_TOOL, READ_TOOL]
+    states = [state("s1", tools=tools), state("s2", tools=others), state("s3", tools=tools)]
+    extract_pairs(states, answers(a=LS, b=LS))
+    assert read == [tools, others]
+
+
 def test_rejected_side_can_be_sampled_from_the_model_to_be_trained():
     rows = answers(a=bash("ls"), b=bash("ls"))
     [pair] = extract_dpo_pairs([state()], rows, samples={"s1": bash("make")})
@@ -632,8 +657,9 @@ def test_final_texts_are_compared_by_the_judge_that_is_given():
     rows = answers(a=says("Fixed it."), b=says("Fixed the cart."), c=says("Stuck."))
     asked = state(action=says("Shall I?"))
     assert judged([asked], rows) == "no_consensus"
-    [pair] = extract_dpo_pairs([asked], rows, same_text=same_topic)
-    assert pair["agreement_level"] == "effect"
+    for more in ([], [own(says("I stopped."))]):  # one that does not vote makes no difference
+        [pair] = extract_dpo_pairs([asked], [*rows, *more], same_text=same_topic)
+        assert pair["agreement_level"] == "effect"
     assert pair["rejected"] == "Shall I?"
 
 
