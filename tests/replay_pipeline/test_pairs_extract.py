@@ -855,10 +855,11 @@ def test_raw_agreement_is_that_of_each_two_teachers_at_a_level_or_stricter():
         *answers("s1", a=read("1.py"), b=read("1.py", 1, 5), c=read("2.py")),
         *answers("s2", a=read("3.py", 1, 5), b=read("3.py", 7, 5), c=read("3.py", 7, 5)),
     ]
-    report = extract_pairs([state("s1"), state("s2")], rows)
+    rows += answers("s3", a=read("4.py"), b=read("4.py"))
+    report = extract_pairs([state("s1"), state("s2"), state("s3")], rows)
     raw = {level: found.raw for level, found in report.agreement.items()}
-    # Of six: b and c of s2; a and b of s1 share lines; a of s2 reads others of the file.
-    assert raw == {"exact": 1 / 6, "effect": 2 / 6, "target": 4 / 6, "tool": 1.0}
+    # Of seven: s3, and b and c of s2; a and b of s1 share lines; a of s2 reads others of the file.
+    assert raw == {"exact": 2 / 7, "effect": 3 / 7, "target": 5 / 7, "tool": 1.0}
     chance = {level: found.chance for level, found in report.agreement.items()}
     assert chance == {"exact": 0, "effect": 0, "target": 0, "tool": 1}
 
