@@ -59,16 +59,19 @@ class Prompt:
         A file that is read or changed must have been named, and the text that an edit replaces
         must have been shown: each of its lines, since results number and indent them. A file that
         the student itself goes for counts as named: logs leave out the student's system prompt.
+
+        Args:
+            action: A valid one: what its calls need is there.
         """
         written: list[str] = []
         for call in action.calls:
             if (key := _NEED_A_FILE.get(call.name)) is None:
                 continue
             values = call.values()
-            name = PurePosixPath(str(values.get(key) or "").replace("\\", "/")).name
-            if name and name not in self.text and name not in self._student.render():
+            name = PurePosixPath(values[key].replace("\\", "/")).name
+            if name not in self.text and name not in self._student.render():
                 return f"{name} was never named"
-            for old, new in _replacements(values):
+            for old, new in _replacements(call.name, values):
                 lines = filter(None, map(str.strip, old.splitlines()))
                 if any(line not in self.text and line not in written for line in lines):
                     return f"the text that is replaced in {name} was never shown"
@@ -76,11 +79,14 @@ class Prompt:
         return None
 
 
-def _replacements(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    edits = values.get("edits")
-    for edit in edits if isinstance(edits, list) else [values]:
-        if isinstance(edit, dict) and isinstance(edit.get("old_string"), str):
-            yield edit["old_string"], str(edit.get("new_string") or "")
+def _replacements(tool: str, values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give the old and the new text of each change; a read has none."""
+    if tool == "MultiEdit":
+        edits = values["edits"]
+    else:
+        edits = [values] if tool == "Edit" else []
+    for edit in edits:
+        yield edit["old_string"], edit["new_string"]
 
 
 def _opened(message: Message) -> list[Any]:

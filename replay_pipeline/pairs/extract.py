@@ -443,15 +443,15 @@ class _Extraction:
         return known[1]
 
     def answers(self, state: TraceState, side: _Side) -> _Answers:
-        found = _Answers()
+        rows = self._answers.get(state["state_id"], {}).values()
+        # Exact, so that the sum does not depend on the order of the answers.
+        found = _Answers(asked=len(rows), cost_usd=math.fsum(row.cost_usd for row in rows))
         toolbox, cwd = self.toolbox(state), state.get("cwd")
-        for row in self._answers.get(state["state_id"], {}).values():
+        for row in rows:
             tally = self.report.teachers.get(row.teacher)
             if tally is None:
                 tally = self.report.teachers[row.teacher] = TeacherTally()
-            found.asked += 1
             tally.n_asked += 1
-            found.cost_usd += row.cost_usd
             tally.cost_usd += row.cost_usd
             action = read_answer(row, cwd=cwd, tools=toolbox)
             if action is None:
@@ -528,7 +528,7 @@ class _Extraction:
             "shares_vendor": shares_vendor,
             "is_distillable": _is_distillable(consensus),
             "control_mismatch": is_mismatch,
-            "cost_usd": math.fsum([answers.cost_usd]),
+            "cost_usd": answers.cost_usd,
             "weight": self.weights.of_consensus(
                 share=balance.n_for / balance.n_families,
                 level=consensus.level,
@@ -659,11 +659,13 @@ def _is_distillable(consensus: Consensus) -> bool | None:
 
 def _is_model(answered: str | None, recorded: str | None) -> bool:
     """Whether both names mean the same model, a vendor prefix, punctuation and date apart."""
-    return bool(answered and recorded) and _bare(answered) == _bare(recorded)
+    if not answered or not recorded:
+        return False
+    return _bare(answered) == _bare(recorded)
 
 
-def _bare(model: str | None) -> str:
-    name = (model or "").lower().rpartition("/")[2].replace(".", "-").replace("_", "-")
+def _bare(model: str) -> str:
+    name = model.lower().rpartition("/")[2].replace(".", "-").replace("_", "-")
     return "-".join(part for part in name.split("-") if not (part.isdigit() and len(part) >= 6))
 
 

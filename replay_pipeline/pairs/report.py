@@ -200,9 +200,9 @@ class AgreementStatistics:
         """Keep a sample of states by their hash, so that it does not depend on their order."""
         rank = (-zlib.crc32(state_id.encode("utf-8", "replace")), state_id)
         is_full = len(self._sample) >= _N_CHANCE_STATES
-        if is_full and rank < self._sample[0][:2]:
+        if is_full and rank < self._sample[0]:
             return
-        actions = sorted(((v.row.teacher, v.action) for v in votes), key=lambda one: one[0])
+        actions = sorted((v.row.teacher, v.action) for v in votes)
         push = heappushpop if is_full else heappush
         push(self._sample, (*rank, actions))
 
@@ -232,7 +232,7 @@ class AgreementStatistics:
 
     def _chance(self) -> Counter[int]:
         """Strictness of the agreement between answers of different states, drawn at random."""
-        sample = sorted(self._sample, key=lambda entry: entry[:2])
+        sample = sorted(self._sample)
         found: Counter[int] = Counter()
         if len(sample) < 2:
             return found

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from replay_pipeline.pairs import extract_pairs, outcomes_table
+from replay_pipeline.pairs import PairWeights, extract_pairs, outcomes_table
 from replay_pipeline.types import TeacherAction
 
 
@@ -15,6 +15,11 @@ def call(name, **arguments):
 
 def bash(command):
     return call("Bash", command=command)
+
+
+def together(*actions):
+    calls = [call for action in actions for call in action["tool_calls"]]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def says(text):
@@ -74,6 +79,42 @@ def test_a_step_that_comes_too_late_or_on_request_defers_nothing():
     assert judge(soon, answers(**LS), look_ahead_steps=2)[0] == "deferred"
 
 
+def test_what_a_tool_says_in_between_is_no_word_of_the_user():
+    later = state(1, bash("ls"))
+    later["messages"] = [*later["messages"], {"role": "tool", "content": "2 failed"}]
+    assert judge([state(), later], answers(**LS))[0] == "deferred"
+
+
+def test_an_earlier_or_an_unnumbered_step_defers_nothing():
+    assert judge([state(5), state(4, bash("ls"))], answers("s5", **LS))[0] == "pair"
+    unnumbered = state(1, bash("ls"))
+    del unnumbered["turn_idx"]
+    assert judge([state(), unnumbered], answers(**LS))[0] == "pair"
+
+
+def test_a_sampled_side_is_not_held_against_what_the_record_goes_on_with():
+    sampled = {"s0": bash("make")}
+    steps = [state(), state(1, bash("ls"))]
+    assert judge(steps, answers(**LS), samples=sampled)[0] == "pair"
+    assert judge(steps, answers(**LS), samples={"s1": bash("make")})[0] == "pair"
+
+
+def test_the_judge_of_texts_says_too_what_the_student_does_later():
+    def same_start(one, other):
+        return one[:4] == other[:4]
+
+    rows = answers(qwen=says("Done at last."), glm=says("Done."))
+    steps = [state(action=says("Shall I?")), state(1, says("Done!"))]
+    assert judge(steps, rows, same_text=same_start)[0] == "deferred"
+
+
+def test_what_is_deferred_goes_by_the_level_that_is_asked_for():
+    steps = [state(action=bash("make")), state(1, bash("pytest -x"))]
+    rows = answers(qwen=bash("pytest"), glm=bash("pytest"))
+    assert judge(steps, rows)[0] == "pair"
+    assert judge(steps, rows, level="target")[0] == "deferred"
+
+
 def test_what_the_student_does_after_its_own_action_failed_is_a_pair():
     failed = state(outcome="tool_error")
     assert judge([failed, state(1, bash("ls"))], answers(**LS))[0] == "pair"
@@ -109,6 +150,80 @@ def test_an_action_that_needs_what_was_never_shown_is_infeasible(action, why):
     seen = state(shown="src/cart.py has:\n     1→a = 1\n     2→    b = 2\n")
     found = judge([seen], answers(qwen=action, glm=action))
     assert found == (("infeasible", why) if why else ("pair", None))
+
+
+def multi_edit(*changes):
+    edits = [{"old_string": old, "new_string": new} for old, new in changes]
+    return call("MultiEdit", file_path="cart.py", edits=edits)
+
+
+NEVER_SHOWN = "the text that is replaced in cart.py was never shown"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (multi_edit(("a = 1", "b = 2"), ("c = 3", "d = 4")), NEVER_SHOWN),
+        (multi_edit(("a = 1", "b = 2"), ("\n\n   a = 1", "b = 2")), None),
+        (multi_edit(("a = 1", "if b:\n    c = 3"), ("c = 3\n", "")), None),
+        (multi_edit(("a = 1", ""), ("c = 3", "a = 1")), NEVER_SHOWN),
+        (multi_edit(("a = 1", "c = 3"), ("a = 1", "d = 4"), ("c = 3", "d = 4")), None),
+    ],
+)
+def test_each_change_of_several_needs_text_that_was_shown_or_just_written(change, why):
+    found = judge([state(shown="cart.py: a = 1")], answers(qwen=change, glm=change))
+    assert found == (("infeasible", why) if why else ("pair", None))
+
+
+@pytest.mark.parametrize(
+    ("actions", "why"),
+    [
+        ([bash("ls"), edit("cart.py", "c = 3")], NEVER_SHOWN),
+        ([call("Read", file_path="cart.py"), edit("cart.py", "c = 3")], NEVER_SHOWN),
+        ([edit("cart.py", "a = 1", "c = 3"), edit("cart.py", "c = 3")], None),
+        ([bash("ls"), call("Read", file_path="shop.py")], "shop.py was never named"),
+        ([call("NotebookEdit", notebook_path="a.ipynb", new_source="")], "a.ipynb was never named"),
+        ([call("NotebookEdit", notebook_path="cart.py", new_source="")], None),
+        ([call("Read", file_path="cart.py", edits="all")], None),
+    ],
+)
+def test_every_call_of_an_action_must_be_possible_where_it_stands(actions, why):
+    action = together(*actions)
+    found = judge([state(shown="cart.py: a = 1")], answers(qwen=action, glm=action))
+    assert found == (("infeasible", why) if why else ("pair", None))
+
+
+def called(arguments):
+    call = {"function": {"name": "Look", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "See cart.py."}]},
+        {"role": "tool", "tool_call_id": "1", "content": "src/cart.py"},
+        called('{"in": {"files": [1, "cart.py"]}}'),
+        called({"files": ["cart.py"]}),
+        called("{cart.py"),
+        called('{"name": "\ud800 cart.py"}'),
+        called("[" * 5_000 + "cart.py"),
+    ],
+)
+def test_a_file_is_named_wherever_in_the_prompt_it_stands(message):
+    seen = state(shown="Look around.")
+    action = call("Read", file_path="cart.py")
+    assert judge([seen], answers(qwen=action, glm=action))[0] == "infeasible"
+    empty = {"role": "assistant", "tool_calls": [{"id": "cut off"}, {"function": None}]}
+    seen["messages"] = [*seen["messages"], empty, message]
+    assert judge([seen], answers(qwen=action, glm=action))[0] == "pair"
+
+
+def test_the_end_of_one_message_and_the_beginning_of_the_next_are_no_name():
+    seen = state(shown="ca")
+    seen["messages"] = [*seen["messages"], {"role": "user", "content": "rt.py"}]
+    action = call("Read", file_path="cart.py")
+    assert judge([seen], answers(qwen=action, glm=action))[0] == "infeasible"
 
 
 def test_a_file_is_known_by_its_name_however_its_folders_are_written():
@@ -217,11 +332,6 @@ def test_a_pair_is_named_by_its_state_and_its_sides():
     assert pair_id([state(1)], answers("s1", **LS)) != one
 
 
-def together(*actions):
-    calls = [call for action in actions for call in action["tool_calls"]]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
 @pytest.mark.parametrize(
     ("action", "outcome"),
     [
@@ -235,3 +345,46 @@ def together(*actions):
 def test_sides_that_differ_in_the_number_of_their_calls_alone_make_no_pair(action, outcome):
     seen = state(action=together(bash("pytest"), bash("ls")))
     assert judge([seen], answers(qwen=action, glm=action)) == (outcome, None)
+
+
+def test_calls_are_counted_off_at_the_level_that_is_asked_for():
+    more = together(bash("pytest -x"), bash("git status"))
+    rows = answers(qwen=more, glm=more)
+    assert judge([state(action=bash("pytest"))], rows)[0] == "pair"
+    assert judge([state(action=bash("pytest"))], rows, level="target")[0] == "call_count"
+
+
+@pytest.mark.parametrize(
+    ("share", "told", "weight"),
+    [
+        (1.0, {}, 1.0),
+        (0.5, {"level": "exact"}, 0.5),
+        (0.5, {"level": "target"}, 0.25),
+        (0.5, {"level": "tool"}, 0.125),
+        (0.75, {"outcome": "tool_error"}, 1.5),
+        (0.75, {"outcome": "user_rejected"}, 1.5),
+        (0.75, {"outcome": "rewound"}, 1.5),
+        (0.75, {"outcome": None}, 0.75),
+        (0.75, {"shares_vendor": True}, 0.375),
+        (0.75, {"is_control_mismatch": True}, 0.375),
+        (0.75, {"is_control_mismatch": False}, 0.75),
+        (1 / 3, {}, 0.333333),
+        (0.5, {"outcome": "retracted", "shares_vendor": True, "is_control_mismatch": True}, 0.25),
+    ],
+)
+def test_a_pair_weighs_what_the_evidence_for_it_is_worth(share, told, weight):
+    plain = {"level": "effect", "outcome": "ok", "shares_vendor": False}
+    told = plain | {"is_control_mismatch": None} | told
+    assert PairWeights().of_consensus(share=share, **told) == weight
+
+
+def test_weights_of_ones_own_are_multiplied():
+    weights = PairWeights(exact=3, evidence=5, shared_vendor=7, control_mismatch=11)
+    control = TeacherAction(state_id="s0", teacher="again", action=bash("make"))
+    rows = answers(**LS, deepseek=bash("tox"), anthropic=bash("ls"))
+    options = {"count_own_family": True, "control": [control], "weights": weights}
+    [pair] = extract_pairs([state(outcome="tool_error")], rows, **options).pairs
+    assert pair["weight"] == 3 / 4 * 3 * 5 * 7 * 11
+    sampled = {"samples": {"s0": bash("make")}}
+    [pair] = extract_pairs([state(outcome="tool_error")], rows, **options, **sampled).pairs
+    assert pair["weight"] == 3 / 4 * 3 * 7 * 11  # the failure was that of another action

@@ -2,7 +2,8 @@
 
 import json
 
-from replay_pipeline.pairs import extract_dpo_pairs, extract_pairs
+from replay_pipeline.pairs import PairWeights, extract_dpo_pairs, extract_pairs
+from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import TeacherAction
 
 
@@ -45,6 +46,91 @@ def test_abandoned_branch_is_rejected_for_the_one_that_was_kept():
     assert pair["state_messages"] == given_up["messages"]
 
 
+def test_a_natural_pair_says_all_that_is_known_of_it():
+    told = {
+        "session_id": "session",
+        "tools": [{"type": "function", "function": {"name": "Bash", "parameters": {}}}],
+        "hint": "Not so.",
+        "outcome": "rewound",
+        "student_model": "claude-opus-4-5",
+    }
+    given_up = state(3, bash("tox"), alternatives=[bash("make")], **told)
+    [pair] = extract_dpo_pairs([given_up], [])
+    calls = [
+        {"id": "call_0", "type": "function", "function": {"name": "Bash", "arguments": arguments}}
+        for arguments in ('{"command":"make"}', '{"command":"tox"}')
+    ]
+    made, toxed = ({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls)
+    assert pair == {
+        **told,
+        "state_id": "s3",
+        "state_messages": given_up["messages"],
+        "pair_id": pair_id_of("s3", MAKE, TOX),
+        "chosen": MAKE,
+        "rejected": TOX,
+        "chosen_action": made,
+        "rejected_action": toxed,
+        "n_teachers_agreeing": 0,
+        "n_teachers_asked": 0,
+        "n_teachers_valid": 0,
+        "teachers_agreeing": [],
+        "margin": 0,
+        "source": "rewind",
+        "rejected_source": "recorded",
+        "shares_vendor": False,
+        "cost_usd": 0.0,
+        "weight": 1.0,
+    }
+
+
+def test_a_natural_pair_weighs_what_its_source_is_worth():
+    steps = [
+        state(0, edit("Go", "b"), "user_rejected"),
+        state(1, edit("Go", "c")),
+        state(3, bash("tox"), "rewound", alternatives=[bash("make")]),
+    ]
+    weighed = {pair["source"]: pair["weight"] for pair in extract_dpo_pairs(steps, [])}
+    assert weighed == {"rewind": 1.0, "rejection": 1.5}
+    pairs = extract_dpo_pairs(steps, [], weights=PairWeights(rewind=3.0, rejection=4.0))
+    assert {pair["source"]: pair["weight"] for pair in pairs} == {"rewind": 3.0, "rejection": 4.0}
+
+
+def test_of_several_branches_the_last_was_kept_and_the_others_given_up():
+    tried = [bash("make"), bash("ls")]
+    for outcome in ("rewound", "retracted"):
+        pairs = extract_dpo_pairs([state(3, bash("tox"), outcome, alternatives=tried)], [])
+        assert sides(pairs) == [("rewind", 'Bash {"command":"ls"}', TOX)]
+    pairs = extract_dpo_pairs([state(3, bash("tox"), alternatives=tried)], [])
+    assert sides(pairs) == [("rewind", TOX, MAKE), ("rewind", TOX, 'Bash {"command":"ls"}')]
+
+
+def test_a_branch_that_could_not_run_makes_no_pair():
+    unknown = {"function": {"name": "Glob", "arguments": '{"pattern": "*"}'}}
+    glob = {"role": "assistant", "tool_calls": [unknown]}
+    tools = [{"type": "function", "function": {"name": "Bash", "parameters": {}}}]
+    invalid = {"rewind_invalid": 1}
+    for one, other in ((glob, bash("ls")), (bash("ls"), glob)):
+        assert left_out(state(3, one, "rewound", alternatives=[other], tools=tools)) == invalid
+        assert left_out(state(3, one, alternatives=[other], tools=tools)) == invalid
+        [pair] = extract_dpo_pairs([state(3, one, "rewound", alternatives=[other])], [])
+        assert pair["source"] == "rewind"
+
+
+def test_a_branch_that_does_the_same_and_more_makes_no_pair():
+    def both(*commands):
+        return {"role": "assistant", "tool_calls": [bash(c)["tool_calls"][0] for c in commands]}
+
+    def left(chosen, **options):
+        given_up = state(3, bash("pytest"), "rewound", alternatives=[chosen])
+        return dict(extract_pairs([given_up], [], **options).natural_left_out)
+
+    counted = {"rewind_call_count": 1}
+    assert left(both("pytest", "ls")) == left(both("ls", "pytest"), level="exact") == counted
+    assert left(both("pytest -x", "ls")) == left(both("tox", "ls")) == {}
+    assert left(both("pytest -x", "ls"), level="target") == counted
+    assert left(bash("pytest -x"), level="target") == {"rewind_same_action": 1}
+
+
 def test_a_rewind_seen_from_both_sides_is_one_pair():
     given_up = state(3, bash("tox"), "rewound", alternatives=[bash("make")])
     kept = state(3, bash("make"), alternatives=[bash("tox")], state_id="kept")
@@ -78,6 +164,16 @@ def test_a_rejection_is_found_wherever_in_the_session_it_comes():
     assert [pair["source"] for pair in pairs] == ["rejection"]
 
 
+def test_a_session_without_numbers_keeps_its_order():
+    steps = [state(0, edit("Go", "b"), "user_rejected"), state(1, edit("Go", "c"))]
+    for step in steps:
+        del step["turn_idx"]
+    assert [pair["source"] for pair in extract_dpo_pairs(steps, [])] == ["rejection"]
+    assert extract_dpo_pairs(steps[::-1], []) == []
+    steps[1]["turn_idx"] = 1
+    assert [pair["source"] for pair in extract_dpo_pairs(steps[::-1], [])] == ["rejection"]
+
+
 def test_the_two_branches_of_a_rewind_name_their_files_from_the_same_folder():
     def read(path):
         function = {"name": "Read", "arguments": json.dumps({"file_path": path})}
@@ -102,6 +198,16 @@ def test_a_rejection_without_another_try_at_once_is_no_pair():
     assert left_out(rejected, looked, state(2, edit("Go", "c"))) == {"rejection_other_object": 1}
     assert left_out(rejected, state(1, edit("Go", "c"), "tool_error")) == {}
     assert left_out(rejected, state(1, edit("Go", "c"), session_id="another")) == {}
+
+
+def test_everything_that_is_left_out_is_counted_by_its_source_and_reason():
+    steps = [
+        state(0, edit("Go", "b"), "user_rejected"),
+        state(1, edit("Go", "c"), "user_rejected"),
+        state(2, bash("ls")),
+        state(3, bash("tox"), "rewound", alternatives=[bash("tox")]),
+    ]
+    assert left_out(*steps) == {"rejection_other_object": 2, "rewind_same_action": 1}
 
 
 def test_another_command_is_no_retry_of_the_one_that_was_rejected():
@@ -150,6 +256,48 @@ def test_what_they_say_differently_stays_two_pairs_of_one_state():
     pairs = extract_dpo_pairs([given_up], answers("s3", bash("ls")))
     assert [pair["source"] for pair in pairs] == ["consensus", "rewind"]
     assert len({pair["pair_id"] for pair in pairs}) == 2
+
+
+def test_everything_that_the_record_says_is_evidence_of_one_pair():
+    rejected = state(0, bash("bun test"), "user_rejected")
+    accepted = state(1, bash("make"), alternatives=[bash("bun test")])
+    accepted["messages"] = rejected["messages"]
+    report = extract_pairs([rejected, accepted], answers("s0", bash("make")))
+    [pair] = report.pairs
+    assert pair["evidence"] == ["rejection", "rewind"]
+    assert report.n_natural_joined == 2
+
+
+def test_a_record_without_a_session_joins_too():
+    given_up = state(3, bash("tox"), "rewound", alternatives=[bash("make")])
+    del given_up["session_id"]
+    [pair] = extract_dpo_pairs([given_up], answers("s3", bash("make")))
+    assert pair["evidence"] == ["rewind"]
+
+
+def test_a_pair_joins_only_where_both_sides_are_the_same():
+    given_up = state(3, bash("tox"), "rewound", alternatives=[bash("make")])
+    rows = answers("s3", bash("make"))
+    pairs = extract_dpo_pairs([given_up], rows, samples={"s3": bash("ls")})
+    assert sides(pairs) == [("consensus", MAKE, 'Bash {"command":"ls"}'), ("rewind", MAKE, TOX)]
+    elsewhere = state(4, bash("tox"), "rewound", alternatives=[bash("make")])
+    pairs = extract_dpo_pairs([state(3, bash("tox"), "tool_error"), elsewhere], rows)
+    assert [pair["state_id"] for pair in pairs] == ["s3", "s4"]
+
+
+def test_what_is_joined_goes_by_the_level_and_the_judge_that_are_asked_for():
+    def says(text):
+        return {"role": "assistant", "content": text}
+
+    given_up = state(3, bash("pytest"), "rewound", alternatives=[bash("make -B")])
+    for level, n_pairs in (("effect", 2), ("target", 1)):
+        pairs = extract_dpo_pairs([given_up], answers("s3", bash("make")), level=level)
+        assert len(pairs) == n_pairs
+    given_up = state(3, says("Shall I?"), "rewound", alternatives=[says("It is done.")])
+    rows = answers("s3", says("It works."))
+    assert len(extract_dpo_pairs([given_up], rows)) == 2
+    judge = {"same_text": lambda one, other: one[:2] == other[:2]}
+    assert len(extract_dpo_pairs([given_up], rows, **judge)) == 1
 
 
 def test_natural_pairs_can_be_left_out():

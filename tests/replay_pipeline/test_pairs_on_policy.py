@@ -1,5 +1,7 @@
 """Samples of the model to be trained, judged against the teachers."""
 
+import json
+
 import pytest
 
 from replay_pipeline.pairs import on_policy_pairs
@@ -61,3 +63,61 @@ def test_a_positive_of_the_record_is_not_made_again(known):
     )
     assert len(report.positives) == 1 - len(known)
     assert report.n_repeated == len(known)
+
+
+def test_the_figures_of_samples_are_plain_json():
+    rewound = state("s2", bash("tox"), outcome="rewound", alternatives=[bash("make")])
+    drawn = [
+        sample(2, READ),
+        sample(1, bash("ls")),
+        sample(3, bash("ls")),
+        sample(1, bash("ls"), state_id="s2"),
+        sample(4, bash("ls"), error="cut_off"),
+        sample(5, error="cut_off"),
+        sample(6),
+        sample(7, bash("ls"), state_id="elsewhere"),
+    ]
+    rows = [*answers(**CONSENSUS), *answers("s2", qwen=READ)]
+    report = on_policy_pairs([state(), rewound, state("s3")], rows, drawn)
+    assert report.to_json() == {
+        "n_states": 3,
+        "n_samples": 8,
+        "n_pairs": 1,
+        "n_positives": 1,
+        "n_repeated": 1,
+        "errors": {"cut_off": 2, "no_action": 1},
+        "outcomes": {"pair": 2, "agreement": 1, "too_few_answers": 1},
+        "agreement_rate": 0.25,
+    }
+    assert [pair["source"] for pair in report.pairs] == ["consensus"]
+
+
+def test_the_share_of_samples_that_agree_is_unknown_without_any():
+    def rate(*drawn):
+        report = on_policy_pairs([state()], answers(**CONSENSUS), drawn)
+        return report.to_json()["agreement_rate"]
+
+    assert rate() is None
+    assert rate(sample(1, error="502")) is None
+    assert rate(sample(1, bash("ls"))) == 0.0
+    assert rate(sample(1, READ)) == 1.0
+
+
+def test_samples_are_judged_with_the_threshold_and_the_options_of_an_extraction():
+    def outcomes(*more, **options):
+        drawn = [sample(1, bash("pytest -x"))]
+        rows = answers(a=bash("pytest"), b=bash("pytest"))
+        return on_policy_pairs([state()], rows, drawn, *more, **options).outcomes
+
+    assert outcomes() == outcomes(2) == {"pair": 1}
+    assert outcomes(3) == {"too_few_answers": 1}
+    assert outcomes(level="target") == {"agreement": 1}
+
+
+def test_samples_come_out_in_one_order_whoever_is_first():
+    drawn = [sample(2, bash("make")), sample(1, bash("ls")), sample(3, bash("tox"))]
+    orders = (drawn, drawn[::-1])
+    found = [on_policy_pairs([state()], answers(**CONSENSUS), order).pairs for order in orders]
+    assert found[0] == found[1]
+    commands = [json.loads(pair["rejected"].removeprefix("Bash "))["command"] for pair in found[0]]
+    assert commands == ["ls", "make", "tox"]
