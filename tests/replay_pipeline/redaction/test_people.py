@@ -33,7 +33,6 @@ def clean(text: str) -> str:
         ("Signed-off-by: Ana Sousa\n", {"Ana Sousa"}),
         ("Reviewed-By: Ana Sousa\n", {"Ana Sousa"}),
         ('git config user.name "Ana Sousa"\n', {"Ana Sousa"}),
-        ("git config user.name 'Ana Sousa'\n", set()),
         ("user.name=Ana Sousa\n", {"Ana Sousa"}),
         ('"createdBy":"Ana Sousa"', {"Ana Sousa"}),
         ('"assignee": "Ana Sousa"', {"Ana Sousa"}),
