@@ -125,6 +125,11 @@ def test_people_are_looked_for_in_many_texts_at_once(monkeypatch):
     ]
 
 
+def test_every_text_begins_a_line():
+    told = "[tlind/fix 1a2b3c4] Fix the cart"
+    assert people_in([told]) == people_in(["plain", told]) == {"tlind/"}
+
+
 def test_a_name_is_read_with_the_240_bytes_that_follow():
     names = ", ".join(f"@person{number}" for number in range(10, 40))
     found = people_in([f"Thanks {names}, and @somebody-else"])
