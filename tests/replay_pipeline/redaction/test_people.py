@@ -72,6 +72,35 @@ def test_the_people_of_a_session_are_collected_from_where_they_are_told(
     assert people_in(["a line before", text, "a line behind"]) == people
 
 
+def test_the_people_of_a_session_are_those_of_all_that_is_told():
+    told = [
+        "/home/tli/a",
+        *SESSION,
+        "pull request #1 from acme/lberg/x",
+        "Thanks @dkim for",
+        "\ud800",
+    ]
+    assert people_in(told) == {
+        *("tli", "janedoe", "Jane Doe", " Jane", "mkowal", "Maria Kowal", " Maria", " Kowal"),
+        *("tlind/", "origin/tlind/", "lberg/", "acme/lberg/", "dkim"),
+    }
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_name_before_a_long_text_that_is_not_ascii_is_found(n: int):
+    assert people_in([f"Author: Ana Sousa\n{'x' * n}{'é' * 200}"]) == {"Ana Sousa"}
+
+
+def test_the_home_folders_of_a_session_become_those_of_a_user():
+    people = People(frozenset({"tlind", "tli", "ana", "root", "Ana Sousa", "tlind/"}))
+    text = "/Users/tlind/a /home/tlind/a /home/tli/b /Users/root/c /Users/anab/c ana/d"
+    assert people.in_homes(text) == [
+        ("/Users/tlind/", "/Users/user/"),
+        ("/home/tlind/", "/home/user/"),
+        ("/home/tli/", "/home/user/"),
+    ]
+
+
 def test_people_are_collected_from_every_text_of_a_long_session(monkeypatch):
     monkeypatch.setattr("replay_pipeline.redaction.scanning._PEOPLE_CHARS", 40)
     texts = ["/home/first/a", "x" * 30, "/home/second/a", "y" * 30, "/home/third/a"]
@@ -162,6 +191,7 @@ def mentioned(text: str, *names: str) -> list[tuple[str, str]]:
         (["tlind"], "_tlind_ TLIND", [("tlind", "user_name"), ("TLIND", "user_name")]),
         (["tlind"], '🙂é tlind é,tlind "é', [("tlind", "user_name")] * 2),
         (["Tlind", "mkowal"], "é mkowal, tlind", [("mkowal", "user_name"), ("tlind", "user_name")]),
+        (["tlind"], "\ud800 tlind", [("tlind", "user_name")]),
         (["jürg"], "über jürg é JÜRG", [("jürg", "user_name")]),
         (["tli"], "tli and tlis, a tli", []),
         (["tlind/"], "tlind/fix", [("tlind", "user_name")]),

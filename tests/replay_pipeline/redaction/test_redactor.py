@@ -165,6 +165,17 @@ def test_secrets_that_touch_stay_two():
         SecretHit(0, n, "private-key"),
         SecretHit(n, 2 * n, "private-key"),
     ]
+    assert Redactor().text(key + key) == 2 * Redactor().text(key)
+
+
+def test_of_secrets_that_begin_together_the_longest_tells_the_kind():
+    text = f"Authorization: Bearer {GITHUB}.q7Uxv29K"
+    assert find_secrets(text) == [SecretHit(22, len(text), "bearer-token")]
+
+
+def test_a_secret_with_half_a_character_in_it_goes():
+    redacted = Redactor().text("API_TOKEN='q7Uxv29K\ud800pw41LmZt8Rb3Yd'")
+    assert re.fullmatch("API_TOKEN='<SECRET:assigned-secret:[0-9a-f]{8}>'", redacted)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +187,8 @@ def test_secrets_that_touch_stay_two():
         ("tlind@shop.dev", {"tlind"}, "tlind@shop.dev", "email"),
         ("Tlind Sousa", {"tlind", "Tlind Sousa"}, "Tlind Sousa", "name"),
         ("ana@Anas-MacBook.fritz.box", set(), "ana@Anas-MacBook.fritz.box", "email"),
+        ("Anastasia Sousas-iMac", {"Anastasia Sousas"}, "Sousas-iMac", "host"),
+        ("Ana Lind-sousa", {"Ana Lind", "lind-sousa"}, "Ana Lind", "name"),
         ("Ana Sousas-MacBook", {"Ana Sousas"}, "Sousas-MacBook", "host"),
     ],
 )

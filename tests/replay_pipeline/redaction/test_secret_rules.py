@@ -1,14 +1,17 @@
 """What our own rules take for a secret, and where it begins and ends."""
 
 import base64
+import re
 from urllib.parse import quote
 
 import pytest
 
 from replay_pipeline.redaction.secret_rules import (
+    RULES,
     SIGNALS,
     SecretHit,
     TokenRule,
+    _signals_of,
     entropy,
     is_random,
     own_hits,
@@ -167,6 +170,7 @@ def test_values_are_looked_for_only_where_a_name_was_seen():
         SecretHit(second + 6, len(text), "assigned-secret")
     }
     assert list(own_hits(text, signals={"assigned"}, assigned=[])) == []
+    assert list(own_hits(text, signals={"assigned"}, assigned=[(8, 20)])) == []
     assert list(own_hits(text, signals={"assigned"}, assigned=[(1, second)])) == [
         SecretHit(6, 6 + len(VALUE), "assigned-secret")
     ]
@@ -238,6 +242,12 @@ def test_a_value_in_base64_is_read_with_its_padding_and_without(n_behind: int, e
     value = base64.b64encode(f"api_token={VALUE}{'7' * n_behind}".encode()).decode()
     shown = value if ending else value.rstrip("=")
     assert found(f"of {shown} is", signals={"base64"}) == [(shown, "assigned-secret")]
+
+
+def test_a_letter_behind_a_value_in_base64_hides_nothing():
+    value = base64.b64encode(f"api_token={VALUE}78 is.".encode()).decode().rstrip("=")
+    assert len(value) % 4 == 0
+    assert found(f"{value}x", signals={"base64"}) == [(f"{value}x", "assigned-secret")]
 
 
 def test_base64_of_an_address_is_read_in_both_alphabets():
@@ -357,3 +367,39 @@ def test_a_token_is_searched_for_by_its_first_characters(
     literals: tuple[str, ...], body: str, signal: str
 ):
     assert TokenRule(kind="a", literals=literals, body=body).signal == signal
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "signs"),
+    [
+        ("token", f"see {GITHUB}", GITHUB[:16]),
+        ("token", "see glpat-" + "a1B2c" * 4, "glpat-" + "a1B2ca1B2ca1"),
+        ("assigned", "my api_token = 'abc7xyz'", "oken = 'abc7"),
+        ("assigned", "SECRET_KEY_BASE:x1", "ECRET_KEY_BASE:x1"),
+        ("assigned", r"{\"password\": \"a1\"}", r"assword\": \"a1"),
+        ("assigned", "<td>api_key</td> <td>a1</td>", "pi_key</td> <td>a1"),
+        ("assigned", '<input name="token" value="a1">', 'oken" value="a1'),
+        ("assigned", "| `api_key` | `a1` |", "pi_key` | `a1"),
+        ("assigned", "token => a1", "oken => a1"),
+        ("assigned", "token = abc", None),
+        ("assigned", "token abc1", None),
+        ("line", "Bearerabcdefgh", None),
+        ("line", "Bearer abcdefghij", "earer abcdefgh"),
+        ("line", "http://kim:abc@db", "://kim:abc@"),
+        ("key", "a PRIVATE KEY is", "PRIVATE KEY"),
+        ("key", "a private key is", None),
+        ("base64", IN_BASE64, IN_BASE64[:24]),
+        ("base64", IN_BASE64[:23], None),
+        ("percent", "50%4a and %4A", "%4a"),
+        ("percent", "50%4x", None),
+        ("cut", f"?a={VALUE}&b", f"={VALUE}&"),
+        ("cut", f"<a>{VALUE}</a>", f">{VALUE}<"),
+        ("cut", "?a=q7Uxv29Kpw41LmZ&b", None),
+        ("cut", "?a=q7Uxv29Kpw41LmZt&b", "=q7Uxv29Kpw41LmZt&"),
+    ],
+)
+def test_a_quick_search_sees_what_a_family_of_rules_may_find(
+    family: str, text: str, signs: str | None
+):
+    match = re.search(_signals_of(RULES)[family], text)
+    assert (match and match.group()) == signs
