@@ -251,6 +251,20 @@ def searched(monkeypatch) -> list[list[str]]:
     return calls
 
 
+def test_our_own_rules_look_only_where_the_quick_search_saw_something(monkeypatch):
+    looked = []
+
+    def recorded(text, **where):
+        looked.append(where)
+        return own_hits(text, **where)
+
+    monkeypatch.setattr(redactor_module, "own_hits", recorded)
+    text = f"a token and {'a secret ' * 20} api_token=q7Uxv29Kpw41LmZt8Rb3Yd1"
+    start = text.index("oken=")
+    assert len(find_secrets(text)) == 1
+    assert looked == [{"signals": {"assigned"}, "assigned": [(start, len(text))]}]
+
+
 def test_texts_are_searched_side_by_side_once_and_short_ones_never(searched, monkeypatch):
     monkeypatch.setattr(redactor_module, "_CHUNK_CHARS", 20)
     texts = ["a" * 10, "b" * 10, "a" * 10, "c@d.ee", "short", "d" * 15, "e" * 6, "f" * 6]
