@@ -131,7 +131,7 @@ def people_in(texts: Iterable[str]) -> frozenset[str]:
             together.append(text)
             n_chars += len(text)
         if text is None or n_chars > _PEOPLE_CHARS:
-            found |= _people_in("\n".join(together))
+            found |= _people_in("\n".join(["", *together]))  # each begins a line
             together, n_chars = [], 0
     return first_names(found)
 

@@ -45,7 +45,7 @@ class TokenRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tr
     @cached_property
     def expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """What follows a literal, and what stands before it; ASCII, as both engines read it."""
-        return re.compile(self.body, re.ASCII), re.compile(f"(?:{self.before})$")
+        return re.compile(self.body, re.ASCII), re.compile(rf"(?:{self.before})\Z")
 
     @property
     def signal(self) -> str:
@@ -331,9 +331,9 @@ _PEM = re.compile(
 _ASCII_GROUP = r"[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9+/_-]"
 """Four base64 digits that stand for three bytes below 128."""
 _BASE64 = re.compile(rf"(?:{_ASCII_GROUP}){{6,}}+[A-Za-z0-9+/_-]{{0,3}}={{0,2}}")
-_BASE64_HEAD = re.compile(r"[A-Za-z0-9+/_-]*$")
+_BASE64_HEAD = re.compile(r"[A-Za-z0-9+/_-]*\Z")
 _URL_ENCODED = re.compile(r"%[0-9A-Fa-f]{2}(?:[\w.~+-]|%[0-9A-Fa-f]{2})*")
-_URL_HEAD = re.compile(r"[\w.~+-]*$")
+_URL_HEAD = re.compile(r"[\w.~+-]*\Z")
 _PRINTABLE = frozenset(range(32, 127)) | {9, 10, 13}
 
 

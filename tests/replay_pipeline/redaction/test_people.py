@@ -2,6 +2,7 @@
 
 import pytest
 
+from replay_pipeline.redaction.people import People, homes_in, hosts_in, user_of
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.redaction.scanning import people_in
 
@@ -15,6 +16,100 @@ SESSION = (
 
 def clean(text: str) -> str:
     return Redactor().text(text, users=people_in(SESSION))
+
+
+@pytest.mark.parametrize(
+    ("text", "people"),
+    [
+        (
+            r"/Users/janedoe/a, /home/mkowal. C:\Users\tlind\x /home/tli/a /home/ab/a /home/ubuntu/a",
+            {"janedoe", "mkowal", "tlind", "tli"},
+        ),
+        ("Author: Jane Doe <jane@shop.dev>", {"Jane Doe", " Jane"}),
+        ("Author: Ana Sousa\nDate: today", {"Ana Sousa"}),
+        ("Commit: Ana Sousa\n", {"Ana Sousa"}),
+        ("committer Ana Sousa <ana@shop.dev> 1700000000", {"Ana Sousa", " Sousa"}),
+        ("tagger Ana Sousa\n", {"Ana Sousa"}),
+        ("Signed-off-by: Ana Sousa\n", {"Ana Sousa"}),
+        ("Reviewed-By: Ana Sousa\n", {"Ana Sousa"}),
+        ('git config user.name "Ana Sousa"\n', {"Ana Sousa"}),
+        ("user.name=Ana Sousa\n", {"Ana Sousa"}),
+        ('"createdBy":"Ana Sousa"', {"Ana Sousa"}),
+        ('"assignee": "Ana Sousa"', {"Ana Sousa"}),
+        ("[user]\n\tname = Ana Sousa\n", {"Ana Sousa"}),
+        (
+            "Author: Anna Maria Berg <anna@shop.dev>",
+            {"Anna Maria Berg", " Anna", " Berg"},
+        ),
+        ("Author: Mark D'Arcy <mark@shop.dev>", {"Mark D'Arcy"}),
+        ("Author: Code Admin <a@shop.dev>", set()),
+        ('{"login":"mkowal","name":"Lea Kowal"}', {"mkowal", "Lea Kowal", " Kowal"}),
+        (r"{\"login\":\"mkowal\",\"name\":\"Lea Kowal\"}", {"mkowal", "Lea Kowal", " Kowal"}),
+        ('{"login": "mkowal", "id": 1}', {"mkowal"}),
+        ('{"login": "github"}', set()),
+        ("author:\tmkowal\nstate:\tOPEN", {"mkowal"}),
+        ("Thanks @mkowal and @tlind", {"mkowal", "tlind"}),
+        ("diff with origin/tlind/fix", {"tlind/", "origin/tlind/"}),
+        ("cd worktrees/tlind/fix", {"tlind/", "worktrees/tlind/"}),
+        ("branch.tlind/fix.merge", {"tlind/", "branch.tlind/"}),
+        ("commits\n[tlind/fix 1a2b3c4] Fix", {"tlind/"}),
+        ("on branch tlind/fix", {"tlind/"}),
+        ("Deleted branch 'tlind/fix'", {"tlind/"}),
+        ("merge into tlind/fix", {"tlind/"}),
+        ("merge into 'tlind/fix'", {"tlind/"}),
+        ("{Name:tlind/fix IsCurrent:true}", {"tlind/"}),
+        ("{Name:feature/fix IsCurrent:true}", set()),
+        ("diff with origin/Feature/cart", set()),
+        ("Merge pull request #12 from acme/tlind/fix", {"tlind/", "acme/tlind/"}),
+        ("Merge pull request #12 from acme/feature/fix", set()),
+        ("Please ask Tlind about it", set()),
+        ("ask Tlind about origin/tlind/fix", {"tlind", "tlind/", "origin/tlind/"}),
+    ],
+)
+def test_the_people_of_a_session_are_collected_from_where_they_are_told(
+    text: str, people: set[str]
+):
+    assert people_in(["a line before", text, "a line behind"]) == people
+
+
+def test_the_people_of_a_session_are_those_of_all_that_is_told():
+    told = [
+        "/home/tli/a",
+        *SESSION,
+        "pull request #1 from acme/lberg/x",
+        "Thanks @dkim for",
+        "\ud800",
+    ]
+    assert people_in(told) == {
+        *("tli", "janedoe", "Jane Doe", " Jane", "mkowal", "Maria Kowal", " Maria", " Kowal"),
+        *("tlind/", "origin/tlind/", "lberg/", "acme/lberg/", "dkim"),
+    }
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_name_before_a_long_text_that_is_not_ascii_is_found(n: int):
+    assert people_in([f"Author: Ana Sousa\n{'x' * n}{'é' * 200}"]) == {"Ana Sousa"}
+
+
+def test_the_home_folders_of_a_session_become_those_of_a_user():
+    people = People(frozenset({"tlind", "tli", "ana", "root", "Ana Sousa", "tlind/"}))
+    text = "/Users/tlind/a /home/tlind/a /home/tli/b /Users/root/c /Users/anab/c ana/d"
+    assert people.in_homes(text) == [
+        ("/Users/tlind/", "/Users/user/"),
+        ("/home/tlind/", "/home/user/"),
+        ("/home/tli/", "/home/user/"),
+    ]
+
+
+def test_people_are_collected_from_every_text_of_a_long_session(monkeypatch):
+    monkeypatch.setattr("replay_pipeline.redaction.scanning._PEOPLE_CHARS", 40)
+    texts = ["/home/first/a", "x" * 30, "/home/second/a", "y" * 30, "/home/third/a"]
+    assert people_in(texts) == {"first", "second", "third"}
+
+
+def test_a_name_is_never_put_together_from_two_texts():
+    assert people_in(["the folder is /home/ja", "nedoe is here"]) == frozenset()
+    assert people_in(["written by Author: Ana", "Sousa Lind"]) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -78,10 +173,86 @@ def test_somebody_whom_a_text_tells_of_is_replaced(told: str, text: str, redacte
     assert Redactor().text(text, users=people_in([told])) == redacted
 
 
+def mentioned(text: str, *names: str) -> list[tuple[str, str]]:
+    """What is found of these people in a text: as it stands there, and its kind."""
+    found = sorted(People(frozenset(names)).mentions(text))
+    return [(text[start:end], kind) for start, end, kind in found]
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "found"),
+    [
+        (["Ana Sousa"], "Ana Sousa", [("Ana Sousa", "name")]),
+        (["Ana Sousa"], "aAna Sousa, Ana Sousas, _Ana Sousa, Ana Sousa_1", []),
+        (["Ana Sousa"], "(Ana Sousa)-Ana Sousa", [("Ana Sousa", "name")] * 2),
+        ([" Ana"], "Ana's and Anas", [("Ana", "name")]),
+        (["tlind"], "tlind", [("tlind", "user_name")]),
+        (["tlind"], "atlind tlinda 1tlind tlind2", []),
+        (["tlind"], "_tlind_ TLIND", [("tlind", "user_name"), ("TLIND", "user_name")]),
+        (["tlind"], '🙂é tlind é,tlind "é', [("tlind", "user_name")] * 2),
+        (["Tlind", "mkowal"], "é mkowal, tlind", [("mkowal", "user_name"), ("tlind", "user_name")]),
+        (["tlind"], "\ud800 tlind", [("tlind", "user_name")]),
+        (["jürg"], "über jürg é JÜRG", [("jürg", "user_name")]),
+        (["tli"], "tli and tlis, a tli", []),
+        (["tlind/"], "tlind/fix", [("tlind", "user_name")]),
+        (["tlind/"], "tlind/ x", []),
+        (["tlind/"], "_tlind/a /tlind/a .tlind/a -tlind/a xtlind/a", []),
+        (["tlind/"], "'tlind/a (tlind/b", [("tlind", "user_name")] * 2),
+        (["origin/tlind/"], "origin/tlind/fix", [("tlind", "user_name")]),
+        (["origin/tlind/"], "remotes/origin/tlind/fix", [("tlind", "user_name")]),
+        (["origin/tlind/"], "xorigin/tlind/fix, origin/tlind/ fix", []),
+        (["branch.tlind/"], "branch.tlind/fix.merge", [("tlind", "user_name")]),
+        (["branch.t.lind/"], "branch.t.lind/fix.merge", [("lind", "user_name")]),
+    ],
+)
+def test_people_are_found_between_what_may_stand_around_their_names(
+    names: list[str], text: str, found: list[tuple[str, str]]
+):
+    assert mentioned(text, *names) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "n_found"),
+    [
+        ("tli@box", 1),
+        (r"tli\box", 1),
+        ("~tli/shop", 1),
+        ("chown (tli) /tli @tli", 3),
+        ("Tli@box", 1),
+        ("TLI@box", 0),
+        ("atli@box", 0),
+        ("-rw-r--r-- 1 tli staff 12", 1),
+        ("tli   1234  0.0 node", 1),
+        ("node 1234 tli  23u", 1),
+        ("on tli's laptop", 1),
+        ("on tli's list", 0),
+        ("tli is an acronym", 0),
+    ],
+)
+def test_a_short_login_name_is_replaced_only_as_an_account(text: str, n_found: int):
+    found = mentioned(text, "tli")
+    assert [kind for _, kind in found] == ["user_name"] * n_found
+    assert {name.lower() for name, _ in found} <= {"tli"}
+
+
+def test_a_login_name_of_four_letters_is_no_short_one():
+    assert mentioned("by lena and Lena", "lena") == [("lena", "user_name"), ("Lena", "user_name")]
+    assert mentioned("by lea and mark", "lea", "mark") == []
+
+
+def test_a_login_name_that_nobody_owns_is_not_replaced():
+    assert mentioned("root@box, ab@box, ubuntu", "root", "ab", "ubuntu") == []
+
+
 def test_a_login_name_with_a_surname_is_a_full_name():
     redacted = Redactor().text('{"name":"Janedoe Sousa"}', users=people_in(SESSION))
     assert redacted.startswith('{"name":"<NAME:')
     assert "Sousa" not in redacted
+    assert mentioned('"tlind Sousa"', "tlind") == [
+        ("tlind", "user_name"),
+        ("tlind Sousa", "name"),
+    ]
+    assert mentioned('tlind Sousa"', "tlind") == [("tlind", "user_name")]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +265,20 @@ def test_a_login_name_with_a_surname_is_a_full_name():
 )
 def test_a_word_that_may_be_a_product_stays(told: str, text: str):
     assert Redactor().text(text, users=people_in([told, "branch docker/base"])) == text
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Author: GitHub Actions <actions@github.com>",
+        "Author: Shop Team <team@shop.dev>",
+        '{"login":"github","name":"GitHub Actions"}',
+    ],
+)
+def test_a_word_of_a_name_that_is_nobodys_stays(told: str):
+    text = "Actions of the Shop"
+    assert people_in([told]) == frozenset()
+    assert Redactor().text(text, users=people_in([told])) == text
 
 
 def test_a_title_is_no_name():
@@ -141,3 +326,69 @@ def test_hosts_and_public_addresses_are_replaced(text: str, hidden: str):
 )
 def test_what_tells_nothing_about_anybody_stays(text: str):
     assert clean(text) == text
+
+
+def places(text: str) -> list[tuple[str, str]]:
+    return [(text[start:end], kind) for start, end, kind in hosts_in(text, 0, len(text))]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ssh build-7.corp now", [("build-7.corp", "host")]),
+        ("http://box.lan:80 and box.internal", [("box.lan", "host"), ("box.internal", "host")]),
+        ("Settings.Local and host.docker.internal", []),
+        (
+            "DESKTOP-A1B2C3D and LAPTOP-9Z8Y7X6W",
+            [("DESKTOP-A1B2C3D", "host"), ("LAPTOP-9Z8Y7X6W", "host")],
+        ),
+        ("a MacBook, an iMac", []),
+        ("Anas-iMac.fritz", [("Anas-iMac.fritz", "host")]),
+        ("Linux build-7 6.1.0", [("build-7", "host")]),
+        ("Linux kernel six", []),
+        (
+            "from 93.184.216.34 to 93.184.216.35",
+            [("93.184.216.34", "address"), ("93.184.216.35", "address")],
+        ),
+        ("dns 8.8.8.8, 1.1.1.1 then 93.184.216.34", [("93.184.216.34", "address")]),
+        (
+            "93.184.0.0, 10.0.0.7, 127.0.0.1, 93.184.216.999 and 93.184.216.34",
+            [("93.184.216.34", "address")],
+        ),
+        ("version 93.184.216.34 from 93.184.216.35", [("93.184.216.35", "address")]),
+        ("version: '93.184.216.34', >=93.184.216.34, v93.184.216.34", []),
+        ("the versions 93.184.216.34", [("93.184.216.34", "address")]),
+    ],
+)
+def test_hosts_and_addresses_are_told_from_what_looks_like_them(
+    text: str, found: list[tuple[str, str]]
+):
+    assert places(text) == found
+
+
+def test_hosts_are_looked_for_120_characters_around_a_place():
+    text = f"{'x ' * 60}box.lan {'x ' * 60}"
+    start = text.index("box.lan")
+    for first, last, n_found in [
+        (start + 120, len(text), 1),
+        (start + 121, len(text), 0),
+        (0, start + 7 - 120, 1),
+        (0, start + 6 - 120, 0),
+    ]:
+        assert len(list(hosts_in(text, first, last))) == n_found
+
+
+def test_home_folders_are_found_with_every_separator():
+    text = "/Users/ana/a /home/lea /Users/root/a -Users-kim-a -home-tom-a /home/user/a"
+    assert [(text[start:end], kind) for start, end, kind in homes_in(text)] == [
+        ("ana", "home"),
+        ("kim", "home"),
+        ("lea", "home"),
+        ("tom", "home"),
+    ]
+
+
+def test_a_login_name_of_two_letters_is_nobodys_working_directory():
+    assert user_of("/home/ab/shop") is None
+    assert user_of("/home/abc/shop") == "abc"
+    assert user_of("/home/ab/x/Users/kimlee/shop") == "kimlee"

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from benchmarks.planted_secrets import kinds, planted
 from replay_pipeline.ingesters.log_rows import Cleaner
+from replay_pipeline.redaction import redactor as redactor_module
 from replay_pipeline.redaction import secret_rules
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor, find_secrets, find_secrets_in
 from replay_pipeline.redaction.scanning import secrets_by_kingfisher, suspects_in
-from replay_pipeline.redaction.secret_rules import load_rules, own_hits
+from replay_pipeline.redaction.secret_rules import SecretHit, load_rules, own_hits
 
 GITHUB = "ghp_" + "a1B2c3D4e5F6" * 3
 
@@ -110,6 +111,210 @@ def test_counts_are_by_kind_and_hold_no_values():
     assert redactor.counts["email"] == redactor.counts["home"] == 2
 
 
+def test_placeholders_never_change_between_releases():
+    redactor = Redactor(salt="shop")
+    text = f"{GITHUB} of Kim.Lee@corp.dev (Ana Sousa) on Box.lan, 93.184.216.34 in /Users/kimlee/a"
+    assert redactor.text(text, users=frozenset({"Ana Sousa"})) == (
+        "<SECRET:github-pat:a10b7e13> of <EMAIL:578b2a07> (<NAME:faebec6c>) on <HOST:56526b06>, "
+        "<ADDRESS:1c078a20> in /Users/user/a"
+    )
+    kinds = ("github-pat", "email", "name", "host", "address", "home")
+    assert redactor.counts == dict.fromkeys(kinds, 1)
+    assert Redactor().text("mail kim.lee@corp.dev") == "mail <EMAIL:4db3eb7c>"
+
+
+def test_equal_hosts_become_equal_placeholders_in_capitals_or_not():
+    first, second = Redactor().text("Janes-MacBook janes-MacBook").split()
+    assert first == second
+    assert first.startswith("<HOST:")
+
+
+@pytest.mark.parametrize(
+    ("text", "hits"),
+    [
+        (f"API_TOKEN={GITHUB}", [(10, 50, "assigned-secret")]),
+        (f"see {GITHUB}<EMAIL:0a1b2c3d>", [(4, 44, "github-pat")]),
+        (f"<EMAIL:0a1b2c3d>{GITHUB}", [(16, 56, "github-pat")]),
+        (f"{GITHUB} {GITHUB}", [(0, 40, "github-pat"), (41, 81, "github-pat")]),
+        (f"é 🙂 {GITHUB} é", [(4, 44, "github-pat")]),
+        (f"é \ud800 {GITHUB} é", [(4, 44, "github-pat")]),
+        ("\ud800 API_TOKEN='q7Uxv29K\ud800pw41LmZt8Rb3Yd'", [(13, 36, "assigned-secret")]),
+        ("API_TOKEN=<SECRET:assigned-secret:0a1b2c3d>", []),
+    ],
+)
+def test_a_secret_is_found_where_it_begins_and_ends(text: str, hits: list[tuple[int, int, str]]):
+    assert find_secrets(text) == [SecretHit(*hit) for hit in hits]
+
+
+def test_secrets_that_overlap_are_one_of_the_kind_that_begins_first():
+    # A value ends after 400 characters; the token that begins in it goes on.
+    value = ("q7Uxv29Kpw41LmZt8Rb3Yd" * 20)[:390]
+    text = f"API_TOKEN={value}-glpat-a1B2c3D4e5F6g7H8i9J0k1L2m3N4"
+    assert set(own_hits(text)) == {
+        SecretHit(10, 410, "assigned-secret"),
+        SecretHit(401, 435, "gitlab-token"),
+    }
+    assert find_secrets(text) == [SecretHit(10, 435, "assigned-secret")]
+
+
+def test_secrets_that_touch_stay_two():
+    body = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 2
+    key = f"-----BEGIN PRIVATE KEY-----\n{body}-----END PRIVATE KEY-----"
+    n = len(key)
+    assert find_secrets(key + key) == [
+        SecretHit(0, n, "private-key"),
+        SecretHit(n, 2 * n, "private-key"),
+    ]
+    assert Redactor().text(key + key) == 2 * Redactor().text(key)
+
+
+def test_of_secrets_that_begin_together_the_longest_tells_the_kind():
+    text = f"Authorization: Bearer {GITHUB}.q7Uxv29K"
+    assert find_secrets(text) == [SecretHit(22, len(text), "bearer-token")]
+
+
+def test_a_secret_with_half_a_character_in_it_goes():
+    redacted = Redactor().text("API_TOKEN='q7Uxv29K\ud800pw41LmZt8Rb3Yd'")
+    assert re.fullmatch("API_TOKEN='<SECRET:assigned-secret:[0-9a-f]{8}>'", redacted)
+
+
+@pytest.mark.parametrize(
+    ("text", "users", "alone", "kind"),
+    [
+        ("Ana Sousa@shop.dev", {"Ana Sousa"}, "Sousa@shop.dev", "email"),
+        ("Ana Sousa Lind", {"Ana Sousa", "Ana Sousa Lind"}, "Ana Sousa Lind", "name"),
+        ("Ana Sousa Lind", {"Ana Sousa", "Sousa Lind"}, "Sousa Lind", "name"),
+        ("tlind@shop.dev", {"tlind"}, "tlind@shop.dev", "email"),
+        ("Tlind Sousa", {"tlind", "Tlind Sousa"}, "Tlind Sousa", "name"),
+        ("ana@Anas-MacBook.fritz.box", set(), "ana@Anas-MacBook.fritz.box", "email"),
+        ("Anastasia Sousas-iMac", {"Anastasia Sousas"}, "Sousas-iMac", "host"),
+        ("Ana Lind-sousa", {"Ana Lind", "lind-sousa"}, "Ana Lind", "name"),
+        ("Ana Sousas-MacBook", {"Ana Sousas"}, "Sousas-MacBook", "host"),
+    ],
+)
+def test_of_what_overlaps_one_placeholder_stands_for_all(
+    text: str, users: set[str], alone: str, kind: str
+):
+    redactor = Redactor()
+    placeholder = redactor.text(alone, users=frozenset({alone}))
+    assert placeholder.startswith(f"<{kind.upper()}:")
+    redactor.counts.clear()
+    redacted = redactor.text(f"by {text}, and {text}.", users=frozenset(users))
+    assert redacted == f"by {placeholder}, and {placeholder}."
+    assert redactor.counts == {kind: 2}
+
+
+def test_home_folders_of_a_known_user_are_counted_in_the_text_that_has_them():
+    redactor = Redactor()
+    users = frozenset({"kimlee", "tli"})
+    texts = [
+        "/Users/kimlee/a /Users/kimlee/b /home/kimlee/c",
+        f"nothing but {GITHUB}",
+        f"/home/tli/a of kimlee, kim@corp.dev and {GITHUB} in /Users/kimlee/d",
+        "nothing at all",
+        "/home/tli/a or /home/other",
+    ]
+    redactor.prepare(texts, users=users)
+    secret, mail = "<SECRET:github-pat:808d9ef3>", Redactor().text("kim@corp.dev")
+    expected = [
+        ("/Users/user/a /Users/user/b /home/user/c", {"home": 3}),
+        (f"nothing but {secret}", {"github-pat": 1}),
+        (
+            f"/home/user/a of user, {mail} and {secret} in /Users/user/d",
+            {"home": 2, "user_name": 1, "email": 1, "github-pat": 1},
+        ),
+        ("nothing at all", {}),
+        ("/home/user/a or /home/user", {"home": 2}),
+    ]
+    for text, (redacted, counts) in zip(texts, expected, strict=True):
+        redactor.counts.clear()
+        assert redactor.text(text, users=users) == redacted
+        assert redactor.counts == counts
+
+
+def test_a_login_name_at_the_end_of_a_home_folder_is_counted_once():
+    redactor = Redactor()
+    assert redactor.text("cd /Users/tlind", users=frozenset({"tlind"})) == "cd /Users/user"
+    assert redactor.counts == {"home": 1}
+
+
+@pytest.fixture
+def searched(monkeypatch) -> list[list[str]]:
+    """The texts that are searched, together with those searched side by side with them."""
+    calls: list[list[str]] = []
+
+    def recorded(texts):
+        calls.append(list(texts))
+        return suspects_in(texts)
+
+    monkeypatch.setattr(redactor_module, "suspects_in", recorded)
+    return calls
+
+
+def test_our_own_rules_look_only_where_the_quick_search_saw_something(monkeypatch):
+    looked = []
+
+    def recorded(text, **where):
+        looked.append(where)
+        return own_hits(text, **where)
+
+    monkeypatch.setattr(redactor_module, "own_hits", recorded)
+    text = f"a token and {'a secret ' * 20} api_token=q7Uxv29Kpw41LmZt8Rb3Yd1"
+    start = text.index("oken=")
+    assert len(find_secrets(text)) == 1
+    assert looked == [{"signals": {"assigned"}, "assigned": [(start, len(text))]}]
+
+
+def test_texts_are_searched_side_by_side_once_and_short_ones_never(searched, monkeypatch):
+    monkeypatch.setattr(redactor_module, "_CHUNK_CHARS", 20)
+    texts = ["a" * 10, "b" * 10, "a" * 10, "c@d.ee", "short", "d" * 14, "e" * 6, "f" * 6, "g" * 6]
+    redactor = Redactor()
+    redactor.prepare(texts)
+    groups = [["a" * 10, "b" * 10, "c@d.ee"], ["d" * 14, "e" * 6, "f" * 6], ["g" * 6]]
+    assert searched == groups
+    redacted = [redactor.text(text) for text in texts]
+    assert redacted == [*texts[:3], "<EMAIL:0307093c>", *texts[4:]]
+    assert searched == groups
+
+
+def test_a_text_is_searched_again_only_for_other_people(searched):
+    redactor = Redactor()
+    one, other = frozenset({"tlind"}), frozenset({"mkowal"})
+    for users in (one, one, frozenset({"tlind"}), other, other, one):
+        text = redactor.text("tlind and mkowal", users=users)
+        assert text == ("user and mkowal" if "tlind" in users else "tlind and user")
+    assert len(searched) == 3
+
+
+def test_what_is_prepared_replaces_what_was_prepared_before(searched):
+    redactor = Redactor()
+    redactor.prepare(["the first text"])
+    redactor.prepare(["the second text"])
+    redactor.text("the second text")
+    assert len(searched) == 2
+    redactor.text("the first text")
+    assert searched[2:] == [["the first text"]]
+
+
+@pytest.mark.parametrize(("limit", "n"), [("_MEMO_ENTRIES", 2), ("_MEMO_CHARS", 20)])
+def test_a_redactor_forgets_when_it_remembers_too_much(searched, monkeypatch, limit, n):
+    monkeypatch.setattr(redactor_module, limit, n)
+    redactor, users = Redactor(), frozenset({"tlind"})
+    redactor.prepare([], users=users)
+    one, two, three, four, five = (f"text no. {number}" for number in range(5))
+
+    def searches_for(*texts: str) -> list[str]:
+        searched.clear()
+        for text in texts:
+            redactor.text(text, users=users)
+        return [text for group in searched for text in group]
+
+    assert searches_for(one, two, three, one, two, three) == [one, two, three]
+    assert searches_for(four, one) == [four, one]
+    assert searches_for(two, two, one, four) == [two]
+    assert searches_for(five, two) == [five, two]
+
+
 def test_preparing_many_texts_gives_what_one_by_one_gives():
     texts = [p.text for p in planted(seed=10)] + ["plain", "/home/kimlee/a"] * 3
     one_by_one = [Redactor().text(text) for text in texts]
@@ -156,10 +361,28 @@ def test_user_of_a_working_directory():
         "git@github.com:acme/shop.git",
         "mail jane@example.com",
         "npm install react@18.2.0 @types/node@20",
+        "no-reply@shop.dev, Git@shop.dev, x@a.example.com, x@shop.test, x@GitLab.com",
     ],
 )
 def test_public_addresses_stay(text: str):
     assert Redactor().text(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("x@b.co", "<EMAIL>"),
+        ("xgit@shop.dev y@examples.com z@mail.github.com", "<EMAIL> <EMAIL> <EMAIL>"),
+        ("a1@b.com.x@c.dev", "<EMAIL>.x@c.dev"),
+        ("a1@b.com,x@c.dev", "<EMAIL>,<EMAIL>"),
+        ("x" * 64 + "@b.com", "<EMAIL>"),
+        ("x" * 65 + "@b.com", "x" * 65 + "@b.com"),
+        ("é" + "x" * 64 + "@b.com", "é" + "x" * 64 + "@b.com"),
+        (" " + "x" * 64 + "@b.com", " <EMAIL>"),
+    ],
+)
+def test_a_mail_address_ends_where_it_ends(text: str, redacted: str):
+    assert re.sub(r":[0-9a-f]{8}>", ">", Redactor().text(text)) == redacted
 
 
 def test_mail_addresses_are_mapped_consistently():
@@ -236,12 +459,16 @@ BUNDLED = (Path(secret_rules.__file__).parent / "secret_rules.toml").read_text("
         ("[0-9a-f]{40}", "[0-9a-f", "unterminated"),
         ("literals = ", "literal = ", "unknown field"),
         ('literals = ["eyJ"]', "literals = []", "length"),
-        ("(?P<secret>", "(?P<value>", "secret"),
-        (r"signal = '''earer", r"signal = '''(?=x)earer", "look-around"),
+        ("(?P<secret>", "(?P<value>", "the pattern of a line has no group `secret`$"),
+        (
+            r"signal = '''earer",
+            r"signal = '''(?=x)earer",
+            r"look-around in a signal: .*\(\?=x\)earer",
+        ),
     ],
 )
 def test_a_rule_that_cannot_work_is_refused_when_the_rules_are_loaded(find, put, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=rf"^secret_rules\.toml: .*{said}"):
         load_rules(BUNDLED.replace(find, put))
 
 
