@@ -19,7 +19,7 @@ def soft_gated_kl_per_token(
     h_max: float | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Compute `w KL(t || s) + (1 - w) KL(s || t)` with `w = min(H(t) / h_max, 1)`, per token.
+    """Compute `w KL(t || s) + (1 - w) KL(s || t)` with `w = clamp(H(t) / h_max, 0, 1)`, per token.
 
     `h_max` defaults to `log V`, which for a large vocabulary makes `w` small nearly everywhere:
     almost pure reverse KL. Set it to about the largest entropy the teacher really shows.
@@ -30,7 +30,7 @@ def soft_gated_kl_per_token(
     student_logp = log_probs(student_logits, temperature)
     teacher_logp = log_probs(teacher_logits, temperature).detach()
     ceiling = math.log(student_logits.size(-1)) if h_max is None else h_max
-    gate = (-(teacher_logp.exp() * teacher_logp).sum(-1) / ceiling).clamp(max=1.0)
+    gate = (-(teacher_logp.exp() * teacher_logp).sum(-1) / ceiling).clamp(0.0, 1.0)
     forward = kl_entries(teacher_logp, student_logp).sum(-1)
     reverse = kl_entries(student_logp, teacher_logp).sum(-1)
     return gate * forward + (1.0 - gate) * reverse
