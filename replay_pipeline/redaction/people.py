@@ -134,8 +134,6 @@ def first_names(people: frozenset[str]) -> frozenset[str]:
 
 def _parts_of(name: str) -> Iterator[str]:
     """Give first and last name, where they may stand for the person and for nothing else."""
-    if _NOBODY.search(name):
-        return
     parts = name.split()
     for part in {*parts[:1], *parts[-1:]}:
         is_word = part.lower() in RULES.wordlike_logins | RULES.common_logins
