@@ -127,7 +127,7 @@ def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = Fa
     """
     text = str(url)
     if text.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
-        return _Postgres(text.replace("+psycopg", "", 1))
+        return _Postgres(text.replace("+psycopg://", "://"))
     if text.startswith("sqlite:///"):
         text = text.removeprefix("sqlite:///")
     elif "://" in text:
