@@ -434,6 +434,18 @@ def test_all_that_a_price_list_says_of_a_model_is_known_to_the_next_process(tmp_
     free = book.price(teacher.model_copy(update={"model": "a"}))
     assert free == Price.of({}, **known)
     assert (free.prompt, free.completion, free.has_cache) == (0, 0, False)
+    with pytest.raises(PriceError, match="no price for c at https://x/v1"):
+        book.price(teacher.model_copy(update={"model": "c"}))
+
+
+def test_every_address_has_a_price_list_of_its_own(tmp_path):
+    book = PriceBook(folder=tmp_path)
+    for base_url in ("https://x/v1", "https://X/V1/X/"):
+        book.remember(base_url, [{"id": base_url, "pricing": {}}])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "https-X-V1-X.json", "https-x-v1.json",
+    ]  # fmt: skip
+    assert PriceBook(folder=tmp_path).models("https://x/v1") == ["https://x/v1"]
 
 
 @pytest.mark.parametrize(
@@ -574,17 +586,32 @@ def test_five_dollars_buy_no_pairs_of_one_teacher_and_nothing_is_said_of_what_is
     # 2,700 tokens at $0.001 and 100 at $0.004: $3.10 a state.
     found = forecast(lanes, {"x100": price_at(100)})
     assert found.buys == Purchase(usd=5.0, n_states=1, n_pairs=0)
+    assert forecast(lanes, {"x100": price_at(1)}).buys == Purchase(usd=5.0, n_states=10, n_pairs=0)
+    other = teacher_at(1)
+    both = [*lanes, (other, [task(other, index) for index in range(10)])]
+    found = forecast(both, {"x100": price_at(1), "x1": price_at(1)})
+    assert found.buys == Purchase(usd=5.0, n_states=10, n_pairs=2)
     assert forecast(lanes, {"x100": price_at(0)}).buys is None
     assert forecast([], {}) == Estimate(
         n_states=0, n_calls=0, expected_usd=0.0, bound_usd=0.0, teachers=()
     )
 
 
+def test_a_forecast_is_rounded_to_nano_dollars():
+    """A prompt of 2,701 tokens at a nano-dollar and at five, asked at 55 % of states."""
+    lanes = [(each, [task(each, 1, 10_004)]) for each in (teacher_at(1), teacher_at(5))]
+    prices = {f"x{n}": Price.of({"prompt": n * 1e-9, "completion": 0}) for n in (1, 5)}
+    found = forecast(lanes, prices, gates=("cheap_screen:0.1",))
+    assert [each.expected_usd for each in found.teachers] == [2.701e-6, 7.428e-6]
+    assert (found.low_usd, found.expected_usd, found.high_usd) == (7.597e-6, 10.129e-6, 12.661e-6)
+
+
 def only(tasks, price, **learned):
     teacher = teacher_at(1)
     known = {"x1": Learned(**learned)} if learned else None
-    [found] = forecast([(teacher, tasks)], {"x1": price}, learned=known).teachers
-    return found
+    found = forecast([(teacher, tasks)], {"x1": price}, learned=known, is_full=True)
+    assert found.gated.teachers == found.teachers, "of one teacher, a gate leaves nothing out"
+    return found.teachers[0]
 
 
 def test_what_a_teacher_has_counted_decides_a_forecast_and_no_bound():
@@ -606,6 +633,11 @@ def test_what_a_teacher_has_counted_decides_a_forecast_and_no_bound():
         n_completion_tokens=60, expected_usd=expected / 1e6, bound_usd=bound / 1e6,
         price_source="list 1", price_date="2026-11-01", spread=0.1,
     )  # fmt: skip
+
+
+def test_a_cache_that_is_written_for_less_makes_no_forecast_cheaper():
+    tasks = [task(teacher_at(1), 1)]
+    assert only(tasks, price_at(1, input_cache_write=1e-6)) == only(tasks, price_at(1))
 
 
 @pytest.mark.parametrize(("n_bytes", "n_cached"), [(1_023, 0), (1_024, 1_024)])
