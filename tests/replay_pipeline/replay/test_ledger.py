@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay_pipeline.errors import LedgerError
+from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
+from replay_pipeline.replay import database as databases
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.replay.calls import Known, NewCall, Refused, Reserved, Settlement
-from replay_pipeline.replay.database import connect
+from replay_pipeline.replay.database import connect, exists
 from replay_pipeline.replay.ledger import Ledger
 
 ROOT = Path(__file__).parents[3]
@@ -210,6 +211,198 @@ def test_a_limit_can_be_lowered_below_what_is_spent_and_then_nothing_more_fits(t
         assert ledger.reserve(call(2, 1)).result(timeout=60) == Refused(scope="day:x")
         ledger.open_scopes((), {"day:x": 52}, by="test")
         assert isinstance(ledger.reserve(call(3, 2)).result(timeout=60), Reserved)
+
+
+# --- the database
+
+
+def told_by(error, action, *arguments, **options):
+    with pytest.raises(error) as told:
+        action(*arguments, **options)
+    return str(told.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "sqlite:///"])
+def test_a_ledger_is_a_private_file_at_a_path_or_its_url(tmp_path, prefix):
+    path = tmp_path / "some" / "folder" / "l"
+    assert not exists(f"{prefix}{path}")
+    with closing(connect(f"{prefix}{path}")) as database:
+        assert database.name == str(path)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert database.query("pragma journal_mode") == [("wal",)]
+    assert exists(f"{prefix}{path}")
+
+
+def test_a_server_is_taken_to_have_a_ledger():
+    assert exists("postgresql://me@host/db")
+
+
+@pytest.mark.parametrize(("is_durable", "synchronous"), [(True, 2), (False, 1)])
+def test_only_a_durable_ledger_waits_for_the_disk_at_every_commit(
+    tmp_path, is_durable, synchronous
+):
+    with closing(connect(tmp_path / "l", is_durable=is_durable)) as database:
+        assert database.query("pragma synchronous") == [(synchronous,)]
+    with closing(connect(tmp_path / "l")) as database:
+        assert database.query("pragma synchronous") == [(2,)], "unless it is told otherwise"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("mysql://me:secret@host/db", "mysql://me@host/db"),
+        ("mysql://me:sec@ret:too@host/db", "mysql://me@host/db"),
+        ("mysql://host/db", "mysql://host/db"),
+    ],
+)
+def test_a_database_of_another_kind_is_refused_without_its_password(url, shown):
+    assert told_by(ConfigError, connect, url) == (
+        f"ledger {shown}: a path, sqlite:///path or postgresql://... is needed"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_a_server_that_is_not_there_is_named_without_its_password(monkeypatch, scheme):
+    psycopg = pytest.importorskip("psycopg")
+    asked = []
+
+    def nobody(url, **options):
+        asked.append((url, options))
+        raise psycopg.OperationalError("nobody answers")
+
+    monkeypatch.setattr(psycopg, "connect", nobody)
+    plain = scheme.removesuffix("+psycopg")
+    told = told_by(LedgerError, connect, f"{scheme}://me:a+psycopg@host/db")
+    assert told == f"{plain}://me@host/db: cannot be opened (nobody answers)"
+    assert asked == [(f"{plain}://me:a+psycopg@host/db", {"autocommit": True})]
+
+
+def test_a_server_needs_its_driver(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    assert told_by(MissingDependencyError, connect, "postgresql://host/db") == (
+        "a PostgreSQL ledger needs psycopg: pip install 'replay-pipeline[postgres]'"
+    )
+
+
+def test_a_file_that_is_no_ledger_is_named_with_what_can_be_done(tmp_path):
+    path = tmp_path / "l"
+    path.write_text("this is no database, " * 100)
+    for is_read_only in (False, True):
+        assert told_by(LedgerError, connect, path, is_read_only=is_read_only) == (
+            f"{path}: not a ledger that can be opened (file is not a database); check the path, "
+            "its permissions and the free space"
+        )
+    (tmp_path / "folder").mkdir()
+    told = told_by(LedgerError, connect, tmp_path / "folder")
+    assert "Is a directory" in told
+
+
+def test_looking_at_a_ledger_makes_none_and_writes_nothing(tmp_path):
+    path = tmp_path / "a b#c"
+    told = told_by(LedgerError, connect, path, is_read_only=True)
+    assert told.startswith(f"{path}: not a ledger that can be opened (unable to open database file")
+    assert list(tmp_path.iterdir()) == []
+    connect(path).close()
+    with closing(connect(path, is_read_only=True)) as database:
+        assert database.query("select value from ledger") == [("2",)]
+        told = told_by(LedgerError, database.query, "delete from ledger")
+    assert told == (
+        f"{path}: cannot be read or written (attempt to write a readonly database); check free "
+        "space and permissions"
+    )
+
+
+class ReadOnlyDisk(sqlite3.Connection):
+    """SQLite can make no index of a log there, and so reads only what it is told won't change."""
+
+    def __init__(self, url, **options):
+        super().__init__(url, **options)
+        self.is_refused = "immutable=1" not in url
+
+    def execute(self, *arguments):
+        if self.is_refused:
+            raise sqlite3.OperationalError("unable to open database file")
+        return super().execute(*arguments)
+
+
+def test_a_ledger_on_a_read_only_disk_is_read_unless_a_log_was_left_behind(tmp_path, monkeypatch):
+    path, log = tmp_path / "l", tmp_path / "l-wal"
+    connect(path).close()
+    monkeypatch.setattr(databases.sqlite3, "connect", ReadOnlyDisk)
+    for is_left in (False, True):
+        if is_left:
+            log.touch()  # an empty one has nothing that would be missed
+        with closing(connect(path, is_read_only=True)) as database:
+            assert database.query("select value from ledger") == [("2",)]
+    log.write_bytes(b"what was written last")
+    told = told_by(LedgerError, connect, path, is_read_only=True)
+    assert "unable to open database file" in told
+
+
+def test_a_ledger_of_another_version_is_left_as_it_is(tmp_path):
+    path = tmp_path / "l"
+    for version, advice in (("3", ""), ("1", "; the next replay brings it up to date")):
+        with closing(connect(path)) as database:
+            database.query("update ledger set value = ?", (version,))
+        told = told_by(LedgerError, connect, path, is_read_only=True)
+        assert told == f"{path}: a ledger of version {version}, this program keeps 2{advice}"
+        if version == "3":
+            assert told_by(LedgerError, connect, path) == told
+            with closing(sqlite3.connect(path)) as database, database:
+                database.execute("update ledger set value = '2'")
+
+
+def test_a_row_that_the_database_refuses_is_no_fault_of_the_disk(tmp_path):
+    with closing(connect(tmp_path / "l")) as database:
+        database.run_many("insert into ledger values(?, ?)", [("a", "1"), ("b", "2")])
+        told = told_by(LedgerError, database.query, "insert into ledger values(?, ?)", ("a", "3"))
+        assert told == (
+            f"{tmp_path}/l: the ledger refused a booking (UNIQUE constraint failed: ledger.key)"
+        )
+        assert database.query(
+            "select key, value from ledger where value > ? order by 1", ("1",)
+        ) == [
+            ("b", "2"),
+            ("schema_version", "2"),
+        ]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_nothing_is_booked_into_a_file_that_nobody_will_find_again(tmp_path, how):
+    with closing(connect(tmp_path / "l")) as database:
+        (tmp_path / "l").rename(tmp_path / "gone")
+        if how == "replaced":
+            (tmp_path / "l").write_bytes(b"")
+        told = told_by(LedgerError, database.transaction().__enter__)
+    assert told == f"{tmp_path}/l: the ledger was deleted or replaced while it was open"
+
+
+def test_an_owner_lives_for_as_long_as_it_holds_its_lock(tmp_path):
+    path, lock = tmp_path / "l", tmp_path / "l-owner-5"
+    with closing(connect(path)) as theirs:
+        mine = connect(path)
+        assert mine.claim(5)
+        assert lock.stat().st_mode & 0o777 == 0o600
+        assert not theirs.claim(5)
+        assert (theirs.is_alive(5), theirs.is_alive(6)) == (True, False)
+        mine.close()
+        assert not lock.exists()
+        lock.touch()  # its process was killed
+        assert not theirs.is_alive(5)
+        assert not lock.exists()
+        assert theirs.claim(5)
+        assert theirs.query("select 1") == [(1,)]
+    theirs.close()
+    assert not lock.exists()
+
+
+def test_where_there_are_no_locks_nobody_else_is_taken_to_live(tmp_path, monkeypatch):
+    monkeypatch.setattr(databases, "fcntl", None)
+    with closing(connect(tmp_path / "l")) as mine, closing(connect(tmp_path / "l")) as theirs:
+        assert mine.claim(5)
+        assert not theirs.is_alive(5)
+        assert theirs.claim(5)
+    assert not (tmp_path / "l-owner-5").exists()
 
 
 CHILD = """
