@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -745,6 +745,7 @@ def test_only_a_durable_ledger_waits_for_the_disk_at_every_commit(
     [
         ("mysql://me:secret@host/db", "mysql://me@host/db"),
         ("mysql://me:sec@ret:too@host/db", "mysql://me@host/db"),
+        ("mysql://me:sec://ret@host/db", "mysql://me@host/db"),
         ("mysql://host/db", "mysql://host/db"),
     ],
 )
@@ -808,8 +809,9 @@ def test_looking_at_a_ledger_makes_none_and_writes_nothing(tmp_path):
 class ReadOnlyDisk(sqlite3.Connection):
     """SQLite can make no index of a log there, and so reads only what it is told won't change."""
 
-    def __init__(self, url, **options):
-        super().__init__(url, **options)
+    def __init__(self, url, *, uri, **options):
+        assert uri, "not every SQLite takes an address for one unasked"
+        super().__init__(url, uri=uri, **options)
         self.is_refused = "immutable=1" not in url
 
     def execute(self, *arguments):
@@ -830,6 +832,15 @@ def test_a_ledger_on_a_read_only_disk_is_read_unless_a_log_was_left_behind(tmp_p
     log.write_bytes(b"what was written last")
     told = told_by(LedgerError, connect, path, is_read_only=True)
     assert "unable to open database file" in told
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_a_ledger_waits_a_minute_for_others_and_may_be_asked_by_any_thread(tmp_path, is_read_only):
+    connect(tmp_path / "l").close()
+    with closing(connect(tmp_path / "l", is_read_only=is_read_only)) as database:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(database.query, "pragma busy_timeout")
+        assert asked.result() == [(60_000,)]
 
 
 def test_a_ledger_of_another_version_is_left_as_it_is(tmp_path):
@@ -887,6 +898,14 @@ def test_an_owner_lives_for_as_long_as_it_holds_its_lock(tmp_path):
         assert theirs.query("select 1") == [(1,)]
     theirs.close()
     assert not lock.exists()
+
+
+def test_two_may_find_at_once_that_an_owner_is_dead(tmp_path, monkeypatch):
+    lock = tmp_path / "l-owner-5"
+    lock.touch()
+    with closing(connect(tmp_path / "l")) as database:
+        monkeypatch.setattr(databases.fcntl, "flock", lambda *_: lock.unlink())
+        assert not database.is_alive(5)
 
 
 def test_where_there_are_no_locks_nobody_else_is_taken_to_live(tmp_path, monkeypatch):
@@ -993,3 +1012,49 @@ def test_the_ledger_speaks_postgresql_too(postgres_url):
     [day, _] = status.scopes
     assert (day.spent_usd, day.overrun_usd, day.unknown_usd) == (12e-9, 2e-9, 50e-9)
     assert "secret" not in status.ledger
+
+
+@pytest.mark.slow
+def test_a_database_server_says_refuses_and_undoes_what_a_file_does(postgres_url):
+    with closing(connect(postgres_url)) as database:
+        name = database.name
+        assert database.query("show lock_timeout") == [("1min",)]
+        assert database.query("select ?::text || '%' like '5%'", ("5",)) == [(True,)]
+        database.run_many("insert into ledger values(?, ?)", [("a%", "1"), ("b", "2")])
+        assert database.query("update ledger set value = '3' where key like 'a%'") == []
+        assert database.query("select value from ledger where key = ?", ("a%",)) == [("3",)]
+
+        def half():
+            with database.transaction():
+                database.query("delete from ledger")
+                raise ValueError("half done")
+
+        assert told_by(ValueError, half) == "half done"
+        told = told_by(LedgerError, database.query, "select nothing")
+        assert told.startswith(
+            f'{name}: cannot be read or written (column "nothing" does not exist'
+        )
+        told = told_by(
+            LedgerError, database.run_many, "insert into ledger values(?, ?)", [("b", "4")]
+        )
+        assert told.startswith(f"{name}: cannot be read or written (duplicate key value")
+        database.query("update ledger set value = '3' where key = 'schema_version'")
+    told = told_by(LedgerError, connect, postgres_url)
+    assert told == f"{name}: a ledger of version 3, this program keeps 2"
+
+
+@pytest.mark.slow
+def test_a_ledger_of_version_1_on_a_server_is_brought_up_to_date(postgres_url):
+    with closing(connect(postgres_url)) as database:
+        database.query("alter table calls drop column due_at, drop column generation_id")
+        database.query("update ledger set value = '1' where key = 'schema_version'")
+        database.run_many(
+            "insert into scopes(name, limit_nano) values(?, ?)",
+            [("run:a", 1), ("day:x", 2), ("RUN:b", 3), ("tag:y", None)],
+        )
+    with closing(connect(postgres_url)) as database:
+        assert database.query("select due_at, generation_id from calls") == []
+        assert database.query("select scope, limit_nano, set_by from limits order by 2") == [
+            ("day:x", 2, "version 1"), ("RUN:b", 3, "version 1"),
+        ]  # fmt: skip
+        assert database.query("select value from ledger") == [("2",)]

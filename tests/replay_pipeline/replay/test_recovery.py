@@ -287,6 +287,8 @@ def test_reconcile_leaves_calls_that_wait_in_a_batch_alone(tmp_path):
         database.execute("insert into ledger values('batch:x', ?)", (note,))
     assert [each.state_id for each in reconcile(tmp_path / "l", settle=True)] == ["b"]
     assert scopes_of(tmp_path / "l")["day:x"] == [20, 0, 10, 0]
+    untrusted = TeacherSpec(name="t", model="m", api_key_env="NO_SUCH_KEY")
+    assert reconcile(tmp_path / "l", [untrusted]) == [], "where nothing is lost no key is needed"
 
 
 def test_reconcile_makes_no_ledger_where_there_is_none(tmp_path):
