@@ -642,6 +642,18 @@ def test_calls_of_the_dead_are_lost_and_those_of_the_living_are_not(tmp_path, ca
         ]
 
 
+def test_a_call_whose_process_dies_while_others_wait_for_it_becomes_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("replay_pipeline.replay.ledger._POLL_S", 0.001)
+    path = tmp_path / "l"
+    with quick(path) as ledger, Ledger(path, is_durable=False) as other:
+        sent = held(other, "a", 30)
+        waiting = ledger.reserve(call("a", 30))
+        change(path, "update calls set owner = 77 where id = ?", sent.call_id)
+        told = waiting.result(timeout=60)
+        assert [each.call_id for each in told.lost] == [sent.call_id]
+        assert scopes_of(path)["day:x"] == [0, 0, 30, 0]
+
+
 def keep_beside(path, *pairs, owner=99):
     """Leave answers as a process does that could not book them."""
     return Unbooked(str(path), owner).keep(pairs)
@@ -1041,6 +1053,21 @@ def test_a_database_server_says_refuses_and_undoes_what_a_file_does(postgres_url
         database.query("update ledger set value = '3' where key = 'schema_version'")
     told = told_by(LedgerError, connect, postgres_url)
     assert told == f"{name}: a ledger of version 3, this program keeps 2"
+
+
+@pytest.mark.slow
+def test_no_other_process_changes_a_scope_that_is_being_reserved_under(postgres_url):
+    free = []
+
+    class Looking(Ledger):
+        def _reserve_all(self, *arguments):
+            super()._reserve_all(*arguments)
+            free.extend(theirs.query("select name from scopes for update skip locked"))
+
+    with closing(connect(postgres_url)) as theirs, Looking(postgres_url) as ledger:
+        ledger.open_scopes(["day:x", "tag:y"], {}, by="test")
+        held(ledger, "a", 30)
+    assert free == [("tag:y",)]
 
 
 @pytest.mark.slow
