@@ -600,9 +600,11 @@ def test_a_ledger_waits_for_the_disk_unless_it_is_told_not_to(tmp_path, options,
 
 def test_a_ledger_that_is_closed_twice_has_done_all_that_was_asked(tmp_path, caplog):
     path, gate = tmp_path / "l", threading.Event()
+    before = threading.enumerate()
     ledger = quick(path)
+    [thread] = {*threading.enumerate()} - {*before}
     first, second = held(ledger, 1, 10), held(ledger, 2, 20)
-    [thread] = (each for each in threading.enumerate() if each.name == "ledger")
+    assert thread.name == "ledger"
     assert thread.daemon, "a ledger that is not closed must keep no process alive"
     ledger.do(lambda _: gate.wait(60))
     settled, waiting = ledger.settle(answered(first, 4)), ledger.reserve(call(3, 90))
