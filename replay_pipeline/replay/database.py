@@ -127,7 +127,7 @@ def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = Fa
     """
     text = str(url)
     if text.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
-        return _Postgres(text.replace("+psycopg", "", 1))
+        return _Postgres(text.replace("+psycopg://", "://"))
     if text.startswith("sqlite:///"):
         text = text.removeprefix("sqlite:///")
     elif "://" in text:
@@ -146,21 +146,30 @@ def exists(url: str | Path) -> bool:
 def _connect_to_look(path: Path) -> sqlite3.Connection:
     """Open a database without writing to it or beside it."""
     url = f"{path.absolute().as_uri()}?mode=ro"
-    for more in ("", "&immutable=1"):
-        connection = sqlite3.connect(
-            f"{url}{more}", uri=True, timeout=_BUSY_S, check_same_thread=False
-        )
-        try:
-            connection.execute("select count(*) from sqlite_master")
-        except sqlite3.OperationalError:
-            connection.close()
-            # On a read-only disk there can be no writer, unless its log has been left behind.
-            log = path.with_name(f"{path.name}-wal")
-            if more or (log.exists() and log.stat().st_size):
-                raise
-        else:
-            return connection
-    raise AssertionError("unreachable")
+    try:
+        return _looked_at(url)
+    except sqlite3.OperationalError:
+        # On a read-only disk there can be no writer, unless its log has been left behind.
+        log = path.with_name(f"{path.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise
+        return _looked_at(f"{url}&immutable=1")
+
+
+def _looked_at(url: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(url, uri=True, timeout=_BUSY_S, check_same_thread=False)
+    with _closed_on_error(connection):
+        connection.execute("select count(*) from sqlite_master")
+    return connection
+
+
+@contextmanager
+def _closed_on_error(connection: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 class _Sqlite:
@@ -172,17 +181,19 @@ class _Sqlite:
         try:
             if is_read_only:
                 self._connection = _connect_to_look(path)
-                _check_version(self, is_read_only=True)
+                with _closed_on_error(self._connection):
+                    _check_version(self, is_read_only=True)
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
             make_private_file(path)
             self._connection = sqlite3.connect(
                 path, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
             )
-            use_wal(self._connection, timeout_s=_BUSY_S)
-            self._connection.execute(f"pragma synchronous={'full' if is_durable else 'normal'}")
-            with self.transaction():
-                _create(self, serial="integer primary key autoincrement", bytes_type="blob")
+            with _closed_on_error(self._connection):
+                use_wal(self._connection, timeout_s=_BUSY_S)
+                self._connection.execute(f"pragma synchronous={'full' if is_durable else 'normal'}")
+                with self.transaction():
+                    _create(self, serial="integer primary key autoincrement", bytes_type="blob")
             file = path.stat()
             self._file = (file.st_dev, file.st_ino)
         except (sqlite3.Error, OSError) as error:
@@ -289,8 +300,8 @@ class _Postgres:
         self._errors = psycopg.Error
         try:
             self._connection = psycopg.connect(url, autocommit=True)
-            self._connection.execute("set lock_timeout = '60s'")
-            with self.transaction():
+            with _closed_on_error(self._connection), self.transaction():
+                self._connection.execute("set lock_timeout = '60s'")
                 self._connection.execute("select pg_advisory_xact_lock(%s)", [self._LOCK_CLASS])
                 _create(
                     self,

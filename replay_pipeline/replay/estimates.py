@@ -176,8 +176,6 @@ def _shares(n_teachers: int, gates: Sequence[str]) -> list[float]:
 
 
 def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
-    if share == 1:
-        return teacher
     return replace(
         teacher,
         n_calls=round(teacher.n_calls * share),

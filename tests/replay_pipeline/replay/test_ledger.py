@@ -1,12 +1,17 @@
 """The ledger under random interleavings, threads, processes and crashes."""
 
 import random
+import re
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,11 +19,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay_pipeline.errors import LedgerError
+from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
+from replay_pipeline.replay import database as databases
 from replay_pipeline.replay import ledger_status
-from replay_pipeline.replay.calls import Known, NewCall, Refused, Reserved, Settlement
-from replay_pipeline.replay.database import connect
+from replay_pipeline.replay.calls import (
+    Found,
+    InDoubt,
+    Known,
+    LostCall,
+    NewCall,
+    Refused,
+    Reserved,
+    Settlement,
+)
+from replay_pipeline.replay.database import connect, exists
 from replay_pipeline.replay.ledger import Ledger
+from replay_pipeline.replay.unbooked import Unbooked
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,6 +57,12 @@ def scopes_of(path):
         rows = database.execute("select name, spent, held, unknown, overrun from scopes").fetchall()
     database.close()
     return {name: numbers for name, *numbers in rows}
+
+
+def told_by(error, action, *arguments, **options):
+    with pytest.raises(error) as told:
+        action(*arguments, **options)
+    return str(told.value)
 
 
 class Watched(Ledger):
@@ -212,6 +234,703 @@ def test_a_limit_can_be_lowered_below_what_is_spent_and_then_nothing_more_fits(t
         assert isinstance(ledger.reserve(call(3, 2)).result(timeout=60), Reserved)
 
 
+# --- what is on disk
+
+
+def rows_of(path, table, order="1"):
+    with closing(sqlite3.connect(path)) as database:
+        database.row_factory = sqlite3.Row
+        found = database.execute(f"select * from {table} order by {order}").fetchall()
+    return [dict(row) for row in found]
+
+
+def change(path, sql, *parameters):
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(sql, parameters)
+
+
+def quick(path, limits=(("day:x", 100),)):
+    ledger = Ledger(path, is_durable=False)
+    ledger.open_scopes((), dict(limits), by="test")
+    return ledger
+
+
+def held(ledger, *arguments, **more):
+    reserved = ledger.reserve(call(*arguments, **more)).result(timeout=60)
+    assert isinstance(reserved, Reserved)
+    return reserved
+
+
+def moment(text):
+    """A moment as it is written: in UTC, to the millisecond."""
+    assert re.fullmatch(r"[-0-9]{10}T[:0-9]{8}\.[0-9]{3}\+00:00", text)
+    return datetime.fromisoformat(text)
+
+
+OWNED = 1 << 32
+"""The first owner of a ledger numbers its calls from here."""
+
+
+def test_a_call_is_written_down_before_it_leaves_and_in_full_when_it_is_settled(tmp_path):
+    path = tmp_path / "l"
+    start = datetime.now(UTC) - timedelta(milliseconds=1)
+    both = ("day:x", "tag:y")
+    with quick(path, [("day:x", 100), ("tag:y", None)]) as ledger:
+        new = NewCall(
+            request_sha="sha", state_id="s", teacher="t", model="m", run_id="r", scopes=both,
+            reserved_nano=30, timeout_s=90.0, partition="p",
+        )  # fmt: skip
+        reserved = ledger.reserve(new).result(timeout=60)
+        assert reserved == Reserved(call_id=OWNED + 1, reserved_nano=30)
+        [written] = rows_of(path, "calls")
+        settlement = Settlement(
+            call_id=reserved.call_id, state="failed", cost_nano=31, n_attempts=3, is_lasting=True,
+            error_code="odd", row=b"row", response=b"response", generation_id="gen",
+        )  # fmt: skip
+        ledger.settle(settlement).result(timeout=60)
+        exact = held(ledger, "exact", 20, scopes=("day:x",))
+        assert exact.call_id == OWNED + 2
+        ledger.settle(answered(exact, 20)).result(timeout=60)
+    sent_at, due_at = moment(written.pop("intent_at")), moment(written.pop("due_at"))
+    assert start <= sent_at <= datetime.now(UTC)
+    assert due_at - sent_at == timedelta(seconds=90)
+    assert written.pop("settled_at") is None
+    assert written == {
+        "id": OWNED + 1, "request_sha": "sha", "state_id": "s", "teacher": "t", "model": "m",
+        "run_id": "r", "trace_batch": "p", "scopes": "day:x\ntag:y", "owner": 1, "state": "open",
+        "reserved": 30, "cost": 0, "n_attempts": 0, "is_lasting": 0, "is_overrun": 0,
+        "error_code": None, "generation_id": None, "row": None, "response": None,
+    }  # fmt: skip
+    settled, other = rows_of(path, "calls")
+    assert sent_at <= moment(settled.pop("settled_at")) <= datetime.now(UTC)
+    outcome = {
+        "state": "failed", "cost": 31, "n_attempts": 3, "is_lasting": 1, "is_overrun": 1,
+        "error_code": "odd", "generation_id": "gen", "row": b"row", "response": b"response",
+    }  # fmt: skip
+    assert {name: settled[name] for name in written} == written | outcome
+    assert (other["cost"], other["is_overrun"], other["is_lasting"]) == (20, 0, 0)
+    assert scopes_of(path) == {"day:x": [51, 0, 0, 1], "tag:y": [31, 0, 0, 1]}
+    [owner] = rows_of(path, "owners")
+    assert start <= moment(owner.pop("opened_at")) <= datetime.now(UTC)
+    assert owner == {"id": 1, "host": socket.gethostname()}
+
+
+def test_a_call_that_was_not_sent_is_forgotten_and_its_money_is_free_again(tmp_path):
+    with quick(tmp_path / "l") as ledger:
+        reserved = held(ledger, "a", 100)
+        waiting = ledger.reserve(call("b", 100))
+        ledger.settle(Settlement(call_id=reserved.call_id, state="withdrawn")).result(timeout=60)
+        assert waiting.result(timeout=60) == Reserved(call_id=OWNED + 2, reserved_nano=100)
+        assert [row["request_sha"] for row in rows_of(tmp_path / "l", "calls")] == ["b"]
+        assert scopes_of(tmp_path / "l")["day:x"] == [0, 100, 0, 0]
+
+
+def test_a_call_without_a_known_outcome_counts_in_full_until_there_is_one(tmp_path):
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        reserved = held(ledger, "a", 30)
+        lost = Settlement(
+            call_id=reserved.call_id, state="unknown", error_code="no_reply", generation_id="gen"
+        )
+        ledger.settle(lost).result(timeout=60)
+        assert scopes_of(path)["day:x"] == [0, 0, 30, 0]
+        assert ledger.unknown_nano("day:x") == 30
+        [row] = rows_of(path, "calls")
+        assert (row["state"], row["error_code"], row["generation_id"]) == (
+            "unknown",
+            "no_reply",
+            "gen",
+        )
+        ledger.settle(answered(reserved, 35)).result(timeout=60)
+        assert scopes_of(path)["day:x"] == [35, 0, 0, 5]
+        # Another process has found it out too: that is one answer, and is booked once.
+        ledger.settle(answered(reserved, 35)).result(timeout=60)
+        assert scopes_of(path)["day:x"] == [35, 0, 0, 5]
+
+
+def test_a_call_that_is_lost_twice_is_cleared_by_one_answer(tmp_path):
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        first = held(ledger, "a", 10)
+        ledger.settle(Settlement(call_id=first.call_id, state="unknown")).result(timeout=60)
+        second = held(ledger, "a", 20, lost=(first.call_id,))
+        ledger.settle(Settlement(call_id=second.call_id, state="unknown")).result(timeout=60)
+        told = ledger.reserve(call("a", 30, lost=(first.call_id,))).result(timeout=60)
+        assert isinstance(told, InDoubt)
+        assert [each.call_id for each in told.lost] == [first.call_id, second.call_id]
+        both = (first.call_id, second.call_id)
+        third = held(ledger, "a", 30, lost=both)
+        assert scopes_of(path)["day:x"] == [0, 30, 30, 0]
+        start = datetime.now(UTC) - timedelta(milliseconds=1)
+        ledger.settle(answered(third, 5, recovers=both)).result(timeout=60)
+        ledger.settle(answered(held(ledger, "b", 1), 1, recovers=both)).result(timeout=60)
+    assert scopes_of(path)["day:x"] == [6, 0, 0, 0]
+    for row in rows_of(path, "calls")[:2]:
+        assert start <= moment(row["settled_at"]) <= datetime.now(UTC)
+        assert (row["state"], row["cost"], row["n_attempts"]) == ("recovered", 0, 1)
+        assert (row["is_lasting"], row["is_overrun"]) == (0, 0)
+
+
+def test_what_was_taken_over_is_written_down_as_recovered(tmp_path):
+    path = tmp_path / "l"
+    with quick(path, [("day:x", 100), ("tag:y", None)]) as ledger:
+        both = ("day:x", "tag:y")
+        first = held(ledger, "a", 60, scopes=both)
+        ledger.settle(Settlement(call_id=first.call_id, state="unknown")).result(timeout=60)
+        lost = (first.call_id,)
+        # It takes over where the lost call counted, and needs the rest where it did not.
+        again = held(ledger, "a", 100, scopes=("day:x",), lost=lost, takes_over=True)
+        assert scopes_of(path) == {"day:x": [0, 100, 0, 0], "tag:y": [0, 0, 0, 0]}
+        assert [row["state"] for row in rows_of(path, "calls")] == ["recovered", "open"]
+        ledger.settle(answered(again, 1)).result(timeout=60)
+    assert scopes_of(path) == {"day:x": [1, 0, 0, 0], "tag:y": [0, 0, 0, 0]}
+
+
+def test_a_ledger_tells_all_that_it_knows_of_some_requests(tmp_path):
+    path = tmp_path / "l"
+    outcomes = {
+        "answered": Settlement(call_id=0, state="answered", cost_nano=7, row=b'"row"'),
+        "lasting": Settlement(call_id=0, state="failed", cost_nano=3, is_lasting=True),
+        "paid": Settlement(call_id=0, state="failed", cost_nano=2, row=b'"paid"'),
+        "free": Settlement(call_id=0, state="failed", row=b'"free"'),
+        "bare": Settlement(call_id=0, state="failed", cost_nano=1),
+        "lost": Settlement(call_id=0, state="unknown", error_code="odd", generation_id="gen"),
+        "unasked": Settlement(call_id=0, state="unknown"),
+    }
+    with quick(path, [("day:x", None), ("tag:y", None)]) as ledger:
+        for sha, settlement in outcomes.items():
+            run_id = "r2" if sha == "paid" else "r1"
+            scopes = ("day:x", "tag:y")
+            reserved = held(ledger, sha, 10, run_id=run_id, scopes=scopes, timeout_s=60)
+            change(path, "update calls set state_id = 's' where id = ?", reserved.call_id)
+            fields = {name: getattr(settlement, name) for name in settlement.__slots__}
+            booked = Settlement(**{**fields, "call_id": reserved.call_id})
+            ledger.settle(booked).result(timeout=60)
+        held(ledger, "open", 10)
+        n = 1200  # more than one question can hold
+        found = ledger.lookup(
+            [*outcomes][:-1] + ["open", "answered"] + [f"no{i}" for i in range(n)]
+        )
+        late = ledger.lookup([f"no{i}" for i in range(n)] + ["lost", "answered"])
+    [lost] = (row for row in rows_of(path, "calls") if row["request_sha"] == "lost")
+    sent_at = moment(lost["intent_at"])
+    the_lost = LostCall(
+        call_id=OWNED + 6, request_sha="lost", state_id="s", teacher="t", model="m", run_id="r1",
+        scopes=("day:x", "tag:y"), reserved_nano=10, sent_at=sent_at,
+        due_at=sent_at + timedelta(seconds=60), error_code="odd", generation_id="gen",
+    )  # fmt: skip
+    the_answer = Known(request_sha="answered", run_id="r1", cost_nano=7, row=b'"row"')
+    assert found == Found(
+        decided={
+            "answered": the_answer,
+            "lasting": Known(request_sha="lasting", run_id="r1", cost_nano=3, row=b"null"),
+        },
+        lost={"lost": (the_lost,)},
+        booked={"paid": b'"paid"'},
+        paid_nano=Counter({"r1": 7 + 3 + 1, "r2": 2}),
+    )
+    assert (late.decided, late.lost) == ({"answered": the_answer}, {"lost": (the_lost,)})
+
+
+def test_a_request_that_was_answered_is_told_with_its_answer(tmp_path):
+    with quick(tmp_path / "l") as ledger:
+        ledger.settle(answered(held(ledger, "a", 10, run_id="first"), 4)).result(timeout=60)
+        known = ledger.reserve(call("a", 10, run_id="second")).result(timeout=60)
+        assert known == Known(request_sha="a", run_id="first", cost_nano=4, row=b"null")
+        failed = held(ledger, "b", 10)
+        ledger.settle(Settlement(call_id=failed.call_id, state="failed")).result(timeout=60)
+        assert isinstance(held(ledger, "b", 10), Reserved), "what failed may be asked again"
+
+
+# --- scopes and limits
+
+
+def test_a_call_waits_for_its_own_scopes_only_and_an_impatient_one_does_not_wait(tmp_path):
+    with quick(tmp_path / "l", [("a", 100), ("b", 100), ("c", 100)]) as ledger:
+        first = held(ledger, 1, 80, scopes=("a",))
+        behind = ledger.reserve(call(2, 60, scopes=("b", "a")))
+        assert isinstance(held(ledger, 3, 40, scopes=("b",)), Reserved), (
+            "only of `a` is too little left"
+        )
+        next_in_line = ledger.reserve(call(4, 10, scopes=("c", "a")))
+        assert isinstance(held(ledger, 5, 10, scopes=("c",)), Reserved)
+        for scopes, amount, full in (
+            (("c", "a"), 30, "a"),  # too little is left
+            (("c", "a"), 10, "c"),  # enough is left, for whoever is next in line
+            (("b", "c"), 61, "b"),
+        ):
+            impatient = call(6, amount, scopes=scopes, is_patient=False)
+            assert ledger.reserve(impatient).result(timeout=60) == Refused(scope=full)
+        never = call(6, 101, scopes=("c", "a"))
+        assert ledger.reserve(never).result(timeout=60) == Refused(scope="c")
+        assert not behind.done()
+        assert not next_in_line.done()
+        ledger.settle(answered(first, 30)).result(timeout=60)
+        assert isinstance(behind.result(timeout=60), Reserved)
+        assert isinstance(next_in_line.result(timeout=60), Reserved)
+
+
+def test_a_limit_may_be_used_up_to_the_last_nano_dollar(tmp_path):
+    with quick(tmp_path / "l") as ledger:
+        first = held(ledger, 1, 40)
+        lost = held(ledger, 2, 30)
+        ledger.settle(Settlement(call_id=lost.call_id, state="unknown")).result(timeout=60)
+        assert ledger.reserve(call(3, 71)).result(timeout=60) == Refused(scope="day:x")
+        assert not (waiting := ledger.reserve(call(4, 31))).done()
+        ledger.settle(answered(first, 39)).result(timeout=60)
+        assert isinstance(waiting.result(timeout=60), Reserved)
+        assert scopes_of(tmp_path / "l")["day:x"] == [39, 31, 30, 0]
+
+
+def test_every_change_of_a_limit_is_kept_with_who_made_it(tmp_path):
+    path = tmp_path / "l"
+    start = datetime.now(UTC) - timedelta(milliseconds=1)
+    with Ledger(path, is_durable=False) as ledger:
+        ledger.open_scopes(["new", "day:x"], {"day:x": 100}, by="first")
+        ledger.open_scopes(["day:x"], {}, by="second")
+        ledger.open_scopes((), {"day:x": 100}, by="third")
+        held(ledger, 1, 10)
+        unknown, dear = held(ledger, 2, 20), held(ledger, 3, 5)
+        ledger.settle(Settlement(call_id=unknown.call_id, state="unknown"))
+        ledger.settle(answered(dear, 7)).result(timeout=60)
+        ledger.open_scopes((), {"day:x": 3}, by="fourth")
+        [day, new] = rows_of(path, "scopes")
+        # What is in use when a limit is lowered must not break the check: 7 - 2 + 10 + 20.
+        numbers = {"carried_nano": 0, "spent": 7, "held": 10, "unknown": 20, "overrun": 2}
+        assert day == {"name": "day:x", "limit_nano": 3, "ceiling_nano": 35, **numbers}
+        assert new == {
+            "name": "new", "limit_nano": None, "ceiling_nano": None, "carried_nano": 0, "spent": 0,
+            "held": 0, "unknown": 0, "overrun": 0,
+        }  # fmt: skip
+        ledger.open_scopes((), {"day:x": None}, by="fifth")
+        day, _ = rows_of(path, "scopes")
+        assert (day["limit_nano"], day["ceiling_nano"]) == (None, None)
+    changes = rows_of(path, "limits", order="rowid")
+    assert all(start <= moment(change.pop("set_at")) <= datetime.now(UTC) for change in changes)
+    assert [(each["scope"], each["limit_nano"], each["set_by"]) for each in changes] == [
+        ("day:x", 100, "first"), ("day:x", 3, "fourth"), ("day:x", None, "fifth"),
+    ]  # fmt: skip
+
+
+def test_a_run_counts_what_earlier_runs_paid_and_lost_for_its_requests(tmp_path):
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        for sha, run_id, amount in (("a", "r1", 10), ("b", "r2", 20), ("c", "r1", 40)):
+            reserved = held(ledger, sha, amount, run_id=run_id)
+            ledger.settle(Settlement(call_id=reserved.call_id, state="unknown")).result(timeout=60)
+        found = ledger.lookup(["a", "b"])
+        lost = [each for several in found.lost.values() for each in several]
+        for _ in range(2):  # another process of the same run counts them no second time
+            ledger.open_run("r2", 100, carried_nano=30, lost=lost)
+        scopes = {row.pop("name"): row for row in rows_of(path, "scopes")}
+        assert scopes["run:r2"] == {
+            "limit_nano": 70, "ceiling_nano": 70, "carried_nano": 30, "spent": 0, "held": 0,
+            "unknown": 10, "overrun": 0,
+        }  # fmt: skip
+        named = {row["request_sha"]: row["scopes"] for row in rows_of(path, "calls")}
+        assert named == {"a": "day:x\nrun:r2", "b": "day:x", "c": "day:x"}
+        assert rows_of(path, "limits")[0]["scope"] == "day:x"
+        assert len(rows_of(path, "limits")) == 1, "what a run may spend is no limit of the ledger"
+        again = held(ledger, "a", 12, lost=(found.lost["a"][0].call_id,), takes_over=True)
+        ledger.settle(answered(again, 1)).result(timeout=60)
+        assert scopes_of(path)["run:r2"] == [0, 0, 0, 0]
+        ledger.open_run("r3", 20, carried_nano=30)
+        [*_, row] = rows_of(path, "scopes")
+        assert (row["name"], row["limit_nano"], row["ceiling_nano"]) == ("run:r3", 0, 0)
+
+
+def test_lost_calls_are_counted_under_a_run_whatever_it_may_spend(tmp_path):
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        reserved = held(ledger, "a", 50, run_id="r1")
+        ledger.settle(Settlement(call_id=reserved.call_id, state="unknown")).result(timeout=60)
+        ledger.open_run("r2", 5, lost=ledger.lookup(["a"]).lost["a"])
+        [_, run] = rows_of(path, "scopes")
+        assert (run["limit_nano"], run["ceiling_nano"], run["unknown"]) == (5, 55, 50)
+
+
+def test_a_run_that_gave_up_is_refused_and_others_are_not(tmp_path):
+    with quick(tmp_path / "l") as ledger:
+        held(ledger, 1, 100)
+        waiting = {run_id: ledger.reserve(call(run_id, 10, run_id=run_id)) for run_id in "ab"}
+        ledger.give_up("a")
+        assert waiting["a"].result(timeout=60) == Refused(scope="stopped")
+        later = ledger.reserve(call("later", 1, run_id="a")).result(timeout=60)
+        assert later == Refused(scope="stopped")
+        assert not waiting["b"].done()
+
+
+def test_a_scope_that_was_not_opened_is_named_and_what_is_paid_is_booked_all_the_same(tmp_path):
+    path, gate = tmp_path / "l", threading.Event()
+    with quick(path) as ledger:
+        reserved = held(ledger, 1, 10)
+        ledger.do(lambda _: gate.wait(60))  # what is asked meanwhile is one transaction
+        strange = ledger.reserve(call(2, 10, scopes=("no", "day:x", "never")))
+        settled = ledger.settle(answered(reserved, 3))
+        gate.set()
+        assert settled.result(timeout=60) is None
+        assert told_by(LedgerError, strange.result, timeout=60) == f"{path}: no scope never, no"
+        assert isinstance(held(ledger, 3, 90), Reserved)
+        assert scopes_of(path)["day:x"] == [3, 90, 0, 0]
+
+
+# --- opening, closing, and what goes wrong
+
+
+def test_an_action_is_done_whole_or_not_at_all_and_its_error_is_raised(tmp_path):
+    with quick(tmp_path / "l") as ledger:
+
+        def half(database):
+            database.query("delete from scopes")
+            raise ValueError("half done")
+
+        with pytest.raises(ValueError, match="half done"):
+            ledger.do(half).result(timeout=60)
+        names = ledger.do(lambda database: database.query("select name from scopes"))
+        assert names.result(timeout=60) == [("day:x",)]
+
+
+@pytest.mark.parametrize(("options", "synchronous"), [({}, 2), ({"is_durable": False}, 1)])
+def test_a_ledger_waits_for_the_disk_unless_it_is_told_not_to(tmp_path, options, synchronous):
+    with Ledger(tmp_path / "l", **options) as ledger:
+        assert ledger.url == str(tmp_path / "l")
+        [(found,)] = ledger.do(lambda database: database.query("pragma synchronous")).result()
+        assert found == synchronous
+
+
+def test_a_ledger_that_is_closed_twice_has_done_all_that_was_asked(tmp_path, caplog):
+    path, gate = tmp_path / "l", threading.Event()
+    before = threading.enumerate()
+    ledger = quick(path)
+    [thread] = {*threading.enumerate()} - {*before}
+    first, second = held(ledger, 1, 10), held(ledger, 2, 20)
+    assert thread.name == "ledger"
+    assert thread.daemon, "a ledger that is not closed must keep no process alive"
+    ledger.do(lambda _: gate.wait(60))
+    settled, waiting = ledger.settle(answered(first, 4)), ledger.reserve(call(3, 90))
+    threading.Timer(0.02, gate.set).start()
+    ledger.close()
+    ledger.close()
+    assert settled.result(timeout=0) is None
+    assert told_by(LedgerError, waiting.result, timeout=0) == f"{path}: the ledger was closed"
+    assert scopes_of(path)["day:x"] == [4, 0, 20, 0]
+    states = {row["id"]: row["state"] for row in rows_of(path, "calls")}
+    assert states == {first.call_id: "answered", second.call_id: "unknown"}
+    assert caplog.messages == [
+        f"{path}: 1 calls of a process that died have an unknown outcome; they count at their full "
+        "reservation until they are asked again"
+    ]
+    assert not list(tmp_path.glob("*owner*"))
+
+
+def test_calls_of_the_dead_are_lost_and_those_of_the_living_are_not(tmp_path, caplog):
+    path = tmp_path / "l"
+    both = ("day:x", "tag:y")
+    with quick(path, [("day:x", 100), ("tag:y", None)]) as living:
+        held(living, "living", 1)
+        for n, scopes in enumerate((both, both, ("day:x",)), start=1):
+            reserved = held(living, f"dead{n}", 10 * n, scopes=scopes)
+            # As if another process had sent it that was killed since.
+            change(path, "update calls set owner = 77 where id = ?", reserved.call_id)
+        with Ledger(path, is_durable=False) as other:
+            assert other.owner == 2
+            assert scopes_of(path) == {"day:x": [0, 1, 60, 0], "tag:y": [0, 0, 30, 0]}
+            states = {row["request_sha"]: row["state"] for row in rows_of(path, "calls")}
+        assert states == {
+            "living": "open", "dead1": "unknown", "dead2": "unknown", "dead3": "unknown",
+        }  # fmt: skip
+        assert [message.partition(" have ")[0] for message in caplog.messages] == [
+            f"{path}: 3 calls of a process that died"
+        ]
+
+
+def test_a_call_whose_process_dies_while_others_wait_for_it_becomes_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("replay_pipeline.replay.ledger._POLL_S", 0.001)
+    path = tmp_path / "l"
+    with quick(path) as ledger, Ledger(path, is_durable=False) as other:
+        sent = held(other, "a", 30)
+        waiting = ledger.reserve(call("a", 30))
+        change(path, "update calls set owner = 77 where id = ?", sent.call_id)
+        told = waiting.result(timeout=60)
+        assert [each.call_id for each in told.lost] == [sent.call_id]
+        assert scopes_of(path)["day:x"] == [0, 0, 30, 0]
+
+
+def keep_beside(path, *pairs, owner=99):
+    """Leave answers as a process does that could not book them."""
+    return Unbooked(str(path), owner).keep(pairs)
+
+
+def test_kept_answers_are_booked_once_however_often_they_are_found(tmp_path, caplog):
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        first, second = held(ledger, "a", 10), held(ledger, "b", 20)
+    pairs = [(call("a", 10), answered(first, 4)), (call("b", 20), answered(second, 25))]
+    caplog.clear()
+    for _ in range(2):
+        place = keep_beside(path, *pairs)
+        Ledger(path, is_durable=False).close()
+        assert scopes_of(path) == {"day:x": [29, 0, 0, 5]}
+        assert not place.exists()
+    rows = rows_of(path, "calls")
+    assert [(row["id"], row["state"], row["cost"]) for row in rows] == [
+        (OWNED + 1, "answered", 4), (OWNED + 2, "answered", 25),
+    ]  # fmt: skip
+    assert caplog.messages == [f"{path}: 2 answers of {place} are booked"] * 2
+
+
+def test_a_kept_answer_of_another_ledger_is_booked_under_a_number_of_its_own(tmp_path):
+    """A ledger was deleted and made anew: its calls have the numbers of others now."""
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        reserved = held(ledger, "a", 10)
+    strange = call("z", 5, scopes=("tag:new", "day:x"), timeout_s=60, partition="p")
+    told = answered(reserved, 7, generation_id="gen", response=b"response", n_attempts=2)
+    keep_beside(
+        path, (strange, told), (call("y", 3), answered(Reserved(call_id=5, reserved_nano=3), 2))
+    )
+    start = datetime.now(UTC) - timedelta(milliseconds=1)
+    Ledger(path, is_durable=False).close()
+    assert scopes_of(path) == {"day:x": [9, 0, 10, 9], "tag:new": [7, 0, 0, 7]}
+    old, new, newer = rows_of(path, "calls")
+    assert (old["request_sha"], old["state"]) == ("a", "unknown")
+    assert (newer["request_sha"], newer["state"], newer["cost"]) == ("y", "answered", 2)
+    sent_at, due_at = moment(new.pop("intent_at")), moment(new.pop("due_at"))
+    assert start <= sent_at <= moment(new.pop("settled_at"))
+    assert due_at - sent_at == timedelta(seconds=60)
+    assert new == {
+        "id": (2 << 32) + 1, "request_sha": "z", "state_id": "z", "teacher": "t", "model": "m",
+        "run_id": "r", "trace_batch": "p", "scopes": "tag:new\nday:x", "owner": 2,
+        "state": "answered", "reserved": 5, "cost": 7, "n_attempts": 2, "is_lasting": 0,
+        "is_overrun": 1, "error_code": None, "generation_id": "gen", "row": b"null",
+        "response": b"response",
+    }  # fmt: skip
+
+
+def test_an_answer_that_cannot_be_booked_says_where_it_waits(tmp_path, monkeypatch):
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        first, other = held(ledger, "a", 10), held(ledger, "b", 20)
+        # Another process has changed what only this one may change.
+        change(path, "update calls set state = 'failed' where id = ?", first.call_id)
+        told = told_by(LedgerError, ledger.settle(answered(first, 4)).result, timeout=60)
+        place = f"{path}-unbooked-1.jsonl"
+        assert told == (
+            f"{path}: call {first.call_id} is not open; 1 answers wait in {place} and are booked by "
+            "the next run"
+        )
+        ledger.settle(answered(other, 20)).result(timeout=60)
+        nobodys = Settlement(call_id=3, state="answered")
+        assert ledger.settle(nobodys).result(timeout=60) is None
+    [(found, pairs)] = Unbooked(str(path), 9).left_behind(lambda _: False)
+    assert (str(found), pairs) == (place, [(call("a", 10), answered(first, 4))])
+
+
+# --- the database
+
+
+@pytest.mark.parametrize("prefix", ["", "sqlite:///"])
+def test_a_ledger_is_a_private_file_at_a_path_or_its_url(tmp_path, prefix):
+    path = tmp_path / "some" / "folder" / "l"
+    assert not exists(f"{prefix}{path}")
+    with closing(connect(f"{prefix}{path}")) as database:
+        assert database.name == str(path)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert database.query("pragma journal_mode") == [("wal",)]
+    assert exists(f"{prefix}{path}")
+
+
+def test_a_server_is_taken_to_have_a_ledger():
+    assert exists("postgresql://me@host/db")
+
+
+@pytest.mark.parametrize(("is_durable", "synchronous"), [(True, 2), (False, 1)])
+def test_only_a_durable_ledger_waits_for_the_disk_at_every_commit(
+    tmp_path, is_durable, synchronous
+):
+    with closing(connect(tmp_path / "l", is_durable=is_durable)) as database:
+        assert database.query("pragma synchronous") == [(synchronous,)]
+    with closing(connect(tmp_path / "l")) as database:
+        assert database.query("pragma synchronous") == [(2,)], "unless it is told otherwise"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("mysql://me:secret@host/db", "mysql://me@host/db"),
+        ("mysql://me:sec@ret:too@host/db", "mysql://me@host/db"),
+        ("mysql://me:sec://ret@host/db", "mysql://me@host/db"),
+        ("mysql://host/db", "mysql://host/db"),
+    ],
+)
+def test_a_database_of_another_kind_is_refused_without_its_password(url, shown):
+    assert told_by(ConfigError, connect, url) == (
+        f"ledger {shown}: a path, sqlite:///path or postgresql://... is needed"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_a_server_that_is_not_there_is_named_without_its_password(monkeypatch, scheme):
+    psycopg = pytest.importorskip("psycopg")
+    asked = []
+
+    def nobody(url, **options):
+        asked.append((url, options))
+        raise psycopg.OperationalError("nobody answers")
+
+    monkeypatch.setattr(psycopg, "connect", nobody)
+    plain = scheme.removesuffix("+psycopg")
+    told = told_by(LedgerError, connect, f"{scheme}://me:a+psycopg@host/db")
+    assert told == f"{plain}://me@host/db: cannot be opened (nobody answers)"
+    assert asked == [(f"{plain}://me:a+psycopg@host/db", {"autocommit": True})]
+
+
+def test_a_server_needs_its_driver(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    assert told_by(MissingDependencyError, connect, "postgresql://host/db") == (
+        "a PostgreSQL ledger needs psycopg: pip install 'replay-pipeline[postgres]'"
+    )
+
+
+def test_a_file_that_is_no_ledger_is_named_with_what_can_be_done(tmp_path):
+    path = tmp_path / "l"
+    path.write_text("this is no database, " * 100)
+    for is_read_only in (False, True):
+        assert told_by(LedgerError, connect, path, is_read_only=is_read_only) == (
+            f"{path}: not a ledger that can be opened (file is not a database); check the path, "
+            "its permissions and the free space"
+        )
+    (tmp_path / "folder").mkdir()
+    told = told_by(LedgerError, connect, tmp_path / "folder")
+    assert "Is a directory" in told
+
+
+def test_looking_at_a_ledger_makes_none_and_writes_nothing(tmp_path):
+    path = tmp_path / "a b#c"
+    told = told_by(LedgerError, connect, path, is_read_only=True)
+    assert told.startswith(f"{path}: not a ledger that can be opened (unable to open database file")
+    assert list(tmp_path.iterdir()) == []
+    connect(path).close()
+    with closing(connect(path, is_read_only=True)) as database:
+        assert database.query("select value from ledger") == [("2",)]
+        told = told_by(LedgerError, database.query, "delete from ledger")
+    assert told == (
+        f"{path}: cannot be read or written (attempt to write a readonly database); check free "
+        "space and permissions"
+    )
+
+
+class ReadOnlyDisk(sqlite3.Connection):
+    """SQLite can make no index of a log there, and so reads only what it is told won't change."""
+
+    def __init__(self, url, *, uri, **options):
+        assert uri, "not every SQLite takes an address for one unasked"
+        super().__init__(url, uri=uri, **options)
+        self.is_refused = "immutable=1" not in url
+
+    def execute(self, *arguments):
+        if self.is_refused:
+            raise sqlite3.OperationalError("unable to open database file")
+        return super().execute(*arguments)
+
+
+def test_a_ledger_on_a_read_only_disk_is_read_unless_a_log_was_left_behind(tmp_path, monkeypatch):
+    path, log = tmp_path / "l", tmp_path / "l-wal"
+    connect(path).close()
+    monkeypatch.setattr(databases.sqlite3, "connect", ReadOnlyDisk)
+    for is_left in (False, True):
+        if is_left:
+            log.touch()  # an empty one has nothing that would be missed
+        with closing(connect(path, is_read_only=True)) as database:
+            assert database.query("select value from ledger") == [("2",)]
+    log.write_bytes(b"what was written last")
+    told = told_by(LedgerError, connect, path, is_read_only=True)
+    assert "unable to open database file" in told
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_a_ledger_waits_a_minute_for_others_and_may_be_asked_by_any_thread(tmp_path, is_read_only):
+    connect(tmp_path / "l").close()
+    with closing(connect(tmp_path / "l", is_read_only=is_read_only)) as database:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(database.query, "pragma busy_timeout")
+        assert asked.result() == [(60_000,)]
+
+
+def test_a_ledger_of_another_version_is_left_as_it_is(tmp_path):
+    path = tmp_path / "l"
+    for version, advice in (("3", ""), ("1", "; the next replay brings it up to date")):
+        with closing(connect(path)) as database:
+            database.query("update ledger set value = ?", (version,))
+        told = told_by(LedgerError, connect, path, is_read_only=True)
+        assert told == f"{path}: a ledger of version {version}, this program keeps 2{advice}"
+        if version == "3":
+            assert told_by(LedgerError, connect, path) == told
+            with closing(sqlite3.connect(path)) as database, database:
+                database.execute("update ledger set value = '2'")
+
+
+def test_a_row_that_the_database_refuses_is_no_fault_of_the_disk(tmp_path):
+    with closing(connect(tmp_path / "l")) as database:
+        database.run_many("insert into ledger values(?, ?)", [("a", "1"), ("b", "2")])
+        told = told_by(LedgerError, database.query, "insert into ledger values(?, ?)", ("a", "3"))
+        assert told == (
+            f"{tmp_path}/l: the ledger refused a booking (UNIQUE constraint failed: ledger.key)"
+        )
+        assert database.query(
+            "select key, value from ledger where value > ? order by 1", ("1",)
+        ) == [
+            ("b", "2"),
+            ("schema_version", "2"),
+        ]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_nothing_is_booked_into_a_file_that_nobody_will_find_again(tmp_path, how):
+    with closing(connect(tmp_path / "l")) as database:
+        (tmp_path / "l").rename(tmp_path / "gone")
+        if how == "replaced":
+            (tmp_path / "l").write_bytes(b"")
+        told = told_by(LedgerError, database.transaction().__enter__)
+    assert told == f"{tmp_path}/l: the ledger was deleted or replaced while it was open"
+
+
+def test_an_owner_lives_for_as_long_as_it_holds_its_lock(tmp_path):
+    path, lock = tmp_path / "l", tmp_path / "l-owner-5"
+    with closing(connect(path)) as theirs:
+        mine = connect(path)
+        assert mine.claim(5)
+        assert lock.stat().st_mode & 0o777 == 0o600
+        assert not theirs.claim(5)
+        assert (theirs.is_alive(5), theirs.is_alive(6)) == (True, False)
+        mine.close()
+        assert not lock.exists()
+        lock.touch()  # its process was killed
+        assert not theirs.is_alive(5)
+        assert not lock.exists()
+        assert theirs.claim(5)
+        assert theirs.query("select 1") == [(1,)]
+    theirs.close()
+    assert not lock.exists()
+
+
+def test_two_may_find_at_once_that_an_owner_is_dead(tmp_path, monkeypatch):
+    lock = tmp_path / "l-owner-5"
+    lock.touch()
+    with closing(connect(tmp_path / "l")) as database:
+        monkeypatch.setattr(databases.fcntl, "flock", lambda *_: lock.unlink())
+        assert not database.is_alive(5)
+
+
+def test_where_there_are_no_locks_nobody_else_is_taken_to_live(tmp_path, monkeypatch):
+    monkeypatch.setattr(databases, "fcntl", None)
+    with closing(connect(tmp_path / "l")) as mine, closing(connect(tmp_path / "l")) as theirs:
+        assert mine.claim(5)
+        assert not theirs.is_alive(5)
+        assert theirs.claim(5)
+    assert not (tmp_path / "l-owner-5").exists()
+
+
 CHILD = """
 import os, random, sys
 from collections import deque
@@ -307,3 +1026,64 @@ def test_the_ledger_speaks_postgresql_too(postgres_url):
     [day, _] = status.scopes
     assert (day.spent_usd, day.overrun_usd, day.unknown_usd) == (12e-9, 2e-9, 50e-9)
     assert "secret" not in status.ledger
+
+
+@pytest.mark.slow
+def test_a_database_server_says_refuses_and_undoes_what_a_file_does(postgres_url):
+    with closing(connect(postgres_url)) as database:
+        name = database.name
+        assert database.query("show lock_timeout") == [("1min",)]
+        assert database.query("select ?::text || '%' like '5%'", ("5",)) == [(True,)]
+        database.run_many("insert into ledger values(?, ?)", [("a%", "1"), ("b", "2")])
+        assert database.query("update ledger set value = '3' where key like 'a%'") == []
+        assert database.query("select value from ledger where key = ?", ("a%",)) == [("3",)]
+
+        def half():
+            with database.transaction():
+                database.query("delete from ledger")
+                raise ValueError("half done")
+
+        assert told_by(ValueError, half) == "half done"
+        told = told_by(LedgerError, database.query, "select nothing")
+        assert told.startswith(
+            f'{name}: cannot be read or written (column "nothing" does not exist'
+        )
+        told = told_by(
+            LedgerError, database.run_many, "insert into ledger values(?, ?)", [("b", "4")]
+        )
+        assert told.startswith(f"{name}: cannot be read or written (duplicate key value")
+        database.query("update ledger set value = '3' where key = 'schema_version'")
+    told = told_by(LedgerError, connect, postgres_url)
+    assert told == f"{name}: a ledger of version 3, this program keeps 2"
+
+
+@pytest.mark.slow
+def test_no_other_process_changes_a_scope_that_is_being_reserved_under(postgres_url):
+    free = []
+
+    class Looking(Ledger):
+        def _reserve_all(self, *arguments):
+            super()._reserve_all(*arguments)
+            free.extend(theirs.query("select name from scopes for update skip locked"))
+
+    with closing(connect(postgres_url)) as theirs, Looking(postgres_url) as ledger:
+        ledger.open_scopes(["day:x", "tag:y"], {}, by="test")
+        held(ledger, "a", 30)
+    assert free == [("tag:y",)]
+
+
+@pytest.mark.slow
+def test_a_ledger_of_version_1_on_a_server_is_brought_up_to_date(postgres_url):
+    with closing(connect(postgres_url)) as database:
+        database.query("alter table calls drop column due_at, drop column generation_id")
+        database.query("update ledger set value = '1' where key = 'schema_version'")
+        database.run_many(
+            "insert into scopes(name, limit_nano) values(?, ?)",
+            [("run:a", 1), ("day:x", 2), ("RUN:b", 3), ("tag:y", None)],
+        )
+    with closing(connect(postgres_url)) as database:
+        assert database.query("select due_at, generation_id from calls") == []
+        assert database.query("select scope, limit_nano, set_by from limits order by 2") == [
+            ("day:x", 2, "version 1"), ("RUN:b", 3, "version 1"),
+        ]  # fmt: skip
+        assert database.query("select value from ledger") == [("2",)]

@@ -1,11 +1,16 @@
 """What a crash, a full disk, a lost file or an older version leaves behind is found again."""
 
 import asyncio
+import hashlib
 import shutil
 import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
+from pydantic import SecretStr
 
 from replay_pipeline.errors import LedgerError, TeacherTimeoutError
 from replay_pipeline.replay import (
@@ -16,12 +21,21 @@ from replay_pipeline.replay import (
     replay_states,
     replay_trace_sync,
 )
-from replay_pipeline.replay.calls import InDoubt, NewCall, Refused, Reserved, Settlement
+from replay_pipeline.replay.calls import (
+    InDoubt,
+    NewCall,
+    Refused,
+    Reserved,
+    Settlement,
+    decode_row,
+)
 from replay_pipeline.replay.database import connect
 from replay_pipeline.replay.ledger import Ledger
+from replay_pipeline.replay.migration import mend
 from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.unbooked import Unbooked
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of
 from tests.replay_pipeline.replay.test_odd_replies import completion, raw
@@ -183,6 +197,109 @@ def test_reconcile_asks_the_endpoint_for_its_record(tmp_path):
     assert scopes_of(path)["day:x"] == [round(row.cost_usd * 1e9), 0, 0, 0]
 
 
+SENT, DUE = "2026-01-02T03:04:05.678+00:00", "2026-01-02T03:14:05.678+00:00"
+
+
+def lose(path, *calls, due_at=DUE):
+    """A ledger with lost calls, each given with how it was lost and its name at the endpoint."""
+    leave_open(path, *(each for each, _, _ in calls))
+    with closing(sqlite3.connect(path)) as database, database:
+        for each, code, generation_id in calls:
+            database.execute(
+                "update calls set intent_at = ?, due_at = ?, error_code = ?, generation_id = ? "
+                "where request_sha = ?",
+                (SENT, due_at, code, generation_id, each.request_sha),
+            )
+
+
+def test_reconcile_says_of_each_lost_call_all_that_is_known(tmp_path, monkeypatch):
+    asked = []
+
+    async def on_record(_, *question):
+        asked.append(question)
+        return {"gen-free": 0, "gen-b": 7}.get(question[1])
+
+    monkeypatch.setattr(Client, "generation_cost", on_record)
+    path, url = tmp_path / "l", "http://127.0.0.1:1/v1"
+    known = TeacherSpec(name="t", model="m", base_url=url, api_key_env=None)
+    keyless = TeacherSpec(name="u", model="m")  # its key is not set, and it is not asked anyway
+    lose(
+        path,
+        (call("dead", 10), None, None),
+        (call("forgotten", 20), "no_reply", "gen-forgotten"),
+        (call("free", 30), "connection_lost", "gen-free"),
+        (call("b", 40), "truncated_reply", "gen-b"),
+    )
+    lost = {
+        "teacher": "t", "model": "m", "sent_at": "2026-01-02T03:04:05+00:00",
+        "due_at": "2026-01-02T03:14:05+00:00",
+        "what": "over: it is asked again by the next run, or settled with --settle",
+    }  # fmt: skip
+    expected = [
+        {"state_id": "dead", "reserved_usd": 1e-8, "why": "its process died", "cost_usd": None},
+        {"state_id": "forgotten", "reserved_usd": 2e-8, "why": "no_reply", "cost_usd": None},
+        {"state_id": "free", "reserved_usd": 3e-8, "why": "connection_lost", "cost_usd": 0.0},
+        {"state_id": "b", "reserved_usd": 4e-8, "why": "truncated_reply", "cost_usd": 7e-9},
+    ]
+    shown = reconcile(path, [known, keyless])
+    assert [each.to_json() for each in shown] == [lost | each for each in expected]
+    assert asked == [(url, name, None) for name in ("gen-forgotten", "gen-free", "gen-b")]
+    assert scopes_of(path)["day:x"] == [0, 0, 100, 0]
+    at_bound, on_record = "booked at its bound", "booked at the endpoint's record"
+    settled = reconcile(path, [known], settle=True)
+    assert [each.what for each in settled] == [at_bound, at_bound, on_record, on_record]
+    assert scopes_of(path)["day:x"] == [10 + 20 + 0 + 7, 0, 0, 0]
+    assert reconcile(path, [known]) == []
+
+
+def test_reconcile_shows_a_key_to_the_endpoint_it_is_for(tmp_path, monkeypatch):
+    seen = []
+
+    async def on_record(_, *question):
+        seen.append(question)
+
+    monkeypatch.setattr(Client, "generation_cost", on_record)
+    monkeypatch.setenv("OPENROUTER_API_KEY", "sk-or-1")
+    lose(tmp_path / "l", (call("a", 10), None, "gen-a"))
+    reconcile(tmp_path / "l", [TeacherSpec(name="t", model="m"), TeacherSpec(name="u", model="m")])
+    assert seen == [("https://openrouter.ai/api/v1", "gen-a", SecretStr("sk-or-1"))]
+
+
+def test_reconcile_asks_nobody_of_whom_it_was_not_told_and_nobody_without_a_name(
+    tmp_path, monkeypatch
+):
+    async def never(*_):
+        raise AssertionError("it was asked")
+
+    monkeypatch.setattr(Client, "generation_cost", never)
+    lose(tmp_path / "l", (call("a", 10), None, "gen-a"), (call("b", 20), None, None))
+    other = TeacherSpec(name="u", model="m", api_key_env=None, base_url="http://127.0.0.1:1/v1")
+    assert [each.cost_usd for each in reconcile(tmp_path / "l", [other])] == [None, None]
+    nameless = other.model_copy(update={"name": "t"})
+    lose(tmp_path / "nameless", (call("b", 20), None, None))
+    assert [each.cost_usd for each in reconcile(tmp_path / "nameless", [nameless])] == [None]
+
+
+def test_reconcile_leaves_calls_that_wait_in_a_batch_alone(tmp_path):
+    lose(tmp_path / "l", (call("a", 10), None, None), (call("b", 20), None, None))
+    with closing(sqlite3.connect(tmp_path / "l")) as database, database:
+        note = msgspec.json.encode({"calls": {"a": 1}}).decode()
+        database.execute("insert into ledger values('batch:x', ?)", (note,))
+    assert [each.state_id for each in reconcile(tmp_path / "l", settle=True)] == ["b"]
+    assert scopes_of(tmp_path / "l")["day:x"] == [20, 0, 10, 0]
+    untrusted = TeacherSpec(name="t", model="m", api_key_env="NO_SUCH_KEY")
+    assert reconcile(tmp_path / "l", [untrusted]) == [], "where nothing is lost no key is needed"
+
+
+def test_reconcile_makes_no_ledger_where_there_is_none(tmp_path):
+    with pytest.raises(LedgerError) as told:
+        reconcile(tmp_path / "l")
+    assert str(told.value) == (
+        f"{tmp_path}/l: no ledger here yet; it is created by the first replay"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- what can't be booked
 
 
@@ -230,6 +347,41 @@ def test_where_no_place_takes_an_answer_each_is_named_with_its_reason(tmp_path, 
     assert beside.startswith(f"{tmp_path}/file/ledger.sqlite-unbooked-7.jsonl: ")
     assert at_home.startswith(f"{tmp_path}/file/.cache/replay-pipeline/")
     assert all("[Errno " in each for each in (beside, at_home))
+
+
+def kept_pair(n):
+    return call(f"s{n}", 5), answered(Reserved(call_id=n, reserved_nano=5), n)
+
+
+def test_answers_are_kept_beside_the_ledger_and_added_to_those_of_before(tmp_path):
+    unbooked = Unbooked(str(tmp_path / "folder" / "ledger.sqlite"), 7)
+    place = tmp_path / "folder" / "ledger.sqlite-unbooked-7.jsonl"
+    assert unbooked.keep([kept_pair(1), kept_pair(2)]) == place
+    with place.open("ab") as file:
+        file.write(b'\n[{"request_sha":"cut sh')  # the disk was full
+    assert unbooked.keep([kept_pair(3)]) == place
+    [found] = unbooked.left_behind(lambda owner: owner == 7)
+    assert found == (place, [kept_pair(1), kept_pair(2), kept_pair(3)])
+
+
+def test_answers_of_a_ledger_on_a_server_are_kept_under_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    url = "postgresql://me@host/db"
+    name = hashlib.sha256(url.encode()).hexdigest()[:16]
+    path = Unbooked(url, 12).keep([kept_pair(1)])
+    assert path == tmp_path / ".cache" / "replay-pipeline" / f"{name}-unbooked-12.jsonl"
+    assert list(Unbooked(url, 13).left_behind(lambda _: False)) == [(path, [kept_pair(1)])]
+
+
+def test_answers_that_a_living_process_keeps_are_left_to_it(tmp_path):
+    ledger = str(tmp_path / "l[1].sqlite")
+    for owner in (1, 2, 3):
+        Unbooked(ledger, owner).keep([kept_pair(owner)])
+    Unbooked(str(tmp_path / "l1.sqlite"), 4).keep([kept_pair(4)])
+    found = list(Unbooked(ledger, 9).left_behind(lambda owner: owner == 1))
+    assert [(path.name, pairs) for path, pairs in found] == [
+        (f"l[1].sqlite-unbooked-{owner}.jsonl", [kept_pair(owner)]) for owner in (2, 3)
+    ]
 
 
 def test_what_a_lost_ledger_was_charged_for_is_spent_and_nothing_else(tmp_path):
@@ -348,6 +500,70 @@ def test_a_ledger_of_version_1_is_brought_up_to_date_and_its_poison_mended(tmp_p
     assert (lost.state_id, lost.why, lost.reserved_usd) == ("lost", "its process died", 0.005)
     [(version,)] = connect(path).query("select value from ledger where key = 'schema_version'")
     assert version == "2"
+
+
+def test_all_of_a_ledger_of_version_1_is_brought_up_to_date(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.sqlite"
+    shutil.copy(VERSION_1, path)
+    sent = "2026-11-22T10:19:28.810+00:00"
+    with closing(sqlite3.connect(path)) as old, old:
+        old.execute(
+            "insert into calls(id, request_sha, state_id, teacher, model, run_id, scopes, owner, "
+            "state, reserved, intent_at) values(0, 'e', 's', 't', 'm', 'r', 'day:2026-11-01', 2, "
+            "'open', 1, ?)",
+            (sent,),
+        )
+        old.execute("update scopes set held = 1 where name = 'day:2026-11-01'")
+        rows = dict(old.execute("select id, row from calls").fetchall())
+    monkeypatch.setattr("replay_pipeline.replay.migration._ROWS_AT_ONCE", 1)
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    connect(path).close()
+    with closing(sqlite3.connect(path)) as new:
+        calls = new.execute("select id, due_at, generation_id, row from calls").fetchall()
+        limits = new.execute("select scope, limit_nano, set_by, set_at from limits").fetchall()
+        version = new.execute("select * from ledger").fetchall()
+    assert version == [("schema_version", "2")]
+    # It was ten minutes at most that a call of version 1 took.
+    due = {call_id: due_at for call_id, due_at, _, _ in calls if due_at is not None}
+    over = datetime(2026, 11, 22, 10, 29, 28, 810_000, tzinfo=UTC)
+    assert {call_id: datetime.fromisoformat(at) for call_id, at in due.items()} == {
+        0: over,
+        (2 << 32) + 1: over,
+    }
+    assert {generation_id for _, _, generation_id, _ in calls} == {None}
+    fine = (1 << 32) + 4
+    mended = {call_id: row for call_id, _, _, row in calls if row != rows[call_id]}
+    assert sorted(mended) == [fine - 3, fine - 2, fine - 1]
+    read = [decode_row(mended[call_id]) for call_id in sorted(mended)]
+    assert [(row.generation_id, row.provider, row.model) for row in read] == [
+        ("123", "Loopback", MODEL),
+        ("gen-00000002", None, MODEL),
+        ("gen-00000003", "Loopback", "7"),
+    ]
+    assert sorted(limit[:3] for limit in limits) == [
+        ("day:2026-11-01", 1_000_000_000, "version 1"),
+        ("teacher:deepseek-v4-pro", 50_000_000, "version 1"),
+    ]
+    for *_, set_at in limits:
+        assert before <= datetime.fromisoformat(set_at) <= datetime.now(UTC)
+        assert len(set_at.partition(".")[2].partition("+")[0].partition("-")[0]) == 3
+
+
+def test_a_row_of_version_1_gets_the_types_it_was_declared_with():
+    row = {
+        "state_id": "s", "teacher": "t", "generation_id": 123, "provider": {"name": "x"},
+        "model": 7.5, "n_prompt_tokens": "10", "n_completion_tokens": 1.5, "latency_s": None,
+        "cost_usd": "0.25", "is_distillable": "perhaps", "n_attempts": 2, "not_a_field": 1,
+        "action": {"role": "assistant", "content": "yes"},
+    }  # fmt: skip
+    mended = mend(msgspec.json.encode(row))
+    assert decode_row(mended) == TeacherAction(
+        state_id="s", teacher="t", generation_id="123", provider=None, model="7.5",
+        n_prompt_tokens=10, n_completion_tokens=None, latency_s=0.0, cost_usd=0.25,
+        is_distillable=None, n_attempts=2, action={"role": "assistant", "content": "yes"},
+    )  # fmt: skip
+    assert mend(mended) is None, "a row that can be read is left as it is"
+    assert [mend(each) for each in (b"null", b"[1]", b'"row"')] == [None] * 3
 
 
 # --- batches

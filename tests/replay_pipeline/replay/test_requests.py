@@ -1,4 +1,6 @@
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import msgspec
 import pytest
@@ -9,9 +11,11 @@ from pydantic import SecretStr, ValidationError
 from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.replay.asking import Asking, check
 from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
-from replay_pipeline.replay.prices import Price, PriceBook
+from replay_pipeline.replay.engine import Task
+from replay_pipeline.replay.estimates import Estimate, Purchase, TeacherEstimate, forecast
+from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, nano, usd
 from replay_pipeline.replay.replies import read_reply
-from replay_pipeline.replay.requests import RequestBuilder, with_recorded_names
+from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
 from replay_pipeline.replay.sizes import Learned, Size
 from replay_pipeline.types import TeacherSpec
 
@@ -271,6 +275,74 @@ def test_no_call_costs_more_than_its_bound(n_prompt, n_completion, cached, price
     assert cost <= price.bound_nano(n_prompt, n_completion)
 
 
+def test_dollars_are_rounded_up_where_they_are_owed_and_down_where_they_are_a_ceiling():
+    assert [nano(each) for each in (0.1, "0.0000000011", Decimal("2e-9"))] == [100_000_000, 2, 2]
+    assert [floor_nano(each) for each in (0.1, 0.0000000019, 2.5)] == [
+        100_000_000,
+        1,
+        2_500_000_000,
+    ]
+    assert usd(1_500_000_000) == 1.5
+
+
+def test_a_price_without_a_cache_has_its_tokens_at_the_price_of_the_others():
+    assert Price.of({"prompt": "0.000001", "completion": 4e-6}) == Price(
+        prompt=1_000_000, completion=4_000_000, cache_read=1_000_000, cache_write=1_000_000,
+        reasoning=4_000_000, request=0, source="configured", date="", canonical_slug=None,
+        context_length=None, max_completion_tokens=None, supported_parameters=(), has_cache=False,
+    )  # fmt: skip
+
+
+FULL = {
+    "prompt": "0.000001", "completion": 4e-6, "input_cache_read": "1e-7",
+    "input_cache_write": 1.25e-6, "internal_reasoning": 5e-6, "request": "0.01",
+}  # fmt: skip
+
+
+def test_a_price_with_all_its_parts_is_read_in_pico_dollars():
+    assert Price.of(FULL, source="here") == Price(
+        prompt=1_000_000, completion=4_000_000, cache_read=100_000, cache_write=1_250_000,
+        reasoning=5_000_000, request=10_000_000_000, source="here", has_cache=True,
+    )  # fmt: skip
+    assert Price.of({"prompt": "1e-13", "completion": 0}).prompt == 1, (
+        "it is never free by rounding"
+    )
+
+
+def test_a_router_is_told_the_dearest_price_of_a_million_tokens():
+    assert Price.of(FULL).max_price() == {"prompt": 1.25, "completion": 5.0, "request": 0.01}
+    cheap_cache = Price.of(FULL | {"input_cache_write": 5e-7, "internal_reasoning": 3e-6})
+    assert cheap_cache.max_price() == {"prompt": 1.0, "completion": 4.0, "request": 0.01}
+    assert PRICE.max_price() == {"prompt": 1.0, "completion": 4.0}
+
+
+ODD_PRICE = Price(
+    prompt=2_000, completion=5_000, cache_read=1_000, cache_write=3_000, reasoning=7_000,
+    request=11_000,
+)  # fmt: skip
+
+
+def test_a_bound_takes_every_token_at_its_dearest():
+    assert ODD_PRICE.bound_nano(10, 4) == 10 * 3 + 4 * 7 + 11
+    cheap = replace(ODD_PRICE, cache_write=1_000, reasoning=1_000)
+    assert cheap.bound_nano(10, 4) == 10 * 2 + 4 * 5 + 11
+
+
+def test_a_cost_takes_each_token_at_its_own_price():
+    assert ODD_PRICE.cost_nano(10, 4) == 10 * 2 + 4 * 5 + 11
+    parts = {"n_cached_tokens": 3, "n_written_tokens": 2}
+    assert ODD_PRICE.cost_nano(10, 4, **parts) == 5 * 2 + 3 * 1 + 2 * 3 + 4 * 5 + 11
+    assert ODD_PRICE.cost_nano(1, 0, n_cached_tokens=3) == 3 * 1 + 11, (
+        "no fresh token, not minus two"
+    )
+
+
+def test_a_part_of_a_nano_dollar_is_owed_whole():
+    for pico, expected in ((1, 1), (1_000, 1), (1_001, 2)):
+        price = Price(prompt=pico, completion=0, cache_read=0, cache_write=0, reasoning=0)
+        assert (price.cost_nano(1, 0), price.bound_nano(1, 0)) == (expected, expected)
+
+
 def test_overrides_count_at_their_dearest():
     price = Price.of(
         {
@@ -280,6 +352,9 @@ def test_overrides_count_at_their_dearest():
         }
     )
     assert (price.prompt, price.completion, price.cache_read) == (3_000_000, 2_000_000, 3_000_000)
+    cheaper_at_night = {"prompt": 3e-6, "completion": 2e-6, "overrides": [{"prompt": 1e-6}]}
+    assert Price.of(cheaper_at_night).prompt == 3_000_000
+    assert Price.of({**FULL, "overrides": "by the hour"}) == Price.of(FULL)
 
 
 def test_price_lists_are_kept_refreshed_and_refused_when_stale(tmp_path):
@@ -289,27 +364,314 @@ def test_price_lists_are_kept_refreshed_and_refused_when_stale(tmp_path):
     PriceBook(folder=tmp_path, now=lambda: now[0]).remember("https://x/v1", listing)
     book = PriceBook(folder=tmp_path, now=lambda: now[0])
     assert book.fresh("https://x/v1")
+    assert not book.fresh("https://y/v1")
     price = book.price(teacher)
     assert (price.prompt, price.source) == (10**6, "https://x/v1/models")
     assert price.date == "2026-11-01T00:00:00+00:00"
-    now[0] += timedelta(days=2)
+    now[0] += timedelta(days=1)
+    assert book.fresh("https://x/v1"), "for a whole day"
+    now[0] += timedelta(seconds=1)
     assert not book.fresh("https://x/v1")
-    assert book.price(teacher).prompt == 10**6
-    now[0] += timedelta(days=6)
-    with pytest.raises(PriceError, match="prices of https://x/v1 are from 2026-11-01"):
+    now[0] += timedelta(days=6, seconds=-1)
+    assert book.price(teacher).prompt == 10**6, "for a whole week"
+    now[0] += timedelta(seconds=1)
+    with pytest.raises(PriceError) as told:
         book.price(teacher)
+    assert str(told.value) == (
+        "teacher t: the prices of https://x/v1 are from 2026-11-01 and could not be fetched again; "
+        "retry, or set `price`"
+    )
     assert book.price(teacher.model_copy(update={"price": {"prompt": 0.5}})).prompt == 5 * 10**11
-    [path] = tmp_path.iterdir()
+
+
+def test_a_price_list_that_cannot_be_read_is_passed_over(tmp_path, caplog):
+    path = tmp_path / "https-x-v1.json"
     path.write_text("{broken")
-    with pytest.raises(PriceError, match="no price for a/b"):
-        PriceBook(folder=tmp_path).price(teacher)
+    book = PriceBook(folder=tmp_path)
+    assert book.models("https://x/v1/") == []
+    assert not book.fresh("https://x/v1/")
+    assert caplog.messages[0].startswith(f"{path}: price list ignored (JSON is malformed")
+    with pytest.raises(PriceError) as told:
+        book.price(TeacherSpec(name="t", model="a/b", base_url="https://x/v1/"))
+    assert str(told.value) == (
+        "teacher t: no price for a/b at https://x/v1/; set "
+        'price = {"prompt": ..., "completion": ...} in dollars per token (0 is a price)'
+    )
 
 
-def test_a_router_that_prices_by_whim_is_refused():
+def test_a_price_list_that_cannot_be_kept_is_used_all_the_same(tmp_path, caplog):
+    (tmp_path / "file").write_text("no folder")
+    book = PriceBook(folder=tmp_path / "file")
+    book.remember("https://x/v1", [{"id": "a", "pricing": {"prompt": 0, "completion": 0}}])
+    assert book.models("https://x/v1") == ["a"]
+    [told] = caplog.messages
+    assert told.startswith("the price list is not kept: ")
+    assert str(tmp_path / "file") in told
+
+
+def test_all_that_a_price_list_says_of_a_model_is_known_to_the_next_process(tmp_path):
+    now = datetime(2026, 11, 1, 12, 30, 5, 999, tzinfo=UTC)
+    listing = [
+        {
+            "id": "b", "pricing": FULL, "canonical_slug": "b-2026", "context_length": 8192,
+            "top_provider": {"max_completion_tokens": 512}, "supported_parameters": ["tools", "seed"],
+        },
+        {"id": "a", "pricing": {"prompt": "0", "completion": "0"}, "top_provider": None},
+        {"id": 7, "pricing": None},
+        {"name": "without an id"},
+        "no model at all",
+    ]  # fmt: skip
+    PriceBook(folder=tmp_path, now=lambda: now).remember("https://x/v1", listing)
+    assert [path.name for path in tmp_path.iterdir()] == ["https-x-v1.json"]
+    book = PriceBook(folder=tmp_path, now=lambda: now)
+    assert book.models("https://x/v1") == ["7", "a", "b"]
+    known = {"source": "https://x/v1/models", "date": "2026-11-01T12:30:05+00:00"}
+    teacher = TeacherSpec(name="t", model="b", base_url="https://x/v1")
+    assert book.price(teacher) == Price.of(
+        FULL, **known, canonical_slug="b-2026", context_length=8192, max_completion_tokens=512,
+        supported_parameters=("tools", "seed"),
+    )  # fmt: skip
+    free = book.price(teacher.model_copy(update={"model": "a"}))
+    assert free == Price.of({}, **known)
+    assert (free.prompt, free.completion, free.has_cache) == (0, 0, False)
+    with pytest.raises(PriceError, match="no price for c at https://x/v1"):
+        book.price(teacher.model_copy(update={"model": "c"}))
+
+
+def test_every_address_has_a_price_list_of_its_own(tmp_path):
+    book = PriceBook(folder=tmp_path)
+    for base_url in ("https://x/v1", "https://X/V1/X/"):
+        book.remember(base_url, [{"id": base_url, "pricing": {}}])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "https-X-V1-X.json", "https-x-v1.json",
+    ]  # fmt: skip
+    assert PriceBook(folder=tmp_path).models("https://x/v1") == ["https://x/v1"]
+
+
+@pytest.mark.parametrize(
+    "pricing",
+    [
+        {"prompt": "-1", "completion": "-1"}, {"prompt": "-1", "completion": "1"},
+        {"prompt": "1", "completion": "-1"}, {"prompt": "1"}, {"completion": "1"}, None,
+        {"prompt": "it depends", "completion": "1"},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_router_that_prices_by_whim_is_refused(pricing):
     book = PriceBook()
-    book.remember("https://x/v1", [{"id": "auto", "pricing": {"prompt": "-1", "completion": "-1"}}])
+    book.remember("https://x/v1", [{"id": "auto", "pricing": pricing}])
     with pytest.raises(PriceError, match="no price for auto"):
         book.price(TeacherSpec(name="t", model="auto", base_url="https://x/v1"))
+
+
+WROTE = {
+    "role": "assistant",
+    "content": "x" * 200,
+    "tool_calls": [{"function": {"name": "Bash", "arguments": "y" * 196}}],
+}
+"""Four hundred characters: an answer of a hundred tokens, as far as nothing is known."""
+
+
+def teacher_at(factor, **more):
+    """A teacher whose prompt tokens cost so many hundred-thousandths of a dollar."""
+    name = f"x{factor}"
+    return TeacherSpec(name=name, model=f"a/{name}", base_url="https://x/v1", **more)
+
+
+def price_at(factor, **more):
+    dollars = {"prompt": 1e-5, "completion": 4e-5, "input_cache_read": 1e-6, **more}
+    listed = {name: str(Decimal(str(each)) * factor) for name, each in dollars.items()}
+    return Price.of(listed, source=f"list {factor}", date="2026-11-01")
+
+
+def task(teacher, index, n_bytes=10_000, *, n_messages=1, limit=1_000, action=WROTE, **more):
+    question = Question(
+        state_id=f"s{index}", teacher=teacher.name, sha=f"{teacher.name}-{index}",
+        size=Size(n_bytes, n_messages), max_completion_tokens=limit,
+    )  # fmt: skip
+    states = [{"state_id": f"s{index}", "student_action": action}]
+    return Task(index, states, 0, teacher, question, **more)
+
+
+def test_a_forecast_adds_up_tokens_and_dollars_teacher_by_teacher():
+    """Each prompt of 10,000 bytes goes on from one of 5,000: 2,700 tokens, 1,350 of them cached."""
+    cheap, middle, dear, idle = (
+        teacher_at(1),
+        teacher_at(2),
+        teacher_at(3, top_logprobs=5),
+        teacher_at(4),
+    )
+
+    def some(teacher, n):
+        before = task(teacher, 1_000, 5_000, is_asked=True)
+        return [task(teacher, index, previous=before) for index in range(n)]
+
+    lanes = [
+        (dear, some(dear, 20)),
+        (cheap, some(cheap, 60)),
+        (middle, some(middle, 100)),
+        (cheap, some(cheap, 100)),
+        (cheap, some(cheap, 5)),
+        (idle, []),
+    ]
+    prices = {f"x{n}": price_at(n) for n in (1, 2, 3)}
+    note = ("seed is left out",)
+    found = forecast(lanes, prices, adaptations={"x3": note}, is_full=True)
+
+    # 1,350 tokens at $0.00001, 1,350 at a tenth of it and 100 at $0.00004: $0.01885 a call.
+    # At most 1,350 + 5,016 tokens of a prompt and 1,000 of an answer: $0.10366.
+    def of(n, n_calls, n_prompt, n_cached, n_completion, expected, bound, **more):
+        return TeacherEstimate(
+            teacher=f"x{n}", model=f"a/x{n}", n_calls=n_calls, n_prompt_tokens=n_prompt,
+            n_cached_tokens=n_cached, n_completion_tokens=n_completion, expected_usd=expected,
+            bound_usd=bound, price_source=f"list {n}", price_date="2026-11-01", spread=0.25, **more,
+        )  # fmt: skip
+
+    first = of(1, 100, 270_000, 135_000, 10_000, 1.885, 10.366)
+    # A teacher asked second is asked at 1 - 0.5 * 0.9 = 55 % of states, the third at 40 % of these.
+    gated = Estimate(
+        n_states=100, n_calls=159, expected_usd=4.20732, bound_usd=37.3176,
+        teachers=(
+            first,
+            of(2, 55, 148_500, 74_250, 5_500, 2.0735, 20.732),
+            of(3, 4, 11_880, 5_940, 440, 0.24882, 6.2196, n_logprobs=2_200),
+        ),
+        low_usd=3.15549, high_usd=5.25915, buys=Purchase(usd=5.0, n_states=100, n_pairs=18),
+    )  # fmt: skip
+    assert found == Estimate(
+        n_states=100, n_calls=220, expected_usd=6.786, bound_usd=37.3176,
+        teachers=(
+            first,
+            of(2, 100, 270_000, 135_000, 10_000, 3.77, 20.732),
+            of(3, 20, 54_000, 27_000, 2_000, 1.131, 6.2196, n_logprobs=10_000, adaptations=note),
+        ),
+        low_usd=5.0895, high_usd=8.4825, buys=Purchase(usd=5.0, n_states=73, n_pairs=15),
+        gated=gated,
+    )  # fmt: skip
+    assert forecast(lanes, prices, gates=("cheap_screen:0.1", "cheap_first"), is_full=True) == gated
+    assert forecast(lanes, prices).gated is None
+    assert found.to_json()["gated"]["teachers"][2]["n_calls"] == 4
+
+
+@pytest.mark.parametrize(
+    ("gates", "n_calls"),
+    [
+        ((), [100, 100, 100, 100]),
+        (("cheap_first",), [100, 100, 40, 16]),
+        (("cheap_screen",), [100, 50, 50, 50]),
+        (("cheap_screen:0.2",), [100, 60, 60, 60]),
+        (("error_sites_first", "cheap_screen:0.2", "cheap_first"), [100, 60, 24, 10]),
+    ],
+)
+def test_a_gate_leaves_a_forecast_the_share_of_calls_that_is_assumed(gates, n_calls):
+    teachers = [teacher_at(n) for n in (1, 2, 3, 4)]
+    lanes = [(each, [task(each, index) for index in range(100)]) for each in teachers]
+    found = forecast(lanes, {f"x{n}": price_at(n) for n in (1, 2, 3, 4)}, gates=gates)
+    assert [each.n_calls for each in found.teachers] == n_calls
+    for few in (0, 1):
+        alone = forecast(lanes[:few], {"x1": price_at(1)}, gates=gates)
+        assert [each.n_calls for each in alone.teachers] == [100] * few
+
+
+def test_a_teacher_is_cheap_by_what_a_call_to_it_costs():
+    once, twice = teacher_at(4), teacher_at(3)
+    lanes = [(once, [task(once, 0)]), (twice, [task(twice, 0), task(twice, 1)])]
+    found = forecast(lanes, {"x4": price_at(4), "x3": price_at(3)})
+    assert [each.teacher for each in found.teachers] == ["x3", "x4"]
+
+
+def test_five_dollars_buy_no_pairs_of_one_teacher_and_nothing_is_said_of_what_is_free():
+    alone = teacher_at(100)
+    lanes = [(alone, [task(alone, index) for index in range(10)])]
+    # 2,700 tokens at $0.001 and 100 at $0.004: $3.10 a state.
+    found = forecast(lanes, {"x100": price_at(100)})
+    assert found.buys == Purchase(usd=5.0, n_states=1, n_pairs=0)
+    assert forecast(lanes, {"x100": price_at(1)}).buys == Purchase(usd=5.0, n_states=10, n_pairs=0)
+    other = teacher_at(1)
+    both = [*lanes, (other, [task(other, index) for index in range(10)])]
+    found = forecast(both, {"x100": price_at(1), "x1": price_at(1)})
+    assert found.buys == Purchase(usd=5.0, n_states=10, n_pairs=2)
+    assert forecast(lanes, {"x100": price_at(0)}).buys is None
+    assert forecast([], {}) == Estimate(
+        n_states=0, n_calls=0, expected_usd=0.0, bound_usd=0.0, teachers=()
+    )
+
+
+def test_a_forecast_is_rounded_to_nano_dollars():
+    """A prompt of 2,701 tokens at a nano-dollar and at five, asked at 55 % of states."""
+    lanes = [(each, [task(each, 1, 10_004)]) for each in (teacher_at(1), teacher_at(5))]
+    prices = {f"x{n}": Price.of({"prompt": n * 1e-9, "completion": 0}) for n in (1, 5)}
+    found = forecast(lanes, prices, gates=("cheap_screen:0.1",))
+    assert [each.expected_usd for each in found.teachers] == [2.701e-6, 7.428e-6]
+    assert (found.low_usd, found.expected_usd, found.high_usd) == (7.597e-6, 10.129e-6, 12.661e-6)
+
+
+def only(tasks, price, **learned):
+    teacher = teacher_at(1)
+    known = {"x1": Learned(**learned)} if learned else None
+    found = forecast([(teacher, tasks)], {"x1": price}, learned=known, is_full=True)
+    assert found.gated.teachers == found.teachers, "of one teacher, a gate leaves nothing out"
+    return found.teachers[0]
+
+
+def test_what_a_teacher_has_counted_decides_a_forecast_and_no_bound():
+    """Half a token a byte, answers of 30 tokens, and half of what was expected from the cache."""
+    learned = {
+        "n": 8, "n_bytes": 200_000, "n_tokens": 100_000, "n_answers": 8, "n_answer_tokens": 240,
+        "n_expected_cached": 100_000, "n_cached": 50_000,
+    }  # fmt: skip
+    teacher = teacher_at(1)
+    first = task(teacher, 1, 4_000, n_messages=2)
+    second = task(teacher, 2, 10_000, n_messages=4, previous=first)
+    found = only([first, second], price_at(1, input_cache_write=2e-5), **learned)
+    # What the cache does not serve is written to it, at twice the price.
+    expected = (2_000 * 20 + 30 * 40) + (1_000 * 1 + 4_000 * 20 + 30 * 40)
+    # By their bytes, then by 2,000 tokens counted and what was added; two messages and one more.
+    bound = (4_000 + 2 * 16 + 1_024) * 20 + (2_000 + 6_000 + 3 * 16) * 20 + 2 * 1_000 * 40
+    assert found == TeacherEstimate(
+        teacher="x1", model="a/x1", n_calls=2, n_prompt_tokens=7_000, n_cached_tokens=1_000,
+        n_completion_tokens=60, expected_usd=expected / 1e6, bound_usd=bound / 1e6,
+        price_source="list 1", price_date="2026-11-01", spread=0.1,
+    )  # fmt: skip
+
+
+def test_a_cache_that_is_written_for_less_makes_no_forecast_cheaper():
+    tasks = [task(teacher_at(1), 1)]
+    assert only(tasks, price_at(1, input_cache_write=1e-6)) == only(tasks, price_at(1))
+
+
+@pytest.mark.parametrize(("n_bytes", "n_cached"), [(1_023, 0), (1_024, 1_024)])
+def test_a_beginning_of_1024_tokens_is_cached_and_no_shorter_one(n_bytes, n_cached):
+    before = task(teacher_at(1), 1, n_bytes, is_asked=True)
+    found = only([task(teacher_at(1), 2, previous=before)], price_at(1), n=1, n_bytes=1, n_tokens=1)
+    assert found.n_cached_tokens == n_cached
+
+
+def test_a_prompt_goes_on_from_the_last_step_that_was_asked():
+    teacher = teacher_at(1)
+    seen = task(teacher, 1, 5_000, is_asked=True)
+    passed_over = task(teacher, 2, 8_000, previous=seen)
+    assert only([task(teacher, 3, previous=passed_over)], price_at(1)).n_cached_tokens == 1_350
+    nothing_seen = task(teacher, 3, previous=task(teacher, 2, 8_000))
+    found = only([nothing_seen], price_at(1))
+    assert found.n_cached_tokens == 0
+    assert found.bound_usd == ((10_000 + 16 + 1_024) * 10 + 1_000 * 40) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("action", "n_tokens"),
+    [
+        (WROTE, 100),
+        ({"role": "assistant", "content": "x" * 240}, 60),
+        ({"role": "assistant", "content": None, "tool_calls": WROTE["tool_calls"] * 2}, 100),
+        ({"role": "assistant", "content": "short"}, 40),
+        ({"role": "assistant", "content": "x" * 80_000}, 1_000),
+    ],
+    ids=["words and a call", "words", "two calls", "at least 40", "at most the limit"],
+)
+def test_an_answer_is_forecast_as_long_as_what_the_student_did(action, n_tokens):
+    found = only([task(teacher_at(1), 1, action=action)], price_at(1))
+    assert found.n_completion_tokens == n_tokens
 
 
 SCORED = TeacherSpec(name="t", model="m", base_url="http://127.0.0.1:8000/v1", top_logprobs=5)
