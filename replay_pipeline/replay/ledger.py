@@ -26,7 +26,7 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -376,13 +376,16 @@ class Ledger:
     ) -> None:
         rows: list[tuple[Any, ...]] = []
         withdrawn: list[tuple[Any, ...]] = []
+        settled: set[int] = set()
         for each in (each.settlement for each in settling):
             call = calls.get(each.call_id)
             if call is None or call.state not in ("open", "unknown"):
-                if each.call_id not in self._in_flight:
-                    continue  # a lost call: another process has found out what became of it
+                if each.call_id not in self._in_flight or each.call_id in settled:
+                    continue  # what became of it has been found out, perhaps by another process
                 raise LedgerError(f"{self.url}: call {each.call_id} is not open")
             scopes.settle(call, each)
+            calls[call.id] = replace(call, state=each.state)
+            settled.add(call.id)
             if each.state == "withdrawn":
                 withdrawn.append((each.call_id,))
             else:
@@ -390,6 +393,7 @@ class Ledger:
             for lost in (calls[i] for i in each.recovers if i in calls):
                 if lost.state == "unknown":
                     scopes.release(lost.scopes, lost.reserved)
+                    calls[lost.id] = replace(lost, state="recovered")
                     rows.append(_recovered(lost.id))
         if withdrawn:
             self._database.run_many("delete from calls where id = ?", withdrawn)

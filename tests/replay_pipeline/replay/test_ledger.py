@@ -371,6 +371,41 @@ def test_a_call_that_is_lost_twice_is_cleared_by_one_answer(tmp_path):
         assert (row["is_lasting"], row["is_overrun"]) == (0, 0)
 
 
+def settled_at_once(ledger, *settlements):
+    """Have the ledger book all of them in one transaction."""
+    is_ready = threading.Event()
+    ledger.do(lambda _: is_ready.wait(60))
+    futures = [ledger.settle(each) for each in settlements]
+    is_ready.set()
+    return [future.result(timeout=60) for future in futures]
+
+
+@pytest.mark.parametrize("how", ["one after the other", "at once"])
+def test_a_call_is_booked_once_however_often_it_is_settled(tmp_path, how):
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        reserved, other = held(ledger, "a", 30), held(ledger, "b", 1)
+        lost = Settlement(call_id=reserved.call_id, state="unknown")
+        told = [lost, answered(reserved, 5), answered(reserved, 5), lost, answered(other, 1)]
+        for group in [told] if how == "at once" else [[one] for one in told]:
+            settled_at_once(ledger, *group)
+        assert scopes_of(path)["day:x"] == [6, 0, 0, 0]
+    assert [(row["state"], row["cost"]) for row in rows_of(path, "calls")] == [
+        ("answered", 5), ("answered", 1),
+    ]  # fmt: skip
+
+
+def test_a_lost_call_that_two_answers_clear_at_once_is_released_once(tmp_path):
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        first = held(ledger, "a", 10)
+        ledger.settle(Settlement(call_id=first.call_id, state="unknown")).result(timeout=60)
+        lost = (first.call_id,)
+        answers = [held(ledger, "a", 20, lost=lost), held(ledger, "b", 20)]
+        settled_at_once(ledger, *(answered(one, 5, recovers=lost) for one in answers))
+        assert scopes_of(path)["day:x"] == [10, 0, 0, 0]
+
+
 def test_what_was_taken_over_is_written_down_as_recovered(tmp_path):
     path = tmp_path / "l"
     with quick(path, [("day:x", 100), ("tag:y", None)]) as ledger:
@@ -677,6 +712,15 @@ def test_kept_answers_are_booked_once_however_often_they_are_found(tmp_path, cap
         (OWNED + 1, "answered", 4), (OWNED + 2, "answered", 25),
     ]  # fmt: skip
     assert caplog.messages == [f"{path}: 2 answers of {place} are booked"] * 2
+
+
+def test_an_answer_that_was_kept_twice_in_one_place_is_booked_once(tmp_path):
+    path = tmp_path / "l"
+    with quick(path) as ledger:
+        reserved = held(ledger, "a", 10)
+    keep_beside(path, *[(call("a", 10), answered(reserved, 4))] * 2)
+    Ledger(path, is_durable=False).close()
+    assert scopes_of(path) == {"day:x": [4, 0, 0, 0]}
 
 
 def test_a_kept_answer_of_another_ledger_is_booked_under_a_number_of_its_own(tmp_path):
