@@ -191,7 +191,7 @@ def _n_bytes(action: Message) -> int:
     """Bytes that a model wrote to take this action."""
     calls = [call["function"] for call in action.get("tool_calls") or ()]
     written = "".join(f"{call['name']}{call['arguments']}" for call in calls)
-    return len((action.get("content") or "") + written)
+    return len(((action.get("content") or "") + written).encode("utf-8", "replace"))
 
 
 def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned) -> TeacherEstimate:

@@ -663,11 +663,12 @@ def test_a_prompt_goes_on_from_the_last_step_that_was_asked():
     [
         (WROTE, 100),
         ({"role": "assistant", "content": "x" * 240}, 60),
+        ({"role": "assistant", "content": "調" * 240}, 180),
         ({"role": "assistant", "content": None, "tool_calls": WROTE["tool_calls"] * 2}, 100),
         ({"role": "assistant", "content": "short"}, 40),
         ({"role": "assistant", "content": "x" * 80_000}, 1_000),
     ],
-    ids=["words and a call", "words", "two calls", "at least 40", "at most the limit"],
+    ids=["words and a call", "words", "bytes", "two calls", "at least 40", "at most the limit"],
 )
 def test_an_answer_is_forecast_as_long_as_what_the_student_did(action, n_tokens):
     found = only([task(teacher_at(1), 1, action=action)], price_at(1))
