@@ -7,6 +7,7 @@ loads the room's tests, and a fork of it runs, for each mutant, the tests that r
 import argparse
 import configparser
 import contextlib
+import json
 import os
 import random
 import re
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 SOURCES = ("replay_pipeline", "trainer")
 KILLED = {"killed", "timeout", "segfault"}
+_NOT_FOUND = 255
 SAME = re.compile(r'"(utf-8|select|insert|update|delete|alter|create|bigint)\b[^\']*$')
 """Before what is the same in capitals: the name of an encoding, and SQL without values."""
 
@@ -134,7 +136,15 @@ def judge(work: Path, names: list[str]) -> dict[str, str]:
         raise SystemExit("mutmut could not run: see above")
     listed = mutmut(work, "results", "--all", "true", check=True, capture_output=True).stdout
     fates = dict(line.strip().rsplit(": ", 1) for line in listed.splitlines())
+    fates |= dict.fromkeys(without_tests(work), "not judged")
     return {name: fates.get(name, "not checked") for name in names}
+
+
+def without_tests(work: Path) -> set[str]:
+    """Name the mutants whose tests pytest did not find, which mutmut counts as too slow."""
+    files = [json.loads(path.read_text()) for path in (work / "mutants").rglob("*.meta")]
+    codes = {name: code for file in files for name, code in file["exit_code_by_key"].items()}
+    return {name for name, code in codes.items() if code == _NOT_FOUND}
 
 
 def place(work: Path, diff: str) -> str:
