@@ -91,7 +91,8 @@ def test_after_the_whole_tree_was_killed_the_next_start_is_clean_and_goes_on(tmp
             wait_until(launched, ui)
             wait_until(lambda: claimed(instance) == {run_ids[0]}, ui)
             for pid in process_tree(ui.pid):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it ended with the one before
+                    os.kill(pid, signal.SIGKILL)
             ui.wait(60)
             run = instance.get_run_by_id(run_ids[0])
             assert run is not None
