@@ -185,6 +185,10 @@ def test_each_change_of_several_needs_text_that_was_shown_or_just_written(change
         ([call("NotebookEdit", notebook_path="a.ipynb", new_source="")], "a.ipynb was never named"),
         ([call("NotebookEdit", notebook_path="cart.py", new_source="")], None),
         ([call("Read", file_path="cart.py", edits="all")], None),
+        (
+            [call("Edit", file_path="cart.py", old_string="c = 3", new_string="", edits=[])],
+            NEVER_SHOWN,
+        ),
     ],
 )
 def test_every_call_of_an_action_must_be_possible_where_it_stands(actions, why):
