@@ -35,6 +35,7 @@ from replay_pipeline.replay.calls import (
 from replay_pipeline.replay.database import connect, exists
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.unbooked import Unbooked
+from tests.support.told import told_by
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,12 +58,6 @@ def scopes_of(path):
         rows = database.execute("select name, spent, held, unknown, overrun from scopes").fetchall()
     database.close()
     return {name: numbers for name, *numbers in rows}
-
-
-def told_by(error, action, *arguments, **options):
-    with pytest.raises(error) as told:
-        action(*arguments, **options)
-    return str(told.value)
 
 
 class Watched(Ledger):

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from tests.support.told import told_by
+from tests.trainer.losses.pencil import EVEN, FORWARD, MIDDLE, REVERSE, SURE, log
 from trainer.errors import AlignmentError, ShapeError, TrainerConfigError
 from trainer.losses import (
     TAIDScheduler,
@@ -40,30 +42,7 @@ LOG_2, LOG_3 = math.log(2), math.log(3)
 INF = float("inf")
 
 
-def log(rows):
-    return torch.tensor(rows, dtype=torch.float64).log()
-
-
-def says(error, call, *given, **options):
-    with pytest.raises(error) as caught:
-        call(*given, **options)
-    return str(caught.value)
-
-
 # --- divergences ---------------------------------------------------------------------------------
-
-EVEN, SURE = [0.5, 0.5], [0.75, 0.25]
-FORWARD = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-"""KL(SURE || EVEN)"""
-REVERSE = 0.5 * math.log(2 / 3) + 0.5 * LOG_2
-"""KL(EVEN || SURE)"""
-MIDDLE = 0.5 * (
-    0.75 * math.log(0.75 / 0.625)
-    + 0.25 * math.log(0.25 / 0.375)
-    + 0.5 * math.log(0.5 / 0.625)
-    + 0.5 * math.log(0.5 / 0.375)
-)
-"""JSD of the two; their mixture is 5/8 and 3/8."""
 
 
 def test_reductions_divide_by_what_they_name():
@@ -103,7 +82,7 @@ def test_the_support_of_a_divergence_is_the_teachers_and_never_larger_than_the_v
 
 
 def test_what_two_logits_have_in_common_is_told_when_they_have_not():
-    message = says(ShapeError, generalized_jsd_loss, torch.zeros(2, 5), torch.zeros(2, 6))
+    message = told_by(ShapeError, generalized_jsd_loss, torch.zeros(2, 5), torch.zeros(2, 6))
     assert message == (
         "student logits (2, 5) and teacher logits (2, 6) differ: select the same tokens from both, "
         "and use one vocabulary"
@@ -156,11 +135,11 @@ def test_no_loss_spreads_one_sides_logits_over_the_others(loss):
 )
 def test_unknown_words_are_named_with_the_known_ones(loss, options, message):
     even = torch.zeros(1, 2, 3)
-    assert says(TrainerConfigError, loss, even, even, **options) == message
+    assert told_by(TrainerConfigError, loss, even, even, **options) == message
 
 
 def test_an_unknown_aggregation_is_named_with_the_known_ones():
-    message = says(TrainerConfigError, aggregate, torch.ones(1, 2), torch.ones(1, 2), "median")
+    message = told_by(TrainerConfigError, aggregate, torch.ones(1, 2), torch.ones(1, 2), "median")
     assert message.startswith("aggregation='median' is not one of ")
     for known in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"):
         assert repr(known) in message
@@ -169,13 +148,13 @@ def test_an_unknown_aggregation_is_named_with_the_known_ones():
 def test_numbers_out_of_range_are_named():
     s = torch.zeros(1, 2, 3)
     for beta in (-0.1, 1.1):
-        message = says(TrainerConfigError, jsd_entries, s, s, beta)
+        message = told_by(TrainerConfigError, jsd_entries, s, s, beta)
         assert message == f"beta={beta} is not in [0, 1]"
     for h_max in (0.0, -1.0):
-        message = says(TrainerConfigError, soft_gated_kl_per_token, s, s, h_max=h_max)
+        message = told_by(TrainerConfigError, soft_gated_kl_per_token, s, s, h_max=h_max)
         assert message == f"h_max={h_max} must be positive (nats)"
     for t in (-0.1, 1.1):
-        message = says(TrainerConfigError, taid_per_token, s, s, t=t)
+        message = told_by(TrainerConfigError, taid_per_token, s, s, t=t)
         assert message == f"taid t={t} is not in [0, 1]"
 
 
@@ -263,7 +242,7 @@ def test_the_sampled_estimator_needs_ids_and_the_reverse_divergence():
     message = "the sampled estimator needs ids and alpha=1.0 (reverse KL)"
     for options in ({"alpha": 1.0}, {"ids_BT": ids}, {"ids_BT": ids, "alpha": 0.0}):
         given = {"estimator": "sampled", **options}
-        assert says(TrainerConfigError, sdpo_per_token, s, s, **given) == message
+        assert told_by(TrainerConfigError, sdpo_per_token, s, s, **given) == message
 
 
 def test_importance_weights_are_cut_at_both_ends():
@@ -288,7 +267,7 @@ def test_an_importance_ratio_weighs_each_tokens_divergence():
     assert float(found) == pytest.approx(FORWARD)
     for name in ("ids_BT", "old_logps_BT"):
         lacking = {**options, "is_clip": 1.5, name: None}
-        message = says(TrainerConfigError, sdpo_loss, student, teacher, mask, **lacking)
+        message = told_by(TrainerConfigError, sdpo_loss, student, teacher, mask, **lacking)
         assert message == "is_clip needs ids_BT and old_logps_BT"
 
 
@@ -529,7 +508,7 @@ def test_a_loss_of_zero_does_not_stop_taid():
     "numbers", [(0, 0.4, 1.0), (10, -0.1, 1.0), (10, 0.4, 1.1), (10, 0.6, 0.5)]
 )
 def test_a_taid_schedule_that_cannot_be_is_refused(numbers):
-    assert says(TrainerConfigError, TAIDScheduler, *numbers) == (
+    assert told_by(TrainerConfigError, TAIDScheduler, *numbers) == (
         "TAID needs num_train_steps >= 1 and 0 <= t_start <= t_end <= 1, not "
         + ", ".join(map(str, numbers))
     )
@@ -587,12 +566,12 @@ def test_preferences_have_their_papers_scale_by_default():
 def test_sides_that_are_not_the_same_pairs_are_refused(loss, odd):
     # One pair would be compared with both.
     sides = [torch.zeros(1 if side == odd else 2) for side in range(4)]
-    message = says(ShapeError, loss, *sides)
+    message = told_by(ShapeError, loss, *sides)
     assert message == "log-probabilities of shape (2,) and (1,) are not the same pairs"
 
 
 def test_a_chosen_side_without_its_rejected_one_is_refused():
-    message = says(ShapeError, simpo_loss, torch.zeros(2), torch.zeros(1))
+    message = told_by(ShapeError, simpo_loss, torch.zeros(2), torch.zeros(1))
     assert message == "log-probabilities of shape (2,) and (1,) are not the same pairs"
 
 
@@ -616,7 +595,7 @@ def test_tokens_have_the_log_probability_of_the_logits_before_them():
     assert token_logps(logits, ids).exp().tolist() == [pytest.approx([0.3, 0.7])]
     colder = token_logps(logits, ids, 0.5).exp().tolist()
     assert colder == [pytest.approx([0.09 / 0.38, 0.49 / 0.54])]
-    message = says(ShapeError, token_logps, logits, ids[:, :2])
+    message = told_by(ShapeError, token_logps, logits, ids[:, :2])
     assert message == "logits (1, 3, 3) do not fit ids (1, 2)"
 
 
@@ -667,7 +646,7 @@ def two_rows(second):
 )
 def test_responses_that_cannot_be_paired_are_named_by_row_and_place(student, teacher, message):
     sides = (*two_rows(student), *two_rows(teacher))
-    assert says(AlignmentError, align_responses, *sides) == message
+    assert told_by(AlignmentError, align_responses, *sides) == message
     kept = align_responses(*sides, row_mask_B=torch.tensor([1, 0]))
     assert (kept.ids.tolist(), kept.rows.tolist(), len(kept)) == ([2, 3], [0, 0], 2)
     assert kept.student_positions.tolist() == kept.teacher_positions.tolist() == [2, 3]

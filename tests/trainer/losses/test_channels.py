@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from tests.support.told import told_by
+from tests.trainer.losses.pencil import kl, kl_terms, log
 from trainer.errors import TrainerConfigError
 from trainer.losses.channels import (
     ReplayOptions,
@@ -18,25 +20,13 @@ P, Q = (0.5, 0.3, 0.2), (0.1, 0.25, 0.65)
 """Student and teacher: the teacher's likeliest entry is the student's least likely."""
 
 
-def log(*rows) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float64).log()
-
-
 def charge(student=P, teacher=Q, taken=0, **options) -> float:
     """What channel 2 charges for one token with these probabilities."""
     found = distillation_per_token(
-        log(student), log(teacher), torch.tensor([taken]), SDPOOptions(**options)
+        log([student]), log([teacher]), torch.tensor([taken]), SDPOOptions(**options)
     )
     assert found.shape == (1,)
     return float(found)
-
-
-def kl_terms(p, q) -> list[float]:
-    return [a * math.log(a / b) for a, b in zip(p, q, strict=True)]
-
-
-def kl(p, q) -> float:
-    return sum(kl_terms(p, q))
 
 
 def scaled(weights) -> list[float]:
@@ -53,44 +43,31 @@ def cross_entropy(target, p) -> float:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "options", "message"),
     [
-        ({"wrapper": "best"}, "sdpo_wrapper='best' is not none, taid or entropy_opd"),
+        (SDPOOptions, {"wrapper": "best"}, "sdpo_wrapper='best' is not none, taid or entropy_opd"),
         (
+            SDPOOptions,
             {"estimator": "half"},
             "sdpo_estimator='half' is not full, topk, teacher_topk or sampled",
         ),
         (
+            SDPOOptions,
             {"estimator": "sampled", "wrapper": "entropy_opd"},
             "sdpo_wrapper='entropy_opd' needs distributions: with sdpo_estimator='sampled' only "
             "the sampled token's log-prob is looked at",
         ),
-        ({"taid_t": -0.1}, "taid_t=-0.1 is not in [0, 1]"),
-        ({"taid_t": 1.1}, "taid_t=1.1 is not in [0, 1]"),
-        ({"jsd_beta": -0.1}, "jsd_beta=-0.1 is not in [0, 1]"),
-        ({"jsd_beta": 1.1}, "jsd_beta=1.1 is not in [0, 1]"),
-        ({"temperature": 0.0}, "temperature=0.0 must be positive"),
+        (SDPOOptions, {"taid_t": -0.1}, "taid_t=-0.1 is not in [0, 1]"),
+        (SDPOOptions, {"taid_t": 1.1}, "taid_t=1.1 is not in [0, 1]"),
+        (SDPOOptions, {"jsd_beta": -0.1}, "jsd_beta=-0.1 is not in [0, 1]"),
+        (SDPOOptions, {"jsd_beta": 1.1}, "jsd_beta=1.1 is not in [0, 1]"),
+        (SDPOOptions, {"temperature": 0.0}, "temperature=0.0 must be positive"),
+        (ReplayOptions, {"rpo_alpha": -0.5}, "rpo_alpha=-0.5 is negative"),
+        (ReplayOptions, {"variant": "ipo"}, "dpo_variant='ipo' is not dpo, dpo_norm or simpo"),
     ],
-    ids=str,
 )
-def test_a_wrong_option_of_channel_2_is_named(options, message):
-    with pytest.raises(TrainerConfigError) as caught:
-        SDPOOptions(**options)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rpo_alpha": -0.5}, "rpo_alpha=-0.5 is negative"),
-        ({"variant": "ipo"}, "dpo_variant='ipo' is not dpo, dpo_norm or simpo"),
-    ],
-    ids=str,
-)
-def test_a_wrong_option_of_channel_3_is_named(options, message):
-    with pytest.raises(TrainerConfigError) as caught:
-        ReplayOptions(**options)
-    assert str(caught.value) == message
+def test_a_wrong_option_of_a_channel_is_named(kind, options, message):
+    assert told_by(TrainerConfigError, kind, **options) == message
 
 
 @pytest.mark.parametrize(
@@ -196,7 +173,7 @@ def test_a_wrapper_sees_both_sides_at_the_temperature(temperature):
     ids=str,
 )
 def test_no_teacher_is_drawn_to_its_student(options):
-    student, teacher = log(P).requires_grad_(), log(Q).requires_grad_()
+    student, teacher = log([P]).requires_grad_(), log([Q]).requires_grad_()
     options = SDPOOptions(**options)
     distillation_per_token(student, teacher, torch.tensor([1]), options).sum().backward()
     assert teacher.grad is None

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.plain_head import plain_policy_distillation
 from tests.trainer import vectors
+from tests.trainer.losses.pencil import EVEN, FORWARD, MIDDLE, SURE, log
 from trainer.errors import ShapeError, TrainerConfigError
 from trainer.losses.head import (
     FusedOutput,
@@ -455,26 +456,10 @@ def test_the_cuda_backend_adds_16_bit_products_into_its_total(monkeypatch):
     torch.testing.assert_close(total, 1 + expected.bfloat16().float().T @ hidden.float())
 
 
-EVEN, SURE = [0.5, 0.5], [0.75, 0.25]
-FORWARD = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-"""KL(SURE || EVEN)"""
-MIDDLE = 0.5 * (
-    0.75 * math.log(0.75 / 0.625)
-    + 0.25 * math.log(0.25 / 0.375)
-    + 0.5 * math.log(0.5 / 0.625)
-    + 0.5 * math.log(0.5 / 0.375)
-)
-"""JSD of the two; their mixture is 5/8 and 3/8."""
-
-
-def of_probabilities(*rows):
-    """With the identity as its head, these states are log-probabilities."""
-    return torch.tensor(rows, dtype=torch.float64).log()
-
-
 @pytest.mark.parametrize("mode", [{}, {"mode": "fused"}, {"mode": "recompute"}], ids=str)
 def test_a_head_by_hand_with_nothing_but_its_defaults(mode):
-    student, teacher = of_probabilities(EVEN, SURE), of_probabilities(SURE, SURE)
+    # With the identity as its head, these states are log-probabilities.
+    student, teacher = log([EVEN, SURE]), log([SURE, SURE])
     inputs = {"target_ids_N": torch.tensor([0, 1]), "teacher_hidden_N_H": teacher}
     found = fused_policy_distillation(student, torch.eye(2).double(), **inputs, **mode)
     assert float(found.loss) == pytest.approx(MIDDLE / 2)
@@ -491,7 +476,8 @@ def test_a_head_by_hand_with_nothing_but_its_defaults(mode):
 
 @pytest.mark.parametrize("mode", ["fused", "recompute"])
 def test_both_channels_add_up_and_either_may_be_off(mode):
-    student, teacher = of_probabilities(EVEN, SURE), of_probabilities(SURE, SURE)
+    # With the identity as its head, these states are log-probabilities.
+    student, teacher = log([EVEN, SURE]), log([SURE, SURE])
     targets = {"target_ids_N": torch.tensor([0, 1]), "mode": mode}
     distilled = {
         "teacher_hidden_N_H": teacher,

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.trainer.losses.pencil import kl, log
 from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.recorded_teacher import NO_ENTRY, recorded_teacher_per_token
 
@@ -78,15 +79,9 @@ def test_a_student_that_agrees_pays_nothing_and_one_that_does_not_is_drawn_to_th
 
 def charge(ids, probabilities, **options):
     """What is charged for one token of a student with the probabilities 0.5, 0.3 and 0.2."""
-    student = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
-    recorded = torch.tensor([probabilities], dtype=torch.float64).log()
     return recorded_teacher_per_token(
-        student, torch.tensor([ids]), recorded, SDPOOptions(**options)
+        log([[0.5, 0.3, 0.2]]), torch.tensor([ids]), log([probabilities]), SDPOOptions(**options)
     )
-
-
-def kl(p, q):
-    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
 
 
 def test_recorded_entries_are_charged_by_hand():

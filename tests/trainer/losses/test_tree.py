@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask
 
+from tests.support.told import told_by
 from trainer.errors import ShapeError, TrainerConfigError
 from trainer.losses.tree_attention import (
     ChainAttention,
@@ -220,12 +221,6 @@ def test_a_common_prefix_ends_at_the_first_difference_whatever_follows(n_common)
     assert common_prefix(left, left[:n_common]) == n_common
 
 
-def told(call, *given, **options):
-    with pytest.raises((ShapeError, TrainerConfigError)) as caught:
-        call(*given, **options)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     "pack", [pack_pairs, lambda *a, **o: pack_pairs_within(*a, max_tokens=9, **o)]
 )
@@ -234,16 +229,16 @@ def test_pairs_without_a_token_are_refused_by_name(pack):
         " without a token; the first token of a completion is predicted from the prompt, so every "
         "side needs one"
     )
-    assert told(pack, []) == "no preference pair to pack"
-    assert told(pack, [([1], [2], [3]), ([1], [], [3])]) == "pair 1: chosen" + why
-    assert told(pack, [([], [2], [])]) == "pair 0: prompt and rejected" + why
-    assert told(pack, [([1], [2], [3])], sequences=[([1], [2]), ([], [2])]) == (
+    assert told_by(ShapeError, pack, []) == "no preference pair to pack"
+    assert told_by(ShapeError, pack, [([1], [2], [3]), ([1], [], [3])]) == "pair 1: chosen" + why
+    assert told_by(ShapeError, pack, [([], [2], [])]) == "pair 0: prompt and rejected" + why
+    assert told_by(ShapeError, pack, [([1], [2], [3])], sequences=[([1], [2]), ([], [2])]) == (
         "a sequence has no prompt, from which its first token is predicted"
     )
 
 
 def test_a_budget_without_a_token_is_refused():
-    message = told(pack_pairs_within, TWO_PAIRS, max_tokens=0)
+    message = told_by(TrainerConfigError, pack_pairs_within, TWO_PAIRS, max_tokens=0)
     assert message == "max_tokens=0: must be at least 1"
 
 
