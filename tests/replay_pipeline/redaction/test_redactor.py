@@ -16,8 +16,7 @@ from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor, find_secrets, find_secrets_in
 from replay_pipeline.redaction.scanning import secrets_by_kingfisher, suspects_in
 from replay_pipeline.redaction.secret_rules import SecretHit, load_rules, own_hits
-
-GITHUB = "ghp_" + "a1B2c3D4e5F6" * 3
+from tests.replay_pipeline.redaction.made_up import GITHUB
 
 
 def test_no_planted_secret_of_any_kind_survives():

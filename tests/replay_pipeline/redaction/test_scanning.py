@@ -13,9 +13,7 @@ from replay_pipeline.redaction.scanning import (
     suspects_in,
 )
 from replay_pipeline.redaction.secret_rules import SecretHit
-
-GITHUB = "ghp_" + "a1B2c3D4e5F6" * 3
-VALUE = "q7Uxv29Kpw41LmZt8Rb3Yd1"
+from tests.replay_pipeline.redaction.made_up import GITHUB, VALUE
 
 SUSPECTS: dict[str, Suspect | None] = {
     "plain text": None,

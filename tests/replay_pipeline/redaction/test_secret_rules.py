@@ -16,9 +16,8 @@ from replay_pipeline.redaction.secret_rules import (
     is_random,
     own_hits,
 )
+from tests.replay_pipeline.redaction.made_up import GITHUB, VALUE
 
-GITHUB = "ghp_" + "a1B2c3D4e5F6" * 3
-VALUE = "q7Uxv29Kpw41LmZt8Rb3Yd1"
 PASSWORD = "hH7gg2kLmQ9x"
 
 
