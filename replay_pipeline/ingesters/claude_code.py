@@ -214,6 +214,7 @@ class _Tree:
                     usage.cache_creation_input_tokens or 0,
                     usage.cache_read_input_tokens or 0,
                     n_output,
+                    usage.cache_creation and usage.cache_creation.ephemeral_1h_input_tokens,
                 )
         if isinstance(message.content, str):
             turn.texts.append(message.content)
