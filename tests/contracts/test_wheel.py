@@ -8,6 +8,7 @@ STARTED = (
     "replay_pipeline.definitions",
     "trainer",
     "trainer.__main__",
+    "trainer.diloco",
 )
 """Where a user or Dagster comes in by an import."""
 
