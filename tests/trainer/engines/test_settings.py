@@ -7,8 +7,8 @@ import pytest
 
 from tools.engines import main, table, with_table
 from trainer.engines.capabilities import ENGINES, check
-from trainer.errors import TrainerConfigError
 from trainer.engines.settings_file import read_settings
+from trainer.errors import TrainerConfigError
 from trainer.settings import ENGINE_NAMES, SharedSettings, without_engines
 
 REPO = Path(__file__).parents[3]
