@@ -73,6 +73,7 @@ class Row(msgspec.Struct, rename="camel"):
     tool_denial_kind: str | None = None
     user_feedback: str | None = None
     interrupted_message_id: str | None = None
+    operation: str | None = None
     message: RowMessage | None = None
     data: msgspec.Raw = _NO_JSON
     attachment: msgspec.Raw = _NO_JSON
