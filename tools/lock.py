@@ -39,4 +39,6 @@ def lock(reports: Sequence[Path]) -> str:
 
 
 if __name__ == "__main__":
-    Path("deploy/requirements.lock").write_text(lock([Path(name) for name in sys.argv[1:]]), "utf-8")
+    Path("deploy/requirements.lock").write_text(
+        lock([Path(name) for name in sys.argv[1:]]), "utf-8"
+    )

@@ -14,7 +14,9 @@ def rows() -> list[tuple[str, list[str], list[str]]]:
     text = (REPO / "CONTRIBUTING.md").read_text("utf-8")
     table = text.split("| to change | files | look for |\n|---|---|---|\n")[1].split("\n\n")[0]
     cells = [line.strip("|").split("|") for line in table.splitlines()]
-    return [(what.strip(), CODE.findall(files), CODE.findall(names)) for what, files, names in cells]
+    return [
+        (what.strip(), CODE.findall(files), CODE.findall(names)) for what, files, names in cells
+    ]
 
 
 def contents(name: str) -> str:
@@ -24,7 +26,9 @@ def contents(name: str) -> str:
     return "\n".join(file.read_text("utf-8") for file in files if file.is_file())
 
 
-@pytest.mark.parametrize(("files", "names"), [row[1:] for row in rows()], ids=[r[0] for r in rows()])
+@pytest.mark.parametrize(
+    ("files", "names"), [row[1:] for row in rows()], ids=[r[0] for r in rows()]
+)
 def test_each_file_holds_the_thing_that_its_row_names(files, names):
     assert len(files) == len(names)
     for file, name in zip(files, names, strict=True):
