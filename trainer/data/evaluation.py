@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message, canonical_calls
@@ -133,7 +134,8 @@ def consensus_rate(
     device = next(model.parameters()).device
     levels: Counter[str] = Counter()
     for row in rows:
-        prompt = torch.tensor([renderer.prompt_ids(row["prompt"], row.get("tools"))], device=device)
+        ids = renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
+        prompt = torch.tensor([ids], device=device)
         generated = model.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),

@@ -26,6 +26,7 @@ from trl.models.utils import _ForwardRedirection
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, pad
 
+from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.sampler import PairSampler, RolloutOrder
@@ -115,6 +116,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             max_prompt_tokens=args.max_prompt_tokens,
             max_response_tokens=args.max_response_tokens,
             with_tools=args.render_tools,
+            window=args.prompt_window,
             hint=hint,
         )
         if tokens is not None:
@@ -323,7 +325,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
             return super()._tokenize_prompts(prompts)
         renderer = self.collator.renderer
         rows = zip(prompts, self.rollout_rows, strict=True)
-        return [renderer.prompt_ids(prompt, row.get("tools")) for prompt, row in rows], None, {}
+        ids = [
+            renderer.prompt_ids(prompt, row.get("tools"), sides=sides_of(row))
+            for prompt, row in rows
+        ]
+        return ids, None, {}
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.recorded is not None:
@@ -356,7 +362,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         prompts = [
             torch.tensor(
                 self.collator.renderer.prompt_ids(
-                    row["prompt"], row.get("tools"), hint=hint.text if hint else None
+                    row["prompt"],
+                    row.get("tools"),
+                    hint=hint.text if hint else None,
+                    sides=sides_of(row),
                 )
             )
             for row, hint in zip(inputs, hints, strict=True)
