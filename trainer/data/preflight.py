@@ -221,7 +221,7 @@ def log_findings(found: Preflight) -> None:
         ),
         (
             sum(found.refused.values()),
-            found.n_prompts,
+            sum(map(len, found.fitting.values())) + sum(found.refused.values()),
             f"rows left out, for what must stay in their prompt does not fit: {found.refusal}",
         ),
         (found.n_with_special_tokens, found.n_prompts, "prompts quote special tokens"),

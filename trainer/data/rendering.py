@@ -152,6 +152,8 @@ class Renderer:
         if self.window == "tail":
             return self._tail(request)
         fitted, ids = self._fitted(request["messages"], request["tools"], request.get("needs"))
+        if fitted.cut.refusal and not (request.get("needs") or {}).get("texts"):
+            return self._tail(request)  # nothing is asked for that this could lose
         if fitted.cut.refusal:
             return [], fitted.cut
         if hint:
@@ -239,8 +241,11 @@ class Renderer:
                 elif best is None or len(ids) > len(best[1]):
                     best = fitted, ids
                 # Corrected only where it matters: each state would be corrected in another way.
-                if fitted.n_estimated - budget // 20 < len(ids) <= budget:
+                is_close = fitted.n_estimated - budget // 20 < len(ids) <= budget
+                if is_close and (high > budget or len(ids) > 0.85 * budget):
                     break
+                if is_close:
+                    low = target
                 following = budget + fitted.n_estimated - len(ids)
             if not low < following < high:
                 following = (low + high) // 2
