@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trainer.data.budget import sides_of
 from trainer.data.rendering import Renderer
+from trainer.data.sampler import weight_of
 from trainer.data.template import Tokenizer
 from trainer.hints import HintFunction, hint_for_row
 from trainer.losses.compose import Batch, PairForward, pair_logps
@@ -85,7 +86,7 @@ class ComposerDataCollator:
             self.renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
             for row in rows
         ]
-        batch = {"dpo_weight": torch.tensor([float(row.get("weight") or 1.0) for row in rows])}
+        batch = {"dpo_weight": torch.tensor([weight_of(row) for row in rows])}
         for side in ("chosen", "rejected"):
             responses = [self.renderer.response_ids(row[side]) for row in rows]
             batch |= self._side(list(zip(prompts, responses, strict=True)), f"dpo_{side}_")

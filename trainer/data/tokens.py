@@ -49,11 +49,13 @@ class Renders(Protocol):
 
 def prompt_request(
     messages: Sequence[Message],
-    tools: Sequence[Tool] | None,
+    tools: Sequence[Tool] | str | None,
     hint: str | None,
     sides: Iterable[Message] = (),
 ) -> Request:
     """Name what a prompt is made of; `sides` are the actions that it must be enough for."""
+    if isinstance(tools, str):  # as a column of JSON text has it
+        tools = json.loads(tools)
     return {"messages": messages, "tools": tools, "hint": hint, "needs": needs_of(sides)}
 
 

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trainer.data.budget import sides_of
 from trainer.data.preflight import look_at_pairs
 from trainer.data.rendering import Renderer
-from trainer.data.sampler import PairSampler
+from trainer.data.sampler import PairSampler, weight_of
 from trainer.errors import DatasetError
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Rendere
             "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)),
             "chosen_ids": renderer.response_ids(row["chosen"]),
             "rejected_ids": renderer.response_ids(row["rejected"]),
-            "weight": float(row.get("weight") or 1.0),
+            "weight": weight_of(row),
             "session_id": row.get("session_id"),
         }
         for row in fitting

@@ -29,7 +29,7 @@ from trl.trainer.utils import RepeatSampler, pad
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
-from trainer.data.sampler import PairSampler, RolloutOrder
+from trainer.data.sampler import PairSampler, RolloutOrder, weight_of
 from trainer.data.tokens import TokenStore
 from trainer.errors import DivergedError, TrainerConfigError
 from trainer.folders import STATE_FILE
@@ -398,9 +398,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         everything = self._pair_sampler.step(step)
         part = self._step % n_micro * world + rank
         mine = self._pair_sampler.part(step, part=part, n_parts=n_micro * world)
-        pairs: dict[str, Any] = {
-            "total_weight": sum(float(self.pairs[i].get("weight") or 1.0) for i in everything)
-        }
+        pairs: dict[str, Any] = {"total_weight": sum(weight_of(self.pairs[i]) for i in everything)}
         # Every rank must gather the same layers in the same order; and pairs of weight 0 are the
         # graph of a rank that has nothing else to send back.
         is_filler = not mine and (
