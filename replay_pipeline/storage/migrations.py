@@ -11,7 +11,10 @@ from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.storage.schemas import PROMPT, SCHEMA_VERSION, TABLES
 from replay_pipeline.storage.tables import DataRoot, readable, version_of
 
-_LATER = frozenset({"evidence", "n_against", "n_cache_creation_1h_tokens", "pair_id", "why"})
+_LATER = frozenset({
+    "evidence", "n_against", "n_cache_creation_1h_tokens", "pair_id", "params_json",
+    "sent_turn_idx", "shape_turn_idx", "why",
+})  # fmt: skip
 """Columns that tables did not have at first. Older rows have nothing there."""
 
 
