@@ -4,7 +4,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -177,12 +177,14 @@ def ingest(
     known_state_ids: Collection[str] = frozenset(),
     superseded_state_ids: Collection[str] = frozenset(),
     tool_overrides: Mapping[str, Tool] | None = None,
+    ingesters: Sequence[Ingester] = (),
     salt: str = "",
     on_progress: Callable[[Progress], None] | None = None,
 ) -> IngestResult:
     """Read session files into tables.
 
-    `paths` are files, folders or slices of files. Each decision is taken once, by its message
+    `paths` are files, folders or slices of files. `ingesters` of your own are tried before those
+    of `INGESTERS`. Each decision is taken once, by its message
     id, over all files and `known_state_ids`. Of a file that has grown since it was last read,
     decisions are taken again that have changed; those of `superseded_state_ids` are left to
     whoever read them later. Equal input gives equal tables.
@@ -198,6 +200,7 @@ def ingest(
         hash_project=hash_project,
         known=known_state_ids,
         superseded=superseded_state_ids,
+        ingesters=(*ingesters, *INGESTERS),
     )
     with without_collector():
         sizes = {source: _size(source) for source in slices}
@@ -306,11 +309,13 @@ class _Corpus:
         hash_project: bool,
         known: Container[str],
         superseded: Container[str],
+        ingesters: Sequence[Ingester],
     ) -> None:
         self.redactor = redactor
         self.hash_project = hash_project
         self.known = known
         self.superseded = superseded
+        self.ingesters = ingesters
         self.taken: set[str] = set()
         self.session_ids: set[str] = set()
         self.users: set[str] = set()
@@ -340,7 +345,7 @@ class _Corpus:
         if not head.strip():
             self.report.skipped_files["empty"] += 1
             return
-        reader = next((i for i in INGESTERS if i.sniff(head)), None)
+        reader = next((i for i in self.ingesters if i.sniff(head)), None)
         if reader is None:
             self.report.skipped_files["foreign"] += 1
             return
@@ -565,12 +570,13 @@ def _needed(turns: list[Turn], fresh: list[tuple[str, Turn]]) -> list[Turn]:
     return [turn for turn in turns if turn in needed]
 
 
-def write_traces(result: IngestResult, out_dir: Path) -> None:
+def write_traces(result: IngestResult, out_dir: Path | str) -> None:
     """Write the four tables and `report.json` into `out_dir`.
 
     Raises:
         StorageError: the folder cannot be written.
     """
+    out_dir = Path(out_dir)
     for name, parts in result.parts.items():
         write_table(parts, out_dir / f"{name}.parquet", name)
     with written_whole(out_dir / "report.json") as file:
