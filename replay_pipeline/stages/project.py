@@ -610,9 +610,13 @@ def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, i
 
 def _with_moved_sessions(known: dict[str, str], sessions: pa.Table) -> dict[str, str]:
     """Add the sessions of a batch that are part of a conversation which another session began."""
-    rows = zip(sessions["session_id"].to_pylist(), sessions["conversation"].to_pylist(), strict=True)
+    rows = zip(
+        sessions["session_id"].to_pylist(), sessions["conversation"].to_pylist(), strict=True
+    )
     moved = {conversation_of(session): conversation for session, conversation in rows}
-    return known | {name: conversation for name, conversation in moved.items() if name != conversation}
+    return known | {
+        name: conversation for name, conversation in moved.items() if name != conversation
+    }
 
 
 _TOOLS = list[tuple[str, str | None, str, int]]

@@ -30,7 +30,9 @@ def test_all_that_goes_on_with_a_session_is_its_conversation(tmp_path):
     assert len(agents) == 2
     assert {found.pop(name) for name in agents} == {ROOT.session_id, OTHER.session_id}
     assert found.pop(OTHER.session_id) == OTHER.session_id
-    assert found.keys() < {log.session_id for log in FAMILY}  # who has nothing of its own has no row
+    assert found.keys() < {
+        log.session_id for log in FAMILY
+    }  # who has nothing of its own has no row
     assert set(found.values()) == {ROOT.session_id}
     for name in ("turns", "states"):
         for row in getattr(result, name).to_pylist():
@@ -49,7 +51,11 @@ def test_a_fork_names_its_conversation_without_the_session_that_it_was_forked_fr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", list(itertools.permutations([ROOT, FORK, RESUMED])), ids=lambda logs: " ".join(log.name for log in logs))
+@pytest.mark.parametrize(
+    "order",
+    list(itertools.permutations([ROOT, FORK, RESUMED])),
+    ids=lambda logs: " ".join(log.name for log in logs),
+)
 def test_batches_that_come_one_after_the_other_find_the_same_conversation(order, tmp_path):
     """Whichever comes first names it; who comes later joins it."""
     logs = tmp_path / "logs"
