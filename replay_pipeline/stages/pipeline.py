@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError, IngestError, ReplayPipelineError
 from replay_pipeline.ingesters import (
+    IngestResult,
     ingest,
     is_kept,
     is_there,
@@ -31,7 +32,6 @@ from replay_pipeline.ingesters import (
     restore,
     without_states,
 )
-from replay_pipeline.ingesters.conversations import Conversation
 from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.normalize import DJNormalizer, load_recipe
 from replay_pipeline.pairs import (
@@ -309,8 +309,7 @@ class Pipeline(Project):
                 else:
                     n_bytes = manifest.n_bytes
                     tell(Progress(stage="ingest", n_done=n_bytes, n_total=n_bytes, unit="bytes"))
-            result = result.renamed(self._earlier_conversations(batch, result.conversations))
-            self._write_ingested(batch, result.parts)
+            self._write_ingested(batch, self._with_earlier_conversations(batch, result).parts)
             if lost and self._aside is not None:
                 raise IngestError(f"{lost[0].path}: gone, and its bytes were not kept")
             for source in lost:
@@ -355,13 +354,11 @@ class Pipeline(Project):
             instead=keep_tables if is_less_than_before or self._is_upgrading else None,
         )
 
-    def _earlier_conversations(
-        self, batch: str, found: Mapping[str, Conversation]
-    ) -> dict[str, str]:
-        """Name the conversations of earlier batches that those found in a batch go on with."""
+    def _with_earlier_conversations(self, batch: str, result: IngestResult) -> IngestResult:
+        """Return what was read with the names of the conversations of earlier batches that go on."""
         moved = self._moved_sessions.before(batch)
         names: dict[str, str] = {}
-        for name, conversation in found.items():
+        for name, conversation in result.conversations.items():
             known = {moved[each] for each in conversation.named & moved.keys()}
             by_owner: dict[str, set[str]] = {}
             for state_id in conversation.copied:
@@ -378,7 +375,7 @@ class Pipeline(Project):
                     "%s: %s goes on with several conversations (%s) and counts as part of the first",
                     batch, name, ", ".join(sorted(known)),
                 )  # fmt: skip
-        return names
+        return result.renamed(names)
 
     def _write_ingested(
         self, batch: str, tables: Mapping[str, pa.Table | Iterable[pa.Table]]
