@@ -76,6 +76,9 @@ class _Tree:
         self.last_preserved: _Preserved | None = None
         self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
         self.later_uuids: set[bytes] | None = None
+        self.origins: set[str] = set()
+        """Sessions that rows name: a fork names its parent, a copied row the session it is of."""
+        self.follows: set[str] = set()
         self.queue = _Queue()
         self.has_requests = False
         self.snapshots: list[dict[str, Any]] = []
@@ -89,6 +92,7 @@ class _Tree:
         if uuid is None or row.type in _ROWS_APART:
             self._take_apart(offset, row)
             return
+        self.origins.update(rows.origins_of(row))
         if uuid in self.by_row:
             # A resumed session writes its history into the file once more; the first copy counts.
             self.counts.skipped["duplicate_row"] += 1
@@ -109,6 +113,7 @@ class _Tree:
         else:
             # A parent that no row of the file is: rows of another process, or of a lost tail. The
             # last turn of the same chain stands in for it, or else the prefix would end here.
+            self.follows.add(parent_uuid)
             parent = self._instead_of_phantom(self.tips[is_side])
         self._place(offset, row, parent)
         if self.waiting:
@@ -767,6 +772,9 @@ def _logs(
             turns=turns,
             agent_id=agent_id or None,
             parent_session_id=session_id if agent_id else None,
+            origins=frozenset(tree.origins),
+            rows=frozenset() if agent_id else frozenset(tree.by_row),
+            follows=frozenset(tree.follows),
             is_continued=is_continued,
             sent=shown,
         )
