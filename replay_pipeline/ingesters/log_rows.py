@@ -32,9 +32,13 @@ Rows = dict[str, list[Any]]
 
 def state_ids_of(turns: Sequence[Turn]) -> list[str]:
     """Ids of decisions: stable under copies, forks, redaction and versions of this program."""
+    return state_ids_for([turn.message_id or turn.uuid for turn in turns])
+
+
+def state_ids_for(messages: Sequence[str]) -> list[str]:
+    """Ids of the decisions that messages made, each known by its id, else the `uuid` of its row."""
     digests = b"".join(
-        hashlib.blake2b((turn.message_id or turn.uuid).encode(), digest_size=_ID_BYTES).digest()
-        for turn in turns
+        hashlib.blake2b(message.encode(), digest_size=_ID_BYTES).digest() for message in messages
     )
     # Base 32 of all ids at once: five bits are a digit.
     bits = np.unpackbits(np.frombuffer(digests, np.uint8)).reshape(-1, 5)
