@@ -295,9 +295,10 @@ def test_a_call_is_written_down_before_it_leaves_and_in_full_when_it_is_settled(
         "run_id": "r", "trace_batch": "p", "scopes": "day:x\ntag:y", "owner": 1, "state": "open",
         "reserved": 30, "cost": 0, "n_attempts": 0, "is_lasting": 0, "is_overrun": 0,
         "error_code": None, "generation_id": None, "row": None, "response": None,
+        "body_sha": None, "disputed": None,
     }  # fmt: skip
     settled, other = rows_of(path, "calls")
-    assert sent_at <= moment(settled.pop("settled_at")) <= datetime.now(UTC)
+    assert intent_at <= moment(settled.pop("settled_at")) <= datetime.now(UTC)
     outcome = {
         "state": "failed", "cost": 31, "n_attempts": 3, "is_lasting": 1, "is_overrun": 1,
         "error_code": "odd", "generation_id": "gen", "row": b"row", "response": b"response",
@@ -906,7 +907,7 @@ def test_a_ledger_of_another_version_is_left_as_it_is(tmp_path):
         if version == "3":
             assert told_by(LedgerError, connect, path) == told
             with closing(sqlite3.connect(path)) as database, database:
-                database.execute("update ledger set value = '2'")
+                database.execute("update ledger set value = ?", (SCHEMA_VERSION,))
 
 
 def test_a_row_that_the_database_refuses_is_no_fault_of_the_disk(tmp_path):
@@ -1091,9 +1092,9 @@ def test_a_database_server_says_refuses_and_undoes_what_a_file_does(postgres_url
             LedgerError, database.run_many, "insert into ledger values(?, ?)", [("b", "4")]
         )
         assert told.startswith(f"{name}: cannot be read or written (duplicate key value")
-        database.query("update ledger set value = '3' where key = 'schema_version'")
+        database.query("update ledger set value = '9' where key = 'schema_version'")
     told = told_by(LedgerError, connect, postgres_url)
-    assert told == f"{name}: a ledger of version 3, this program keeps 2"
+    assert told == f"{name}: a ledger of version 9, this program keeps {SCHEMA_VERSION}"
 
 
 @pytest.mark.slow

@@ -405,10 +405,51 @@ def test_a_ledger_that_is_gone_stops_the_run_and_its_answers_go_into_the_next(tm
     with TeacherServer(script={"content": "yes"}, latency=0.1) as server:
         [teacher] = server.teachers([MODEL])
 
+        lost = []
+
+        lost = []
+
+        lost = []
+
+        lost = []
+
+        lost = []
+
+        lost = []
+
+        lost = []
+
+        lost = []
+
+        lost = []
+
+        lost = []
+
+        lost = []
+
+        lost = []
+
         def lose(progress):
             # While some calls are in flight, which are answered when the file is gone.
             n_in_flight = server.bill().n_requests - progress.n_done
-            if progress.n_done >= 8 and n_in_flight >= 4 and list(tmp_path.glob("*-wal")):
+            if (
+                not lost
+                and progress.n_done >= 8
+                and n_in_flight >= 4
+                and list(tmp_path.glob("*-wal"))
+            ):
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
+                lost.append(progress)
                 for each in tmp_path.glob("ledger.sqlite*"):
                     if "owner" not in each.name:
                         each.unlink()
