@@ -1,0 +1,176 @@
+"""How many of the pairs are right: what is claimed, corrected by the pairs that were checked.
+
+Prediction-powered inference: the mean of all claims plus the mean error of the claims at pairs that were
+drawn and checked. It is right whatever the claims are; good claims make the interval narrow.
+Angelopoulos et al. (2023), "Prediction-powered inference", arXiv:2301.09633; the claims are weighed as in
+Angelopoulos, Duchi and Zrnic (2023), "PPI++", arXiv:2311.01453. Pairs that were drawn with unequal
+probabilities are weighed by their inverse (Hajek's estimator).
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+_Z = 1.959964
+"""Standard errors of an interval of 95 %."""
+_LEAST_CHANCE = 0.3
+"""Of the chance of the most doubtful pair, so much has the surest one to be drawn."""
+_FEWEST_CHECKED = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Share of pairs whose chosen side is right and whose rejected side is not."""
+
+    share: float
+    low: float
+    high: float
+    """Both ends of an interval of 95 %; where nobody checked, of what the claims alone leave open."""
+    claimed: float
+    """Mean of the claims."""
+    n_pairs: int
+    n_checked: int
+
+    def words(self) -> str:
+        """Return the figure in words."""
+        if not self.n_pairs:
+            return "no pairs"
+        if not self.n_checked:
+            return f"claimed precision {_short(self.claimed)}; nobody has checked a pair"
+        pairs = "pair" if self.n_checked == 1 else "pairs"
+        return (
+            f"precision {_short(self.share)} ({_short(self.low)} to {_short(self.high)}), "
+            f"{self.n_checked} {pairs} checked"
+        )
+
+
+def _short(share: float) -> str:
+    return f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.00"
+
+
+def precision(
+    claims: Mapping[str, float],
+    checked: Mapping[str, bool],
+    *,
+    chances: Mapping[str, float] | None = None,
+) -> Precision:
+    """Return the share of right pairs, and an interval for it.
+
+    Args:
+        claims: `p_better` by pair.
+        checked: by pair, whether it was found to be right. Others than those of `claims` are left out.
+        chances: with which probability each pair was drawn to be checked; equal where not given.
+    """
+    n_pairs = len(claims)
+    mean = math.fsum(claims.values()) / n_pairs if n_pairs else 0.0
+    known = [pair_id for pair_id in claims if pair_id in checked]
+    if len(known) < _FEWEST_CHECKED:
+        half = _Z * math.sqrt(math.fsum(p * (1 - p) for p in claims.values())) / max(1, n_pairs)
+        low, high = (0.0, 1.0) if not n_pairs else (max(0.0, mean - half), min(1.0, mean + half))
+        return Precision(
+            share=mean, low=low, high=high, claimed=mean, n_pairs=n_pairs, n_checked=len(known)
+        )
+    weights = [1.0 / (chances or {}).get(pair_id, 1.0) for pair_id in known]
+    truths = [float(checked[pair_id]) for pair_id in known]
+    said = [claims[pair_id] for pair_id in known]
+    trust = _trust(truths, said, weights)
+    errors = [y - trust * p for y, p in zip(truths, said, strict=True)]
+    error = _mean(errors, weights)
+    share = min(1.0, max(0.0, trust * mean + error))
+    low, high = _interval(share, errors, weights, n_pairs)
+    return Precision(
+        share=share, low=low, high=high, claimed=mean, n_pairs=n_pairs, n_checked=len(known)
+    )
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return math.fsum(w * v for w, v in zip(weights, values, strict=True)) / math.fsum(weights)
+
+
+def _trust(truths: Sequence[float], said: Sequence[float], weights: Sequence[float]) -> float:
+    """Return how much of the claims to use: the slope of what is true on what is claimed, 0 to 1.
+
+    It is drawn towards 1 as if twenty more pairs had been found as claimed: few checked pairs tell
+    little of a slope.
+    """
+    total = math.fsum(weights)
+    scaled = [w * len(weights) / total for w in weights]
+    y, p = _mean(truths, weights), _mean(said, weights)
+    both = math.fsum(w * (a - y) * (b - p) for w, a, b in zip(scaled, truths, said, strict=True))
+    own = math.fsum(w * (b - p) ** 2 for w, b in zip(scaled, said, strict=True))
+    extra = 20 * 0.01
+    return min(1.0, max(0.0, (both + extra) / (own + extra)))
+
+
+def _interval(
+    share: float, errors: Sequence[float], weights: Sequence[float], n_pairs: int
+) -> tuple[float, float]:
+    """Return Wilson's score interval for as many checked pairs as the weights leave (Wilson 1927).
+
+    Claims that err more than a poll's answers would widen it; those that err less do not narrow it, so
+    that it holds where all checked pairs were right. Pairs that were checked are no longer open.
+    """
+    total, n = math.fsum(weights), len(weights)
+    error = _mean(errors, weights)
+    spread = math.fsum((w * (e - error)) ** 2 for w, e in zip(weights, errors, strict=True))
+    variance = spread / total**2 * n / max(1, n - 1)
+    n_effective = total**2 / math.fsum(w * w for w in weights)
+    if variance > 0 and 0 < share < 1:
+        n_effective = min(n_effective, share * (1 - share) / variance)
+    if n >= n_pairs:
+        return share, share
+    n_effective = max(2.0, n_effective) / (1 - n / n_pairs)
+    scale = 1 + _Z**2 / n_effective
+    middle = (share + _Z**2 / (2 * n_effective)) / scale
+    half = _Z * math.sqrt(share * (1 - share) / n_effective + (_Z / (2 * n_effective)) ** 2) / scale
+    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))
+
+
+def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:
+    """Return the `n` pairs that tell most about the precision, each with the chance that it had.
+
+    The chance grows with the standard deviation of the claim, `sqrt(p (1 - p))` (Neyman's allocation);
+    no pair is without one, since the claims may be wrong. A hash of the pair decides, so that the same
+    pairs are drawn each time.
+    """
+    if n >= len(claims):
+        return dict.fromkeys(sorted(claims), 1.0)
+    chances = _chances({pair_id: _size(p) for pair_id, p in claims.items()}, n)
+    # Sampford-like order sampling: ranks u / chance, of which the smallest n are taken
+    # (Rosen 1997, "On sampling with probability proportional to size").
+    order = sorted(claims, key=lambda pair_id: (_rank(pair_id, chances[pair_id]), pair_id))
+    return {pair_id: chances[pair_id] for pair_id in order[:n]}
+
+
+def _size(p: float) -> float:
+    return _LEAST_CHANCE * 0.5 + (1 - _LEAST_CHANCE) * math.sqrt(max(0.0, p * (1 - p)))
+
+
+def _chances(sizes: Mapping[str, float], n: int) -> dict[str, float]:
+    """Chances in proportion to sizes that add up to `n`, none above 1."""
+    sure: set[str] = set()
+    while True:
+        rest = math.fsum(size for key, size in sizes.items() if key not in sure)
+        scale = (n - len(sure)) / rest if rest else 0.0
+        more = {key for key, size in sizes.items() if key not in sure and size * scale >= 1}
+        if not more:
+            return {key: 1.0 if key in sure else sizes[key] * scale for key in sizes}
+        sure |= more
+
+
+def _rank(pair_id: str, chance: float) -> float:
+    digest = hashlib.blake2b(f"check\0{pair_id}".encode(), digest_size=8).digest()
+    u = (int.from_bytes(digest, "big") + 0.5) / 2**64
+    return u * (1 - chance) / (chance * (1 - u)) if chance < 1 else 0.0
+
+
+def brier(claims: Mapping[str, float], checked: Mapping[str, bool]) -> float | None:
+    """Return the mean squared error of claims at checked pairs; `None` where none was checked."""
+    errors: Iterable[float] = [
+        (claims[pair_id] - is_right) ** 2
+        for pair_id, is_right in checked.items()
+        if pair_id in claims
+    ]
+    found = list(errors)
+    return math.fsum(found) / len(found) if found else None
