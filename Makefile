@@ -237,7 +237,7 @@ lock:
 
 # What the lock holds, as CycloneDX.
 sbom: build/sbom-tools
-	build/sbom-tools/bin/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml \
+	build/sbom-tools/bin/cyclonedx-py requirements deploy/requirements.lock --pyproject pyproject.toml \
 	  --output-reproducible --of JSON -o build/sbom.json
 
 build/sbom-tools:
@@ -270,7 +270,7 @@ month: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m tools.reference docs
 	$(BIN)/python -m tools.engines docs/frameworks.md
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	$(BIN)/mkdocs build --strict --quiet -f tools/mkdocs.yml --site-dir "$(CURDIR)/build/site"
 	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_site.py
 
 clean:

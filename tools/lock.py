@@ -1,4 +1,4 @@
-"""Write `requirements.lock`: the pins of `constraints.txt` with the hashes of their files.
+"""Write `deploy/requirements.lock`: the pins of `constraints.txt` with the hashes of their files.
 
     python -m tools.lock REPORT.json [REPORT.json ...]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 _HEAD = """\
 # The pins of constraints.txt with the hashes of their files, for Linux on x86-64 and the versions of
 # Python that `make lock` was run with. Written by tools/lock.py; not for editing.
-#   pip install --require-hashes -r requirements.lock
+#   pip install --require-hashes -r deploy/requirements.lock
 """
 
 
@@ -39,4 +39,6 @@ def lock(reports: Sequence[Path]) -> str:
 
 
 if __name__ == "__main__":
-    Path("requirements.lock").write_text(lock([Path(name) for name in sys.argv[1:]]), "utf-8")
+    Path("deploy/requirements.lock").write_text(
+        lock([Path(name) for name in sys.argv[1:]]), "utf-8"
+    )

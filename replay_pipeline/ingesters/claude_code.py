@@ -206,7 +206,7 @@ class _Tree:
         turn.stop_reason = message.stop_reason or turn.stop_reason
         usage = message.usage
         if usage is not None:
-            n_output = usage.output_tokens or 0
+            n_output, lifetimes = usage.output_tokens or 0, usage.cache_creation
             # Each row repeats the usage as it was while streaming; the largest is the final one.
             if turn.usage is None or n_output > turn.usage.n_output:
                 turn.usage = Usage(
@@ -214,6 +214,7 @@ class _Tree:
                     usage.cache_creation_input_tokens or 0,
                     usage.cache_read_input_tokens or 0,
                     n_output,
+                    lifetimes.ephemeral_1h_input_tokens if lifetimes is not None else None,
                 )
         if isinstance(message.content, str):
             turn.texts.append(message.content)

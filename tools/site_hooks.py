@@ -14,7 +14,6 @@ _ROOT = Path(__file__).parents[1]
 _FROM_ROOT = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
-    "security.md": "SECURITY.md",
 }
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
 
