@@ -5,10 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
-from replay_pipeline.actions.validity import ToolList
-from replay_pipeline.actions.votes import family_of_answer, read_answer
-from replay_pipeline.types import FAILURES, AgreementLevel, Message, TeacherAction, TraceState
+from replay_pipeline.actions import Action, TextComparator, agreement_level, agrees_at
+from replay_pipeline.actions.votes import Vote
+from replay_pipeline.types import FAILURES, AgreementLevel, Message, TraceState
 
 AGENT = "agent"
 """The rater that acted in the session; the others are teachers, by family."""
@@ -17,6 +16,15 @@ Pattern = tuple[int, ...]
 """Who did the same: for each rater the number of its group in order of appearance, the agent first;
 -1 for a rater that was not asked or gave no action that could run."""
 
+Known = tuple[tuple[int, bool], ...]
+"""What is known of a ballot: groups, and whether they are right. `(-1 - n, x)` says instead whether
+group n is right and the agent's action is not."""
+
+Verdicts = Mapping[tuple[str, str], bool]
+"""By state and candidate (the name of a teacher, or `agent`), whether its action is known to be right.
+What is not known is left out."""
+
+_MOST_TEACHERS = 8
 _OTHER_KIND = "other"
 _FEWEST_STATES = 20
 """A kind with fewer states is counted with the others that are as rare."""
@@ -34,8 +42,8 @@ class Ballot:
     pattern: Pattern
     has_failed: bool | None = None
     """Whether the recorded action failed, was refused or taken back; `None` if that is not known."""
-    known: tuple[tuple[int, bool], ...] = ()
-    """Groups of which it is known, by execution or by a person, whether they are right."""
+    known: Known = ()
+    """What is known, by execution or from a person."""
 
 
 def kind_of_state(state: TraceState) -> str:
@@ -67,7 +75,9 @@ def merged_kinds(kinds: Iterable[str]) -> dict[str, str]:
     }
 
 
-def groups_of(actions: Sequence[Action], level: AgreementLevel) -> list[int]:
+def groups_of(
+    actions: Sequence[Action], level: AgreementLevel, same_text: TextComparator | None = None
+) -> list[int]:
     """Number actions by the group of equal ones that each belongs to, the first being group 0.
 
     Agreement need not be transitive: an action joins the first group all of whose members it
@@ -77,7 +87,8 @@ def groups_of(actions: Sequence[Action], level: AgreementLevel) -> list[int]:
     found: list[int] = []
     for action in actions:
         for number, group in enumerate(members):
-            if all(agrees_at(level, agreement_level(action, other)) for other in group):
+            levels = (agreement_level(action, other, same_text=same_text) for other in group)
+            if all(agrees_at(level, each) for each in levels):
                 group.append(action)
                 found.append(number)
                 break
@@ -87,69 +98,80 @@ def groups_of(actions: Sequence[Action], level: AgreementLevel) -> list[int]:
     return found
 
 
-class Reader:
-    """Reads states and answers into ballots of one list of raters."""
+class BallotBox:
+    """Makes ballots of states, all with the same list of raters.
 
-    def __init__(self, families: Sequence[str], *, level: AgreementLevel = "effect") -> None:
-        self.raters = (AGENT, *families)
-        self.level: AgreementLevel = level
+    Args:
+        families: the families of teachers; of many, those named first.
+        level: how strictly two actions must be the same.
+        same_text: judge of final texts that differ.
+        verdicts: by state and candidate (a teacher, or `agent`), whether it is known to be right.
+    """
+
+    def __init__(
+        self,
+        families: Iterable[str],
+        *,
+        level: AgreementLevel = "effect",
+        same_text: TextComparator | None = None,
+        verdicts: Verdicts | None = None,
+    ) -> None:
+        self.raters = (AGENT, *dict.fromkeys(families))[: _MOST_TEACHERS + 1]
+        self._level: AgreementLevel = level
+        self._same_text = same_text
+        self._verdicts = verdicts or {}
         self._places = {family: place for place, family in enumerate(self.raters)}
-
-    def student(self, state: TraceState) -> Action:
-        """Read the recorded action, which may be none that could run."""
-        return canonical_action(
-            state["student_action"], cwd=state.get("cwd"), tools=_toolbox(state)
-        )
 
     def ballot(
         self,
         state: TraceState,
-        answers: Iterable[TeacherAction],
+        agent: Action,
+        votes: Iterable[Vote],
         *,
-        verdicts: Mapping[str, bool] | None = None,
-        student: Action | None = None,
+        is_recorded: bool = True,
+        known: Known = (),
     ) -> Ballot | None:
         """Return the ballot of a state; `None` where the agent's action could not run.
 
-        Of a family the first answer counts, in the order given: models of one family err alike.
+        Of a family one answer counts, that of the teacher whose name comes first: models of a
+        family err alike.
 
         Args:
             state: the decision point.
-            answers: those of teachers at it.
-            verdicts: by teacher, or `agent`, whether what it did is known to be right.
-            student: another action in the agent's place, such as a sample of the trainee.
+            agent: what the agent did, or a sample of the trainee in its place.
+            votes: valid answers.
+            is_recorded: whether `agent` is the recorded action, so that its outcome says something.
+            known: more that is known of the groups.
         """
-        toolbox = _toolbox(state)
-        own = student or self.student(state)
-        if not own.is_valid:
+        if not agent.is_valid:
             return None
-        seen: dict[int, tuple[Action, str]] = {0: (own, AGENT)}
-        for answer in answers:
-            place = self._places.get(family_of_answer(answer))
-            if place is None or place in seen:
-                continue
-            action = read_answer(answer, cwd=state.get("cwd"), tools=toolbox)
-            if action is not None and action.is_valid:
-                seen[place] = action, answer.teacher
+        seen: dict[int, tuple[Action, str]] = {0: (agent, AGENT)}
+        for vote in sorted(votes, key=lambda vote: vote.row.teacher):
+            place = self._places.get(vote.family)
+            if place is not None and place not in seen:
+                seen[place] = vote.action, vote.row.teacher
         places = sorted(seen)
-        numbers = groups_of([seen[place][0] for place in places], self.level)
+        actions = [seen[place][0] for place in places]
+        numbers = groups_of(actions, self._level, self._same_text)
         pattern = [-1] * len(self.raters)
-        known: dict[int, bool] = {}
+        facts: dict[int, bool] = {}
         for place, number in zip(places, numbers, strict=True):
             pattern[place] = number
-            is_right = (verdicts or {}).get(seen[place][1])
-            if is_right is not None:
-                known[number] = known.get(number, True) and is_right
-        outcome = state.get("outcome") if student is None else None
+            is_right = self._verdicts.get((state["state_id"], seen[place][1]))
+            if is_right is not None and (place or is_recorded):
+                facts[number] = facts.get(number, True) and is_right
+        outcome = state.get("outcome") if is_recorded else None
         return Ballot(
             state["state_id"],
             kind_of_state(state),
             tuple(pattern),
             None if outcome is None else outcome in FAILURES,
-            tuple(sorted(known.items())),
+            (*sorted(facts.items()), *known),
         )
 
-
-def _toolbox(state: TraceState) -> ToolList | None:
-    tools = state.get("tools")
-    return ToolList(tools) if tools else None
+    def group_of(self, ballot: Ballot, families: Iterable[str]) -> int | None:
+        """Return the group of a ballot in which most of these families are; `None` if none is."""
+        places = (self._places.get(family) for family in families)
+        numbers = Counter(ballot.pattern[place] for place in places if place is not None)
+        del numbers[-1]
+        return min(numbers, key=lambda number: (-numbers[number], number), default=None)

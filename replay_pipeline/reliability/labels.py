@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from replay_pipeline.reliability.ballots import Pattern
+from replay_pipeline.reliability.ballots import Known, Pattern
 
 RIGHT, ALSO_RIGHT, TEMPTING, OWN = range(4)
 """What a group of equal actions can be: the commoner right action of the state, another right one,
@@ -49,7 +49,7 @@ class Rows:
     def __init__(
         self,
         patterns: Sequence[Pattern],
-        known: Sequence[tuple[tuple[int, bool], ...]] | None = None,
+        known: Sequence[Known] | None = None,
     ) -> None:
         labels: list[list[int]] = []
         owners: list[int] = []
@@ -72,5 +72,12 @@ class Rows:
         self.n_patterns = len(patterns)
 
 
-def _fits(ways: tuple[int, ...], facts: tuple[tuple[int, bool], ...]) -> bool:
-    return all((ways[number] <= ALSO_RIGHT) == is_right for number, is_right in facts)
+def _fits(ways: tuple[int, ...], known: Known) -> bool:
+    for number, is_so in known:
+        if number >= 0:
+            found = ways[number] <= ALSO_RIGHT
+        else:
+            found = ways[-1 - number] <= ALSO_RIGHT < ways[0]
+        if found != is_so:
+            return False
+    return True

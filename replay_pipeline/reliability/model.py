@@ -16,10 +16,11 @@ more states: Bayes' rule with a beta prior (Gelman et al., "Bayesian data analys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from replay_pipeline.reliability.ballots import Ballot, Pattern, merged_kinds
+from replay_pipeline.reliability.ballots import Ballot, Known, Pattern, merged_kinds
 from replay_pipeline.reliability.labels import ALSO_RIGHT, N_LABELS, OWN, RIGHT, TEMPTING, Rows
 
 Array = np.ndarray
@@ -60,7 +61,6 @@ class Reliability:
     seen_K_R: Array = field(default_factory=lambda: np.zeros((0, 0)))
     """Valid answers by kind and rater."""
     merged: dict[str, str] = field(default_factory=dict)
-    n_steps: int = 0
 
     def kind(self, name: str) -> int:
         """Return the place of a kind; one never seen is like the rarest."""
@@ -75,6 +75,24 @@ class Reliability:
             return float(by_kind[self.kind(kind)])
         weights = self.seen_K_R[:, 0]
         return float(np.average(by_kind, weights=weights if weights.sum() else None))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the estimates as plain numbers and names."""
+        return {
+            "n_states": self.n_states,
+            "n_known": self.n_known,
+            "accuracy": {rater: round(self.accuracy(rater), 3) for rater in self.raters},
+            "accuracy_by_kind": {
+                kind: {rater: round(self.accuracy(rater, kind), 3) for rater in self.raters}
+                for kind in self.kinds
+            },
+            "n_by_kind": {
+                kind: dict(zip(self.raters, map(int, seen), strict=True))
+                for kind, seen in zip(self.kinds, self.seen_K_R, strict=False)
+            },
+            "shared_errors": round(self.shared(), 3),
+            "hard_states": round(float(self.classes_D[1]), 3) if len(self.classes_D) > 1 else None,
+        }
 
     def shared(self) -> float:
         """Return how often one that errs takes the wrong action that tempts all."""
@@ -104,15 +122,14 @@ def fit(
     """
     merged = merged_kinds(ballot.kind for ballot in ballots)
     kinds = tuple(dict.fromkeys(sorted(merged.values()))) or ("other",)
-    work = _Work(ballots, merged, kinds, len(raters))
     n_known = sum(bool(ballot.known) for ballot in ballots)
     found = _start(kinds, len(raters), 2 if n_known >= _MIN_KNOWN else 1, self_agreement)
-    step = 0
-    for step in range(1, n_steps + 1):
-        after = work.step(found)
-        moved = np.abs(after.accuracy - found.accuracy).max()
-        found = after
-        if moved < tolerance:
+    work = _Work(ballots, merged, kinds, len(raters)) if ballots else None
+    for _ in range(n_steps):
+        if work is None:
+            break
+        before, found = found, work.step(found)
+        if np.abs(found.accuracy - before.accuracy).max() < tolerance:
             break
     return Reliability(
         raters=tuple(raters),
@@ -124,9 +141,8 @@ def fit(
         fails=found.fails,
         n_states=len(ballots),
         n_known=n_known,
-        seen_K_R=work.seen_K_R,
+        seen_K_R=work.seen_K_R if work else np.zeros((len(kinds), len(raters))),
         merged=merged,
-        n_steps=step,
     )
 
 
@@ -276,7 +292,7 @@ def posterior(
     pattern: Pattern,
     *,
     has_failed: bool | None = None,
-    known: tuple[tuple[int, bool], ...] = (),
+    known: Known = (),
 ) -> "Beliefs":
     """Return what to believe of the groups of a ballot.
 

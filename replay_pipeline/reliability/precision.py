@@ -16,7 +16,8 @@ _Z = 1.959964
 """Standard errors of an interval of 95 %."""
 _LEAST_CHANCE = 0.3
 """Of the chance of the most doubtful pair, so much has the surest one to be drawn."""
-_FEWEST_CHECKED = 5
+FEWEST_CHECKED = 5
+"""From so many checked pairs on, they correct the claims."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +37,15 @@ class Precision:
         """Return the figure in words."""
         if not self.n_pairs:
             return "no pairs"
-        if not self.n_checked:
+        if self.n_checked < FEWEST_CHECKED:
+            if self.n_checked:
+                return (
+                    f"claimed precision {_short(self.claimed)}; {self.n_checked} checked, too few"
+                )
             return f"claimed precision {_short(self.claimed)}; nobody has checked a pair"
-        pairs = "pair" if self.n_checked == 1 else "pairs"
         return (
             f"precision {_short(self.share)} ({_short(self.low)} to {_short(self.high)}), "
-            f"{self.n_checked} {pairs} checked"
+            f"{self.n_checked} pairs checked"
         )
 
 
@@ -57,6 +61,8 @@ def precision(
 ) -> Precision:
     """Return the share of right pairs, and an interval for it.
 
+    Pairs that were found to be wrong are taken out: it is the share among the others.
+
     Args:
         claims: `p_better` by pair.
         checked: by pair, whether it was found to be right. Others than those of `claims` are left out.
@@ -65,12 +71,14 @@ def precision(
     n_pairs = len(claims)
     mean = math.fsum(claims.values()) / n_pairs if n_pairs else 0.0
     known = [pair_id for pair_id in claims if pair_id in checked]
-    if len(known) < _FEWEST_CHECKED:
+    if len(known) < FEWEST_CHECKED:
         half = _Z * math.sqrt(math.fsum(p * (1 - p) for p in claims.values())) / max(1, n_pairs)
         low, high = (0.0, 1.0) if not n_pairs else (max(0.0, mean - half), min(1.0, mean + half))
+        n_wrong = sum(not checked[pair_id] for pair_id in known)
         return Precision(
-            share=mean, low=low, high=high, claimed=mean, n_pairs=n_pairs, n_checked=len(known)
-        )
+            share=mean, low=low, high=high, claimed=mean, n_pairs=n_pairs - n_wrong,
+            n_checked=len(known),
+        )  # fmt: skip
     weights = [1.0 / (chances or {}).get(pair_id, 1.0) for pair_id in known]
     truths = [float(checked[pair_id]) for pair_id in known]
     said = [claims[pair_id] for pair_id in known]
@@ -79,8 +87,16 @@ def precision(
     error = _mean(errors, weights)
     share = min(1.0, max(0.0, trust * mean + error))
     low, high = _interval(share, errors, weights, n_pairs)
+    # Those found wrong are gone, so that as many right ones are a greater share of the rest.
+    n_wrong = len(known) - round(math.fsum(truths))
+    grown = n_pairs / max(1, n_pairs - n_wrong)
     return Precision(
-        share=share, low=low, high=high, claimed=mean, n_pairs=n_pairs, n_checked=len(known)
+        share=min(1.0, share * grown),
+        low=min(1.0, low * grown),
+        high=min(1.0, high * grown),
+        claimed=mean,
+        n_pairs=n_pairs - n_wrong,
+        n_checked=len(known),
     )
 
 
@@ -124,7 +140,8 @@ def _interval(
     scale = 1 + _Z**2 / n_effective
     middle = (share + _Z**2 / (2 * n_effective)) / scale
     half = _Z * math.sqrt(share * (1 - share) / n_effective + (_Z / (2 * n_effective)) ** 2) / scale
-    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))
+    high = 1.0 if share > 1 - 1 / (2 * n) else middle + half
+    return max(0.0, min(middle - half, share)), min(1.0, max(high, share))
 
 
 def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:

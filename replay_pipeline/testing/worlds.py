@@ -111,7 +111,8 @@ class Simulation:
     def is_right_pair(self, pair: DPOPair) -> bool:
         """Whether the chosen side is right and the rejected one is not."""
         chosen, rejected = pair.get("chosen_action"), pair.get("rejected_action")
-        assert chosen is not None and rejected is not None
+        assert chosen is not None
+        assert rejected is not None
         return self.is_right(pair["state_id"], chosen) and not self.is_right(
             pair["state_id"], rejected
         )
