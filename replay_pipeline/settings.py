@@ -135,6 +135,9 @@ class PairSettings(_Section):
 
     agreement_threshold: Annotated[int, Field(ge=1)] = 2
     """Votes of distinct model families that make a consensus."""
+    min_p_better: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Keep a pair by the probability that its chosen side is right and its rejected one is not, instead
+    of by the number of families: .7, say. By default the families decide."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
     include_natural: bool = True

@@ -10,12 +10,11 @@ from replay_pipeline.reliability import (
     Ballot,
     BallotBox,
     Beliefs,
-    Precision,
+    Poll,
     Reliability,
     Verdicts,
     fit,
     posterior,
-    precision,
 )
 from replay_pipeline.types import DPOPair, TraceState
 
@@ -142,17 +141,19 @@ class Claims:
             claims[pair.get("pair_id", "")] = better
         return model, claims
 
-    def precision(
-        self, claims: Mapping[str, float], pairs: Iterable[DPOPair],
+    def poll(
+        self,
+        claims: Mapping[str, float],
+        pairs: Iterable[DPOPair],
         chances: Mapping[str, float] | None = None,
-    ) -> Precision:  # fmt: skip
-        """Return how many of the pairs are right, corrected by those of which it is known."""
+    ) -> Poll:
+        """Return what there is to say how many of the pairs are right."""
         known = {
             pair.get("pair_id", ""): is_right
             for pair in pairs
             if (is_right := self.is_right(pair)) is not None
         }
-        return precision(claims, known, chances=chances)
+        return Poll.of(claims, known, chances)
 
     def _natural_shares(self, pairs: Iterable[DPOPair]) -> dict[str, float]:
         """Share of right pairs among those that need no teacher, by source."""

@@ -669,7 +669,7 @@ class _Extraction:
         report.reliability, claims = self.claims.settle(
             report.pairs, n_control=report.n_control, n_mismatch=report.n_control_mismatch
         )
-        report.precision = self.claims.precision(claims, report.pairs, chances)
+        report.poll = self.claims.poll(claims, report.pairs, chances)
         self.refute()
         self.report.matrix = self.statistics.matrix()
         self.report.agreement = self.statistics.by_level()

@@ -11,7 +11,7 @@ from typing import Any
 from replay_pipeline.actions import LEVELS, Action, agreement_level
 from replay_pipeline.actions.agreement import strictness
 from replay_pipeline.actions.votes import Vote
-from replay_pipeline.reliability import Precision, Reliability
+from replay_pipeline.reliability import Poll, Precision, Reliability
 from replay_pipeline.types import AgreementLevel, DPOPair
 
 _N_CHANCE_STATES = 1_000
@@ -80,8 +80,8 @@ class PairReport:
     agreement: dict[str, LevelAgreement] = field(default_factory=dict)
     reliability: Reliability | None = None
     """Who is right how often, as far as the votes tell."""
-    precision: Precision | None = None
-    """How many of `pairs` are right."""
+    poll: Poll = field(default_factory=Poll)
+    """What there is to say how many of `pairs` are right."""
     refuted: list[DPOPair] = field(default_factory=list)
     """Pairs that were checked and found to be wrong: they are not among `pairs`."""
     """Raw and chance agreement by level."""
@@ -105,6 +105,11 @@ class PairReport:
     def pairs_by_source(self) -> dict[str, int]:
         """Pairs by where they come from."""
         return _counts(pair.get("source", "consensus") for pair in self.pairs)
+
+    @property
+    def precision(self) -> Precision:
+        """How many of `pairs` are right."""
+        return self.poll.precision()
 
     @property
     def n_ties(self) -> int:
@@ -139,9 +144,8 @@ class PairReport:
             "n_pairs": len(self.pairs),
             "n_positives": len(self.positives),
             "n_refuted": len(self.refuted),
-            "precision": asdict(self.precision) | {"words": self.precision.words()}
-            if self.precision
-            else None,
+            "precision": asdict(self.precision) | {"words": self.precision.words()},
+            "poll": self.poll.to_json(),
             "reliability": self.reliability.to_json() if self.reliability else None,
             "outcomes": self.outcome_counts,
             "pairs_by_source": self.pairs_by_source,

@@ -5,18 +5,18 @@ Start with `model.py`; `ballots.py` says what is looked at, `precision.py` how c
 
 from replay_pipeline.reliability.ballots import AGENT, Ballot, BallotBox, Verdicts
 from replay_pipeline.reliability.model import Beliefs, Reliability, fit, posterior
-from replay_pipeline.reliability.precision import Precision, draw, precision
+from replay_pipeline.reliability.precision import Poll, Precision, draw
 
 __all__ = [
     "AGENT",
     "Ballot",
     "BallotBox",
     "Beliefs",
+    "Poll",
     "Precision",
     "Reliability",
     "Verdicts",
     "draw",
     "fit",
     "posterior",
-    "precision",
 ]

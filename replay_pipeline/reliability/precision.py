@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _Z = 1.959964
 """Standard errors of an interval of 95 %."""
@@ -53,51 +54,93 @@ def _short(share: float) -> str:
     return f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.00"
 
 
-def precision(
-    claims: Mapping[str, float],
-    checked: Mapping[str, bool],
-    *,
-    chances: Mapping[str, float] | None = None,
-) -> Precision:
-    """Return the share of right pairs, and an interval for it.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Poll:
+    """What there is to say how many pairs are right: sums of claims, and the checks; polls add up."""
 
-    Pairs that were found to be wrong are taken out: it is the share among the others.
+    n_pairs: int = 0
+    claimed: float = 0.0
+    """Sum of the claims."""
+    open: float = 0.0
+    """Sum of `p (1 - p)`."""
+    checks: tuple[tuple[float, bool, float], ...] = ()
+    """Of each pair that was checked the claim, whether it is right, and the chance of being drawn."""
 
-    Args:
-        claims: `p_better` by pair.
-        checked: by pair, whether it was found to be right. Others than those of `claims` are left out.
-        chances: with which probability each pair was drawn to be checked; equal where not given.
-    """
-    n_pairs = len(claims)
-    mean = math.fsum(claims.values()) / n_pairs if n_pairs else 0.0
-    known = [pair_id for pair_id in claims if pair_id in checked]
-    if len(known) < FEWEST_CHECKED:
-        half = _Z * math.sqrt(math.fsum(p * (1 - p) for p in claims.values())) / max(1, n_pairs)
-        low, high = (0.0, 1.0) if not n_pairs else (max(0.0, mean - half), min(1.0, mean + half))
-        n_wrong = sum(not checked[pair_id] for pair_id in known)
+    @classmethod
+    def of(
+        cls,
+        claims: Mapping[str, float],
+        checked: Mapping[str, bool],
+        chances: Mapping[str, float] | None = None,
+    ) -> "Poll":
+        """Make a poll of claims and checks by pair.
+
+        Args:
+            claims: `p_better` by pair, of those that were found wrong too.
+            checked: by pair, whether it was found to be right. Others than those of `claims` are left
+                out.
+            chances: with which probability each pair was drawn to be checked; equal where not given.
+        """
+        return cls(
+            n_pairs=len(claims),
+            claimed=math.fsum(claims.values()),
+            open=math.fsum(p * (1 - p) for p in claims.values()),
+            checks=tuple(
+                (p, checked[key], (chances or {}).get(key, 1.0))
+                for key, p in claims.items()
+                if key in checked
+            ),
+        )
+
+    @classmethod
+    def pooled(cls, reports: Iterable[Mapping[str, Any]]) -> "Poll":
+        """Add up polls that `to_json` has written."""
+        found = list(reports)
+        return cls(
+            n_pairs=sum(each["n_pairs"] for each in found),
+            claimed=math.fsum(each["claimed"] for each in found),
+            open=math.fsum(each["open"] for each in found),
+            checks=tuple((p, bool(y), w) for each in found for p, y, w in each["checks"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain numbers."""
+        return {
+            "n_pairs": self.n_pairs,
+            "claimed": round(self.claimed, 6),
+            "open": round(self.open, 6),
+            "checks": [[round(p, 6), y, round(chance, 6)] for p, y, chance in self.checks],
+        }
+
+    def precision(self) -> Precision:
+        """Return the share of right pairs, and an interval for it.
+
+        Pairs that were found to be wrong are taken out: it is the share among the others.
+        """
+        mean = self.claimed / self.n_pairs if self.n_pairs else 0.0
+        n_wrong = sum(not is_right for _, is_right, _ in self.checks)
+        if len(self.checks) < FEWEST_CHECKED:
+            half = _Z * math.sqrt(self.open) / max(1, self.n_pairs)
+            share, low, high = mean, max(0.0, mean - half), min(1.0, mean + half)
+            grown = 1.0
+        else:
+            weights = [1.0 / chance for _, _, chance in self.checks]
+            truths = [float(is_right) for _, is_right, _ in self.checks]
+            said = [p for p, _, _ in self.checks]
+            trust = _trust(truths, said, weights)
+            errors = [y - trust * p for y, p in zip(truths, said, strict=True)]
+            share = min(1.0, max(0.0, trust * mean + _mean(errors, weights)))
+            low, high = _interval(share, errors, weights, self.n_pairs)
+            # Those found wrong are gone, so that as many right ones are a greater share of the rest.
+            grown = self.n_pairs / max(1, self.n_pairs - n_wrong)
         return Precision(
-            share=mean, low=low, high=high, claimed=mean, n_pairs=n_pairs - n_wrong,
-            n_checked=len(known),
-        )  # fmt: skip
-    weights = [1.0 / (chances or {}).get(pair_id, 1.0) for pair_id in known]
-    truths = [float(checked[pair_id]) for pair_id in known]
-    said = [claims[pair_id] for pair_id in known]
-    trust = _trust(truths, said, weights)
-    errors = [y - trust * p for y, p in zip(truths, said, strict=True)]
-    error = _mean(errors, weights)
-    share = min(1.0, max(0.0, trust * mean + error))
-    low, high = _interval(share, errors, weights, n_pairs)
-    # Those found wrong are gone, so that as many right ones are a greater share of the rest.
-    n_wrong = len(known) - round(math.fsum(truths))
-    grown = n_pairs / max(1, n_pairs - n_wrong)
-    return Precision(
-        share=min(1.0, share * grown),
-        low=min(1.0, low * grown),
-        high=min(1.0, high * grown),
-        claimed=mean,
-        n_pairs=n_pairs - n_wrong,
-        n_checked=len(known),
-    )
+            share=min(1.0, share * grown),
+            low=min(1.0, low * grown),
+            high=min(1.0, high * grown),
+            claimed=mean,
+            n_pairs=self.n_pairs - n_wrong,
+            n_checked=len(self.checks),
+        )
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -180,14 +223,3 @@ def _rank(pair_id: str, chance: float) -> float:
     digest = hashlib.blake2b(f"check\0{pair_id}".encode(), digest_size=8).digest()
     u = (int.from_bytes(digest, "big") + 0.5) / 2**64
     return u * (1 - chance) / (chance * (1 - u)) if chance < 1 else 0.0
-
-
-def brier(claims: Mapping[str, float], checked: Mapping[str, bool]) -> float | None:
-    """Return the mean squared error of claims at checked pairs; `None` where none was checked."""
-    errors: Iterable[float] = [
-        (claims[pair_id] - is_right) ** 2
-        for pair_id, is_right in checked.items()
-        if pair_id in claims
-    ]
-    found = list(errors)
-    return math.fsum(found) / len(found) if found else None

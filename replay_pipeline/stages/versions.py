@@ -39,7 +39,13 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
-    "pairs": ("pairs/**/*", "review/marks.py", "storage/pair_rows.py", "types.py:FAILURES"),
+    "pairs": (
+        "pairs/**/*",
+        "reliability/**/*",
+        "review/marks.py",
+        "storage/pair_rows.py",
+        "types.py:FAILURES",
+    ),
     "normalizer": ("normalize/**/*", "!normalize/recipes/**/*"),
     "publisher": (
         "publish/**/*",

@@ -697,7 +697,7 @@ def test_report_is_plain_json_with_matrix_and_chance():
         *("n_ties", "near_misses", "pairs_by_source", "natural_left_out"),
         *("n_duplicate_states", "n_duplicate_answers", "n_unmatched_answers"),
         *("control", "teachers", "matrix", "agreement"),
-        *("n_refuted", "precision", "reliability"),
+        *("n_refuted", "precision", "poll", "reliability"),
     }
     assert found["matrix"]["a"]["b"] == {"n": 20, "n_agree": 20, "rate": 1.0}
     assert found["matrix"]["c"]["a"]["rate"] == 0
@@ -757,7 +757,16 @@ def test_the_report_as_json_holds_every_figure():
         "n_pairs": 6,
         "n_positives": 5,
         "n_refuted": 0,
-        "precision": None,
+        "precision": {
+            "share": 0.0,
+            "low": 0.0,
+            "high": 0.0,
+            "claimed": 0.0,
+            "n_pairs": 0,
+            "n_checked": 0,
+            "words": "no pairs",
+        },
+        "poll": {"n_pairs": 0, "claimed": 0.0, "open": 0.0, "checks": []},
         "reliability": None,
         "outcomes": {"agreement": 1, "no_consensus": 4, "pair": 2},
         "pairs_by_source": {"consensus": 3, "rejection": 1, "rewind": 2},

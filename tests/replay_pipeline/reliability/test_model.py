@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from replay_pipeline.pairs import extract_pairs
-from replay_pipeline.reliability import Ballot, draw, fit, posterior, precision
+from replay_pipeline.reliability import Ballot, Poll, draw, fit, posterior
 from replay_pipeline.reliability.labels import OWN, labelings
-from replay_pipeline.testing.worlds import WORLDS, simulate
+from tests.support.worlds import WORLDS, simulate
 
 ALIKE = ("agent much weaker", "equal, errors shared", "four kinds", "a liar", "five teachers")
 """Worlds whose states are alike within a kind, so that votes alone tell the precision."""
@@ -128,15 +128,21 @@ def test_what_was_executed_and_found_wrong_makes_no_pair():
     assert [p["is_checked_right"] for p in after.pairs if "is_checked_right" in p] == [True]
 
 
+def precision_of(claims, checked):
+    return Poll.of(claims, checked).precision()
+
+
 def test_precision_in_words():
     claims = {f"p{i}": 0.9 for i in range(200)}
-    assert precision(claims, {}).words() == "claimed precision .90; nobody has checked a pair"
-    assert precision(claims, {"p1": True}).words() == "claimed precision .90; 1 checked, too few"
+    assert precision_of(claims, {}).words() == "claimed precision .90; nobody has checked a pair"
+    assert precision_of(claims, {"p1": True}).words() == "claimed precision .90; 1 checked, too few"
     checked = {f"p{i}": i % 10 > 0 for i in range(40)}
-    found = precision(claims, checked)
+    found = precision_of(claims, checked)
     assert found.words() == "precision .92 (.80 to .98), 40 pairs checked"
     assert found.n_pairs == 196  # those found wrong are gone
-    assert precision({}, {}).words() == "no pairs"
+    assert precision_of({}, {}).words() == "no pairs"
+    halves = [Poll.of({k: claims[k] for k in list(claims)[i::2]}, checked) for i in (0, 1)]
+    assert Poll.pooled(half.to_json() for half in halves).precision().words() == found.words()
 
 
 def test_the_drawn_pairs_are_the_doubtful_ones_and_the_same_each_time():
