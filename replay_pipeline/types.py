@@ -70,6 +70,20 @@ PAIR_LENGTHS = (8_192,)
 """Tokens of prompt, tools and the longer side to which pairs are cut unless somebody says otherwise."""
 
 
+_PART_OF_SESSION = re.compile(r"\.agent-.*|~[^~]*$", re.DOTALL)
+
+
+def conversation_of(session_id: str) -> str:
+    """Return the conversation of a session of which nothing but its id is known.
+
+    A subagent, and what was read of a file that was rewritten, bear the id of their session.
+
+    >>> conversation_of("4f9d.agent-a1"), conversation_of("4f9d~03ab12"), conversation_of("4f9d")
+    ('4f9d', '4f9d', '4f9d')
+    """
+    return _PART_OF_SESSION.sub("", session_id) or session_id
+
+
 class TraceState(TypedDict):
     """One decision point of a recorded agent session: what the agent saw, and what it did.
 
@@ -87,6 +101,8 @@ class TraceState(TypedDict):
     outcome: NotRequired[Outcome]
     error_kind: NotRequired[str | None]
     session_id: NotRequired[str]
+    conversation: NotRequired[str | None]
+    """The conversation that the session is a part of: train and test never share one."""
     turn_idx: NotRequired[int]
     cwd: NotRequired[str | None]
     """Working directory of the session at this step; relative paths are read against it."""
@@ -305,6 +321,7 @@ class DPOPair(TypedDict):
     """The chosen side as an assistant message in canonical form."""
     rejected_action: NotRequired[Message]
     session_id: NotRequired[str]
+    conversation: NotRequired[str | None]
     tools: NotRequired[list[Tool]]
     teachers_agreeing: NotRequired[list[str]]
     n_teachers_asked: NotRequired[int]

@@ -141,6 +141,12 @@ class SessionLog:
     parent_session_id: str | None = None
     tools: list[Tool] = field(default_factory=list)
     """Tool definitions, where the log records them."""
+    origins: frozenset[str] = frozenset()
+    """Ids of other sessions that its rows name: those it was forked from, or copied out of."""
+    rows: frozenset[str] = frozenset()
+    """Ids of its rows beside those of its turns, where they have any."""
+    follows: frozenset[str] = frozenset()
+    """Ids of rows that it goes on from and does not hold."""
     is_continued: bool = False
     """Whether it goes on with the conversation of a log before it, with no path into that one."""
 

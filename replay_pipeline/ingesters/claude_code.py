@@ -58,6 +58,9 @@ class _Tree:
         self.last_preserved: _Preserved | None = None
         self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
         self.later_uuids: set[bytes] | None = None
+        self.origins: set[str] = set()
+        """Sessions that rows name: a fork names its parent, a copied row the session it is of."""
+        self.follows: set[str] = set()
         self.queue = _Queue()
 
     def add(self, offset: int, row: Row) -> None:
@@ -73,6 +76,7 @@ class _Tree:
             # Titles and snapshots stand outside the graph: nobody was shown them.
             self.counts.skipped["bookkeeping"] += 1
             return
+        self.origins.update(rows.origins_of(row))
         if uuid in self.by_row:
             # A resumed session writes its history into the file once more; the first copy counts.
             self.counts.skipped["duplicate_row"] += 1
@@ -93,6 +97,7 @@ class _Tree:
         else:
             # A parent that no row of the file is: rows of another process, or of a lost tail. The
             # last turn of the same chain stands in for it, or else the prefix would end here.
+            self.follows.add(parent_uuid)
             parent = self._instead_of_phantom(self.tips[is_side])
         self._place(offset, row, parent)
         if self.waiting:
@@ -716,5 +721,8 @@ def _logs(tree: _Tree, session_id: str, n_turns: Counter[str]) -> Iterator[Sessi
             turns=turns,
             agent_id=agent_id or None,
             parent_session_id=session_id if agent_id else None,
+            origins=frozenset(tree.origins),
+            rows=frozenset() if agent_id else frozenset(tree.by_row),
+            follows=frozenset(tree.follows),
             is_continued=is_continued,
         )

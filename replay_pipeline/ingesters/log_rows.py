@@ -211,6 +211,7 @@ class LogRows:
         usages = [turn.usage for turn in kept]
         return {
             "session_id": [self._session_id] * len(kept),
+            "conversation": [None] * len(kept),  # known when all files are read
             "turn_idx": [turn.index for turn in kept],
             "parent_turn_idx": [turn.parent.index if turn.parent else None for turn in kept],
             "segment": [turn.segment for turn in kept],
@@ -237,6 +238,7 @@ class LogRows:
         return {
             "state_id": [self._state_ids[turn] for turn in states],
             "session_id": [self._session_id] * len(states),
+            "conversation": [None] * len(states),
             "turn_idx": [turn.index for turn in states],
             "depth": [depth[turn] for turn in states],
             "segment": [turn.segment for turn in states],

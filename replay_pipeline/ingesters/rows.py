@@ -68,6 +68,7 @@ class Row(msgspec.Struct, rename="camel"):
     uuid: str | None = None
     parent_uuid: str | None = None
     session_id: str | None = None
+    forked_from: msgspec.Raw = _NO_JSON
     agent_id: str | None = None
     timestamp: str | None = None
     version: str | None = None
@@ -144,7 +145,8 @@ def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
 
 
 _RAW_FIELDS = {
-    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "replacements"
+    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "replacements",
+    "forkedFrom",
 }  # fmt: skip
 
 
@@ -272,6 +274,14 @@ def loose(raw: msgspec.Raw) -> dict[str, Any]:
     """A side-car as plain JSON; empty when it is absent or no object."""
     value = value_of(raw)
     return value if isinstance(value, dict) else {}
+
+
+def origins_of(row: Row) -> Iterator[str]:
+    """Yield the sessions that a row names: the one it is of, and the one it was forked from."""
+    if row.session_id:
+        yield row.session_id
+    if row.forked_from and isinstance(origin := loose(row.forked_from).get("sessionId"), str):
+        yield origin
 
 
 def replacements(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:

@@ -215,6 +215,7 @@ class Traces:
             outcome=row["outcome"],
             error_kind=row["error_kind"],
             session_id=row["session_id"],
+            conversation=row["conversation"],
             turn_idx=row["turn_idx"],
             cwd=row["cwd"],
             student_model=row["student_model"],

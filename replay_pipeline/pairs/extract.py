@@ -592,6 +592,7 @@ def _shared(state: TraceState) -> dict[str, Any]:
     return {
         "state_id": state["state_id"],
         "session_id": state.get("session_id"),
+        "conversation": state.get("conversation"),
         "state_messages": state["messages"],
         "tools": state.get("tools"),
         "hint": state.get("hint"),
