@@ -86,13 +86,11 @@ def _edited(content: str, edit: Edit) -> str | None:
 
 def shown_by_read(answer: str) -> tuple[str, int, int] | None:
     """Give what a read showed, its first line and the number of lines; `None` if it showed no file."""
-    lines = _REMINDER.sub("", answer).rstrip("\n").split("\n")
-    found = [_NUMBERED.match(line) for line in lines]
-    while found and found[-1] is None and not lines[len(found) - 1].strip():
-        found.pop()
-    if not found or not all(found):
+    lines = _REMINDER.sub("", answer).rstrip().split("\n")
+    found = [match for line in lines if (match := _NUMBERED.match(line))]
+    if not found or len(found) < len(lines):
         return None
-    return "\n".join(m[2] for m in found if m), int(found[0][1]), len(found)
+    return "\n".join(match[2] for match in found), int(found[0][1]), len(found)
 
 
 class Files:
