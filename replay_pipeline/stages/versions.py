@@ -28,6 +28,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "prompts": (
         "ingesters/traces.py",
         "ingesters/tool_schemas.py",
+        "ingesters/wire.py",
         "ingesters/known_tools*",
         "windows.py",
     ),
