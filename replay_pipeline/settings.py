@@ -240,6 +240,14 @@ def _is_zone(name: str) -> str:
 TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
+class WorkspaceSettings(_Section):
+    """The files behind states, and what may be run on copies of them."""
+
+    repositories: tuple[Path, ...] = ()
+    """Git repositories of the projects, where they are not found from the folders that sessions
+    name. They are only read."""
+
+
 class NightSettings(_Section):
     """When the nightly jobs of Dagster begin; read when its code location is loaded."""
 
@@ -290,6 +298,7 @@ class Settings(_Section):
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
     trainee: TraineeSettings = TraineeSettings()
+    workspaces: WorkspaceSettings = WorkspaceSettings()
     night: NightSettings = NightSettings()
     notify: NotifySettings = NotifySettings()
 

@@ -111,6 +111,14 @@ class TraceState(TypedDict):
     """Other actions recorded at the very same prefix (a rewound branch), newest last."""
     n_context_tokens: NotRequired[int | None]
     """Prompt tokens that the provider recorded for this step."""
+    fidelity: NotRequired[Literal["exact", "rebuilt"]]
+    """`exact` where the log holds the request as it was sent, each message met by its hash: `messages`,
+    their roles, `system`, `tools` and `params` are then those of the request."""
+    system: NotRequired[list[str]]
+    """The texts of the system prompt as it was sent, where the log has it; `messages` begins with
+    them. It has no neutral prompt in their place."""
+    params: NotRequired[dict[str, Any]]
+    """The other parameters of the request, where it is logged: model, thinking, context management, …"""
 
 
 RESERVED_PARAMS = ("model", "messages", "tools", "stream", "n")

@@ -165,7 +165,7 @@ class BallotBox:
             state["state_id"],
             kind_of_state(state),
             tuple(pattern),
-            None if outcome is None else outcome in FAILURES,
+            True if outcome in FAILURES else False if outcome == "ok" else None,
             (*sorted(facts.items()), *known),
         )
 

@@ -273,11 +273,11 @@ def test_the_same_words_of_refusal_are_no_pair(words):
     assert judge([state(action=says("Which one?"))], rows)[0] == "refusal"
 
 
-def test_teachers_that_stop_where_the_student_goes_on_are_no_pair():
+def test_an_end_against_going_on_is_no_pair_either_way():
     done = answers(qwen=says("Done."), glm=says("Done."))
     assert judge([state()], done)[0] == "early_stop"
     assert judge([state(action=says("Shall I go on?"))], done)[0] == "pair"
-    assert judge([state(action=says("Done!"))], answers(**LS))[0] == "pair"
+    assert judge([state(action=says("Done!"))], answers(**LS))[0] == "late_stop"
 
 
 def row_of(rows, **options):
@@ -339,13 +339,14 @@ def test_a_pair_is_named_by_its_state_and_its_sides():
     ("action", "outcome"),
     [
         (bash("pytest"), "call_count"),
-        (together(bash("ls"), bash("pytest")), "agreement"),
+        (together(bash("pytest"), bash("ls")), "agreement"),
+        (together(bash("ls"), bash("pytest")), "call_count"),
         (together(bash("ls"), bash("pytest"), call("Read", file_path="cart.py")), "call_count"),
         (bash("git status"), "pair"),
         (together(bash("ls"), bash("git status")), "pair"),
     ],
 )
-def test_sides_that_differ_in_the_number_of_their_calls_alone_make_no_pair(action, outcome):
+def test_sides_that_differ_in_number_or_order_of_their_calls_alone_make_no_pair(action, outcome):
     seen = state(action=together(bash("pytest"), bash("ls")))
     assert judge([seen], answers(qwen=action, glm=action)) == (outcome, None)
 
