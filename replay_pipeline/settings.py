@@ -18,6 +18,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
@@ -92,7 +93,7 @@ class ReplaySettings(_Section):
     """How states are replayed through teachers, and what that may cost."""
 
     teachers: tuple[TeacherSpec, ...] = DEFAULT_TEACHERS
-    """Models that are asked."""
+    """Models that are asked; or the name of some: `openrouter`, `frontier`, `sample`, `rehearsal`."""
     max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     """Hard ceiling on the spend of one run, in US dollars."""
     max_nightly_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
@@ -119,6 +120,14 @@ class ReplaySettings(_Section):
     rehearsal_teachers: bool = False
     """Play made-up answers at one's own sessions, without a key and for nothing. All that comes of it
     is marked as play, and is not published to the Hub."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _teachers_by_name(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and isinstance(choice := fields.get("teachers"), str):
+            others = {name: value for name, value in fields.items() if name != "teachers"}
+            return {**others, **_teachers(choice)}
+        return fields
 
 
 class PairSettings(_Section):
@@ -228,6 +237,14 @@ def _is_zone(name: str) -> str:
 TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
+class WorkspaceSettings(_Section):
+    """The files behind states, and what may be run on copies of them."""
+
+    repositories: tuple[Path, ...] = ()
+    """Git repositories of the projects, where they are not found from the folders that sessions
+    name. They are only read."""
+
+
 class NightSettings(_Section):
     """When the nightly jobs of Dagster begin; read when its code location is loaded."""
 
@@ -278,6 +295,7 @@ class Settings(_Section):
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
     trainee: TraineeSettings = TraineeSettings()
+    workspaces: WorkspaceSettings = WorkspaceSettings()
     night: NightSettings = NightSettings()
     notify: NotifySettings = NotifySettings()
 
@@ -452,7 +470,7 @@ def _teachers(choice: str) -> dict[str, Any]:
     }
     if choice not in named:
         raise ConfigError(
-            f"REPLAY_TEACHERS={choice!r} is not one of {', '.join(named)}; list other models "
+            f"teachers={choice!r} is not one of {', '.join(named)}; list other models "
             "in the settings file"
         )
     return {"sample_teachers": False, "rehearsal_teachers": False, **named[choice]}

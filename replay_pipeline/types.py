@@ -70,6 +70,20 @@ PAIR_LENGTHS = (8_192,)
 """Tokens of prompt, tools and the longer side to which pairs are cut unless somebody says otherwise."""
 
 
+_PART_OF_SESSION = re.compile(r"\.agent-.*|~[^~]*$", re.DOTALL)
+
+
+def conversation_of(session_id: str) -> str:
+    """Return the conversation of a session of which nothing but its id is known.
+
+    A subagent, and what was read of a file that was rewritten, bear the id of their session.
+
+    >>> conversation_of("4f9d.agent-a1"), conversation_of("4f9d~03ab12"), conversation_of("4f9d")
+    ('4f9d', '4f9d', '4f9d')
+    """
+    return _PART_OF_SESSION.sub("", session_id) or session_id
+
+
 class TraceState(TypedDict):
     """One decision point of a recorded agent session: what the agent saw, and what it did.
 
@@ -87,6 +101,8 @@ class TraceState(TypedDict):
     outcome: NotRequired[Outcome]
     error_kind: NotRequired[str | None]
     session_id: NotRequired[str]
+    conversation: NotRequired[str | None]
+    """The conversation that the session is a part of: train and test never share one."""
     turn_idx: NotRequired[int]
     cwd: NotRequired[str | None]
     """Working directory of the session at this step; relative paths are read against it."""
@@ -95,6 +111,14 @@ class TraceState(TypedDict):
     """Other actions recorded at the very same prefix (a rewound branch), newest last."""
     n_context_tokens: NotRequired[int | None]
     """Prompt tokens that the provider recorded for this step."""
+    fidelity: NotRequired[Literal["exact", "rebuilt"]]
+    """`exact` where the log holds the request as it was sent, each message met by its hash: `messages`,
+    their roles, `system`, `tools` and `params` are then those of the request."""
+    system: NotRequired[list[str]]
+    """The texts of the system prompt as it was sent, where the log has it; `messages` begins with
+    them. It has no neutral prompt in their place."""
+    params: NotRequired[dict[str, Any]]
+    """The other parameters of the request, where it is logged: model, thinking, context management, …"""
 
 
 RESERVED_PARAMS = ("model", "messages", "tools", "stream", "n")
@@ -332,6 +356,7 @@ class DPOPair(TypedDict):
     """The chosen side as an assistant message in canonical form."""
     rejected_action: NotRequired[Message]
     session_id: NotRequired[str]
+    conversation: NotRequired[str | None]
     tools: NotRequired[list[Tool]]
     teachers_agreeing: NotRequired[list[str]]
     n_teachers_asked: NotRequired[int]

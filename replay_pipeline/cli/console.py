@@ -252,6 +252,33 @@ def show_look(overview: Report) -> None:
     out.print(escape(replay["words"]), soft_wrap=True)
 
 
+def show_workspace(report: Report) -> None:
+    """Show the files at a state, those first that are not as the commit has them."""
+    names = ("state_id", "session_id", "cwd", "branch", "root", "commit", "n_files", "calls")
+    _table("Workspace", [(name, report[name]) for name in names])
+    table = Table(title="Files", title_justify="left", title_style="bold")
+    for name in ("path", "source", "sure", "origin"):
+        table.add_column(name, overflow="fold")
+    for file in report["files"]:
+        sure = ("yes" if file["is_sure"] else "no") if file["exists"] else "no file"
+        table.add_row(escape(file["path"]), file["source"], sure, escape(file["origin"][:12]))
+    out.print(table)
+
+
+def show_fidelity(report: Report) -> None:
+    """Show what rebuilt files reproduce, by project and tool."""
+    for project, tools in report["projects"].items():
+        table = Table(title=escape(project), title_justify="left", title_style="bold")
+        for name in ("call", "recorded", "reproduced", "share", "whole file", "otherwise because"):
+            table.add_column(name, overflow="fold")
+        for tool, row in sorted(tools.items()):
+            share = f"{100 * row['n_same'] / row['n']:.1f} %"
+            why = _words(dict(row["reasons"].most_common()))
+            numbers = [str(row["n"]), str(row["n_same"]), share, str(row["n_exact"])]
+            table.add_row(tool, *numbers, why)
+        out.print(table)
+
+
 def _cost_words(overview: Report) -> str:
     words = f"${overview['cost_usd']:,.2f} at list prices of {overview['prices_of']}"
     unpriced = ", ".join(overview["models_without_price"])

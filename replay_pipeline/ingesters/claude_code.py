@@ -9,7 +9,7 @@ starts a new root. Grouped this way, the path from a turn to its root is what th
 import logging
 import re
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,13 @@ from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, Ses
 from replay_pipeline.ingesters.fidelity import clear_unlogged
 from replay_pipeline.ingesters.json_lines import LONG_BYTES, as_dict, as_list, lines_in
 from replay_pipeline.ingesters.rows import Block, Row
+from replay_pipeline.ingesters.sent import (
+    REQUEST_ROWS,
+    SentRequests,
+    SentTurns,
+    read_sent,
+    shape_of_snapshot,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +39,17 @@ _COMMAND = re.compile(
 _UUID_KEY = b'"uuid"'
 _UUID_VALUE = re.compile(rb'\s*:\s*"([^"]+)"')
 _PART_BYTES = 8_000_000
+_BOOKKEEPING = frozenset({
+    "agent-color", "agent-name", "agent-setting", "ai-title", "artifact-autoreact-ledger",
+    "artifact-comment-monitor", "atis-latch", "attribution-snapshot", "bridge-session",
+    "cost-state", "custom-title", "file-history-delta",
+    "file-history-snapshot", "frame-link", "last-prompt", "marble-origami-commit",
+    "marble-origami-snapshot", "mode", "permission-mode", "pr-link", "relocated",
+    "speculation-accept", "summary", "tag", "task-summary", "tools-used", "turn_end",
+    "worktree-state",
+})  # fmt: skip
+"""Rows without a `uuid` that nobody was shown."""
+_ROWS_APART = frozenset({"content-replacement", "queue-operation", *REQUEST_ROWS})
 _ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"})
 
 
@@ -58,17 +76,23 @@ class _Tree:
         self.last_preserved: _Preserved | None = None
         self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
         self.later_uuids: set[bytes] | None = None
+        self.origins: set[str] = set()
+        """Sessions that rows name: a fork names its parent, a copied row the session it is of."""
+        self.follows: set[str] = set()
+        self.queue = _Queue()
+        self.has_requests = False
+        self.snapshots: list[dict[str, Any]] = []
+        """System prompts and tools, as the client logged them."""
+        self.n_snapshots: dict[Turn, int] = {}
+        """How many of these each decision has seen logged."""
 
     def add(self, offset: int, row: Row) -> None:
         """Take one row in; it is counted as used or skipped exactly once."""
         uuid = row.uuid
-        if row.type == "content-replacement":
-            self._replace(row)
+        if uuid is None or row.type in _ROWS_APART:
+            self._take_apart(offset, row)
             return
-        if uuid is None:
-            # Titles, snapshots and queue operations stand outside the graph: nobody was shown them.
-            self.counts.skipped["bookkeeping"] += 1
-            return
+        self.origins.update(rows.origins_of(row))
         if uuid in self.by_row:
             # A resumed session writes its history into the file once more; the first copy counts.
             self.counts.skipped["duplicate_row"] += 1
@@ -89,10 +113,25 @@ class _Tree:
         else:
             # A parent that no row of the file is: rows of another process, or of a lost tail. The
             # last turn of the same chain stands in for it, or else the prefix would end here.
+            self.follows.add(parent_uuid)
             parent = self._instead_of_phantom(self.tips[is_side])
         self._place(offset, row, parent)
         if self.waiting:
             self._wake(uuid)
+
+    def _take_apart(self, offset: int, row: Row) -> None:
+        """Take in a row that stands outside the graph."""
+        if row.type == "content-replacement":
+            self._replace(row)
+        elif row.type == "queue-operation":
+            self._queue(offset, row)
+        elif row.type in REQUEST_ROWS:
+            self.counts.rows_used += 1
+            self.has_requests = True
+        elif row.type in _BOOKKEEPING:
+            self.counts.skipped["bookkeeping"] += 1
+        else:
+            self._unknown(f"row_{str(row.type)[:40]}", row)
 
     def finish(self) -> None:
         """Place the rows whose parent never came."""
@@ -102,6 +141,11 @@ class _Tree:
                 self._place_late(offset, row, self._instead_of_phantom(tip))
                 self._wake(row.uuid or "")
         _thread_queued(self.turns)
+
+    def end_queue(self) -> None:
+        """Count what was taken from the queue, and no request followed that could have shown it."""
+        self.counts.skipped["bookkeeping"] += len(self.queue.taken)
+        self.queue.taken.clear()
 
     def _wake(self, uuid: str) -> None:
         ready = [uuid]  # a list and not a recursion: chains of waiting rows grow as long as files
@@ -149,7 +193,12 @@ class _Tree:
         elif kind in _ROW_TYPES:
             self.counts.skipped["no_message"] += 1
         else:
-            self.counts.skipped["unknown_type"] += 1
+            self._unknown(f"row_{str(kind)[:40]}", row)
+
+    def _unknown(self, what: str, row: Row) -> None:
+        """Count what this reader does not know, by name and by the version that wrote it."""
+        version = f"_of_{row.version[:20]}" if row.version else ""
+        self.counts.skipped[f"unknown_{what}{version}"] += 1
 
     def _turn(self, offset: int, row: Row, parent: Turn | None, kind: str) -> Turn:
         if parent is not None:
@@ -186,16 +235,20 @@ class _Tree:
         key = message.id or row.uuid or ""
         turn = self.by_message.get(key)
         if turn is None:
+            if self.queue.taken and not row.is_sidechain:
+                parent = self._say_queued(row, parent)
             turn = self.by_message[key] = self._turn(offset, row, parent, "assistant")
             turn.message_id = message.id
             turn.model = message.model
+            turn.request = row.request_ref
+            self.n_snapshots[turn] = len(self.snapshots)
         self.by_row[row.uuid or ""] = turn
         self.tips[bool(row.is_sidechain)] = turn
         self.counts.rows_used += 1
         turn.stop_reason = message.stop_reason or turn.stop_reason
         usage = message.usage
         if usage is not None:
-            n_output = usage.output_tokens or 0
+            n_output, lifetimes = usage.output_tokens or 0, usage.cache_creation
             # Each row repeats the usage as it was while streaming; the largest is the final one.
             if turn.usage is None or n_output > turn.usage.n_output:
                 turn.usage = Usage(
@@ -203,6 +256,7 @@ class _Tree:
                     usage.cache_creation_input_tokens or 0,
                     usage.cache_read_input_tokens or 0,
                     n_output,
+                    lifetimes.ephemeral_1h_input_tokens if lifetimes is not None else None,
                 )
         if isinstance(message.content, str):
             turn.texts.append(message.content)
@@ -297,6 +351,8 @@ class _Tree:
     def _user_turn(self, offset: int, row: Row, parent: Turn | None, texts: list[str]) -> Turn:
         turn = self._turn(offset, row, parent, _user_kind(row, texts[0]))
         turn.texts = texts
+        if len(texts) == 1 and self.queue.is_logged(texts[0]):
+            self.counts.skipped["bookkeeping"] += 1
         if row.is_compact_summary and self.last_preserved is not None:
             # Whatever the anchor names, what was kept follows the summary.
             self.last_preserved.anchor = row.uuid or ""
@@ -378,17 +434,44 @@ class _Tree:
 
     def _attachment(self, offset: int, row: Row, parent: Turn | None) -> None:
         fields = rows.loose(row.attachment)
-        text = attachments.shown(fields, row.version)
+        if fields.get("type") == attachments.SNAPSHOT:
+            self.counts.rows_used += 1
+            self.snapshots.append(shape_of_snapshot(fields))
+            return
+        said = rows.value_of(row.rendered)
+        if said is not None:
+            kind, text = attachments.rendered(fields, said, row.rendered_role)
+        else:
+            kind = "queued" if fields.get("type") == "queued_command" else "attachment"
+            text = attachments.shown(fields, row.version)
         if text is None:
             # The model may have seen it, and nobody knows in which words: this must be told.
-            self.counts.skipped[f"unknown_attachment_{str(fields.get('type'))[:40]}"] += 1
+            self._unknown(f"attachment_{str(fields.get('type'))[:40]}", row)
             return
         self.counts.rows_used += 1
         if text:
-            kind = "queued" if fields["type"] == "queued_command" else "attachment"
+            if kind == "queued" and self.queue.is_logged(text):
+                self.counts.skipped["bookkeeping"] += 1
             turn = self._turn(offset, row, parent, kind)
             turn.texts = [text]
             self.by_row[row.uuid or ""] = turn
+
+    def _queue(self, offset: int, row: Row) -> None:
+        """Follow what is typed, or told, while the model works."""
+        text = attachments.plain(rows.value_of(row.content))
+        if not self.queue.take(row.operation, offset, text):
+            self.counts.skipped["bookkeeping"] += 1
+
+    def _say_queued(self, row: Row, parent: Turn | None) -> Turn | None:
+        """Put what was taken from the queue before the message that answers it; gives its last turn."""
+        for offset, text in self.queue.taken:
+            self.counts.rows_used += 1
+            is_told = text.startswith("<task-notification>")
+            parent = self._turn(offset, row, parent, "task_notification" if is_told else "queued")
+            parent.uuid = f"{parent.uuid}-queued-{offset}"
+            parent.texts = [text]
+        self.queue.taken.clear()
+        return parent
 
     def _replace(self, row: Row) -> None:
         """Put in place of large results what the model was shown of them."""
@@ -417,6 +500,45 @@ class _Tree:
             tree._place(offset, inner, tip)
 
 
+class _Queue:
+    """Messages that came while the model worked, as the operations on them are logged.
+
+    What is taken out by `remove` goes along with the next request. Until about 2.1.81 nothing else in
+    the log says so; later versions log it once more, as an attachment. What is taken out by `dequeue`
+    becomes a request of its own, and `popAll` gives everything back to whoever typed it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[str] = deque()
+        self.taken: list[tuple[int, str]] = []
+        """Messages that the next request shows, each with the offset of the row that says so."""
+
+    def take(self, operation: str | None, offset: int, text: str) -> bool:
+        """Take in one operation; tells whether the next request may show a message because of it."""
+        if operation == "enqueue":
+            self._waiting.append(text)
+            return False
+        if operation == "popAll":
+            self._waiting.clear()
+        if operation not in ("remove", "dequeue") or not self._waiting:
+            return False
+        text = self._waiting.popleft()
+        # Commands of the client are carried out by it, and not shown.
+        if operation == "dequeue" or not text or text.startswith("/"):
+            return False
+        self.taken.append((offset, text))
+        return True
+
+    def is_logged(self, text: str) -> bool:
+        """Forget a message that has a row of its own; tells whether it had been taken out."""
+        same = next((item for item in self.taken if item[1] == text), None)
+        if same is not None:
+            self.taken.remove(same)
+        elif text in self._waiting:  # after an interruption nothing says that it was taken out
+            self._waiting.remove(text)
+        return same is not None
+
+
 def _thread_queued(turns: list[Turn]) -> None:
     """Put user turns that arrived while the agent worked into its line.
 
@@ -432,7 +554,7 @@ def _thread_queued(turns: list[Turn]) -> None:
     for parent, below in list(children.items()):
         if parent.kind != "assistant" or not parent.calls or len(below) < 2:
             continue
-        for turn in below:
+        for turn in tuple(below):
             if turn.kind in _QUEUED_KINDS and turn not in children:
                 _thread(turn, parent, children)
 
@@ -442,8 +564,15 @@ _QUEUED_KINDS = frozenset({"user", "queued", "meta", "attachment", "task_notific
 
 def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
     above = parent
+    # The bodies of skills that were loaded side by side stand one below the other. Of two messages
+    # that a person typed there, though, one was taken back.
+    is_told = turn.kind in {"meta", "attachment"}
     while True:
-        steps = [c for c in children.get(above, ()) if c.kind == "assistant"]
+        steps = [
+            c
+            for c in children.get(above, ())
+            if c.kind == "assistant" or (is_told and c.kind == turn.kind and c in children)
+        ]
         if not steps:
             return
         step = steps[-1]  # the branch that was taken last: others were rewound
@@ -526,16 +655,21 @@ class ClaudeCode:
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
         size = path.stat().st_size if end is None else end
         session_id, cuts = _parts_of(path, size) if size > LONG_BYTES else (None, [0, size])
-        segment, n_turns = 0, Counter[str]()
+        segment, n_turns, queue = 0, Counter[str](), _Queue()
+        sent: SentRequests | None = None
         for start, stop in pairwise(cuts):
             tree = _Tree(path, counts, file_agent, stop)
-            tree.segment = segment
+            tree.segment, tree.queue = segment, queue
             for offset, row in rows.read_rows(path, counts, stop, start):
                 session_id = _session_id(session_id, row, path.stem)
                 tree.add(offset, row)
             tree.finish()
             segment = tree.segment
-            yield from _logs(tree, session_id or path.stem, n_turns)
+            if stop == cuts[-1]:
+                tree.end_queue()
+            if tree.has_requests and sent is None:
+                sent = read_sent(path, size)
+            yield from _logs(tree, session_id or path.stem, n_turns, sent)
 
 
 def _session_id(known: str | None, row: Row, stem: str) -> str | None:
@@ -616,7 +750,9 @@ def _names_in(row: Row) -> Iterator[str]:
     return (name for name in names if isinstance(name, str) and name)
 
 
-def _logs(tree: _Tree, session_id: str, n_turns: Counter[str]) -> Iterator[SessionLog]:
+def _logs(
+    tree: _Tree, session_id: str, n_turns: Counter[str], sent: SentRequests | None
+) -> Iterator[SessionLog]:
     by_agent: dict[str, list[Turn]] = {}
     for turn in tree.turns:
         by_agent.setdefault(turn.agent, []).append(turn)
@@ -627,6 +763,7 @@ def _logs(tree: _Tree, session_id: str, n_turns: Counter[str]) -> Iterator[Sessi
             turn.index = index
         is_continued = agent_id in n_turns
         n_turns[agent_id] += len(turns)
+        shown = _shown(turns, sent, tree)
         if n_times := clear_unlogged(turns):
             tree.counts.notes["inferred_clearing"] += n_times
         yield SessionLog(
@@ -635,5 +772,26 @@ def _logs(tree: _Tree, session_id: str, n_turns: Counter[str]) -> Iterator[Sessi
             turns=turns,
             agent_id=agent_id or None,
             parent_session_id=session_id if agent_id else None,
+            origins=frozenset(tree.origins),
+            rows=frozenset() if agent_id else frozenset(tree.by_row),
+            follows=frozenset(tree.follows),
             is_continued=is_continued,
+            sent=shown,
         )
+
+
+def _shown(turns: list[Turn], sent: SentRequests | None, tree: _Tree) -> list[Turn]:
+    """Tell each decision what it was shown, as far as the log says that; gives the turns of that."""
+    if sent is None and not tree.snapshots:
+        return []
+    shown = SentTurns(sent or SentRequests())
+    for turn in turns:
+        if not turn.is_state:
+            continue
+        if turn.request is not None:
+            tree.counts.requests["exact" if shown.put(turn) else "not_met"] += 1
+        if turn.shape is None and (n_seen := tree.n_snapshots.get(turn)):
+            # The first snapshot of a run has no tools yet: those of the next are the same.
+            after = tree.snapshots[n_seen - 1 :]
+            shown.put_shape(turn, next((s for s in after if s["tools"]), after[0]))
+    return shown.turns

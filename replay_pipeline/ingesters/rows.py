@@ -34,6 +34,12 @@ class Block(msgspec.Struct):
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
+class Lifetimes(msgspec.Struct):
+    """Tokens written to the provider's cache, by how long they stay there."""
+
+    ephemeral_1h_input_tokens: _Tokens | None = None
+
+
 class RowUsage(msgspec.Struct):
     """Tokens as the provider recorded them; repeated on each row of a message."""
 
@@ -41,6 +47,7 @@ class RowUsage(msgspec.Struct):
     output_tokens: _Tokens | None = 0
     cache_creation_input_tokens: _Tokens | None = 0
     cache_read_input_tokens: _Tokens | None = 0
+    cache_creation: Lifetimes | None = None
 
 
 class RowMessage(msgspec.Struct):
@@ -61,6 +68,7 @@ class Row(msgspec.Struct, rename="camel"):
     uuid: str | None = None
     parent_uuid: str | None = None
     session_id: str | None = None
+    forked_from: msgspec.Raw = _NO_JSON
     agent_id: str | None = None
     timestamp: str | None = None
     version: str | None = None
@@ -73,6 +81,8 @@ class Row(msgspec.Struct, rename="camel"):
     tool_denial_kind: str | None = None
     user_feedback: str | None = None
     interrupted_message_id: str | None = None
+    operation: str | None = None
+    request_ref: str | None = None
     message: RowMessage | None = None
     data: msgspec.Raw = _NO_JSON
     attachment: msgspec.Raw = _NO_JSON
@@ -80,6 +90,8 @@ class Row(msgspec.Struct, rename="camel"):
     microcompact_metadata: msgspec.Raw = _NO_JSON
     retracted_message_uuids: list[str] | None = None
     content: msgspec.Raw = _NO_JSON
+    rendered: msgspec.Raw = _NO_JSON
+    rendered_role: str | None = None
     replacements: msgspec.Raw = _NO_JSON
 
 
@@ -136,7 +148,8 @@ def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
 
 
 _RAW_FIELDS = {
-    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "replacements"
+    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "forkedFrom",
+    "rendered", "replacements",
 }  # fmt: skip
 
 
@@ -264,6 +277,14 @@ def loose(raw: msgspec.Raw) -> dict[str, Any]:
     """A side-car as plain JSON; empty when it is absent or no object."""
     value = value_of(raw)
     return value if isinstance(value, dict) else {}
+
+
+def origins_of(row: Row) -> Iterator[str]:
+    """Yield the sessions that a row names: the one it is of, and the one it was forked from."""
+    if row.session_id:
+        yield row.session_id
+    if row.forked_from and isinstance(origin := loose(row.forked_from).get("sessionId"), str):
+        yield origin
 
 
 def replacements(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:

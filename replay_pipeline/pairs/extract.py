@@ -13,7 +13,7 @@ from replay_pipeline.actions import (
     agreement_level,
     agrees_at,
     canonical_action,
-    differ_in_number_only,
+    differ_in_calls_alone,
 )
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.actions.votes import (
@@ -26,7 +26,8 @@ from replay_pipeline.actions.votes import (
 )
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.families import family_of_model
-from replay_pipeline.pairs.evidence import Prompt, is_early_stop, is_refusal
+from replay_pipeline.feasibility import PromptState
+from replay_pipeline.pairs.evidence import is_refusal, stop_objection
 from replay_pipeline.pairs.natural import NaturalPair, natural_pairs
 from replay_pipeline.pairs.report import AgreementStatistics, PairReport, TeacherTally
 from replay_pipeline.pairs.weights import FAILURES, PairWeights
@@ -347,13 +348,14 @@ class _Extraction:
         """Give the outcome of a state whose student differs from the consensus, and why no pair."""
         if is_refusal(consensus.action):
             return "refusal", None
-        if is_early_stop(consensus.action, side.action):
-            return "early_stop", None
+        if stops := stop_objection(consensus.action, side.action):
+            return stops, None
         level = self.report.level
-        if any(differ_in_number_only(v.action, side.action, level=level) for v in consensus.votes):
+        if any(differ_in_calls_alone(v.action, side.action, level=level) for v in consensus.votes):
             return "call_count", None
-        if why := Prompt(state["messages"], side.action).obstacle(consensus.action):
-            return "infeasible", why
+        prompt = PromptState(state["messages"], side.action, cwd=state.get("cwd"))
+        if obstacle := prompt.obstacle(consensus.action):
+            return obstacle
         # Alone against them the student is what a pair is about; with others it is a dispute.
         if balance.n_against > 1 and balance.margin <= 0:
             return "contested", f"{balance.n_against} for the student's action"
@@ -590,6 +592,7 @@ def _shared(state: TraceState) -> dict[str, Any]:
     return {
         "state_id": state["state_id"],
         "session_id": state.get("session_id"),
+        "conversation": state.get("conversation"),
         "state_messages": state["messages"],
         "tools": state.get("tools"),
         "hint": state.get("hint"),

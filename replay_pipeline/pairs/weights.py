@@ -15,6 +15,8 @@ class PairWeights:
     tool: float = 0.25
     evidence: float = 2.0
     """The recorded action failed, was rejected or taken back."""
+    success: float = 0.5
+    """The recorded action went well: evidence for the rejected side."""
     shared_vendor: float = 0.5
     """An agreeing teacher comes from the student's vendor."""
     control_mismatch: float = 0.5
@@ -37,6 +39,8 @@ class PairWeights:
         weight = share * getattr(self, level)
         if outcome in FAILURES:
             weight *= self.evidence
+        elif outcome == "ok":
+            weight *= self.success
         if shares_vendor:
             weight *= self.shared_vendor
         if is_control_mismatch:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError, IngestError, ReplayPipelineError
 from replay_pipeline.ingesters import (
+    IngestResult,
     ingest,
     is_kept,
     is_there,
@@ -308,7 +309,7 @@ class Pipeline(Project):
                 else:
                     n_bytes = manifest.n_bytes
                     tell(Progress(stage="ingest", n_done=n_bytes, n_total=n_bytes, unit="bytes"))
-            self._write_ingested(batch, result.parts)
+            self._write_ingested(batch, self._with_earlier_conversations(batch, result).parts)
             if lost and self._aside is not None:
                 raise IngestError(f"{lost[0].path}: gone, and its bytes were not kept")
             for source in lost:
@@ -352,6 +353,29 @@ class Pipeline(Project):
             is_final=lambda report: n_lost(report) <= len(lost),
             instead=keep_tables if is_less_than_before or self._is_upgrading else None,
         )
+
+    def _with_earlier_conversations(self, batch: str, result: IngestResult) -> IngestResult:
+        """Return what was read with the names of the conversations of earlier batches that go on."""
+        moved = self._moved_sessions.before(batch)
+        names: dict[str, str] = {}
+        for name, conversation in result.conversations.items():
+            known = {moved[each] for each in conversation.named & moved.keys()}
+            by_owner: dict[str, set[str]] = {}
+            for state_id in conversation.copied:
+                if owner := self._owners.get(state_id):
+                    by_owner.setdefault(owner, set()).add(state_id)
+            for owner, copied in by_owner.items():
+                states = self.root.read("states", owner, columns=["state_id", "conversation"])
+                rows = zip(*(column.to_pylist() for column in states.columns), strict=True)
+                known |= {earlier for state_id, earlier in rows if state_id in copied}
+            if known - {name}:
+                names[name] = min(known)
+            if len(known) > 1:
+                logger.warning(
+                    "%s: %s goes on with several conversations (%s) and counts as part of the first",
+                    batch, name, ", ".join(sorted(known)),
+                )  # fmt: skip
+        return result.renamed(names)
 
     def _write_ingested(
         self, batch: str, tables: Mapping[str, pa.Table | Iterable[pa.Table]]

@@ -273,11 +273,11 @@ def test_the_same_words_of_refusal_are_no_pair(words):
     assert judge([state(action=says("Which one?"))], rows)[0] == "refusal"
 
 
-def test_teachers_that_stop_where_the_student_goes_on_are_no_pair():
+def test_an_end_against_going_on_is_no_pair_either_way():
     done = answers(qwen=says("Done."), glm=says("Done."))
     assert judge([state()], done)[0] == "early_stop"
     assert judge([state(action=says("Shall I go on?"))], done)[0] == "pair"
-    assert judge([state(action=says("Done!"))], answers(**LS))[0] == "pair"
+    assert judge([state(action=says("Done!"))], answers(**LS))[0] == "late_stop"
 
 
 def row_of(rows, **options):
@@ -292,7 +292,7 @@ def test_a_family_that_sides_with_the_student_outweighs_a_bare_majority():
     three_to_one = answers(**LS, kimi=bash("ls"), deepseek=bash("pytest"))
     row = row_of(three_to_one)
     assert (row["outcome"], row["n_against"], row["margin"]) == ("pair", 2, 1)
-    [pair] = extract_pairs([state()], three_to_one).pairs
+    [pair] = extract_pairs([state(outcome=None)], three_to_one).pairs
     assert pair["weight"] == pytest.approx(3 / 4)
     assert (pair["margin"], pair["n_against"]) == (1, 2)
 
@@ -340,13 +340,14 @@ def test_a_pair_is_named_by_its_state_and_its_sides():
     ("action", "outcome"),
     [
         (bash("pytest"), "call_count"),
-        (together(bash("ls"), bash("pytest")), "agreement"),
+        (together(bash("pytest"), bash("ls")), "agreement"),
+        (together(bash("ls"), bash("pytest")), "call_count"),
         (together(bash("ls"), bash("pytest"), call("Read", file_path="cart.py")), "call_count"),
         (bash("git status"), "pair"),
         (together(bash("ls"), bash("git status")), "pair"),
     ],
 )
-def test_sides_that_differ_in_the_number_of_their_calls_alone_make_no_pair(action, outcome):
+def test_sides_that_differ_in_number_or_order_of_their_calls_alone_make_no_pair(action, outcome):
     seen = state(action=together(bash("pytest"), bash("ls")))
     assert judge([seen], answers(qwen=action, glm=action)) == (outcome, None)
 
@@ -368,7 +369,8 @@ def test_calls_are_counted_off_at_the_level_that_is_asked_for():
         (0.75, {"outcome": "tool_error"}, 1.5),
         (0.75, {"outcome": "user_rejected"}, 1.5),
         (0.75, {"outcome": "rewound"}, 1.5),
-        (0.75, {"outcome": None}, 0.75),
+        (0.75, {"outcome": "ok"}, 0.375),
+        (0.75, {"outcome": "final_text"}, 0.75),
         (0.75, {"shares_vendor": True}, 0.375),
         (0.75, {"is_control_mismatch": True}, 0.375),
         (0.75, {"is_control_mismatch": False}, 0.75),
@@ -377,7 +379,7 @@ def test_calls_are_counted_off_at_the_level_that_is_asked_for():
     ],
 )
 def test_a_pair_weighs_what_the_evidence_for_it_is_worth(share, told, weight):
-    plain = {"level": "effect", "outcome": "ok", "shares_vendor": False}
+    plain = {"level": "effect", "outcome": None, "shares_vendor": False}
     told = plain | {"is_control_mismatch": None} | told
     assert PairWeights().of_consensus(share=share, **told) == weight
 

@@ -93,6 +93,7 @@ def test_two_teachers_that_agree_against_the_student_make_a_pair():
 
 TOLD = {
     "session_id": "session",
+    "conversation": "conversation",
     "tools": [{"type": "function", "function": {"name": "Bash", "parameters": {}}}],
     "hint": "Look first.",
     "outcome": "tool_error",
@@ -515,13 +516,13 @@ def test_one_vote_of_a_rehearsal_makes_all_of_a_pair_a_rehearsal():
     assert (pair["source"], pair["teachers_agreeing"]) == ("consensus", ["b", "c"])
 
 
-def test_a_failed_recorded_action_is_evidence_and_raises_the_weight():
+def test_what_became_of_the_recorded_action_is_evidence_for_the_weight():
     rows = answers(a=bash("ls"), b=bash("ls"))
-    plain, failed = (
+    well, plain, failed = (
         extract_dpo_pairs([state(outcome=outcome)], rows)[0]["weight"]
-        for outcome in ("ok", "tool_error")
+        for outcome in ("ok", None, "tool_error")
     )
-    assert failed == 2 * plain
+    assert failed == 2 * plain == 4 * well
 
 
 def test_two_separate_groups_of_equal_size_are_a_tie():

@@ -15,7 +15,7 @@ from replay_pipeline.ingesters.fidelity import (
     predict_context,
     shares_by_client,
 )
-from tests.replay_pipeline.ingesters.logs import Log, shape
+from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
 from tests.replay_pipeline.ingesters.test_traps import by_message
 
 HOOK = {"hookName": "SessionStart:startup", "hookEvent": "SessionStart", "toolUseID": "h1"}
@@ -213,8 +213,24 @@ def test_an_attachment_of_an_unknown_type_is_counted_by_its_type_and_told(
     log.says("m1", "done")
     with caplog.at_level(logging.WARNING):
         result = ingest(log.write(tmp_path), redact=False)
-    assert result.report.skipped == {"unknown_attachment_brand_new": 1}
-    assert "unknown_attachment_brand_new" in caplog.text
+    name = "unknown_attachment_brand_new_of_2.1.38"
+    assert result.report.skipped == {name: 1}
+    assert name in caplog.text
+
+
+def test_a_row_of_an_unknown_kind_is_counted_by_its_kind_and_the_version_that_wrote_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    log = Log(version="9.9.9")
+    log.user("go")
+    log.row("brand-new", uuid=None)
+    log.row("brand-new-too", text="?")
+    log.says("m1", "done")
+    with caplog.at_level(logging.WARNING):
+        result = ingest(log.write(tmp_path), redact=False)
+    names = {"unknown_row_brand-new_of_9.9.9": 1, "unknown_row_brand-new-too_of_9.9.9": 1}
+    assert result.report.skipped == names
+    assert all(name in caplog.text for name in names)
 
 
 def test_a_local_command_goes_to_the_model(tmp_path: Path):
@@ -287,6 +303,28 @@ def test_results_that_went_without_a_word_are_found_by_the_length_of_the_next_pr
 def test_a_prompt_that_grows_clears_nothing():
     turns = chain((10_000, "x" * 60_000), (31_000, "ok"), (31_200, "ok"))
     assert clear_unlogged(turns) == 0
+
+
+def test_a_fall_that_no_results_make_up_clears_nothing():
+    turns = chain((40_000, "ok"), (40_100, "ok"), (30_000, "ok"))
+    assert clear_unlogged(turns) == 0
+    assert not any(turn.cleared or "inferred" in turn.flags for turn in turns)
+
+
+def test_a_prompt_of_which_the_cache_held_nothing_tells_of_other_tools_and_not_of_clearing():
+    log = Log()
+    log.user("go")
+    for number, (n_written, n_read, result) in enumerate(
+        [(10_000, 9_000, "x" * 60_000), (200, 39_000, "ok"), (19_600, 0, "ok")]
+    ):
+        usage = {
+            "input_tokens": 1,
+            "cache_creation_input_tokens": n_written,
+            "cache_read_input_tokens": n_read,
+        }
+        log.says(f"m{number}", tool_use(f"t{number}"), message={"usage": usage})
+        log.answers(f"t{number}", result)
+    assert [turn.cleared for turn in turns_of(log) if turn.cleared] == []
 
 
 def test_what_the_log_does_not_show_is_fitted_for_each_run_of_the_client():
