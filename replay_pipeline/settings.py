@@ -513,6 +513,19 @@ def key_for(name: str | None, base_url: str) -> SecretStr | None:
     return api_key(name)
 
 
+def key_of(teacher: TeacherSpec) -> SecretStr | None:
+    """Give the key of `teacher` if its host may have it: it is bound to it, or the program says so.
+
+    Raises:
+        UntrustedError: the key is not bound to that host.
+        ConfigError: there is no key, or others may read its file.
+    """
+    # The default key is the default of a teacher, too: nobody has said that another host gets it.
+    if teacher.names_its_key and teacher.api_key_env != "OPENROUTER_API_KEY":
+        return api_key(teacher.api_key_env)
+    return key_for(teacher.api_key_env, teacher.base_url)
+
+
 def _private_text(path: Path, *, variable: str) -> str:
     try:
         mode = path.stat().st_mode

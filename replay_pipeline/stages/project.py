@@ -41,7 +41,7 @@ from replay_pipeline.replay import (
 )
 from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.review import rank_pairs, show_state, write_review
-from replay_pipeline.settings import Settings, key_for
+from replay_pipeline.settings import Settings, key_of
 from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.hub_sources import fetch_sessions, repository_of
 from replay_pipeline.stages.overview import Overview, hash_of
@@ -233,7 +233,7 @@ class Project(Overview):
         """
         if self.settings.played is None:
             for teacher in self.settings.replay.teachers:
-                key_for(teacher.api_key_env, teacher.base_url)
+                key_of(teacher)
 
     def check_teachers(self) -> list[dict[str, Any]]:
         """Give each teacher: key, endpoint, price, terms, and what is wrong with it."""
