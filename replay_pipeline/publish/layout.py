@@ -61,6 +61,9 @@ _OF_PAIRS = [
     ("source", pa.string()),
     ("rejected_source", pa.string()),
     ("shares_vendor", pa.bool_()),
+    ("p_chosen_right", pa.float64()),
+    ("p_better", pa.float64()),
+    ("is_checked_right", pa.bool_()),
     ("weight", pa.float64()),
     ("n_tokens", pa.int32()),
 ]
