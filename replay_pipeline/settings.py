@@ -135,6 +135,9 @@ class PairSettings(_Section):
 
     agreement_threshold: Annotated[int, Field(ge=1)] = 2
     """Votes of distinct model families that make a consensus."""
+    min_p_better: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Keep a pair by the probability that its chosen side is right and its rejected one is not, instead
+    of by the number of families: .7, say. By default the families decide."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
     include_natural: bool = True
@@ -241,6 +244,14 @@ def _is_zone(name: str) -> str:
 TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
+class WorkspaceSettings(_Section):
+    """The files behind states, and what may be run on copies of them."""
+
+    repositories: tuple[Path, ...] = ()
+    """Git repositories of the projects, where they are not found from the folders that sessions
+    name. They are only read."""
+
+
 class NightSettings(_Section):
     """When the nightly jobs of Dagster begin; read when its code location is loaded."""
 
@@ -291,6 +302,7 @@ class Settings(_Section):
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
     trainee: TraineeSettings = TraineeSettings()
+    workspaces: WorkspaceSettings = WorkspaceSettings()
     night: NightSettings = NightSettings()
     notify: NotifySettings = NotifySettings()
 
@@ -503,6 +515,19 @@ def key_for(name: str | None, base_url: str) -> SecretStr | None:
     if name:
         check_binding(name, base_url, folder=config_dir())
     return api_key(name)
+
+
+def key_of(teacher: TeacherSpec) -> SecretStr | None:
+    """Give the key of `teacher` if its host may have it: it is bound to it, or the program says so.
+
+    Raises:
+        UntrustedError: the key is not bound to that host.
+        ConfigError: there is no key, or others may read its file.
+    """
+    # The default key is the default of a teacher, too: nobody has said that another host gets it.
+    if teacher.names_its_key and teacher.api_key_env != "OPENROUTER_API_KEY":
+        return api_key(teacher.api_key_env)
+    return key_for(teacher.api_key_env, teacher.base_url)
 
 
 def _private_text(path: Path, *, variable: str) -> str:

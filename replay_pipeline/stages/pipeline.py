@@ -74,7 +74,7 @@ from replay_pipeline.replay.rows import (
     teacher_actions_table,
     token_logprobs_table,
 )
-from replay_pipeline.review import apply_marks, read_marks, write_review
+from replay_pipeline.review import read_chances, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
 from replay_pipeline.stages.audit.tables import refuse_unfit
@@ -538,8 +538,11 @@ class Pipeline(Project):
                 level=self.settings.pairs.level,
                 include_natural=self.settings.pairs.include_natural,
                 count_own_family=self.settings.pairs.count_own_family,
+                min_p_better=self.settings.pairs.min_p_better,
+                checked={pair_id: mark == "accept" for pair_id, mark in marks.items()},
+                chances=self._chances(),
             )
-            pairs = apply_marks(report.pairs, marks)
+            pairs = report.pairs
             self._write("dpo_pairs", batch, pairs_table(pairs))
             self._write("positives", batch, positives_table(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
@@ -547,8 +550,7 @@ class Pipeline(Project):
             write_review(pairs, path=page, outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
-                "n_pairs": len(pairs),
-                "n_rejected_in_review": len(report.pairs) - len(pairs),
+                "n_rejected_in_review": len(report.refuted),
                 "n_consensus": sum(report.consensus_levels.values()),
                 "n_agreement": report.outcome_counts.get("agreement", 0),
             }
@@ -949,7 +951,8 @@ class Pipeline(Project):
                     *([settings.played] if settings.played else []),
                 ]
             case "pairs":
-                return [pairs, json.dumps(self._marks(), sort_keys=True), window]
+                checked = [self._marks(), self._chances()]
+                return [pairs, *(json.dumps(each, sort_keys=True) for each in checked), window]
             case "sample":
                 trainee = settings.trainee
                 asked = without_addresses(samplers(trainee))
@@ -968,6 +971,9 @@ class Pipeline(Project):
 
     def _marks(self) -> Mapping[str, Any]:
         return read_marks(self.settings.pairs.marks) if self.settings.pairs.marks else {}
+
+    def _chances(self) -> Mapping[str, float]:
+        return read_chances(self.settings.pairs.marks) if self.settings.pairs.marks else {}
 
     def check_settings(self) -> None:
         """Find what later stages would refuse, before the replay is paid for.
