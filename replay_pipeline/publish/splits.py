@@ -65,29 +65,28 @@ class ConversationSplit:
             test_fraction: share of what is new for the test split; at 0 all of it is train.
             sides: conversations and projects, by hash, that were published before.
         """
-        split = cls(test_fraction, dict(sides))
         members: dict[str, list[str]] = {}
         for conversation, project in sorted(projects.items()):
             members.setdefault(project or conversation, []).append(conversation)
-        new: dict[str, Split] = {}
+        by_hash = cls(test_fraction, {})
+        placed, new = dict(sides), []
         for unit, conversations in members.items():
             shas = list(map(sha_of, conversations))
             known = {sides[sha] for sha in shas if sha in sides}
-            side: Split = (
-                "train" if "train" in known else "test" if "test" in known else split.of(unit)
-            )
-            side = sides.get(sha_of(unit), side)
-            if not known and sha_of(unit) not in sides:
-                new[unit] = side
-            split = cls(test_fraction, dict.fromkeys([sha_of(unit), *shas], side) | split.sides)
-        filled = {*split.sides.values()}
-        if test_fraction and len(filled) < len(SPLITS) and len(members) + len(sides) > 1 and new:
-            ordered = sorted(new, key=lambda unit: position(sha_of(unit)))
+            if sha_of(unit) in sides:
+                known = {sides[sha_of(unit)]}
+            side: Split = "train" if "train" in known else "test" if known else by_hash.of(unit)
+            for sha in (sha_of(unit), *shas):
+                placed.setdefault(sha, side)
+            if not known:
+                new.append(unit)
+        filled = {*placed.values()}
+        if test_fraction and new and len(filled) == 1 and len(members) + len(sides) > 1:
+            new.sort(key=lambda unit: position(sha_of(unit)))
             lacks: Split = "train" if filled == {"test"} else "test"
-            unit = ordered[0] if lacks == "test" else ordered[-1]
-            moved = dict.fromkeys(map(sha_of, [unit, *members[unit]]), lacks)
-            split = cls(test_fraction, {**split.sides, **moved})
-        return split
+            unit = new[0] if lacks == "test" else new[-1]
+            placed |= dict.fromkeys(map(sha_of, [unit, *members[unit]]), lacks)
+        return cls(test_fraction, placed)
 
 
 def sides_in(manifest: Mapping[str, Iterable[str]]) -> dict[str, Split]:
