@@ -76,6 +76,7 @@ from replay_pipeline.replay.rows import (
 )
 from replay_pipeline.review import read_chances, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
 from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import require_trainer
@@ -707,6 +708,11 @@ class Pipeline(Project):
         }
         del facts
 
+        checks: dict[str, str] = {}
+
+        def look(folder: Place) -> None:
+            checks.update(refuse_unfit_dataset(folder))
+
         def work() -> dict[str, Any]:
             wanted = set(new)
             mine = [each for each in self.receipts.written() if each.batch in wanted]
@@ -721,6 +727,8 @@ class Pipeline(Project):
                     repo_id=options.repo_id,
                     private=options.is_private,
                     test_fraction=options.test_fraction,
+                    projects=self._projects if options.split_by == "project" else None,
+                    look=look,
                     card_facts=told,
                     lengths=options.lengths,
                     tokenizer=options.tokenizer,
@@ -730,7 +738,9 @@ class Pipeline(Project):
                         if self._is_scored(batch)
                     },
                 )
-            return {**report.to_json(), "made_under": hash_of(given[:1])}
+                if not checks:  # it had nothing new
+                    look(folder)
+            return {**report.to_json(), "checks": checks, "made_under": hash_of(given[:1])}
 
         return self._stage(
             "publish",
@@ -742,6 +752,13 @@ class Pipeline(Project):
             files=self._dataset_files,
             has_outputs=place.exists,
         )
+
+    def _projects(self, batch: str) -> dict[str, str]:
+        """Return the project of each conversation of a batch: that of the session that began it."""
+        columns = ["session_id", "conversation", "project"]
+        rows = self.root.read("sessions", batch, columns=columns).to_pylist()
+        rows.sort(key=lambda row: row["session_id"] == row["conversation"])
+        return {row["conversation"]: row["project"] for row in rows if row["project"]}
 
     def _published_from(self, batch: str, facts: Mapping[str, Any]) -> str:
         """Digest what decides what is published of a batch, beside the settings."""
