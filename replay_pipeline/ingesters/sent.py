@@ -82,6 +82,7 @@ class SentRequests:
         self._answers: dict[str, list[Any]] = {}
         self._side_by_side: list[list[Any]] = []
         self._n_tried = 0
+        self._last = ""
 
     def add(self, line: bytes | bytearray) -> None:
         """Take in one line of the log."""
@@ -101,8 +102,10 @@ class SentRequests:
                 blocks = self._answers.setdefault(message_id, [])
                 blocks += map(unmarked, as_list(message.get("content")))
                 self._open[message_id] = blocks
-                self._try_side_by_side()
-                self._side_by_side, self._n_tried = [], 0
+                if message_id != self._last:  # a call is answered while the message is still written
+                    self._try_side_by_side()
+                    self._side_by_side, self._n_tried = [], 0
+                    self._last = message_id
         elif row.type == "user" and (
             row.is_compact_summary or not row.is_visible_in_transcript_only
         ):
