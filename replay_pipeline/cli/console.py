@@ -318,7 +318,7 @@ def open_words(work: Report) -> str:
         ceiling = work.get("max_total_usd")
         price = "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
         never = f"up to {n:,} questions that no real teacher was asked{price}"
-        rest = open_words(work | {"n_never_asked": 0}) if work["stop_reasons"] else ""
+        rest = open_words({**work, "n_never_asked": 0}) if work["stop_reasons"] else ""
         return f"{never}. Of those that were: {rest}" if rest else never
     if not work["n_questions_left"]:
         return f"no question ({reasons})"
