@@ -102,7 +102,9 @@ class SentRequests:
                 blocks = self._answers.setdefault(message_id, [])
                 blocks += map(unmarked, as_list(message.get("content")))
                 self._open[message_id] = blocks
-                if message_id != self._last:  # a call is answered while the message is still written
+                if (
+                    message_id != self._last
+                ):  # a call is answered while the message is still written
                     self._try_side_by_side()
                     self._side_by_side, self._n_tried = [], 0
                     self._last = message_id
