@@ -14,7 +14,7 @@ from replay_pipeline.cli.console import (
     show_ranked,
 )
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import chosen, open_pipeline, open_project, ranked_row
+from replay_pipeline.cli.shared import chosen, open_pipeline, ranked_row
 
 
 @pairs_app.callback()
@@ -83,7 +83,7 @@ def review(
     ] = 1,
 ) -> None:
     """Write a page that shows pairs side by side, the newest batches first; it needs no server."""
-    work = open_project(settings, data)
+    work = open_pipeline(settings, data)
     path = work.review(to, look=look if look.exists() else None, page=page)
     out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")
     if (n_pages := work.n_review_pages()) > 1:
