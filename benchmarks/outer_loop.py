@@ -36,9 +36,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.trainer.diloco.simulation import run_schedule
+from tests.trainer.outer.simulation import run_schedule
 from tests.trainer.published import write_dataset
-from trainer.diloco import (
+from trainer.outer import (
     AsyncReplica,
     MemoryStore,
     OuterReplica,
@@ -46,11 +46,11 @@ from trainer.diloco import (
     OuterStep,
     open_store,
 )
-from trainer.diloco.codecs import CODECS, decode_payload, encode_payload
-from trainer.diloco.exchange import RoundReport
-from trainer.diloco.inner import make_inner_optimizer
-from trainer.diloco.launch import read_handles
-from trainer.diloco.parameters import ParameterVector, state_of_tensors, tensors_of_state
+from trainer.outer.codecs import CODECS, decode_payload, encode_payload
+from trainer.outer.exchange import RoundReport
+from trainer.outer.inner import make_inner_optimizer
+from trainer.outer.launch import read_handles
+from trainer.outer.parameters import ParameterVector, state_of_tensors, tensors_of_state
 
 CONTEXT = 64
 AVERAGE = OuterStep(1.0, 0.0)

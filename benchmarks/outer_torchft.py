@@ -33,7 +33,7 @@ import torchft
 from torchft.local_sgd import DiLoCo
 
 from benchmarks.outer_loop import TinyLM, batch, corpus, loss_of, reap
-from trainer.diloco import OuterStep, make_diloco_outer_loop, make_torchft_manager
+from trainer.outer import OuterStep, make_diloco_outer_loop, make_torchft_manager
 
 N_REPLICAS = 4
 QUIET_ROUNDS = 10

@@ -11,7 +11,7 @@ The trace grows by the student's own action and a tool result at each state; the
 of sigmoid DPO on all pairs against another, frozen model, reference pass included, in a fresh
 process, on one thread or on one GPU (there the best of the steps after the first):
 
-- `packed`: `trainer.losses.tree_layout.pack_pairs` and `trainer.integrations.packing.packed_logps`
+- `packed`: `trainer.model.tree_layout.pack_pairs` and `trainer.model.packing.packed_logps`
 - `trl`: `trl.DPOTrainer`, one pair a micro-batch, as many accumulation steps as pairs
 - `trl_2`: the same with two pairs a micro-batch (on CUDA)
 - `one_by_one`: one pair at a time without padding, the best case of not packing
@@ -137,8 +137,8 @@ def dpo_sum(chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any) -> A
 def step_packed(model: Any, reference: Any, pairs: list[Any]) -> float:
     import torch
 
-    from trainer.integrations.packing import packed_logps
-    from trainer.losses.tree_layout import pack_pairs
+    from trainer.model.packing import packed_logps
+    from trainer.model.tree_layout import pack_pairs
 
     tree = pack_pairs(pairs)
     with torch.no_grad(), reference() as frozen:
@@ -208,7 +208,7 @@ def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_tokens(sizes: dict[str, Any]) -> dict[str, Any]:
-    from trainer.losses.tree_layout import pack_pairs
+    from trainer.model.tree_layout import pack_pairs
 
     tree = pack_pairs(make_pairs(sizes))
     return {"packed": tree.n_tokens, "one_by_one": tree.n_unpacked_tokens}

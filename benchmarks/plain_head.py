@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.losses.head import FusedOutput
+from trainer.model.head import FusedOutput
 
 
 def plain_policy_distillation(
@@ -29,7 +29,7 @@ def plain_policy_distillation(
     logit_scale: float = 1.0,
     softcap: float | None = None,
 ) -> FusedOutput:
-    """Compute what `trainer.losses.head.fused_policy_distillation` does, as one would write it."""
+    """Compute what `trainer.model.head.fused_policy_distillation` does, as one would write it."""
     n_tokens = len(target_ids_N)
 
     def logps(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

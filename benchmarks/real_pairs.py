@@ -40,7 +40,7 @@ def drawn_pairs(folder: str, n_pairs: int) -> tuple[list[Pair], int, int]:
     from trainer.data.dataset import load_preference_data
     from trainer.data.sampler import PairSampler
     from trainer.data.tiny import corpus, train_tokenizer
-    from trainer.integrations.settings import SharedSettings
+    from trainer.settings import SharedSettings
 
     rows, defaults = load_preference_data(folder).pairs, SharedSettings()
     tokenizer = train_tokenizer(corpus(rows[:300]), vocab_size=SIZES["vocab"])
@@ -74,9 +74,9 @@ def drawn_pairs(folder: str, n_pairs: int) -> tuple[list[Pair], int, int]:
 def run_ours(pairs: list[Pair], pairs_per_step: int) -> dict[str, float]:
     import torch
 
-    from trainer.integrations.packing import packed_logps
-    from trainer.integrations.settings import SharedSettings
-    from trainer.losses.tree_layout import pack_pairs_within
+    from trainer.model.packing import packed_logps
+    from trainer.model.tree_layout import pack_pairs_within
+    from trainer.settings import SharedSettings
 
     model, reference = make_model(SIZES), make_model(SIZES, seed=1).eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)

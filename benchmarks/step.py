@@ -57,7 +57,7 @@ BUDGETS, SMALL_BUDGETS = (2048, 4096, 8192), (256, 512, 1024)
 
 
 def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """Build the trainer as `trainer.integrations.trl.run` does, for a model of any size."""
+    """Build the trainer as `trainer.trl.run` does, for a model of any size."""
     from transformers import AutoTokenizer
 
     from trainer.data.dataset import load_preference_data
@@ -67,9 +67,9 @@ def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
     from trainer.data.tiny import corpus, train_tokenizer
     from trainer.data.tokens import requests_of
     from trainer.hints import hint_for_row
-    from trainer.integrations.trl.config import ComposerConfig
-    from trainer.integrations.trl.run import without_upstream_warnings
-    from trainer.integrations.trl.trainer import ComposerReplicationTrainer
+    from trainer.trl.config import ComposerConfig
+    from trainer.trl.run import without_upstream_warnings
+    from trainer.trl.trainer import ComposerReplicationTrainer
 
     data, scratch = load_preference_data(sizes["folder"]), Path(sizes["scratch"])
     if not (scratch / "tokenizer").exists():
@@ -112,7 +112,7 @@ def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
 def keep_steps_with_hints(trainer: Any) -> None:
     """Let the trainer go through the first steps of its run whose rollouts have a hint, and no others."""
     from trainer.data.rollouts import RecordedRollouts
-    from trainer.integrations.scoring import response_logps
+    from trainer.model.scoring import response_logps
 
     sampler, groups = trainer._get_train_sampler(), trainer.recorded.groups
     rows, size = list(sampler), trainer.args.generation_batch_size
@@ -133,7 +133,7 @@ def train(trainer: Any, device: Device = "cpu") -> list[float]:
     """Train, and return the seconds from the beginning of each step to that of the next."""
     from transformers import TrainerCallback
 
-    from trainer.integrations.trl.run import without_upstream_warnings
+    from trainer.trl.run import without_upstream_warnings
 
     begun_s: list[float] = []
 
@@ -175,7 +175,7 @@ def run_alone(trainer: Any) -> dict[str, Any]:
 
         return run
 
-    from trainer.integrations.trl import trainer as module
+    from trainer.trl import trainer as module
 
     collator = type(trainer.collator)
     plain = collator.pairs, module.trees_of

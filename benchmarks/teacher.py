@@ -22,7 +22,7 @@ import torch  # noqa: E402 - after the path above
 
 from benchmarks.measuring import SECONDS, best_of, machine_of  # noqa: E402
 from benchmarks.pairs import SHAPES, make_model  # noqa: E402
-from trainer.integrations.kv_reuse import (  # noqa: E402
+from trainer.model.kv_reuse import (  # noqa: E402
     hinted_batch,
     student_hidden,
     teacher_hidden,

@@ -46,7 +46,7 @@ LIGER = "_liger"
 def drawn(trainer: Any) -> tuple[list[int], list[list[dict[str, Any]]]]:
     """Rows of the steps, one for each rollout, and the groups behind them with `old_logps`."""
     from trainer.data.rollouts import RecordedRollouts
-    from trainer.integrations.scoring import response_logps
+    from trainer.model.scoring import response_logps
 
     size = trainer.args.generation_batch_size
     rows = list(trainer._get_train_sampler())[: size * (N_STEPS + 1)]
@@ -116,7 +116,7 @@ def run_policy(
     from trl import GRPOConfig, GRPOTrainer
 
     from trainer.data.rewards import as_trl_reward, consensus_reward
-    from trainer.integrations.trl.run import without_upstream_warnings
+    from trainer.trl.run import without_upstream_warnings
 
     args = ours.args
     each, size = args.num_generations, args.generation_batch_size

@@ -22,7 +22,7 @@ PAGES = sorted([REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").r
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 RUNNABLE = {"python", "console"}
 INERT = {"text", "yaml", "toml", "json", "jsonl", "mermaid", "diff", "make"}
-INERT |= {"sql"}  # run by frameworks_tests/readers, where duckdb is
+INERT |= {"sql"}  # run by tests/frameworks/readers, where duckdb is
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:

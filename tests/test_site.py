@@ -20,6 +20,8 @@ def test_the_site_builds_strictly_and_asks_nobody(tmp_path):
             "build",
             "--strict",
             "--quiet",
+            "--config-file",
+            "tools/mkdocs.yml",
             "--site-dir",
             str(tmp_path),
         ],
@@ -52,7 +54,7 @@ def test_every_test_that_the_threat_model_names_exists():
 
 
 def test_every_page_is_in_the_navigation_once():
-    text = (REPO / "mkdocs.yml").read_text("utf-8")
+    text = (REPO / "tools/mkdocs.yml").read_text("utf-8")
     listed = re.findall(r"- ([\w/-]+\.md)$", text, re.MULTILINE)
     pages = {p.relative_to(REPO / "docs").as_posix() for p in (REPO / "docs").rglob("*.md")}
     assert len(listed) == len(set(listed))

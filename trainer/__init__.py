@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.data.collator import ComposerDataCollator, build_batch
-    from trainer.integrations.trl import ComposerConfig, ComposerReplicationTrainer
     from trainer.losses.compose import LossComponents, compose_loss
+    from trainer.trl import ComposerConfig, ComposerReplicationTrainer
 
 _HOMES = {
-    "ComposerConfig": "trainer.integrations.trl",
+    "ComposerConfig": "trainer.trl",
     "ComposerDataCollator": "trainer.data.collator",
-    "ComposerReplicationTrainer": "trainer.integrations.trl",
+    "ComposerReplicationTrainer": "trainer.trl",
     "LossComponents": "trainer.losses.compose",
     "build_batch": "trainer.data.collator",
     "compose_loss": "trainer.losses.compose",

@@ -56,7 +56,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 on success, 2 when a setting or the dataset is wrong, 143 when stopped.
 
-    `launch` and its kin as first word are about replicas of the rest: see `trainer.diloco.launch`.
+    `launch` and its kin as first word are about replicas of the rest: see `trainer.outer.launch`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in COMMANDS:
@@ -119,22 +119,22 @@ def _default(overrides: Sequence[str]) -> Path:
 def _command(name: str, arguments: Sequence[str]) -> int:
     if name == "serve":
         with uncollected():
-            from trainer.integrations.serve import serve_command  # noqa: PLC0415 - loads torch
+            from trainer.model.serve import serve_command  # noqa: PLC0415 - loads torch
 
         return serve_command(arguments)
     if name == "export":
         with uncollected():
-            from trainer.integrations.export import export_command  # noqa: PLC0415 - loads torch
+            from trainer.outer.export import export_command  # noqa: PLC0415 - loads torch
 
         return export_command(arguments)
-    from trainer.diloco.launch import COMMANDS  # noqa: PLC0415 - loads torch
+    from trainer.outer.launch import COMMANDS  # noqa: PLC0415 - loads torch
 
     return COMMANDS[name](arguments)
 
 
 def _run_on_mesh(values: dict[str, Any]) -> dict[str, Any]:
     try:
-        from trainer.integrations.monarch.controller import train_on_mesh  # noqa: PLC0415
+        from trainer.engines.monarch.controller import train_on_mesh  # noqa: PLC0415
     except ImportError as error:
         raise TrainerConfigError(
             f"the engine monarch needs the package torchmonarch ({error}): pip install "
@@ -148,12 +148,12 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
     with uncollected():
         import torch  # noqa: PLC0415
 
-        from trainer.integrations.early import refuse_early  # noqa: PLC0415
+        from trainer.early import refuse_early  # noqa: PLC0415
 
         refuse_early(values)
-        from trainer.integrations.pipes import reporting  # noqa: PLC0415
-        from trainer.integrations.settings import read_settings  # noqa: PLC0415
-        from trainer.integrations.trl.run import run  # noqa: PLC0415
+        from trainer.engines.settings_file import read_settings  # noqa: PLC0415
+        from trainer.pipes import reporting  # noqa: PLC0415
+        from trainer.trl.run import run  # noqa: PLC0415
 
     if values.get("model") is None:
         torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
@@ -203,21 +203,21 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 
 def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
-    from trainer.integrations.verl.launch import train_with_verl  # noqa: PLC0415 - loads torch
+    from trainer.engines.verl.launch import train_with_verl  # noqa: PLC0415 - loads torch
 
     with stop_signals() as should_stop:
         return train_with_verl(values, should_stop=should_stop)
 
 
 def _prepare_prime_rl(values: dict[str, Any]) -> dict[str, Any]:
-    from trainer.integrations.prime_rl.prepare import prepare_prime_rl  # noqa: PLC0415 - loads torch
+    from trainer.engines.prime_rl.prepare import prepare_prime_rl  # noqa: PLC0415 - loads torch
 
     return prepare_prime_rl(values)
 
 
 def _run_with_tinker(values: dict[str, Any]) -> dict[str, Any]:
     try:
-        from trainer.integrations.tinker.run import train_with_tinker  # noqa: PLC0415 - loads torch
+        from trainer.engines.tinker.run import train_with_tinker  # noqa: PLC0415 - loads torch
     except ImportError as error:
         raise TrainerConfigError(
             f"the engine tinker needs the package tinker ({error}): pip install 'tinker>=0.25'"

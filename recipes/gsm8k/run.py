@@ -25,9 +25,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from trainer import ComposerConfig, ComposerReplicationTrainer
 from trainer.data.rendering import Renderer
 from trainer.data.tiny import make_model, train_tokenizer
-from trainer.integrations.loading import with_adapter
-from trainer.integrations.settings import PeftOptions
-from trainer.integrations.trl.run import without_upstream_warnings
+from trainer.model.loading import with_adapter
+from trainer.settings import PeftOptions
+from trainer.trl.run import without_upstream_warnings
 
 TEMPLATES = (
     "{a} apples are in a basket, {b} more are put in. How many apples are there?",

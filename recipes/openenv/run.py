@@ -25,11 +25,11 @@ from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.data.tiny import corpus, make_model, train_tokenizer
-from trainer.integrations.openenv.client import environment_factory
-from trainer.integrations.openenv.episodes import replay_tasks
-from trainer.integrations.settings import read_settings
-from trainer.integrations.trl.run import RunParts, run
+from trainer.engines.openenv.client import environment_factory
+from trainer.engines.openenv.episodes import replay_tasks
+from trainer.engines.settings_file import read_settings
 from trainer.losses.compose import compose_loss
+from trainer.trl.run import RunParts, run
 
 SETTINGS = Path(__file__).with_name("settings.yaml")
 REWARD = "replay_pipeline.actions:consensus_reward"
@@ -41,7 +41,7 @@ def server(dataset: str, url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    command = [sys.executable, "-m", "trainer.integrations.openenv.server", "--port", "0"]
+    command = [sys.executable, "-m", "trainer.engines.openenv.server", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--dataset", dataset, "--reward", REWARD], stdout=subprocess.PIPE, text=True
     )

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trainer import build_batch, compose_loss
 from trainer.data.collator import EXAMPLE_ROW
 from trainer.data.tiny import corpus, make_model, train_tokenizer
-from trainer.integrations.loading import with_adapter
-from trainer.integrations.settings import PeftOptions
+from trainer.model.loading import with_adapter
+from trainer.settings import PeftOptions
 
 ALPHA_SDPO, BETA_REPLAY = 0.1, 0.05
 MAX_STEPS = 200

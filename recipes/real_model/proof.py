@@ -35,10 +35,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trainer.data.evaluation import end_tokens
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message, consensus_reward
-from trainer.integrations.loading import with_adapter, without_peft_warnings
-from trainer.integrations.settings import PeftOptions
 from trainer.losses.channels import ReplayOptions, replay_per_pair
 from trainer.losses.sdpo import sdpo_per_token
+from trainer.model.loading import with_adapter, without_peft_warnings
+from trainer.settings import PeftOptions
 
 Row = tuple[list[int], list[list[int]]]
 """A prompt, and the responses behind it, as token ids."""

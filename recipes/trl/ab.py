@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.__main__ import DEFAULT_CONFIG, read_config
-from trainer.integrations.settings import read_settings
-from trainer.integrations.trl.run import run
+from trainer.engines.settings_file import read_settings
+from trainer.trl.run import run
 
 NO_REPLAY = "trl.beta_replay=0.0"
 NO_POLICY = "trl.policy_weight=0.0"

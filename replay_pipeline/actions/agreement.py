@@ -1,13 +1,13 @@
 """When are two actions the same next action? A wrong merge makes a false pair: in doubt, they differ."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from replay_pipeline.actions.assignment import has_perfect_matching
+from replay_pipeline.actions.assignment import has_perfect_matching, perfect_matching
 from replay_pipeline.actions.canonical import Action, Call, canonical_action
 from replay_pipeline.actions.edits import Edit, are_same_change
 from replay_pipeline.actions.keys import keys_of
+from replay_pipeline.actions.reach import depend
 from replay_pipeline.actions.tools import family_of
 from replay_pipeline.types import AgreementLevel, Message
 
@@ -133,38 +133,82 @@ def _is_same_change(ours: Edits, theirs: Edits) -> bool:
 
 
 def _set_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel | None:
-    """Give the weakest level of the best one-to-one assignment, edits of one file gathered or not."""
-    if len(a) == len(b) and Counter(a) == Counter(b) and not _edits_depend_on_order(a, b):
-        return "exact"
+    """Give the weakest level of the best one-to-one assignment, edits of one file gathered or not.
+
+    Calls are made one after the other. Down to `effect` those that depend on each other must come
+    in the same order; on which objects they act says no order.
+    """
     if max(len(a), len(b)) > _MAX_CALLS:
         return None
     ours, theirs = _gathered(a), _gathered(b)
-    found: AgreementLevel | None = None
-    if len(ours) == len(theirs):
-        found = _best_assignment([[_gathered_level(x, y) for y in theirs] for x in ours])
-    return found
-
-
-def _best_assignment(levels: list[list[AgreementLevel | None]]) -> AgreementLevel | None:
+    if len(ours) != len(theirs):
+        return None
+    levels = [[_gathered_level(x, y) for y in theirs] for x in ours]
+    before, behind = _dependences(ours), _dependences(theirs)
     for level in LEVELS:
         edges = [[n for n, at in enumerate(row) if agrees_at(level, at)] for row in levels]
-        if has_perfect_matching(edges, len(levels)):
+        if agrees_at("effect", level) and (any(before) or any(behind)):
+            if _has_ordered_matching(edges, before, behind):
+                return level
+        elif has_perfect_matching(edges, len(levels)):
             return level
     return None
 
 
-def _edits_depend_on_order(a: tuple[Call, ...], b: tuple[Call, ...]) -> bool:
-    """Whether edits of one file come in another order, which may give another file."""
-    return [c for c in a if _is_edit(c)] != [c for c in b if _is_edit(c)]
+def _has_ordered_matching(
+    edges: list[list[int]], before: list[set[int]], behind: list[set[int]]
+) -> bool:
+    """Whether a matching keeps the order of all that depend on each other.
+
+    Args:
+        edges: For each of our groups the ones of theirs that do the same.
+        before: For each of our groups the earlier ones that it depends on.
+        behind: The same of theirs.
+    """
+    ours, theirs = _depths(before), _depths(behind)
+    edges = [[n for n in row if theirs[n] == ours[i]] for i, row in enumerate(edges)]
+    found = perfect_matching(edges, len(behind))
+    return found is not None and all(
+        {found[earlier] for earlier in before[i]} == behind[n] for i, n in enumerate(found)
+    )
+
+
+def _depths(dependences: list[set[int]]) -> list[int]:
+    """Give the length of the longest chain of dependences that ends at each place."""
+    found: list[int] = []
+    for earlier in dependences:
+        found.append(1 + max((found[i] for i in earlier), default=-1))
+    return found
+
+
+def _dependences(groups: list[tuple[Call, ...]]) -> list[set[int]]:
+    """Give, for each group of calls, the earlier groups that must stay before it."""
+    return [
+        {
+            i
+            for i, earlier in enumerate(groups[:n])
+            if any(depend(one, other) for one in earlier for other in group)
+        }
+        for n, group in enumerate(groups)
+    ]
 
 
 def _gathered(calls: tuple[Call, ...]) -> list[tuple[Call, ...]]:
-    """Give each call alone, but the edits of one file together, in order."""
-    groups: dict[Any, list[Call]] = {}
-    for number, call in enumerate(calls):
-        key = keys_of(call).target if _is_edit(call) else number
-        groups.setdefault(key, []).append(call)
-    return [tuple(group) for group in groups.values()]
+    """Give each call alone, but the edits of one file together that nothing comes between."""
+    groups: list[list[Call]] = []
+    open_: dict[Any, list[Call]] = {}
+    for call in calls:
+        key = keys_of(call).target if _is_edit(call) else None
+        for other, group in list(open_.items()):
+            if other != key and any(depend(call, edit) for edit in group):
+                del open_[other]
+        if key is not None and key in open_:
+            open_[key].append(call)
+            continue
+        groups.append([call])
+        if key is not None:
+            open_[key] = groups[-1]
+    return [tuple(group) for group in groups]
 
 
 def _is_edit(call: Call) -> bool:

@@ -2,13 +2,15 @@
 
 For the programs of `shell_programs.toml` options may be joined, split, respelt and reordered, but
 not across one that they override. A program or option that is not listed is read strictly: its
-words keep their order, except long flags of an unlisted program that stand side by side.
+words count as they are written, each at its place. What such a word means (a path of this machine,
+of a container, a key of a store) and which flags override each other is not known.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from replay_pipeline.actions.consequences import Consequence, consequence_of
 from replay_pipeline.actions.programs import PROGRAMS, Program
 from replay_pipeline.actions.shell_words import ACTIVE, QUOTED
 
@@ -29,6 +31,7 @@ class Arguments(NamedTuple):
     """Program, flags and operands: equal for equal meaning."""
     operands: tuple[object, ...]
     """Program, subcommand and operands without flags."""
+    consequence: Consequence = Consequence()
 
 
 class _Parsed(NamedTuple):
@@ -36,13 +39,11 @@ class _Parsed(NamedTuple):
     operands: list[str]
 
 
-_PATH_LIKE = re.compile(r"(?:~|\.{0,2})/[\w./@+-]*|\.{1,2}")
-_FILE_LIKE = re.compile(r"[\w.@+-]+/[\w./@+-]*\.[A-Za-z]\w{0,5}")
-_LONG_FLAG = re.compile(r"--[A-Za-z][\w-]*(?:=.*)?", re.DOTALL)
 _NAMES_START = re.compile(r"-(?:i?path|i?wholename|i?regex|f?printf?0?|fls)")
 """Parts of a `find` expression that see how the starting point is spelled."""
 _FIND_START_OPTIONS = frozenset({"-H", "-L", "-P"})
-_UNLISTED = PROGRAMS["unlisted"]
+_FIND_CHANGES = frozenset({"-delete", "-exec", "-execdir", "-ok", "-okdir"})
+_FIND = PROGRAMS["find"]
 
 
 def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Arguments:
@@ -53,7 +54,8 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
         path: Resolves a word that is a path.
         depth: How many commands run this one, as `timeout 5 nice` does.
     """
-    for n_words in (2, 1):
+    consequence = consequence_of(words)
+    for n_words in (3, 2, 1):
         program = PROGRAMS.get(" ".join(words[:n_words]))
         if program is None:
             continue
@@ -61,10 +63,12 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
         if program.options is not None and (parsed := _parsed(program, rest)):
             if program.operands == "command":
                 return _of_command(program, name, parsed, path, depth)
-            return _understood(program, name, parsed, path)
-        return _strictly(program, name, rest, path)
+            found = _understood(program, name, parsed, path, consequence)
+        else:
+            found = _strictly(program, name, rest, path)
+        return found._replace(consequence=consequence)
     name = path(words[0]) if "/" in words[0] else words[0]
-    return _strictly(_UNLISTED, (name,), words[1:], path)
+    return _strictly(None, (name,), words[1:], path)._replace(consequence=consequence)
 
 
 def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
@@ -168,13 +172,21 @@ def _long(
 
 
 def _understood(
-    program: Program, name: tuple[str, ...], parsed: _Parsed, path: PathReader
+    program: Program,
+    name: tuple[str, ...],
+    parsed: _Parsed,
+    path: PathReader,
+    consequence: Consequence,
 ) -> Arguments:
     flags, operands = parsed
     objects_of = program.objects.split()
     named = [flag for flag in flags if flag[0] in objects_of]
     ordered = _in_one_order(flags, program.groups)
-    objects = _objects(program, operands, path, has_pattern=bool(named))
+
+    def read(word: str) -> str:
+        return _object(program, word, path, only_looks=consequence.only_looks)
+
+    objects = _objects(program, operands, read, has_pattern=bool(named))
     acted_on = objects
     if program.operands in ("script", "git"):
         acted_on = tuple(word for word in objects if word == "--" or not word.startswith("-"))
@@ -190,7 +202,10 @@ def _of_command(
     if rest and depth < _MAX_DEPTH:
         inner = arguments_of(rest, path, depth + 1)
     ordered = _in_one_order(parsed.flags, program.groups)
-    return Arguments((*name, ordered, *own, *inner.effect), (*name, *inner.operands))
+    shown = ["" if program.display and _TIME.fullmatch(word) else word for word in own]
+    return inner._replace(
+        effect=(*name, ordered, *shown, *inner.effect), operands=(*name, *inner.operands)
+    )
 
 
 def _in_one_order(flags: list[Flag], groups: Mapping[str, frozenset[str]]) -> tuple[Flag, ...]:
@@ -216,20 +231,19 @@ def _in_one_order(flags: list[Flag], groups: Mapping[str, frozenset[str]]) -> tu
     return tuple(found)
 
 
+def _object(program: Program, word: str, path: PathReader, *, only_looks: bool) -> str:
+    """Give an operand that is a path, resolved."""
+    # `-` is the standard input; a glob could match a name that reads as an option.
+    if word == "-" or (word.startswith(ACTIVE) and not word.startswith(f"{ACTIVE}~")):
+        return word
+    file, colons, part = word.partition("::")
+    return f"{path(file)}{_end_of(program, file, only_looks=only_looks)}{colons}{part}"
+
+
 def _objects(
-    program: Program, operands: list[str], path: PathReader, *, has_pattern: bool
+    program: Program, operands: list[str], read: PathReader, *, has_pattern: bool
 ) -> tuple[str, ...]:
-    """Give the operands, those that are paths resolved."""
-
-    def read(word: str) -> str:
-        # `-` is the standard input; a glob could match a name that reads as an option.
-        if word == "-" or (word.startswith(ACTIVE) and not word.startswith(f"{ACTIVE}~")):
-            return word
-        file, colons, part = word.partition("::")
-        resolved = path(file)
-        is_folder = program.keeps_slash and file.endswith("/") and not resolved.endswith("/")
-        return f"{resolved}{'/' if is_folder else ''}{colons}{part}"
-
+    """Give the operands, those that are paths read as such."""
     kind = program.operands
     if kind == "words":
         cut = len(operands)
@@ -245,22 +259,34 @@ def _objects(
     return (*operands[:cut], *map(read, operands[cut:]))
 
 
+_TIME = re.compile(r"\d+(?:\.\d+)?[smhd]?")
+_NAMED_FILE = re.compile(r"[^/]\.\w{1,5}/+\Z")
+_ENDS_IN_DOTS = re.compile(r"(?:^|/)(\.\.?)/*\Z")
+
+
+def _end_of(program: Program, word: str, *, only_looks: bool) -> str:
+    """Give what the end of a path means beyond the path: a slash, or a folder named by dots.
+
+    Behind a glob a slash leaves the files out, behind a file's name it is an error, and with some
+    programs it crosses a link. Programs that change things tell `.` from the same folder's name.
+    """
+    dots = _ENDS_IN_DOTS.search(word)
+    if dots and not only_looks and not program.folders:
+        return f"/{dots[1]}"
+    if not word.endswith("/") or not word.strip("/"):
+        return ""
+    is_plain = ACTIVE not in word and QUOTED not in word and not _NAMED_FILE.search(word)
+    return "" if program.folders and is_plain else "/"
+
+
 def _strictly(
-    program: Program, name: tuple[str, ...], words: Sequence[str], path: PathReader
+    program: Program | None, name: tuple[str, ...], words: Sequence[str], path: PathReader
 ) -> Arguments:
     """Give the words of a command in their order."""
     spelled = list(words)
-    if program.operands == "find":
+    if program is not None and program.operands == "find" and not _FIND_CHANGES.intersection(words):
         spelled = _from_start(words, path)
-    elif program.operands == "paths" and program.options is None:
-        end = words.index("--") if "--" in words else len(words)
-        spelled = [
-            word if word.startswith("-") and n < end else _spelled_path(word, path)
-            for n, word in enumerate(words)
-        ]
     operands = [word for word in spelled if not word.startswith("-") or word == "-"]
-    if program.options is None and not program.ordered:
-        spelled = _with_flags_sorted(spelled)
     return Arguments((*name, *spelled), (*name, *operands))
 
 
@@ -271,35 +297,7 @@ def _from_start(words: Sequence[str], path: PathReader) -> list[str]:
     n = 0
     while n < len(words) and (words[n] in _FIND_START_OPTIONS or words[n][:1] not in "-(!,\\"):
         n += 1
-    return [w if w.startswith("-") else path(w) for w in words[:n]] + list(words[n:])
-
-
-def _with_flags_sorted(words: list[str]) -> list[str]:
-    """Long flags side by side in one order, but for the last before what may be its value."""
-    found: list[str] = []
-    run: list[Flag] = []
-    is_open = True
-    for number, word in enumerate(words):
-        is_open = is_open and word != "--"
-        following = words[number + 1] if number + 1 < len(words) else "-"
-        is_alone = "=" in word or following.startswith("-")
-        if is_open and is_alone and _LONG_FLAG.fullmatch(word) and ACTIVE not in word:
-            name, has_value, value = word.partition("=")
-            run.append((name.removeprefix("--").removeprefix("no-"), name, has_value + value))
-            continue
-        found += [flag[1] + flag[2] for flag in _in_one_order(run, _UNLISTED.groups)]
-        run = []
-        found.append(word)
-    return found + [flag[1] + flag[2] for flag in _in_one_order(run, _UNLISTED.groups)]
-
-
-def _spelled_path(word: str, path: PathReader) -> str:
-    """Give a word that can only be a path, resolved; any other word as it is."""
-    if QUOTED in word or "//" in word:
-        return word
-    if not _PATH_LIKE.fullmatch(word.replace(ACTIVE + "~", "~")) and not _FILE_LIKE.fullmatch(word):
-        return word
-    inner = word.lstrip("./").split("/")
-    if "." in inner or ".." in inner:
-        return word
-    return path(word) + ("/" if word.endswith("/") and len(word) > 1 else "")
+    starts = [
+        w if w.startswith("-") else path(w) + _end_of(_FIND, w, only_looks=True) for w in words[:n]
+    ]
+    return starts + list(words[n:])

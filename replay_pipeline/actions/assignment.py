@@ -10,8 +10,18 @@ def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
         edges: For each left item the right items it may have.
         n_right: Number of right items.
     """
+    return perfect_matching(edges, n_right) is not None
+
+
+def perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> list[int] | None:
+    """Give each left item a right item of its own, by place; `None` where that cannot be.
+
+    Args:
+        edges: For each left item the right items it may have.
+        n_right: Number of right items.
+    """
     if len(edges) != n_right or not all(edges):
-        return False
+        return None
     owner: dict[int, int] = {}
 
     def place(left: int, seen: set[int]) -> bool:
@@ -24,4 +34,6 @@ def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
                 return True
         return False
 
-    return all(place(left, set()) for left in range(len(edges)))
+    if not all(place(left, set()) for left in range(len(edges))):
+        return None
+    return sorted(owner, key=owner.__getitem__)

@@ -18,7 +18,7 @@ class CallKeys(NamedTuple):
     target: Any
     """Equal for calls on the same object; `None` when the call has none."""
     lines: tuple[float, float] | None = None
-    """First and last line of a read, counted from 1."""
+    """First and last line of what a read, or the end of a pipe, shows; counted from 1."""
     edits: tuple[Edit, ...] | None = None
     """Replacements of an edit, in order."""
 
@@ -37,7 +37,9 @@ def _read_keys(call: Call) -> CallKeys:
     arguments = call.values()
     if call.name == "Bash":
         plan = shell_plan(arguments.pop("command"), call.cwd)
-        return CallKeys((plan.effect, _items(arguments)), plan.target)
+        for key in spec_of("Bash").display:
+            arguments.pop(key, None)
+        return CallKeys((plan.effect, _items(arguments)), plan.target, plan.shown)
     spec = spec_of(call.name)
     for path in spec.paths:
         if isinstance(arguments.get(path), str):

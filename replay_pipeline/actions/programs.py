@@ -34,7 +34,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ends: bool = False
     apart: bool = False
     once: bool = False
-    keeps_slash: bool = False
+    folders: bool = False
     searches_path: bool = False
     display: bool = False
     is_interpreter: bool = False

@@ -1,7 +1,7 @@
 """What a shell command does, read from its syntax tree. Nothing is ever run or looked up."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import count
@@ -28,6 +28,7 @@ _MAX_REPORTS = 60
 _MAX_PLAIN_WORDS = 300
 """A longer list of bare commands is read from its tree, which has a bound of its own."""
 
+Lines = tuple[float, float]
 Form = tuple[Any, ...]
 """A normalised piece of syntax: equal forms have equal effects."""
 
@@ -57,6 +58,12 @@ _PLAIN_WORDS = frozenset(
     ["word", "number", "variable_name", "special_variable_name", "test_operator", "file_descriptor"]
 )
 _NOTHING: Form = ("nothing",)
+_CHAIN = frozenset({"list", "pipeline", "redirected_statement", "negated_command"})
+"""Kinds of nodes in which the tree joins commands; what binds to what is read from their order."""
+_JOINTS = frozenset({"&&", "||", "|", "|&", "!"})
+_REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirect"})
+_LAST_LINE = 2.0**52
+"""Stands for the last line of an output, however long it is."""
 
 
 class ShellPlan(NamedTuple):
@@ -66,6 +73,22 @@ class ShellPlan(NamedTuple):
     """Equal for commands that do the same."""
     target: tuple[Form, ...] | None
     """Programs with their operands, in order; `None` when the command could not be parsed."""
+    shown: Lines | None = None
+    """First and last line of what a pipe into `head` or `tail` at the end shows."""
+    only_looks: bool = False
+    """Nothing in it changes anything."""
+    acts: frozenset[str] = frozenset()
+    """Kinds of consequences that a person asks for, such as `push`."""
+
+
+class _Stage(NamedTuple):
+    """One command of a pipe."""
+
+    joint: str
+    """The operator before it; empty for the first one."""
+    is_negated: bool
+    body: Node | None
+    redirects: list[Node]
 
 
 class _UnreadableError(Exception):
@@ -106,8 +129,7 @@ def _plain_plan(command: str, cwd: str | None) -> ShellPlan | None:
             joined.append(reader.stage(lambda words=words: reader.simple((), words, ()), joined))
         else:
             _append(joined, "&&", reader.simple((), words, ()))
-    effect = ("|", *joined) if is_pipe else _listed(joined)
-    return ShellPlan(effect, tuple(reader.commands))
+    return reader.plan(("|", *joined) if is_pipe else _listed(joined))
 
 
 def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
@@ -123,10 +145,9 @@ def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
         if root.has_error or root.descendant_count > _MAX_NODES:
             return _opaque(command)
         reader = _Reader(source, cwd)
-        effect = reader.sequence(root.children, 0)
+        return reader.plan(reader.sequence(root.children, 0))
     except (UnicodeError, _UnreadableError):
         return _opaque(command)
-    return ShellPlan(effect, tuple(reader.commands))
 
 
 def _parsed(source: bytes) -> Tree:
@@ -157,6 +178,13 @@ class _Reader:
         self.cwd = absolute(cwd, None) if cwd else None
         self.folder = self.cwd
         self.commands: list[Form] = []
+        self.only_looks = True
+        self.acts: frozenset[str] = frozenset()
+
+    def plan(self, effect: Form) -> ShellPlan:
+        """Give the plan of the whole command, when all of it has been read."""
+        effect, shown = _without_display(effect, only_looks=self.only_looks)
+        return ShellPlan(effect, tuple(self.commands), shown, self.only_looks, self.acts)
 
     def text(self, node: Node) -> str:
         return self.source[node.start_byte : node.end_byte].decode()
@@ -166,12 +194,15 @@ class _Reader:
     def sequence(self, nodes: Iterable[Node], depth: int) -> Form:
         """Statements one after the other; `;` and a new line are the same."""
         found: list[Form] = []
+        folder = self.folder
         for node in nodes:
             if node.type == "&":
                 if not found:
                     raise _UnreadableError
                 found.append(("&", found.pop()))
+                self.folder = folder  # its `cd` happened in another process
             elif node.type not in _SEPARATORS:
+                folder = self.folder
                 found.append(self.statement(node, depth + 1))
         if len(found) > 1:
             found = [form for form in found if form != _NOTHING] or found[:1]
@@ -188,28 +219,41 @@ class _Reader:
             raise _UnreadableError
         return self.other(node, depth)
 
-    def listed(self, node: Node, depth: int) -> Form:
-        """Commands joined by `&&` and `||`, which bind alike and to the left."""
-        later: list[tuple[str, Node]] = []
-        while node.type == "list":
-            node, operator, right = _three(node)
-            later.append((operator.type, right))
-        joined = [self.statement(node, depth + 1)]
-        for operator, right in reversed(later):
+    def chain(self, node: Node, depth: int) -> Form:
+        """Commands joined by operators, with their redirections.
+
+        `&&` and `||` bind alike and to the left, `|` binds tighter, `!` is said of a whole pipe,
+        and a redirection belongs to the command before it. The tree gives the redirection of the
+        last command of a list to all of the list, and what is piped with it.
+        """
+        before_all = self.folder
+        joined: list[Form] = []
+        changes_later = False
+        for operator, stages in _joined_pipes(node):
             before = self.folder
-            _append(joined, operator, self.statement(right, depth + 1))
-            if operator == "||" and self.folder != before:
-                self.folder = None
+            _append(joined, operator, self.pipe(stages, depth + 1))
+            if self.folder != before:
+                changes_later = operator != ""
+                if operator == "||":
+                    self.folder = None
+        if changes_later and self.folder != before_all:
+            self.folder = None  # whether it was reached is not known behind the list
         return _listed(joined)
 
-    def pipeline(self, node: Node, depth: int) -> Form:
-        stages: list[Form] = []
-        for child in node.children:
-            if child.type == "|&":
-                stages[-1] = _redirected(stages[-1], (("2", ">&", "1"),))
-            elif child.type != "|" and child.type != "comment":
-                stages.append(self.stage(lambda c=child: self.statement(c, depth + 1), stages))
-        return ("|", *stages)
+    def pipe(self, stages: list[_Stage], depth: int) -> Form:
+        is_negated = len(stages) > 0 and stages[0].is_negated
+        forms: list[Form] = []
+        for stage in stages:
+            if stage.is_negated and forms:
+                raise _UnreadableError
+            if stage.joint == "|&":
+                forms[-1] = _redirected(forms[-1], (("2", ">&", "1"),))
+            if len(stages) == 1:
+                forms.append(self.redirected(stage, depth))
+            else:
+                forms.append(self.stage(lambda s=stage: self.redirected(s, depth), forms))
+        form = forms[0] if len(forms) == 1 else ("|", *forms)
+        return ("!", form) if is_negated else form
 
     def stage(self, read: Callable[[], Form], before: list[Form]) -> Form:
         """One part of a pipe, in a process of its own: its `cd` ends with it."""
@@ -232,9 +276,6 @@ class _Reader:
     def group(self, node: Node, depth: int) -> Form:
         return ("{}", self.sequence(_inside(node), depth))
 
-    def negated(self, node: Node, depth: int) -> Form:
-        return ("!", self.statement(node.children[-1], depth + 1))
-
     def other(self, node: Node, depth: int) -> Form:
         """Loops, conditions, functions: the structure as it is, with its words normalised."""
         before = self.folder
@@ -251,6 +292,7 @@ class _Reader:
                 parts.append(self.nested(child, depth + 1))
                 objects.append(parts[-1])
         self.commands.append(tuple(objects))
+        self.only_looks &= node.type not in ("function_definition", "c_style_for_statement")
         if self.folder != before:
             self.folder = None
         return tuple(parts)
@@ -289,42 +331,31 @@ class _Reader:
             return head + ACTIVE + self.text(value)
         return head + self.word(value, depth + 1)
 
-    def redirected(self, node: Node, depth: int) -> Form:
-        body = node.child_by_field_name("body")
+    def redirected(self, stage: _Stage, depth: int) -> Form:
+        body = stage.body
         words: list[str] = []
         redirects: list[Form] = []
-        piped: list[Form] = []
         # The operands after `> file` belong to the command, so they are read first.
-        for child in node.children:
-            if child.type == "file_redirect":
-                redirects += self.redirect(child, words, depth)
-            elif child.type == "heredoc_redirect":
-                self.heredoc(child, redirects, words, piped, depth)
-            elif child.type == "herestring_redirect":
-                redirects.append(self.herestring(child, depth))
+        for node in stage.redirects:
+            if node.type == "file_redirect":
+                redirects += self.redirect(node, words, depth)
+            elif node.type == "heredoc_redirect":
+                redirects.append(self.heredoc(node))
+            else:
+                redirects.append(self.herestring(node, depth))
         if body is None:
-            form: Form = ("command", (), (), tuple(redirects))
-        elif body.type == "command":
-            form = self.command(body, depth, words=words, redirects=redirects)
-        elif words:
+            return self.simple((), words, tuple(redirects))
+        if body.type == "command":
+            return self.command(body, depth, words=words, redirects=redirects)
+        if words:
             raise _UnreadableError
-        else:
-            form = _redirected(self.statement(body, depth + 1), tuple(redirects))
-        return ("|", form, *piped) if piped else form
+        return _redirected(self.statement(body, depth + 1), tuple(redirects))
 
-    def heredoc(
-        self,
-        node: Node,
-        redirects: list[Form],
-        words: list[str],
-        piped: list[Form],
-        depth: int,
-    ) -> None:
-        """Read a here-document and what stands behind it on its line."""
+    def heredoc(self, node: Node) -> Form:
+        """Read a here-document; what stands behind it on its line is read with the chain."""
         mark = body = ""
         strips_tabs = False
         start = 0
-        place = len(redirects)
         for child in node.children:
             kind = child.type
             if kind == "<<-":
@@ -338,23 +369,13 @@ class _Reader:
             elif kind == "heredoc_end":
                 end = child.start_byte
                 body = self.source[start:end].decode() if start else body
-            elif kind == "pipeline":
-                piped += [
-                    self.stage(lambda c=c: self.statement(c, depth + 1), [_NOTHING])
-                    for c in child.children
-                    if c.type not in ("|", "|&")
-                ]
-                if any(c.type == "|&" for c in child.children):
-                    raise _UnreadableError
-            elif kind == "file_redirect":
-                redirects += self.redirect(child, words, depth)
-            elif kind not in ("<<", "file_descriptor"):
-                raise _UnreadableError
         if strips_tabs:
             body = re.sub(r"(?m)^\t+", "", body)
         is_quoted = any(quote in mark for quote in "'\"\\")
         expands = not is_quoted and any(sign in body for sign in "$`\\")
-        redirects.insert(place, ("0", "<<", body, expands))
+        if expands:
+            self.only_looks = False  # a substitution in it is not read
+        return ("0", "<<", body, expands)
 
     def herestring(self, node: Node, depth: int) -> Form:
         return ("0", "<<<", self.word(node.children[-1], depth + 1))
@@ -375,7 +396,9 @@ class _Reader:
         target = target or ""
         is_duplicate = operator in (">&", "<&") and (target.isdigit() or target == "-")
         if not is_duplicate and target:
-            target = self.path(target)
+            target = self.path(target) + ("/" if target.endswith("/") else "")
+        if ">" in operator and not is_duplicate and target != "/dev/null":
+            self.only_looks = False
         if operator in ("&>", "&>>") or (operator == ">&" and not is_duplicate and not number):
             return [("1", ">>" if operator == "&>>" else ">", target), ("2", ">&", "1")]
         return [(number or ("0" if operator.startswith("<") else "1"), operator, target)]
@@ -429,6 +452,8 @@ class _Reader:
         if words[0] in ("cd", "pushd", "popd"):
             return self.changed_folder(environment, words, redirects)
         arguments = arguments_of(words, self.path)
+        self.only_looks &= arguments.consequence.only_looks
+        self.acts |= arguments.consequence.acts
         self.note(arguments, redirects)
         return ("command", environment, arguments.effect, redirects)
 
@@ -566,11 +591,86 @@ def _listed(joined: list[Form]) -> Form:
     return joined[0] if len(joined) == 1 else ("list", *joined)
 
 
-def _three(node: Node) -> tuple[Node, Node, Node]:
-    children = [child for child in node.children if child.type not in ("comment", "\n")]
-    if len(children) != 3:
+def _flat(node: Node) -> Iterator[Node]:
+    """Give the operators, commands and redirections of a chain in the order they are written in."""
+    if node.type in _CHAIN or node.type == "heredoc_redirect":
+        if node.type == "heredoc_redirect":
+            yield node
+        for child in node.children:
+            if child.type not in _OF_HEREDOC and child.type not in ("comment", "\n"):
+                yield from _flat(child)
+    else:
+        yield node
+
+
+_OF_HEREDOC = frozenset(
+    {"<<", "<<-", "file_descriptor", "heredoc_start", "heredoc_body", "heredoc_end"}
+)
+
+
+def _joined_pipes(node: Node) -> Iterator[tuple[str, list[_Stage]]]:
+    """Give the pipes of a chain, each with the operator before it."""
+    operator, stages, joint, is_negated = "", list[_Stage](), "", False
+    for part in _flat(node):
+        kind = part.type
+        if kind in ("&&", "||"):
+            if not stages or joint:
+                raise _UnreadableError
+            yield operator, stages
+            operator, stages = kind, []
+        elif kind in ("|", "|&"):
+            joint = kind
+        elif kind == "!":
+            is_negated = not is_negated
+        elif kind in _REDIRECTS and stages and not joint:
+            stages[-1].redirects.append(part)
+        elif stages and not joint:
+            raise _UnreadableError
+        else:
+            body = None if kind in _REDIRECTS else part
+            stages.append(_Stage(joint, is_negated, body, [part] if body is None else []))
+            joint, is_negated = "", False
+    if not stages or joint:
         raise _UnreadableError
-    return children[0], children[1], children[2]
+    yield operator, stages
+
+
+def _without_display(effect: Form, *, only_looks: bool) -> tuple[Form, Lines | None]:
+    """Take off a pipe into `head` or `tail` at the very end; give the lines that it shows.
+
+    `head` stops what writes to it, so it is taken off a look alone. Elsewhere than at the end,
+    somebody goes by what comes out.
+    """
+    if effect[0] in ("list", ";") and len(effect) > 1:
+        last, shown = _without_display(effect[-1], only_looks=only_looks)
+        return (*effect[:-1], last), shown
+    if effect[0] != "|":
+        return effect, None
+    shown = _lines_shown(effect[-1])
+    if shown is None or (shown[0] == 1 and not only_looks):
+        return effect, None
+    return (effect[1] if len(effect) == 3 else effect[:-1]), shown
+
+
+def _lines_shown(form: Form) -> Lines | None:
+    """Give the lines that `head` or `tail` without operands shows; `None` for anything else."""
+    if form[0] != "command" or form[1] or form[3] or len(form[2]) != 2:
+        return None
+    program, flags = form[2]
+    if program not in ("head", "tail") or len(flags) > 1:
+        return None
+    kind, number = flags[0] if flags and len(flags[0]) == 2 else ("lines", "10")
+    digits = number.lstrip("+-")
+    if (flags and len(flags[0]) != 2) or kind not in ("lines", "bytes") or not digits.isdigit():
+        return None
+    if program == "head" and number[0] == "-":
+        return (1, _LAST_LINE)
+    if program == "tail" and number[0] == "+":
+        return (float(digits), _LAST_LINE) if kind == "lines" else None
+    n_lines = min(float(digits), _LAST_LINE) if kind == "lines" else 1.0
+    if not n_lines:
+        return None
+    return (1, n_lines) if program == "head" else (_LAST_LINE - n_lines + 1, _LAST_LINE)
 
 
 def _inside(node: Node) -> list[Node]:
@@ -587,10 +687,7 @@ def _redirected(form: Form, redirects: tuple[Form, ...]) -> Form:
 
 _READERS: dict[str, Callable[[_Reader, Node, int], Form]] = {
     "command": _Reader.command,
-    "redirected_statement": _Reader.redirected,
-    "list": _Reader.listed,
-    "pipeline": _Reader.pipeline,
-    "negated_command": _Reader.negated,
+    **dict.fromkeys(_CHAIN, _Reader.chain),
     "variable_assignment": _Reader.assignments,
     "variable_assignments": _Reader.assignments,
     "subshell": _Reader.subshell,

@@ -4,6 +4,7 @@ A tool that is not listed there (an MCP server's, a later version's) agrees by i
 arguments alone: every key counts.
 """
 
+import re
 from importlib import resources
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -12,6 +13,9 @@ import msgspec
 
 Arguments = dict[str, Any]
 Kind = Literal["string", "number", "boolean", "array"]
+Reach = Literal["nothing", "look", "object", "anything"]
+"""What a call can see or change: nothing that other calls touch; it looks around; it changes the one
+object that it names; or it may change anything."""
 
 _TYPES: dict[Kind, type | tuple[type, ...]] = {
     "string": str,
@@ -34,6 +38,7 @@ class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     display: frozenset[str] = frozenset()
     target: tuple[str, ...] = ()
     prose: frozenset[str] = frozenset()
+    reach: Reach | None = None
 
     def complaint(self, arguments: Arguments) -> str | None:
         """Say why the tool could not run with these arguments; `None` if it could."""
@@ -92,6 +97,21 @@ SPECS = msgspec.toml.decode(
 """Claude Code's tools by name."""
 _DEFAULT = ToolSpec(target=("file_path", "path", "notebook_path", "uri", "url"))
 _FAMILIES = {"MultiEdit": "Edit"}
+
+
+_LOOKING = re.compile(
+    r"(?:^|__|_|-)(?:get|list|read|search|find|view|query|fetch|show|describe|snapshot|lookup|status)"
+    r"(?:$|_|-)"
+)
+
+
+def reach_of_tool(name: str) -> Reach:
+    """Tell how far tool `name` reaches; of one that is not listed its name says whether it looks."""
+    spec = SPECS.get(name)
+    if spec is not None and spec.reach is not None:
+        return spec.reach
+    is_foreign = spec is None and name.startswith("mcp__")
+    return "look" if is_foreign and _LOOKING.search(name) else "anything"
 
 
 def spec_of(name: str) -> ToolSpec:

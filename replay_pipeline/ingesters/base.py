@@ -29,6 +29,8 @@ class Usage(msgspec.Struct, gc=False):
     n_cache_creation: int = 0
     n_cache_read: int = 0
     n_output: int = 0
+    n_cache_creation_1h: int | None = None
+    """Of those written to the cache, the ones written for an hour and not for five minutes."""
 
     @property
     def n_context(self) -> int:

@@ -9,7 +9,7 @@ starts a new root. Grouped this way, the path from a turn to its root is what th
 import logging
 import re
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -58,6 +58,7 @@ class _Tree:
         self.last_preserved: _Preserved | None = None
         self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
         self.later_uuids: set[bytes] | None = None
+        self.queue = _Queue()
 
     def add(self, offset: int, row: Row) -> None:
         """Take one row in; it is counted as used or skipped exactly once."""
@@ -65,8 +66,11 @@ class _Tree:
         if row.type == "content-replacement":
             self._replace(row)
             return
+        if row.type == "queue-operation":
+            self._queue(offset, row)
+            return
         if uuid is None:
-            # Titles, snapshots and queue operations stand outside the graph: nobody was shown them.
+            # Titles and snapshots stand outside the graph: nobody was shown them.
             self.counts.skipped["bookkeeping"] += 1
             return
         if uuid in self.by_row:
@@ -102,6 +106,11 @@ class _Tree:
                 self._place_late(offset, row, self._instead_of_phantom(tip))
                 self._wake(row.uuid or "")
         _thread_queued(self.turns)
+
+    def end_queue(self) -> None:
+        """Count what was taken from the queue, and no request followed that could have shown it."""
+        self.counts.skipped["bookkeeping"] += len(self.queue.taken)
+        self.queue.taken.clear()
 
     def _wake(self, uuid: str) -> None:
         ready = [uuid]  # a list and not a recursion: chains of waiting rows grow as long as files
@@ -186,6 +195,8 @@ class _Tree:
         key = message.id or row.uuid or ""
         turn = self.by_message.get(key)
         if turn is None:
+            if self.queue.taken and not row.is_sidechain:
+                parent = self._say_queued(row, parent)
             turn = self.by_message[key] = self._turn(offset, row, parent, "assistant")
             turn.message_id = message.id
             turn.model = message.model
@@ -195,7 +206,7 @@ class _Tree:
         turn.stop_reason = message.stop_reason or turn.stop_reason
         usage = message.usage
         if usage is not None:
-            n_output = usage.output_tokens or 0
+            n_output, lifetimes = usage.output_tokens or 0, usage.cache_creation
             # Each row repeats the usage as it was while streaming; the largest is the final one.
             if turn.usage is None or n_output > turn.usage.n_output:
                 turn.usage = Usage(
@@ -203,6 +214,7 @@ class _Tree:
                     usage.cache_creation_input_tokens or 0,
                     usage.cache_read_input_tokens or 0,
                     n_output,
+                    lifetimes.ephemeral_1h_input_tokens if lifetimes is not None else None,
                 )
         if isinstance(message.content, str):
             turn.texts.append(message.content)
@@ -297,6 +309,8 @@ class _Tree:
     def _user_turn(self, offset: int, row: Row, parent: Turn | None, texts: list[str]) -> Turn:
         turn = self._turn(offset, row, parent, _user_kind(row, texts[0]))
         turn.texts = texts
+        if len(texts) == 1 and self.queue.is_logged(texts[0]):
+            self.counts.skipped["bookkeeping"] += 1
         if row.is_compact_summary and self.last_preserved is not None:
             # Whatever the anchor names, what was kept follows the summary.
             self.last_preserved.anchor = row.uuid or ""
@@ -386,9 +400,28 @@ class _Tree:
         self.counts.rows_used += 1
         if text:
             kind = "queued" if fields["type"] == "queued_command" else "attachment"
+            if kind == "queued" and self.queue.is_logged(text):
+                self.counts.skipped["bookkeeping"] += 1
             turn = self._turn(offset, row, parent, kind)
             turn.texts = [text]
             self.by_row[row.uuid or ""] = turn
+
+    def _queue(self, offset: int, row: Row) -> None:
+        """Follow what is typed, or told, while the model works."""
+        text = attachments.plain(rows.value_of(row.content))
+        if not self.queue.take(row.operation, offset, text):
+            self.counts.skipped["bookkeeping"] += 1
+
+    def _say_queued(self, row: Row, parent: Turn | None) -> Turn | None:
+        """Put what was taken from the queue before the message that answers it; gives its last turn."""
+        for offset, text in self.queue.taken:
+            self.counts.rows_used += 1
+            is_told = text.startswith("<task-notification>")
+            parent = self._turn(offset, row, parent, "task_notification" if is_told else "queued")
+            parent.uuid = f"{parent.uuid}-queued-{offset}"
+            parent.texts = [text]
+        self.queue.taken.clear()
+        return parent
 
     def _replace(self, row: Row) -> None:
         """Put in place of large results what the model was shown of them."""
@@ -417,6 +450,45 @@ class _Tree:
             tree._place(offset, inner, tip)
 
 
+class _Queue:
+    """Messages that came while the model worked, as the operations on them are logged.
+
+    What is taken out by `remove` goes along with the next request. Until about 2.1.81 nothing else in
+    the log says so; later versions log it once more, as an attachment. What is taken out by `dequeue`
+    becomes a request of its own, and `popAll` gives everything back to whoever typed it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[str] = deque()
+        self.taken: list[tuple[int, str]] = []
+        """Messages that the next request shows, each with the offset of the row that says so."""
+
+    def take(self, operation: str | None, offset: int, text: str) -> bool:
+        """Take in one operation; tells whether the next request may show a message because of it."""
+        if operation == "enqueue":
+            self._waiting.append(text)
+            return False
+        if operation == "popAll":
+            self._waiting.clear()
+        if operation not in ("remove", "dequeue") or not self._waiting:
+            return False
+        text = self._waiting.popleft()
+        # Commands of the client are carried out by it, and not shown.
+        if operation == "dequeue" or not text or text.startswith("/"):
+            return False
+        self.taken.append((offset, text))
+        return True
+
+    def is_logged(self, text: str) -> bool:
+        """Forget a message that has a row of its own; tells whether it had been taken out."""
+        same = next((item for item in self.taken if item[1] == text), None)
+        if same is not None:
+            self.taken.remove(same)
+        elif text in self._waiting:  # after an interruption nothing says that it was taken out
+            self._waiting.remove(text)
+        return same is not None
+
+
 def _thread_queued(turns: list[Turn]) -> None:
     """Put user turns that arrived while the agent worked into its line.
 
@@ -432,7 +504,7 @@ def _thread_queued(turns: list[Turn]) -> None:
     for parent, below in list(children.items()):
         if parent.kind != "assistant" or not parent.calls or len(below) < 2:
             continue
-        for turn in below:
+        for turn in tuple(below):
             if turn.kind in _QUEUED_KINDS and turn not in children:
                 _thread(turn, parent, children)
 
@@ -442,8 +514,15 @@ _QUEUED_KINDS = frozenset({"user", "queued", "meta", "attachment", "task_notific
 
 def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
     above = parent
+    # The bodies of skills that were loaded side by side stand one below the other. Of two messages
+    # that a person typed there, though, one was taken back.
+    is_told = turn.kind in {"meta", "attachment"}
     while True:
-        steps = [c for c in children.get(above, ()) if c.kind == "assistant"]
+        steps = [
+            c
+            for c in children.get(above, ())
+            if c.kind == "assistant" or (is_told and c.kind == turn.kind and c in children)
+        ]
         if not steps:
             return
         step = steps[-1]  # the branch that was taken last: others were rewound
@@ -526,15 +605,17 @@ class ClaudeCode:
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
         size = path.stat().st_size if end is None else end
         session_id, cuts = _parts_of(path, size) if size > LONG_BYTES else (None, [0, size])
-        segment, n_turns = 0, Counter[str]()
+        segment, n_turns, queue = 0, Counter[str](), _Queue()
         for start, stop in pairwise(cuts):
             tree = _Tree(path, counts, file_agent, stop)
-            tree.segment = segment
+            tree.segment, tree.queue = segment, queue
             for offset, row in rows.read_rows(path, counts, stop, start):
                 session_id = _session_id(session_id, row, path.stem)
                 tree.add(offset, row)
             tree.finish()
             segment = tree.segment
+            if stop == cuts[-1]:
+                tree.end_queue()
             yield from _logs(tree, session_id or path.stem, n_turns)
 
 

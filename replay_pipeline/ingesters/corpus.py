@@ -466,6 +466,7 @@ class _Corpus:
                 usage, sums = turn.usage, self.report.usage
                 sums["input_tokens"] += usage.n_input
                 sums["cache_creation_input_tokens"] += usage.n_cache_creation
+                sums["cache_creation_1h_input_tokens"] += usage.n_cache_creation_1h or 0
                 sums["cache_read_input_tokens"] += usage.n_cache_read
                 sums["output_tokens"] += usage.n_output
         return fresh

@@ -135,7 +135,9 @@ def clear_unlogged(turns: Sequence[Turn]) -> int:
 
     Clients clear old results when a session is taken up again or grows long, and many versions do
     not log it. What they do log is the length of the next prompt: where it falls although nothing
-    was compacted, the oldest results that make up the difference are those that went.
+    was compacted, the oldest results that make up the difference are those that went. Where no results
+    make it up, or the provider's cache held nothing of the prompt, something else went: nothing is
+    cleared, and the fidelity of the state shows it.
     """
     n_times = 0
     costs = _Costs()
@@ -149,7 +151,7 @@ def clear_unlogged(turns: Sequence[Turn]) -> int:
             continue
         n_fallen = _n_recorded(before) - _n_recorded(turn)
         is_alike = costs.run[before] is costs.run[turn] and before.segment == turn.segment
-        if n_fallen < _MIN_FALLEN_TOKENS or not is_alike:
+        if n_fallen < _MIN_FALLEN_TOKENS or not is_alike or _is_told_otherwise(before, turn):
             continue
         n_missing = costs.before[turn] - costs.before[before] + n_fallen
         went = costs.oldest_results(before.parent, n_missing)
@@ -164,6 +166,13 @@ def clear_unlogged(turns: Sequence[Turn]) -> int:
 
 _MIN_FALLEN_TOKENS = 4_000
 """A prompt that falls by less may have lost reminders that are shown once."""
+
+
+def _is_told_otherwise(before: Turn, turn: Turn) -> bool:
+    """Whether the cache lost the beginning of the prompt: other tools or another system prompt."""
+    if before.usage is None or turn.usage is None or turn.usage.n_cache_read:
+        return False
+    return bool(before.usage.n_cache_read + before.usage.n_cache_creation)
 
 
 def _n_recorded(turn: Turn) -> int:
@@ -210,16 +219,20 @@ class _Costs:
         return is_newer or bool(turn.model and before and turn.model != before)
 
     def oldest_results(self, turn: Turn | None, n_tokens: float) -> list[str]:
-        """Calls above whose results come to about so many tokens, the oldest first."""
+        """Calls above whose results come to about so many tokens, the oldest first; none if too few."""
         path = list(path_to(turn))
         gone = {call_id for above in path for call_id in above.cleared}
         found: list[str] = []
-        for above in reversed(path):
-            for call_id in above.results:
-                if call_id in gone:
-                    continue
-                if n_tokens < self.results[call_id] / 2:
-                    return found
-                found.append(call_id)
-                n_tokens -= self.results[call_id]
-        return found
+        n_left = n_tokens
+        for call_id in (call_id for above in reversed(path) for call_id in above.results):
+            if call_id in gone:
+                continue
+            if n_left < self.results[call_id] / 2:
+                break
+            found.append(call_id)
+            n_left -= self.results[call_id]
+        return found if abs(n_left) <= _MAX_UNEXPLAINED * n_tokens else []
+
+
+_MAX_UNEXPLAINED = 0.25
+"""Share of a fall in the prompt that the estimates of the results that went may be off by."""

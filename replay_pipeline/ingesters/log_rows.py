@@ -222,6 +222,7 @@ class LogRows:
             "thinking": clean.texts(["\n\n".join(turn.thinking) for turn in kept]),
             "n_input_tokens": [usage.n_input if usage else None for usage in usages],
             "n_cache_creation_tokens": [u.n_cache_creation if u else None for u in usages],
+            "n_cache_creation_1h_tokens": [u.n_cache_creation_1h if u else None for u in usages],
             "n_cache_read_tokens": [usage.n_cache_read if usage else None for usage in usages],
             "n_output_tokens": [usage.n_output if usage else None for usage in usages],
             "flags": [_flags_of(turn) for turn in kept],

@@ -34,6 +34,12 @@ class Block(msgspec.Struct):
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
+class Lifetimes(msgspec.Struct):
+    """Tokens written to the provider's cache, by how long they stay there."""
+
+    ephemeral_1h_input_tokens: _Tokens | None = None
+
+
 class RowUsage(msgspec.Struct):
     """Tokens as the provider recorded them; repeated on each row of a message."""
 
@@ -41,6 +47,7 @@ class RowUsage(msgspec.Struct):
     output_tokens: _Tokens | None = 0
     cache_creation_input_tokens: _Tokens | None = 0
     cache_read_input_tokens: _Tokens | None = 0
+    cache_creation: Lifetimes | None = None
 
 
 class RowMessage(msgspec.Struct):
@@ -73,6 +80,7 @@ class Row(msgspec.Struct, rename="camel"):
     tool_denial_kind: str | None = None
     user_feedback: str | None = None
     interrupted_message_id: str | None = None
+    operation: str | None = None
     message: RowMessage | None = None
     data: msgspec.Raw = _NO_JSON
     attachment: msgspec.Raw = _NO_JSON

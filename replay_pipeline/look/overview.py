@@ -17,11 +17,12 @@ Row = Mapping[str, Any]
 TOKENS = {
     "input": "n_input_tokens",
     "cache_write": "n_cache_creation_tokens",
+    "cache_write_1h": "n_cache_creation_1h_tokens",
     "cache_read": "n_cache_read_tokens",
     "output": "n_output_tokens",
 }
-"""Columns of `turns` by what is paid for."""
-_CACHE_WRITE, _CACHE_READ = 1.25, 0.1
+"""Columns of `turns` by what is paid for; `cache_write` is without what is written for an hour."""
+_CACHE_WRITE, _CACHE_WRITE_1H, _CACHE_READ = 1.25, 2.0, 0.1
 _VERSION = re.compile(r"(-latest|[-@]\d{8}|-\d{4}-\d\d-\d\d|\[\w+\])+$")
 """What comes after the name of a model: a date, or the size of its window."""
 
@@ -44,6 +45,7 @@ def cost_usd(model: str | None, tokens: Mapping[str, int]) -> float | None:
     fresh, output, *reading = price
     read = reading[0] if reading else _CACHE_READ * fresh
     units = tokens.get("input", 0) + _CACHE_WRITE * tokens.get("cache_write", 0)
+    units += _CACHE_WRITE_1H * tokens.get("cache_write_1h", 0)
     usd = units * fresh + tokens.get("cache_read", 0) * read + tokens.get("output", 0) * output
     return usd / 1e6
 
@@ -53,6 +55,7 @@ def tokens_of(turns: Iterable[Row]) -> Counter[str]:
     total: Counter[str] = Counter()
     for turn in turns:
         total.update({name: turn[column] or 0 for name, column in TOKENS.items()})
+    total["cache_write"] -= total["cache_write_1h"]
     return total
 
 

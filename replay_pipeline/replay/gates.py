@@ -6,11 +6,11 @@ that later estimates can weigh it.
 
     error_sites_first     where the money is short, sessions of which most states went wrong are
                           asked first, each as far as the last of these
-    cheap_first           cheapest teacher first; stop once the outcome can no longer change
+    cheap_first           cheapest teacher first; stop once no pair can come of it
     cheap_screen:E        stop when the cheapest teacher does what the student did, but for a share
                           E of such states, which are asked on
     max_usd_per_pair:X    stop when the next votes cost more than X dollars per pair they may bring
-    free_vote             the recorded action counts as a vote of the model that made it
+    free_vote             does nothing by itself any more: the recorded action always counts
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from typing import Any
 
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.validity import ToolList
-from replay_pipeline.actions.votes import Consensus, Panel, Vote, family_of_answer, read_answer
+from replay_pipeline.actions.votes import Panel, Vote, family_of_answer, read_answer
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.families import family_of_model
 from replay_pipeline.types import (
@@ -64,8 +64,8 @@ class Poll:
     threshold: int
     count_own_family: bool = False
     votes: list[Vote] = field(default_factory=list)
-    free_votes: list[Vote] = field(default_factory=list)
-    """Votes that decide whom to ask, but make no pair."""
+    own: list[Vote] = field(default_factory=list)
+    """Valid answers of the student's own family, where it has no vote."""
     siding: set[str] = field(default_factory=set)
     """Families, voting or not, that would do what the student did."""
     n_asked: int = 0
@@ -93,14 +93,8 @@ class Poll:
             return
         if self.agrees_with_student(action):
             self.siding.add(family)
-        if self.has_vote(family):
-            self.votes.append(Vote(family, answer, action))
-
-    def add_free_vote(self) -> None:
-        """Let the recorded action count as a vote of the model that made it."""
-        if self.student.is_valid:
-            recorded = TeacherAction(state_id=self.state["state_id"], teacher="recorded")
-            self.free_votes.append(Vote(self.family or "recorded", recorded, self.student))
+        votes = self.votes if self.has_vote(family) else self.own
+        votes.append(Vote(family, answer, action))
 
     @property
     def family(self) -> str | None:
@@ -116,33 +110,38 @@ class Poll:
         return agrees_at(self.level, agreement_level(action, self.student))
 
     def makes_pair(self) -> bool:
-        """Whether enough teachers agree on an action that the student did not take."""
-        return self.student.is_valid and self._pair(self.votes) is not None
-
-    def is_settled(self, asked_next: Set[str]) -> str | None:
-        """Why answers of these families can no longer make a pair, or take one away; else `None`."""
-        families = {family for family in asked_next if self.has_vote(family)}
-        votes = self.votes + self.free_votes
-        n_leading = Panel(votes).verdict(self.level, self.threshold).n_leading
-        against = [vote for vote in votes if not self.agrees_with_student(vote.action)]
-        # A later action may join any group, or stand between two: it counts for all of them.
-        if self._most(against, families) < max(self.threshold, n_leading):
-            return "decided" if n_leading >= self.threshold else "pair_impossible"
-        if (pair := self._pair(votes)) is not None:
-            # With as many families on the student's side, the pair is a dispute. One more answer may
-            # settle it, of a family without a vote too, so nothing is decided while some are left.
-            if asked_next and self.siding and pair.n_families <= 1 + len(self.siding):
-                return None
-            rivals = [vote for vote in votes if vote not in pair.votes]
-            if self._most(rivals, families) < pair.n_families:
-                return "decided"
-        return None
-
-    def _pair(self, votes: Sequence[Vote]) -> Consensus | None:
-        winner = Panel(votes).verdict(self.level, self.threshold).winner
+        """Whether enough teachers agree, undisputed, on an action that the student did not take."""
+        if not self.student.is_valid:
+            return False
+        verdict = Panel(self.votes).verdict(self.level, self.threshold)
+        winner = verdict.winner
         if winner is None or any(self.agrees_with_student(vote.action) for vote in winner.votes):
-            return None
-        return winner
+            return False
+        families = {vote.family for vote in winner.votes}
+        for vote in self.own:
+            if agrees_at(self.level, agreement_level(vote.action, winner.action)):
+                families.add(vote.family)
+        n_next = verdict.n_leading - verdict.margin
+        return not self.siding or len(families) > max(n_next, 1 + len(self.siding))
+
+    def is_hopeless(self, asked_next: Set[str]) -> bool:
+        """Whether no answers of these families can bring a pair.
+
+        That a pair stands says nothing: the next answer may side with the student, or join the
+        winners and be what the student did in other words.
+        """
+        if not self.student.is_valid:
+            return True
+        families = {family for family in asked_next if self.has_vote(family)}
+        n_leading = Panel(self.votes).verdict(self.level, self.threshold).n_leading
+        against = [vote for vote in self.votes if not self.agrees_with_student(vote.action)]
+        # A later action may join any group, or stand between two: it counts for all of them.
+        n_most = self._most(against, families)
+        if n_most < max(self.threshold, n_leading):
+            return True
+        # With as many families on the student's side, the pair would be a dispute.
+        n_own = len({vote.family for vote in self.own} | (asked_next - families))
+        return bool(self.siding) and n_most + n_own <= 1 + len(self.siding)
 
     def _most(self, votes: Sequence[Vote], families: Set[str]) -> int:
         """Families in the largest group that `votes` could become with those of `families`."""
@@ -166,7 +165,6 @@ class Gates:
     count_own_family: bool = False
     """Whether teachers of the student's own family vote."""
     is_ordered_by_errors: bool = False
-    has_free_vote: bool = False
     rules: list[TeacherRule] = field(default_factory=list)
     n_saved: Counter[str] = field(default_factory=Counter)
     saved_usd: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -180,16 +178,18 @@ class Gates:
         return bool(self.rules)
 
     def poll(self, state: TraceState) -> Poll:
-        """A fresh poll at `state`, with the recorded action's free vote if there is one."""
+        """Open a poll at `state`."""
         # Without its messages: a poll may be open for as long as the run.
-        poll = Poll({**state, "messages": []}, self.level, self.threshold, self.count_own_family)
-        if self.has_free_vote:
-            poll.add_free_vote()
-        return poll
+        return Poll({**state, "messages": []}, self.level, self.threshold, self.count_own_family)
 
     def judge(self, poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict:
-        """Whether to ask the first of the teachers that are `left`."""
+        """Whether to ask the first of the teachers that are `left`.
+
+        At a state that is explored everybody is asked: what was cut short would teach nothing.
+        """
         for rule in self.rules:
+            if poll.explored.gate:
+                break
             verdict = rule(poll, left, left_usd)
             if verdict is not None and verdict.reason:
                 return verdict
@@ -244,13 +244,11 @@ def parse_gates(
             raise ConfigError(f"gate {name!r}: write it as {_KNOWN[kind]}")
         if kind == "error_sites_first":
             gates.is_ordered_by_errors = True
-        elif kind == "free_vote":
-            gates.has_free_vote = True
         elif kind == "cheap_first":
             gates.rules.append(_exact_stop(name))
         elif kind == "cheap_screen":
             gates.rules.append(_cheap_screen(name, _number(name, number, 1.0)))
-        else:
+        elif kind == "max_usd_per_pair":
             gates.rules.append(_marginal(name, _number(name, number, float("inf")), gates))
     return gates
 
@@ -286,9 +284,9 @@ def _read_student(state: TraceState, tools: ToolList | None) -> Action:
 
 def _exact_stop(name: str) -> TeacherRule:
     def rule(poll: Poll, left: Sequence[TeacherSpec], left_usd: float) -> Verdict | None:  # noqa: ARG001
-        """Stop once no further vote can change whether there is a pair, and which."""
-        if reason := poll.is_settled({teacher.vendor for teacher in left}):
-            return Verdict(gate=name, reason=reason)
+        """Stop once no further vote can bring a pair; so every pair has all its votes."""
+        if poll.is_hopeless({teacher.vendor for teacher in left}):
+            return Verdict(gate=name, reason="pair_impossible")
         return None
 
     return rule

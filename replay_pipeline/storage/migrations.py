@@ -11,8 +11,8 @@ from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.storage.schemas import PROMPT, SCHEMA_VERSION, TABLES
 from replay_pipeline.storage.tables import DataRoot, readable, version_of
 
-_LATER = frozenset({"evidence", "n_against", "pair_id", "why"})
-"""Columns that tables of schema version 2 did not have at first. Older rows have nothing there."""
+_LATER = frozenset({"evidence", "n_against", "n_cache_creation_1h_tokens", "pair_id", "why"})
+"""Columns that tables did not have at first. Older rows have nothing there."""
 
 
 def upgrade_tables(root: DataRoot) -> dict[str, int]:

@@ -46,7 +46,7 @@ def test_what_runs_in_our_tests_is_the_version_that_is_pinned(name):
     version, state = systems()[name]
     assert state == "runs in our tests"
     if name == "PRIME-RL":
-        register = ROOT / "trainer/integrations/prime_rl/register.py"
+        register = ROOT / "trainer/engines/prime_rl/register.py"
         [commit] = re.findall(r'^COMMIT = "(\w+)"', register.read_text("utf-8"), re.MULTILINE)
         assert commit.startswith(version)
         return
@@ -56,7 +56,7 @@ def test_what_runs_in_our_tests_is_the_version_that_is_pinned(name):
 
 
 def test_every_folder_of_framework_tests_belongs_to_a_row_and_has_an_environment():
-    folders = {file.parent.name for file in (ROOT / "frameworks_tests").glob("*/test_*.py")}
+    folders = {file.parent.name for file in (ROOT / "tests/frameworks").glob("*/test_*.py")}
     named = {Path(file).parent.name for file, _ in PINNED.values()} - {""}
     # The readers of parquet are no trainers.
     assert folders == {*named, "prime_rl", "readers"}

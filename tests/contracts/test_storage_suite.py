@@ -3,7 +3,7 @@
 import dagster
 import pytest
 
-from storage_tests.source import suite
+from tests.storage.source import suite
 
 
 def test_without_dagsters_sources_the_suites_say_what_is_missing(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ STARTED = (
     "replay_pipeline.definitions",
     "trainer",
     "trainer.__main__",
+    "trainer.diloco",
 )
 """Where a user or Dagster comes in by an import."""
 
@@ -20,13 +21,13 @@ LOADED_BY_NAME = {
     "replay_pipeline.publish.sync": "publish/publisher.py, once a repository is named",
     "replay_pipeline.orchestration.supervise": "the first process of a container",
     "replay_pipeline.testing.__main__": "the process of `TeacherServer`",
-    "trainer.integrations.openenv.client": "recipes/openenv",
-    "trainer.integrations.openenv.server": "python -m",
-    "trainer.integrations.prime_rl.register": "an entry point",
-    "trainer.integrations.verifiers.taskset": "recipes/verifiers",
-    "trainer.integrations.verl.agent_loop": "the settings of VeRL",
-    "trainer.integrations.verl.plugin": "an entry point",
-    "trainer.integrations.verl.reward": "the settings of VeRL",
+    "trainer.engines.openenv.client": "recipes/openenv",
+    "trainer.engines.openenv.server": "python -m",
+    "trainer.engines.prime_rl.register": "an entry point",
+    "trainer.engines.verifiers.taskset": "recipes/verifiers",
+    "trainer.engines.verl.agent_loop": "the settings of VeRL",
+    "trainer.engines.verl.plugin": "an entry point",
+    "trainer.engines.verl.reward": "the settings of VeRL",
 }
 """What an outside program, or one of ours in another process, loads by its name."""
 

@@ -195,8 +195,8 @@ def test_a_secret_that_is_cut_into_tokens_is_left_out_and_counted(tmp_path):
 
 
 def test_a_model_learns_from_the_published_probabilities(asked, tmp_path):
-    from trainer.integrations.settings import read_settings
-    from trainer.integrations.trl.run import run
+    from trainer.engines.settings_file import read_settings
+    from trainer.trl.run import run
 
     asked.publish()
     values = yaml.safe_load(CONFIG)

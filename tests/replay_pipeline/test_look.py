@@ -17,6 +17,7 @@ from replay_pipeline.look.look import MAX_CHARS
 from replay_pipeline.look.overview import cost_usd
 from replay_pipeline.review import write_review
 from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.replay_pipeline.ingesters.logs import Log
 
 ATTACK = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)>"
 SECRET = "ghp_" + "k3vR8tQz1LmN5pXw7YbC2dFg4HjS6aUe9TiO"
@@ -123,6 +124,25 @@ def test_tokens_cost_what_the_list_says_and_a_model_without_a_price_is_named(tmp
     assert cost_usd("claude-opus-4-5-20251101", cached) == pytest.approx(5 * 1.25 + 5 * 0.1)
     assert cost_usd("claude-opus-4-20250514", {"input": 1_000_000}) == pytest.approx(15.0)
     assert cost_usd("some-model", {"input": 1}) is None
+
+
+def test_what_is_written_to_the_cache_for_an_hour_costs_what_the_client_counts(tmp_path):
+    """The client's own count of such a session, in its row `cost-state`: 0.0122 dollars."""
+    log = Log("one", version="2.1.330")
+    log.user("Go.")
+    usage = {
+        "input_tokens": 50,
+        "output_tokens": 250,
+        "cache_read_input_tokens": 15_000,
+        "cache_creation_input_tokens": 500,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 500},
+    }
+    log.says("m1", "Yes.", message={"model": "claude-opus-5-5", "usage": usage})
+    figures = look([log.write(tmp_path)], page=tmp_path / "look.html")
+    assert figures["cost_usd"] == pytest.approx(0.0122)
+    assert figures["tokens"] == {
+        "input": 50, "cache_write": 0, "cache_write_1h": 500, "cache_read": 15_000, "output": 250
+    }  # fmt: skip
 
 
 def test_a_model_that_is_not_listed_gets_no_price_of_another(tmp_path):

@@ -1,4 +1,4 @@
-"""The review page as a file, the marks, and the text view; the page itself runs in browser_tests."""
+"""The review page as a file, the marks, and the text view; the page itself runs in tests/browser."""
 
 import json
 import re

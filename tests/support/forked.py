@@ -47,7 +47,7 @@ LOADED = {
     "trainer": (
         "accelerate",
         "datasets",
-        "trainer.integrations.trl.run",
+        "trainer.trl.run",
         "transformers.models.qwen2.modeling_qwen2",
     ),
     "pipeline": (

@@ -9,11 +9,11 @@ import yaml
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.dataset import load_preference_data
 from trainer.data.sampler import PairSampler
-from trainer.integrations.settings import read_settings
+from trainer.engines.settings_file import read_settings
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import pair_logps
 
-SETTINGS = Path(__file__).parents[2] / "frameworks_tests" / "settings.yaml"
+SETTINGS = Path(__file__).parents[2] / "tests/frameworks" / "settings.yaml"
 
 
 def settings_values(*, dataset: Path, output: Path, model: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 import trainer
+from trainer import diloco, outer
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +28,11 @@ def test_losses_need_torch_alone():
 def test_public_names_resolve():
     assert all(getattr(trainer, name) is not None for name in trainer.__all__)
     assert set(trainer.__all__) <= set(dir(trainer))
+
+
+def test_the_outer_loop_answers_to_its_published_name_too():
+    assert diloco.__all__ == outer.__all__
+    assert all(getattr(diloco, name) is getattr(outer, name) for name in diloco.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():

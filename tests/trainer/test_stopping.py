@@ -11,7 +11,7 @@ import pytest
 from tests.support.forked import fork_of
 from tests.trainer.programs import Program
 from trainer.__main__ import STOPPED
-from trainer.integrations.trl.stopping import identity_of, last_checkpoint
+from trainer.trl.stopping import identity_of, last_checkpoint
 
 N_STEPS = 16
 

@@ -878,25 +878,6 @@ SAMPLES = {
             "git stash pop --index -q",
         ),
     ),
-    "unlisted": Sample(
-        commands=(
-            "pr -t -n a.txt",
-            "pr --omit-header --double-space ./a.txt",
-            "csplit -s long.txt 10",
-            "sum -r a.txt b.txt",
-            "ptx --ignore-case --references a.txt",
-            "diff3 -m a.txt ./a.txt b.txt",
-            "sdiff -s --width=60 a.txt b.txt",
-            "getopt --options=ab --longoptions=x,y -- -a --x",
-            "shred --zero --remove ./t.txt",
-            "mktemp --dry-run --quiet x.XXXXXX",
-            "link a.txt ./new",
-            "unlink ./s.txt",
-            "mkfifo ./fifo",
-            "sh -c ./run.sh",
-            "bash -c 'echo \"$@\"' x --b --a",
-        )
-    ),
     "gcc, g++, cc, c++, clang, clang++, ld, ffmpeg, convert, magick, curl, git": Sample(
         kind="repository",
         commands=(

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -22,7 +22,6 @@ from trainer.types import Message, Tool
 
 if TYPE_CHECKING:
     from trainer.data.dataset import PreferenceData  # reads what `rendering` makes
-    from trainer.data.rendering import Renderer
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +32,17 @@ _PER_BATCH = 16
 
 Request = dict[str, Any]
 """A prompt (`messages`, `tools`, `hint`) or a response (`messages` alone)."""
+
+
+class Renders(Protocol):
+    """What makes ids of a request: `trainer.data.rendering.Renderer`."""
+
+    @property
+    def identity(self) -> str:
+        """What the ids depend on, as one line."""
+
+    def render(self, request: Request) -> tuple[list[int], bool]:
+        """Return the ids of a request, and whether its budget cut it."""
 
 
 def prompt_request(
@@ -81,7 +91,7 @@ class TokenStore:
         # A slice of one row is read out of the mapped file; the column is never made a list.
         return self._table["ids"][place].as_py(), self._table["is_cut"][place].as_py()
 
-    def fill(self, requests: Iterable[Request], renderer: "Renderer", folder: Path) -> None:
+    def fill(self, requests: Iterable[Request], renderer: Renders, folder: Path) -> None:
         """Render requests into a file of `folder`, or take the file that did so before.
 
         The file is named after the tokenizer, its template, the budgets and the requests, so that
@@ -108,7 +118,7 @@ def key_of(request: Request) -> str:
 
 
 def _rendered(
-    requests: list[tuple[str, Request]], renderer: "Renderer"
+    requests: list[tuple[str, Request]], renderer: Renders
 ) -> Iterator[list[dict[str, Any]]]:
     batches = [requests[i : i + _PER_BATCH] for i in range(0, len(requests), _PER_BATCH)]
     n_chars = sum(
@@ -128,7 +138,7 @@ def _rendered(
         yield from pool.map(_render_here, batches)
 
 
-def _render(renderer: "Renderer", batch: list[tuple[str, Request]]) -> list[dict[str, Any]]:
+def _render(renderer: Renders, batch: list[tuple[str, Request]]) -> list[dict[str, Any]]:
     rows = []
     for key, request in batch:
         ids, is_cut = renderer.render(request)
@@ -136,10 +146,10 @@ def _render(renderer: "Renderer", batch: list[tuple[str, Request]]) -> list[dict
     return rows
 
 
-_HERE: list["Renderer"] = []
+_HERE: list[Renders] = []
 
 
-def _take(renderer: "Renderer") -> None:
+def _take(renderer: Renders) -> None:
     _HERE[:] = [renderer]
 
 

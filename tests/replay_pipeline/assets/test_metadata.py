@@ -1,4 +1,4 @@
-"""Text of strangers in Markdown; schemas and lineage. A real browser renders it in browser_tests."""
+"""Text of strangers in Markdown; schemas and lineage. A real browser renders it in tests/browser."""
 
 import pytest
 

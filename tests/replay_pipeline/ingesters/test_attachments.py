@@ -15,7 +15,7 @@ from replay_pipeline.ingesters.fidelity import (
     predict_context,
     shares_by_client,
 )
-from tests.replay_pipeline.ingesters.logs import Log, shape
+from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
 from tests.replay_pipeline.ingesters.test_traps import by_message
 
 HOOK = {"hookName": "SessionStart:startup", "hookEvent": "SessionStart", "toolUseID": "h1"}
@@ -287,6 +287,28 @@ def test_results_that_went_without_a_word_are_found_by_the_length_of_the_next_pr
 def test_a_prompt_that_grows_clears_nothing():
     turns = chain((10_000, "x" * 60_000), (31_000, "ok"), (31_200, "ok"))
     assert clear_unlogged(turns) == 0
+
+
+def test_a_fall_that_no_results_make_up_clears_nothing():
+    turns = chain((40_000, "ok"), (40_100, "ok"), (30_000, "ok"))
+    assert clear_unlogged(turns) == 0
+    assert not any(turn.cleared or "inferred" in turn.flags for turn in turns)
+
+
+def test_a_prompt_of_which_the_cache_held_nothing_tells_of_other_tools_and_not_of_clearing():
+    log = Log()
+    log.user("go")
+    for number, (n_written, n_read, result) in enumerate(
+        [(10_000, 9_000, "x" * 60_000), (200, 39_000, "ok"), (19_600, 0, "ok")]
+    ):
+        usage = {
+            "input_tokens": 1,
+            "cache_creation_input_tokens": n_written,
+            "cache_read_input_tokens": n_read,
+        }
+        log.says(f"m{number}", tool_use(f"t{number}"), message={"usage": usage})
+        log.answers(f"t{number}", result)
+    assert [turn.cleared for turn in turns_of(log) if turn.cleared] == []
 
 
 def test_what_the_log_does_not_show_is_fitted_for_each_run_of_the_client():

@@ -476,6 +476,71 @@ def test_18_a_queued_command_attachment_is_a_user_message(states):
     assert shape(states(log)["m2"]["messages"])[-1] == "> and hurry"
 
 
+def operation(log: Log, name: str, **fields: Any) -> None:
+    log.row("queue-operation", uuid=None, operation=name, **fields)
+
+
+@pytest.mark.parametrize("text", ["rather on main", "<task-notification>\n<task-id>b1</task-id>"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_18_what_was_taken_from_the_queue_is_seen_by_the_next_step(
+    states, is_late: bool, text: str
+):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1")
+    operation(log, "enqueue", content=text)
+    if is_late:
+        log.answers("t1")
+    operation(log, "remove")
+    if not is_late:
+        log.answers("t1")
+    log.says("m2", "on it")
+    log.user("more")
+    log.says("m3", "done")
+    found = states(log)
+    assert shape(found["m1"]["messages"]) == ["> go"]
+    assert shape(found["m2"]["messages"]) == ["> go", "(t1)", "t1=ok", f"> {text}"]
+    assert f"> {text}" in shape(found["m3"]["messages"])
+
+
+def test_18_what_was_taken_back_or_has_a_row_of_its_own_is_not_said_twice(states, tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1")
+    operation(log, "enqueue", content="taken back")
+    operation(log, "popAll", content="taken back")
+    operation(log, "enqueue", content="a row of its own")
+    operation(log, "dequeue")
+    operation(log, "enqueue", content="after an interruption")
+    operation(log, "enqueue", content="/exit")
+    operation(log, "enqueue", content="an attachment")
+    log.answers("t1")
+    log.user("after an interruption")
+    operation(log, "remove")
+    operation(log, "remove")
+    log.row("attachment", attachment={"type": "queued_command", "prompt": "an attachment"})
+    log.says("m2", "done")
+    operation(log, "enqueue", content="never shown")
+    operation(log, "remove")
+    texts = [text for text in shape(states(log)["m2"]["messages"]) if text.startswith("> ")]
+    assert texts == ["> go", "> after an interruption", "> an attachment"] or texts == [
+        "> go", "> after an interruption\n\nan attachment"
+    ]  # fmt: skip
+    report = ingest(log.write(tmp_path)).report
+    assert report.rows == report.rows_used + sum(report.skipped.values())
+
+
+def test_18_bodies_of_skills_that_were_loaded_side_by_side_are_all_seen(states):
+    log = Log()
+    log.user("go")
+    calls = [log.calls("m1", f"t{n}", "Skill", skill=f"s{n}") for n in range(3)]
+    for number, call in enumerate(calls):
+        result = log.answers(f"t{number}", f"Launching skill: s{number}", parent=call)
+        last = log.user([{"type": "text", "text": f"Body {number}"}], parent=result, isMeta=True)
+    log.says("m2", "done", parent=last)
+    assert "> Body 0\n\nBody 1\n\nBody 2" in shape(states(log)["m2"]["messages"])
+
+
 def test_19_a_local_command_at_a_dead_end_is_no_rewind(states):
     log = Log()
     log.user("go")

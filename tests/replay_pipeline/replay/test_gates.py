@@ -80,35 +80,44 @@ def test_cheap_first_never_loses_a_pair(votes, threshold):
 
 @pytest.mark.slow
 def test_what_each_gate_saves_and_loses_is_counted():
-    votes = [(1, 1, 2), (0, 1, 1), (0, 0, 0), (1, 2, 0), (2, 1, 1)]
+    votes = [(1, 1, 2), (1, 0, 1), (0, 0, 0), (1, 2, 0), (2, 1, 1)]
     states = [make_state(i) for i in range(5)]
     cheap_first, screen, both = measure_gates(
         states, TEACHERS, answers_of(states, votes), ["cheap_first", "cheap_screen:0"]
     )
-    assert (cheap_first.n_pairs, cheap_first.n_pairs_lost) == (3, 0)
-    # State 0 is decided after two votes; state 2 too, on the student's own action.
-    assert cheap_first.n_calls_saved == 2
-    # The screen ends states 1 and 2 after the first vote; state 1 would have been a pair.
-    assert (screen.n_calls_saved, screen.n_pairs_lost) == (4, 1)
-    assert (both.gate, both.n_calls_saved, both.n_pairs_lost) == ("all", 5, 1)
-    assert both.saved_usd == 5.0
+    assert (cheap_first.n_pairs, cheap_first.n_pairs_lost) == (2, 0)
+    # One vote for what the student did leaves too few to outvote both.
+    assert cheap_first.n_calls_saved == 3
+    assert (screen.n_calls_saved, screen.n_pairs_lost) == (2, 0)
+    assert (both.gate, both.n_calls_saved, both.n_pairs_lost) == ("all", 3, 0)
+    assert both.saved_usd == 3.0
+
+
+def test_what_a_screen_loses_is_counted():
+    families = [*MODELS, "x-ai/grok-5", "openai/gpt-5"]
+    teachers = [TeacherSpec(name=model, model=model, api_key_env=None) for model in families]
+    states = [make_state(0)]
+    answers = [
+        TeacherAction(
+            state_id="s0", teacher=teacher.name, family=teacher.vendor, action=bash(f"run {vote}")
+        )
+        for teacher, vote in zip(teachers, (0, 1, 1, 1, 1), strict=True)
+    ]
+    cheap_first, screen, _ = measure_gates(
+        states, teachers, answers, ["cheap_first", "cheap_screen:0"]
+    )
+    assert (cheap_first.n_pairs, cheap_first.n_pairs_lost, cheap_first.n_calls_saved) == (1, 0, 0)
+    assert (screen.n_pairs, screen.n_pairs_lost, screen.n_calls_saved) == (1, 1, 4)
 
 
 def test_a_share_of_screened_states_is_asked_on_and_carries_its_propensity():
     states = [make_state(i) for i in range(400)]
     answers = answers_of(states, [(0, 1, 1)] * 400)
-    [report, _] = measure_gates(states, TEACHERS, answers, ["cheap_screen:0.1"])
+    [report, both] = measure_gates(states, TEACHERS, answers, ["cheap_screen:0.1"])
     assert 20 <= report.n_explored / 2 <= 60
-    assert report.n_pairs_lost == 400 - report.n_explored // 2
-
-
-def test_a_free_vote_decides_sooner():
-    states = [make_state(0)]
-    answers = answers_of(states, [(0, 1, 2)])
-    [_, _, both] = measure_gates(states, TEACHERS, answers, ["free_vote", "cheap_first"])
-    assert both.n_calls_saved == 0  # two others could still outvote the recorded action
-    [_, _, lone] = measure_gates(states, TEACHERS[:2], answers[:2], ["free_vote", "cheap_first"])
-    assert lone.n_calls_saved == 1
+    assert report.n_calls_saved == 800 - report.n_explored
+    *_, both = measure_gates(states, TEACHERS, answers, ["cheap_screen:0.1", "cheap_first"])
+    assert both.n_explored == report.n_explored  # what is explored is asked of everybody
 
 
 def test_dear_states_are_given_up():
@@ -259,7 +268,7 @@ def n_against_student(outcomes):
     st.integers(1, 3),
     st.booleans(),
 )
-def test_cheap_first_loses_no_pair_that_the_extraction_makes(
+def test_cheap_first_gives_exactly_the_pairs_of_asking_everybody(
     student, actions, teachers, threshold, count_own_family
 ):
     """Reads agree with their neighbours only, so groups overlap; two teachers are one family."""
@@ -282,11 +291,24 @@ def test_cheap_first_loses_no_pair_that_the_extraction_makes(
             break
         poll.add(answer)
     asked, everyone = (
-        extract_pairs([state], rows, threshold, **options).outcome_counts
+        extract_pairs([state], rows, threshold, **options)
         for rows in (answers[: poll.n_asked], answers)
     )
-    assert n_against_student(asked) >= n_against_student(everyone)
-    assert poll.makes_pair() == bool(n_against_student(asked) + asked.get("contested", 0))
+    assert asked.pairs == everyone.pairs
+    assert poll.makes_pair() == bool(n_against_student(asked.outcome_counts))
+
+
+def test_a_third_vote_that_makes_a_dispute_is_asked_for():
+    """Two for another action, the third and the student for the recorded one: no pair."""
+    states = [make_state(0)]
+    answers = answers_of(states, [(1, 1, 0)])
+    gates = parse_gates(["cheap_first"])
+    poll = gates.poll(states[0])
+    for place, answer in enumerate(answers):
+        assert not gates.judge(poll, TEACHERS[place:], 1.0).reason
+        poll.add(answer)
+    assert not poll.makes_pair()
+    assert extract_pairs(states, answers).outcome_counts == {"contested": 1}
 
 
 @pytest.mark.slow
@@ -306,7 +328,6 @@ def test_cheap_first_loses_no_pair_of_the_sample():
     ]
     full = extract_pairs(states, answers, include_natural=False)
     cheap_first, _ = measure_gates(states, TEACHERS, answers, ["cheap_first"])
-    n_contested = full.outcome_counts.get("contested", 0)
-    assert cheap_first.n_pairs == n_against_student(full.outcome_counts) + n_contested > 100
+    assert cheap_first.n_pairs == n_against_student(full.outcome_counts) > 100
     assert cheap_first.n_pairs_lost == 0
-    assert cheap_first.n_calls_saved > len(states) / 2
+    assert cheap_first.n_calls_saved > len(states) / 3

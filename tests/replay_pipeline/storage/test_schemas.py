@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from docs_tools.reference import settings_page, tables_page
 from replay_pipeline.settings import Settings
 from replay_pipeline.storage import schemas
 from replay_pipeline.storage.schemas import ABOUT, TABLES, describe
+from tools.reference import settings_page, tables_page
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -1,6 +1,6 @@
 """The loopback server and the client against what real servers were recorded to answer.
 
-Recorded by `python -m engines_tests.cases`; `make test-engines` shows that they still answer so.
+Recorded by `python -m tests.engines.cases`; `make test-engines` shows that they still answer so.
 """
 
 import json

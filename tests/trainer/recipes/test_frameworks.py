@@ -4,11 +4,12 @@ from pathlib import Path
 
 import yaml
 
-from trainer.integrations.engines import check
-from trainer.integrations.prime_rl.prepare import as_toml, rl_config
-from trainer.integrations.settings import RunConfig, read_settings
-from trainer.integrations.verl.options import options_of
-from trainer.integrations.verl.prepare import hydra_config
+from trainer.engines.capabilities import check
+from trainer.engines.prime_rl.prepare import as_toml, rl_config
+from trainer.engines.settings_file import read_settings
+from trainer.engines.verl.options import options_of
+from trainer.engines.verl.prepare import hydra_config
+from trainer.settings import RunConfig
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 

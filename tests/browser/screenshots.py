@@ -1,0 +1,113 @@
+"""`python -m tests.browser.screenshots [FOLDER]`: the pictures of the docs, from the running product.
+
+Runs the demo in an empty folder, opens Dagster and the review page on it in a headless Chromium,
+and writes one small PNG per view.
+"""
+
+import io
+import logging
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.browser.serving import ADDRESSES, CHROMIUM, FLAGS, PATIENCE_MS, make_demo, serving
+
+logger = logging.getLogger("screenshots")
+
+FOLDER = Path(__file__).parents[2] / "docs" / "images"
+MAX_BYTES = 150_000
+_N_COLORS = 128
+
+
+def graph(page: Page, url: str) -> None:
+    page.goto(f"{url}/runs")
+    page.get_by_text("Hide navigation").click()
+    page.goto(f"{url}/asset-groups")
+    for name in ("claude_c", "trace_states", "trained_model"):
+        page.get_by_text(name).last.wait_for()
+
+
+def batch(page: Page, url: str) -> None:
+    page.goto(f"{url}/assets/dpo_pairs?view=partitions")
+    page.get_by_text(re.compile("-0001-")).locator("visible=true").last.click()
+    page.get_by_text("usd_per_pair").wait_for()
+    page.get_by_text("sample 1", exact=True).scroll_into_view_if_needed()
+    page.get_by_text("pair_yield").scroll_into_view_if_needed()
+
+
+def costs(page: Page, url: str) -> None:
+    page.goto(f"{url}/assets/teacher_actions?view=overview")
+    page.get_by_text("Plots", exact=True).last.click()
+    page.locator("canvas").nth(5).wait_for()
+    page.get_by_text("usd", exact=True).last.scroll_into_view_if_needed()
+
+
+def training(page: Page, url: str) -> None:
+    page.goto(f"{url}/assets/trained_model?view=events")
+    page.get_by_text("loss/objective by step").wait_for()
+    page.locator('img[src^="data:image/svg"]').first.wait_for()
+    page.get_by_text("channels", exact=True).scroll_into_view_if_needed()
+
+
+def checks(page: Page, url: str) -> None:
+    page.goto(f"{url}/assets/dpo_pairs?view=checks")
+    expect(page.get_by_text("Succeeded")).to_have_count(3, timeout=PATIENCE_MS)
+
+
+VIEWS: dict[str, tuple[Callable[[Page, str], None], int, int]] = {
+    "graph": (graph, 1900, 420),
+    "batch": (batch, 1280, 1500),
+    "costs": (costs, 1280, 900),
+    "training": (training, 1280, 1300),
+    "checks": (checks, 1280, 640),
+}
+"""Name → what is shown, and the width and height of the window."""
+
+
+def take(page: Page, path: Path) -> None:
+    """Write what the page shows now, in few colours."""
+    page.wait_for_timeout(1500)  # what moves comes to rest
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    picture.quantize(_N_COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+    size = path.stat().st_size
+    logger.info("%s: %d kB", path, size // 1000)
+    assert size <= MAX_BYTES, f"{path} has {size} bytes"
+
+
+def shoot(browser: Browser, data: Path, folder: Path) -> None:
+    """All views, of Dagster and of the review page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with serving(data) as url:
+        for name, (view, width, height) in VIEWS.items():
+            page = browser.new_page(viewport={"width": width, "height": height})
+            page.set_default_timeout(2 * PATIENCE_MS)
+            page.goto(ADDRESSES[url])
+            view(page, url)
+            take(page, folder / f"{name}.png")
+            page.close()
+    review = sorted((data / "review").glob("*.html"))[0].as_uri()
+    for name, width, height in (("review", 1280, 800), ("review-phone", 400, 800)):
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.goto(review)
+        page.keyboard.press("j")
+        take(page, folder / f"{name}.png")
+        page.close()
+
+
+def main() -> None:
+    """Make the demo and take the pictures."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory(prefix="replay-") as home:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        shoot(browser, make_demo(Path(home)), folder)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

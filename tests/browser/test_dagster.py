@@ -1,0 +1,130 @@
+"""Dagster in a real browser, as a person walks through it: graph, batch, plots, checks, a run."""
+
+import re
+import time
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.serving import PATIENCE_MS
+from tests.support.dagster_web import graphql
+
+ASSETS = (
+    "claude_code_sessions",
+    "trace_states",
+    "teacher_actions",
+    "dpo_pairs",
+    "normalized_pairs",
+    "published_dataset",
+    "trained_model",
+    "night_summary",
+)
+
+
+def pictures(page: Page) -> list[int]:
+    """Widths of the inline pictures that the browser could draw."""
+    images = page.locator('img[src^="data:image/svg"]')
+    images.first.wait_for()
+    return images.evaluate_all("images => images.map(image => image.naturalWidth)")
+
+
+def open_first_batch(page: Page) -> None:
+    first = page.get_by_text(re.compile("-0001-")).locator("visible=true").last
+    first.click(timeout=PATIENCE_MS)
+
+
+def row(page: Page, key: str):
+    return page.locator("tr", has=page.get_by_text(key, exact=True)).last
+
+
+def test_the_graph_shows_every_asset_materialized(opened, ui):
+    page = opened(f"{ui}/asset-groups")
+    for name in ASSETS:
+        expect(page.get_by_text(name).locator("visible=true").first).to_be_visible(
+            timeout=PATIENCE_MS
+        )
+    expect(page.get_by_text("Materialize all")).to_be_visible()
+
+
+def test_a_batch_shows_figures_tables_samples_and_pictures(opened, ui):
+    page = opened(f"{ui}/assets/dpo_pairs?view=partitions")
+    open_first_batch(page)
+    expect(page.get_by_text("usd_per_pair")).to_be_visible(timeout=PATIENCE_MS)
+    for teacher in ("deepseek", "glm", "qwen"):
+        expect(row(page, "agreement")).to_contain_text(teacher)
+    expect(row(page, "outcomes")).to_contain_text("█")
+    expect(row(page, "review_page")).to_contain_text(".html")
+    row(page, "sample 1").get_by_text("Show Markdown").or_(
+        row(page, "sample 1").locator("code")
+    ).first.click()
+    expect(page.locator("pre code").last).to_contain_text("+++ chosen")
+
+    page.goto(f"{ui}/assets/teacher_actions?view=partitions")
+    open_first_batch(page)
+    expect(page.get_by_text("usd deepseek", exact=True)).to_be_visible(timeout=PATIENCE_MS)
+    assert pictures(page) == [440]
+
+
+def test_columns_are_explained_and_numbers_are_drawn_over_the_batches(opened, ui):
+    page = opened(f"{ui}/assets/teacher_actions?view=overview")
+    expect(page.get_by_text("Model that answered, as its endpoint names it.")).to_be_visible(
+        timeout=PATIENCE_MS
+    )
+    page.get_by_text("Plots", exact=True).last.click()
+    for name in ("usd", "usd qwen", "latency_s_p95"):
+        expect(page.get_by_text(name, exact=True).last).to_be_visible()
+    page.locator("canvas").nth(4).wait_for()
+
+
+def test_the_training_shows_its_curves_and_the_points_it_reported_on_its_way(opened, ui):
+    page = opened(f"{ui}/assets/trained_model?view=events")
+    expect(page.get_by_text("loss/objective by step")).to_be_visible(timeout=PATIENCE_MS)
+    assert set(pictures(page)) == {440}
+    page.goto(f"{ui}/assets/trained_model?view=overview")
+    page.get_by_text("Plots", exact=True).last.click()
+    expect(page.get_by_text("replay/accuracy", exact=True).last).to_be_visible(timeout=PATIENCE_MS)
+
+
+def test_checks_say_what_they_look_for(opened, ui):
+    page = opened(f"{ui}/assets/published_dataset?view=checks")
+    names = ("no_secret_is_published", "prompts_decide", "shards_match_manifests")
+    names += ("splits_share_no_prompt", "splits_share_no_session")
+    for name in names:
+        expect(page.get_by_text(name).first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text("Is there no secret in any text").first).to_be_visible()
+    expect(page.get_by_text("Succeeded")).to_have_count(len(names))
+
+
+FROM_UI = """
+{ runsOrError(filter: {tags: [{key: "dagster/from_ui", value: "true"}]}) {
+    ... on Runs { results { runId status assetSelection { path } } } } }
+"""
+
+
+def runs_by_click(url: str) -> dict[str, dict]:
+    return {run["runId"]: run for run in graphql(url, FROM_UI)["runsOrError"]["results"]}
+
+
+def test_a_batch_is_materialized_by_clicks(opened, ui):
+    page = opened(f"{ui}/assets/trace_states?view=partitions")
+    before = runs_by_click(ui)
+    open_first_batch(page)
+    page.get_by_role("button", name=re.compile("Materialize")).first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.wait_for()
+    launch = dialog.get_by_role("button", name=re.compile("Launch"))
+    expect(launch).to_be_enabled(timeout=PATIENCE_MS)
+    launch.click()
+    deadline = time.monotonic() + 300
+    while True:
+        new = {run: one for run, one in runs_by_click(ui).items() if run not in before}
+        ended = [one for one in new.values() if one["status"] in ("SUCCESS", "FAILURE", "CANCELED")]
+        if ended:
+            break
+        assert time.monotonic() < deadline, new
+        page.wait_for_timeout(500)
+    assert [one["status"] for one in new.values()] == ["SUCCESS"]
+    assert ended[0]["assetSelection"] == [{"path": ["trace_states"]}]
+    page.goto(f"{ui}/runs/{ended[0]['runId']}")
+    expect(page.get_by_text("Success").locator("visible=true").first).to_be_visible(
+        timeout=PATIENCE_MS
+    )

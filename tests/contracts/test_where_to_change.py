@@ -1,0 +1,42 @@
+"""The table "Where do I change …" of CONTRIBUTING names files that exist, and what stands in them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+CODE = re.compile(r"`([^`]+)`")
+
+
+def rows() -> list[tuple[str, list[str], list[str]]]:
+    """What to change, the files, and the thing to look for in each of them."""
+    text = (REPO / "CONTRIBUTING.md").read_text("utf-8")
+    table = text.split("| to change | files | look for |\n|---|---|---|\n")[1].split("\n\n")[0]
+    cells = [line.strip("|").split("|") for line in table.splitlines()]
+    return [
+        (what.strip(), CODE.findall(files), CODE.findall(names)) for what, files, names in cells
+    ]
+
+
+def contents(name: str) -> str:
+    top = REPO if (REPO / name.split("/")[0]).is_dir() else REPO / "replay_pipeline"
+    path = top / name
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return "\n".join(file.read_text("utf-8") for file in files if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("files", "names"), [row[1:] for row in rows()], ids=[r[0] for r in rows()]
+)
+def test_each_file_holds_the_thing_that_its_row_names(files, names):
+    assert len(files) == len(names)
+    for file, name in zip(files, names, strict=True):
+        found = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", contents(file))
+        assert found, f"{file} does not hold {name}"
+
+
+def test_what_people_add_most_takes_three_files_at_most():
+    files = {what: files for what, files, _ in rows()}
+    common = ["the reader of another agent's logs", "the dialect of a server", "a loss"]
+    assert all(len(files[what]) <= 3 for what in common)

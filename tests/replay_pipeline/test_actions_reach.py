@@ -1,0 +1,99 @@
+"""What calls leave behind: looks, changes of one thing, and what only a person should decide."""
+
+import pytest
+
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.actions.reach import reach_of
+from replay_pipeline.actions.shell import shell_plan
+
+CWD = "/home/ada/shop"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ls -la src",
+        "cat a.py | head -5",
+        "cd web && git status 2>&1",
+        "git log --oneline -5; git diff --stat",
+        "grep -rn cart src > /dev/null",
+        "find . -name '*.py' | xargs grep -n cart",
+        "sed -n '10,40p' a.py",
+        "for f in a b; do wc -l $f; done",
+        "if [ -f a ]; then cat a; fi",
+        "echo $(git rev-parse HEAD)",
+        "gh pr view 12 --json title",
+        "timeout 20 rg cart",
+        "awk '{print $1}' a.txt | sort | uniq -c | sort -rn",
+    ],
+)
+def test_commands_that_only_look(command):
+    assert shell_plan(command, CWD).only_looks
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo x > a.txt",
+        "sed -i s/a/b/ a.txt",
+        "sed -n 'w out.txt' a.txt",
+        "sort -uo a.txt a.txt",
+        "find . -name x -delete",
+        "find . | xargs rm",
+        "git branch cart",
+        "git stash",
+        "gh api -X POST repos/a/b/issues",
+        "awk '{print > \"x\"}' a.txt",
+        "echo $(rm a.txt)",
+        "ls; make",
+        "uniq a.txt b.txt",
+        "cat <<E\n$(rm a.txt)\nE",
+        "while true; do rm a; done",
+        "mytool show",
+        "echo 'unclosed",
+        "f() { ls; }",
+    ],
+)
+def test_commands_that_may_change_something(command):
+    assert not shell_plan(command, CWD).only_looks
+
+
+@pytest.mark.parametrize(
+    ("command", "acts"),
+    [
+        ("git add -A && git commit -m x && git push --force", {"commit", "push"}),
+        ("rm -rf build", {"delete"}),
+        ("find . -name '*.pyc' -delete", {"delete"}),
+        ("find . -name '*.pyc'", set()),
+        ("git reset --hard HEAD~1", {"discard"}),
+        ("git reset HEAD a.py", set()),
+        ("git checkout -- a.py", {"discard"}),
+        ("git checkout -b cart", set()),
+        ("git branch -D cart", {"delete"}),
+        ("git branch", set()),
+        ("ls build | xargs rm -f", {"delete"}),
+        ("timeout 9 npm publish", {"publish"}),
+        ("gh pr create --fill", {"publish"}),
+        ("git stash pop", set()),
+        ("echo git push", set()),
+        ("git log --grep push", set()),
+    ],
+)
+def test_consequences_that_a_person_asks_for(command, acts):
+    assert shell_plan(command, CWD).acts == acts
+
+
+def reach(name, **arguments):
+    message = {"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+    return reach_of(canonical_action(message, cwd=CWD).calls[0])
+
+
+def test_reach_of_tools():
+    assert reach("Read", file_path="a.py") == "look"
+    assert reach("Bash", command="ls") == "look"
+    assert reach("Bash", command="make") == "anything"
+    assert reach("Write", file_path="a.py", content="x") == "object"
+    assert reach("WebSearch", query="x") == "nothing"
+    assert reach("mcp__browser__browser_snapshot") == "look"
+    assert reach("mcp__tracker__create_issue", title="x") == "anything"
+    assert reach("mcp__forget__all") == "anything"

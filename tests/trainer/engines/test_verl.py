@@ -1,0 +1,418 @@
+"""The adapter for VeRL, without VeRL: its own numbers, its files, and what it refuses."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tests.trainer import vectors
+from tests.trainer.published import rows_of, session_rows, write_dataset
+from trainer.__main__ import main
+from trainer.data.dataset import PreferenceData
+from trainer.data.rendering import Renderer
+from trainer.engines.settings_file import read_settings
+from trainer.engines.tokenized_pairs import TokenizedPairs, write_pairs
+from trainer.engines.verl import launch
+from trainer.engines.verl.doctor import require_version, silent_channels
+from trainer.engines.verl.environment import VARIABLE
+from trainer.engines.verl.losses import (
+    NOT_SCORED,
+    pair_terms,
+    share_of_mean,
+    topk_divergence,
+)
+from trainer.engines.verl.options import PluginOptions, current_options
+from trainer.engines.verl.prepare import prepare
+from trainer.engines.verl.reward import compute_score
+from trainer.errors import (
+    DatasetError,
+    ShapeError,
+    TrainerConfigError,
+)
+from trainer.losses.channels import ReplayOptions, SDPOOptions, replay_per_pair
+from trainer.losses.divergence import jsd_entries, log_probs, with_tail
+from trainer.losses.sdpo import aggregate
+
+VECTORS = "verl_0_9_1"
+CASES = vectors.cases(VECTORS)["cases"]
+
+
+def tensor(key: str, name: str) -> torch.Tensor:
+    return vectors.tensor(VECTORS, f"{key}/{name}")
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["distill/forward_kl_topk/0", "distill/forward_kl_topk/1"])
+def test_topk_entries_are_verls_forward_kl_and_the_tail_is_ours(key):
+    """VeRL's top-k forward KL drops what lies outside the k; ours keeps it as one more entry.
+
+    A third case of VeRL's is not ours: it clamps the student's log-probs at -10 from below, which
+    takes the gradient away where the student is most wrong.
+    """
+    logits = tensor(key, "student_logits")[0].requires_grad_()
+    ids, teacher = tensor(key, "teacher_topk_ids").long(), tensor(key, "teacher_topk_log_probs")
+    mine = log_probs(logits).gather(-1, ids)
+    entries = jsd_entries(with_tail(mine), with_tail(teacher), 0.0)
+    inside = entries[..., :-1].sum(-1)
+    # VeRL computes this one in float32.
+    theirs, their_gradient = (
+        tensor(key, name)[0].double() for name in ("distillation_losses", "grad")
+    )
+    torch.testing.assert_close(inside.detach().double(), theirs, atol=1e-6, rtol=1e-6)
+    (gradient,) = torch.autograd.grad(inside.sum(), logits, retain_graph=True)
+    torch.testing.assert_close(gradient.double(), their_gradient, atol=1e-6, rtol=1e-6)
+    ours = topk_divergence(logits, ids, teacher, SDPOOptions(jsd_beta=0.0))
+    torch.testing.assert_close(ours, inside + entries[..., -1])
+    assert bool((ours >= 0).all())
+
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+
+
+@pytest.mark.parametrize("key", [k for k in CASES if CASES[k].get("mode") in AGGREGATIONS])
+def test_aggregation_is_verls(key):
+    logps = tensor(key, "log_prob").requires_grad_()
+    values = -logps * tensor(key, "advantages")
+    if f"{key}/rollout_is_weights" in vectors.names(VECTORS):
+        values = values * tensor(key, "rollout_is_weights")
+    loss = aggregate(values, tensor(key, "response_mask"), CASES[key]["mode"])
+    assert float(loss.detach()) == pytest.approx(float(tensor(key, "loss")), abs=1e-7)
+    (gradient,) = torch.autograd.grad(loss, logps)
+    torch.testing.assert_close(gradient, tensor(key, "grad"), atol=1e-7, rtol=1e-7)
+
+
+def test_shares_of_micro_batches_and_ranks_are_the_mean_over_everything():
+    values, mask = torch.randn(8, 5), (torch.rand(8, 5) > 0.4).float()
+    shares = [
+        share_of_mean(
+            values[2 * k : 2 * k + 2], mask[2 * k : 2 * k + 2], total=float(mask.sum()), n_ranks=2
+        )
+        for k in range(4)
+    ]
+    # Two micro-batches add up on a rank, then the two ranks are averaged.
+    ranks = (shares[0] + shares[1], shares[2] + shares[3])
+    torch.testing.assert_close(sum(ranks) / 2, aggregate(values, mask, "token-mean"))
+
+
+def test_unscored_position_costs_nothing_and_gets_no_gradient():
+    logits = torch.randn(4, 10, requires_grad=True)
+    logp, ids = torch.randn(4, 10).log_softmax(-1).topk(3)
+    ids[1:3] = NOT_SCORED
+    values = topk_divergence(logits, ids, logp, SDPOOptions())
+    assert (values[1:3] == 0).all()
+    assert (values[[0, 3]] > 0).all()
+    values.sum().backward()
+    assert logits.grad is not None
+    assert (logits.grad[1:3] == 0).all()
+    assert (logits.grad[[0, 3]] != 0).any(-1).all()
+
+
+def test_batch_without_any_scored_position_still_has_a_graph():
+    logits = torch.randn(4, 10, requires_grad=True)
+    ids = torch.full((4, 3), NOT_SCORED)
+    topk_divergence(logits, ids, torch.zeros(4, 3), SDPOOptions()).sum().backward()
+    assert logits.grad is not None
+    assert (logits.grad == 0).all()
+
+
+def test_teacher_of_another_length_is_refused():
+    with pytest.raises(ShapeError, match="sequence parallelism"):
+        topk_divergence(torch.randn(4, 10), torch.zeros(5, 3), torch.zeros(5, 3), SDPOOptions())
+
+
+@pytest.mark.parametrize("variant", ["dpo", "dpo_norm", "simpo"])
+def test_alternating_rows_are_pairs(variant):
+    logps, lengths = -torch.rand(6, 7), torch.tensor([7, 3, 2, 7, 5, 5])
+    mask = (torch.arange(7) < lengths[:, None]).float()
+    reference, options = -torch.rand(6) * 5, ReplayOptions(variant=variant)
+    losses, margins = pair_terms(logps, mask, reference, options)
+    sums = (logps * mask).sum(-1)
+    expected = replay_per_pair(
+        sums[0::2],
+        sums[1::2],
+        lengths[0::2],
+        lengths[1::2],
+        reference[0::2],
+        reference[1::2],
+        options,
+    )
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(margins, (sums / lengths)[0::2] - (sums / lengths)[1::2])
+
+
+# -- pairs -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def renderer(tokenizer):
+    return Renderer(
+        tokenizer=tokenizer, max_prompt_tokens=64, max_response_tokens=24, with_tools=False
+    )
+
+
+@pytest.fixture
+def pairs(tmp_path, renderer):
+    rows = [row | {"weight": 1.0 + (i % 3)} for i, row in enumerate(rows_of(2))]
+    assert write_pairs(tmp_path / "pairs.parquet", rows, renderer) == 8
+    return TokenizedPairs(tmp_path / "pairs.parquet")
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
+def test_ranks_do_equal_work_and_see_each_pair_of_the_step_once(pairs, n_ranks):
+    drawn = pairs.sampler(batch_size=5, seed=3).step(2)
+    parts = [pairs.part(drawn, rank=rank, n_ranks=n_ranks, multiple=2) for rank in range(n_ranks)]
+    assert len({len(part.indices) for part in parts}) == 1
+    assert all(len(part.indices) % 2 == 0 for part in parts)
+    real = [
+        index
+        for part in parts
+        for index, weight in zip(part.indices, part.weights, strict=True)
+        if weight > 0
+    ]
+    assert real == drawn
+    assert sum(sum(part.weights) for part in parts) == pytest.approx(parts[0].total_weight)
+
+
+def test_tensors_hold_what_was_rendered(pairs):
+    batch = pairs.tensors([3, 0])
+    assert batch["input_ids"].shape == batch["attention_mask"].shape
+    for row, (index, side) in enumerate([(3, "chosen"), (3, "rejected"), (0, "chosen")]):
+        seen = batch["attention_mask"][row] == 1
+        kept = pairs.rows[index]["prompt_ids"] + pairs.rows[index][f"{side}_ids"]
+        assert batch["input_ids"][row][seen].tolist() == kept
+        assert batch["position_ids"][row][seen].tolist() == list(range(len(kept)))
+        answer = batch["responses"][row][batch["response_mask"][row] == 1]
+        assert answer.tolist() == pairs.rows[index][f"{side}_ids"]
+
+
+def test_no_pairs_is_an_error_and_not_a_silent_channel(tmp_path, renderer):
+    with pytest.raises(DatasetError, match="beta_replay=0"):
+        write_pairs(tmp_path / "pairs.parquet", [], renderer)
+    with pytest.raises(DatasetError, match="no tokenized pairs"):
+        TokenizedPairs(tmp_path / "pairs.parquet")
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def test_options_survive_the_way_through_the_environment(monkeypatch):
+    options = PluginOptions(
+        alpha_sdpo=0.1,
+        sdpo_top_k=7,
+        sdpo_wrapper="taid",
+        dpo_variant="dpo_norm",
+    )
+    monkeypatch.setenv(VARIABLE, options.as_json())
+    assert current_options() == options
+    assert current_options().top_k == 7
+    monkeypatch.setenv(VARIABLE, '{"alpha": 0.1}')
+    with pytest.raises(TrainerConfigError, match="is not readable"):
+        current_options()
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(TrainerConfigError, match="is not set in this worker"):
+        current_options()
+
+
+def test_taids_target_moves_with_the_step_and_ends():
+    options = PluginOptions(sdpo_wrapper="taid", taid_t_start=0.4, max_steps=10)
+    assert [options.sdpo_at(step).taid_t for step in (0, 5, 10, 99)] == [0.4, 0.7, 1.0, 1.0]
+    plain = PluginOptions()
+    assert plain.sdpo_at(5) == plain.sdpo
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizer, tmp_path_factory):
+    from trainer.data.tiny import make_model
+
+    folder = tmp_path_factory.mktemp("tiny")
+    make_model(tokenizer, hidden_size=16, n_layers=1, n_heads=2).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def file(dataset, output, saved, **trl) -> dict:
+    shared = {
+        "objective": "grpo",
+        "alpha_sdpo": 0.1,
+        "sdpo_estimator": "teacher_topk",
+        "sdpo_top_k": 32,
+        "beta_replay": 0.05,
+        "max_steps": 4,
+        "lr_scheduler_type": "constant",
+        "max_prompt_tokens": 64,
+        "max_completion_length": 16,
+        "num_generations": 4,
+        "render_tools": False,
+    }
+    return {
+        "dataset": str(dataset),
+        "output": str(output),
+        "model": str(saved),
+        "rollouts": "generate",
+        "trl": shared | trl,
+    }
+
+
+def test_prepared_run_holds_rendered_states_pairs_and_a_configuration(
+    dataset_folder, saved, tmp_path
+):
+    values = file(dataset_folder, tmp_path, saved) | {
+        "engines": {"verl": {"trainer.n_gpus_per_node": 2, "trainer.logger": ["console"]}}
+    }
+    run = prepare(read_settings(values, "verl"))
+    assert (run.n_prompts, run.n_hints, run.n_pairs) == (20, 10, 20)
+    rows = pq.read_table(tmp_path / "prompts.parquet").to_pylist()
+    hinted = [row["extra_info"]["hinted_ids"] for row in rows]
+    assert sum(ids is not None for ids in hinted) == 10
+    for row, ids in zip(rows, hinted, strict=True):
+        prompt = row["extra_info"]["prompt_ids"]
+        assert len(prompt) <= 64
+        if ids is not None:
+            assert len(ids) > len(prompt)
+    config = json.loads(run.config.read_text())
+    actor, rollout = (config["actor_rollout_ref"][name] for name in ("actor", "rollout"))
+    assert config["data"]["train_batch_size"] == 8 * 2 // 4
+    assert actor["ppo_mini_batch_size"] == config["data"]["train_batch_size"]
+    assert actor["loss_agg_mode"] == "seq-mean-token-mean"
+    assert rollout["engine_kwargs"]["vllm"]["max_logprobs"] == 32
+    assert rollout["max_model_len"] >= max(len(ids) for ids in hinted if ids) + 16
+    assert config["trainer"]["logger"] == ["console"]
+    sent = config["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"][VARIABLE]
+    assert PluginOptions.from_json(sent) == run.options
+    assert len(TokenizedPairs(run.options.pairs)) == 20
+
+
+def test_reward_column_is_read_back_by_the_reward_function(dataset_folder, saved, tmp_path):
+    prepare(read_settings(file(dataset_folder, tmp_path, saved), "verl"))
+    row = pq.read_table(tmp_path / "prompts.parquet").to_pylist()[0]
+    truth = row["reward_model"]["ground_truth"]
+    call = json.loads(truth)["consensus"]["tool_calls"][0]["function"]
+    text = json.dumps({"name": call["name"], "arguments": call["arguments"]})
+    right = f"<tool_call>\n{text}\n</tool_call>"
+    assert compute_score("replay", right, truth, row["extra_info"]) == 1.0
+    assert compute_score("replay", "no idea", truth, row["extra_info"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model": None}, TrainerConfigError, "set model"),
+        ({"trl": {"max_steps": -1}}, TrainerConfigError, "set trl.max_steps"),
+        ({"trl": {"num_generations": 3}}, TrainerConfigError, "no whole groups"),
+        ({"trl": {"per_device_train_batch_size": 400}}, TrainerConfigError, "wants 100 states"),
+        ({"trl": {"lr_scheduler_type": "polynomial"}}, TrainerConfigError, "constant and cosine"),
+        ({"trl": {"sdpo_estimator": "full"}}, TrainerConfigError, "teacher_topk"),
+        ({"engines": {"verl": {"trainer.logger.x": 1}}}, TrainerConfigError, "no section"),
+    ],
+)
+def test_run_that_verl_cannot_do_is_refused_before_anything_is_started(
+    change, error, message, dataset_folder, saved, tmp_path
+):
+    values = file(dataset_folder, tmp_path, saved, **change.pop("trl", {})) | change
+    with pytest.raises(error, match=message):
+        prepare(read_settings(values, "verl"))
+
+
+def test_channel_2_without_a_single_hint_is_refused(saved, tmp_path, monkeypatch):
+    rows = [row | {"hint": None} for row in session_rows(0)]
+    data = PreferenceData(pairs=rows, prompts=[], positives=[], test_pairs=[], test_prompts=[])
+    monkeypatch.setattr("trainer.engines.verl.prepare.load_preference_data", lambda *_, **__: data)
+    options = {"num_generations": 2, "per_device_train_batch_size": 4}
+    values = file("any", tmp_path, saved, **options)
+    with pytest.raises(DatasetError, match="no row has a hint"):
+        prepare(read_settings(values, "verl"))
+    silent = file("any", tmp_path, saved, alpha_sdpo=0, **options)
+    assert prepare(read_settings(silent, "verl")).n_hints == 0
+
+
+def test_schedule_that_verl_lacks_is_said(dataset_folder, saved, tmp_path, caplog):
+    prepare(
+        read_settings(file(dataset_folder, tmp_path, saved, lr_scheduler_type="linear"), "verl")
+    )
+    assert "lr_scheduler_type=linear becomes constant" in caplog.text
+
+
+# -- is it live? -----------------------------------------------------------------------------------
+
+BOTH = PluginOptions(alpha_sdpo=0.1, beta_replay=0.05)
+
+
+def test_silent_channels_are_named_and_channels_that_are_off_are_not():
+    live = {"actor/sdpo/n_tokens": 0.0, "actor/replay/n_pairs": 3.0}
+    assert silent_channels(live, BOTH) == []
+    found = silent_channels({"actor/pg_loss": 0.0}, BOTH)
+    assert [text.split(" has")[0] for text in found] == ["channel 2", "channel 3"]
+    assert silent_channels({}, PluginOptions()) == []
+
+
+def test_first_step_without_a_channel_ends_the_run(tmp_path, caplog):
+    metrics = tmp_path / "metrics.jsonl"
+    assert not launch.check_first_step(metrics, BOTH)
+    metrics.write_text('{"step": 1, "data": {"actor/pg_loss"')
+    assert not launch.check_first_step(metrics, BOTH)
+    metrics.write_text(json.dumps({"step": 1, "data": {"actor/pg_loss": 0.0}}) + "\n")
+    with pytest.raises(TrainerConfigError, match="stopped after the first step: channel 2"):
+        launch.check_first_step(metrics, BOTH)
+    data = {"actor/sdpo/n_tokens": 0.0, "actor/replay/n_pairs": 2.0}
+    metrics.write_text(json.dumps({"step": 1, "data": data}) + "\n")
+    assert launch.check_first_step(metrics, BOTH)
+    assert "none of its rows has a hint" in caplog.text
+
+
+def test_live_channels_are_those_that_did_something():
+    rows = [
+        {"step": 1, "critic/advantages/max": 0.0, "actor/replay/n_pairs": 2.0},
+        {"step": 2, "critic/advantages/min": -1.0, "actor/sdpo/n_tokens": 5.0},
+    ]
+    assert launch.live_channels(rows, BOTH) == ["policy", "sdpo", "replay"]
+    assert launch.live_channels(rows[:1], BOTH) == ["replay"]
+    assert launch.live_channels([], BOTH) == []
+
+
+def test_without_verl_the_command_says_how_to_get_it(tmp_path, capsys):
+    with pytest.raises(TrainerConfigError, match=r"recipes/verl/requirements\.txt"):
+        require_version()
+    path = tmp_path / "settings.yaml"
+    path.write_text(json.dumps(file("any", tmp_path, "any")))
+    assert main(["verl", "--config", str(path)]) == 2
+    assert "the engine verl needs the package verl" in capsys.readouterr().err
+
+
+def test_plugin_does_nothing_in_a_process_of_nobodys_run():
+    """`import verl` loads it in every environment where this package is installed."""
+    import trainer.engines.verl.plugin as plugin
+
+    assert plugin.options_text() is None
+
+
+# -- the same file under TRL -----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_settings_file_of_the_frameworks_drives_trl(tokenizer, tmp_path):
+    """The same file runs VeRL and Monarch, each in an environment of its own; the first step's
+    pairs and their loss are the same numbers there."""
+    from tests.trainer.one_file import first_replay_loss, settings_values
+    from trainer.data.tiny import make_model
+
+    dataset, model = write_dataset(tmp_path / "data"), tmp_path / "tiny"
+    make_model(tokenizer, hidden_size=32, n_layers=2, n_heads=2).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    values = settings_values(dataset=dataset, output=tmp_path / "out", model=model)
+    values["evaluation"] = {"max_prompts": 1, "max_new_tokens": 4}
+    path = tmp_path / "settings.yaml"
+    path.write_text(json.dumps(values))
+    assert main(["--config", str(path)]) == 0
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert rows[0]["replay/loss"] == pytest.approx(first_replay_loss(values), rel=1e-5)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["steps"] == 3
+    assert {"policy", "replay"} <= set(report["channels_live"])
+    assert prepare(read_settings(values, "verl")).n_pairs == 20

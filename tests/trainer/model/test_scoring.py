@@ -1,0 +1,120 @@
+"""Log-probabilities of responses without the logits of a batch: the same numbers, less memory."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from tests.trainer.published import rows_of
+from trainer.data.collator import ComposerDataCollator
+from trainer.losses.compose import pair_logps, response_token_logps
+from trainer.model import scoring
+from trainer.model.loading import without_peft_warnings
+from trainer.settings import RunConfig, TinyOptions
+from trainer.trl.run import run
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def qwen(n_words):
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=n_words, **SIZES))
+
+
+def soft_capped(n_words):
+    config = Gemma2Config(vocab_size=n_words, head_dim=8, final_logit_softcapping=2.0, **SIZES)
+    return Gemma2ForCausalLM._from_config(config, attn_implementation="eager")
+
+
+def with_adapted_head(n_words):
+    lora = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["lm_head", "q_proj"])
+    with without_peft_warnings():
+        return get_peft_model(qwen(n_words), lora)
+
+
+@pytest.mark.parametrize("make", [qwen, soft_capped, with_adapted_head])
+def test_pairs_are_scored_as_by_the_logits_of_the_batch(tokenizer, make):
+    torch.manual_seed(0)
+    model = make(len(tokenizer)).eval()
+    batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(2))
+    for ours, plain in zip(scoring.pair_logps(model, batch), pair_logps(model, batch), strict=True):
+        torch.testing.assert_close(ours[0], plain[0], rtol=1e-5, atol=1e-5)
+        assert ours[1].tolist() == plain[1].tolist()
+
+
+@pytest.mark.parametrize("make", [qwen, with_adapted_head])
+def test_their_gradients_are_the_same(tokenizer, make):
+    torch.manual_seed(0)
+    model = make(len(tokenizer)).eval()
+    batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(2))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = []
+    for forward in (scoring.pair_logps, pair_logps):
+        (chosen, _), (rejected, _) = forward(model, batch)
+        gradients.append(torch.autograd.grad((chosen - rejected).sum(), trained, allow_unused=True))
+    for ours, plain in zip(*gradients, strict=True):
+        if plain is not None:
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_temperature_divides_the_logits(tokenizer):
+    model = qwen(len(tokenizer)).eval()
+    ids = torch.arange(3, 23)[None]
+    mask = (torch.arange(20) > 11).int()[None]
+    given = (model, ids, None, mask)
+    torch.testing.assert_close(
+        scoring.response_logps(*given, temperature=0.5),
+        response_token_logps(*given, temperature=0.5),
+    )
+
+
+class LargestLogits(TorchDispatchMode):
+    """Notes the most rows that any tensor of one column per word of the vocabulary has."""
+
+    def __init__(self, n_words):
+        super().__init__()
+        self.n_words, self.n_rows = n_words, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        for one in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(one, torch.Tensor) and one.dim() and one.shape[-1] == self.n_words:
+                self.n_rows = max(self.n_rows, one.numel() // self.n_words)
+        return result
+
+
+def test_the_plain_path_makes_them(tokenizer):
+    torch.manual_seed(0)
+    batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(4))
+    with LargestLogits(len(tokenizer)) as seen:
+        pair_logps(qwen(len(tokenizer)), batch)
+    assert seen.n_rows > scoring.CHUNK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("channels", "pair_forward"),
+    [("all", "packed"), ("pairs alone", "padded"), ("policy alone", "packed")],
+)
+def test_no_run_makes_the_logits_of_a_batch(dataset_folder, tmp_path, channels, pair_forward):
+    weights = {
+        "all": {"alpha_sdpo": 0.5, "beta_replay": 1.0},
+        "policy alone": {},
+        "pairs alone": {"policy_weight": 0.0, "beta_replay": 1.0},
+    }[channels]
+    n_words = 331  # of no other tensor of the run
+    config = RunConfig(
+        tiny=TinyOptions(vocab_size=n_words, pretraining_steps=1),
+        dataset=str(dataset_folder),
+        output=str(tmp_path / "out"),
+        trl={"max_steps": 2, "pair_forward": pair_forward, "max_prompt_tokens": 256} | weights,
+    )
+    with LargestLogits(n_words) as seen:
+        run(config)
+    assert 0 < seen.n_rows <= scoring.CHUNK

@@ -1,0 +1,63 @@
+"""A model of this machine behind the OpenAI protocol."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from trainer.errors import TrainerConfigError
+from trainer.model.serve import LocalModel, ModelServer
+
+QUESTION = {"messages": [{"role": "user", "content": "What now?"}], "max_tokens": 8}
+
+
+@pytest.fixture
+def server(tmp_path, model, tokenizer):
+    model.save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    with ModelServer(LocalModel(tmp_path / "m"), "m") as running:
+        thread = threading.Thread(target=running.serve_forever, args=[0.02])
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def ask(server, **request):
+    body = json.dumps(QUESTION | request).encode()
+    call = urllib.request.Request(f"{server.base_url}/chat/completions", body)
+    with urllib.request.urlopen(call) as reply:
+        return json.loads(reply.read())
+
+
+def test_equal_seeds_give_equal_samples_and_other_seeds_others(server):
+    texts = [ask(server, seed=seed)["choices"][0]["message"] for seed in (1, 1, 2, 3)]
+    assert texts[0] == texts[1]
+    assert len({json.dumps(text) for text in texts}) > 1
+    greedy = [ask(server, temperature=0)["choices"][0]["message"] for _ in range(2)]
+    assert greedy[0] == greedy[1]
+
+
+def test_a_call_written_as_text_comes_back_as_a_call(server, monkeypatch):
+    text = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "a.py"}}\n</tool_call>'
+    tokenizer = server.model.renderer.tokenizer
+    monkeypatch.setattr(type(tokenizer), "decode", lambda *_, **__: text)
+    [choice] = ask(server)["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert call["function"] == {"name": "Read", "arguments": '{"file_path": "a.py"}'}
+
+
+def test_a_cut_answer_says_so_and_a_bad_request_is_refused(server):
+    answer = ask(server, max_tokens=1)
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["choices"][0]["finish_reason"] == "length"
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        ask(server, messages="no messages")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(TrainerConfigError, match="no model there"):
+        LocalModel(tmp_path)

@@ -1,0 +1,448 @@
+"""Packed pairs against one pair at a time: layout, attention, losses and gradients."""
+
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import create_block_mask
+
+from tests.support.told import told_by
+from trainer.errors import ShapeError, TrainerConfigError
+from trainer.model.tree_attention import (
+    ChainAttention,
+    FlashTreeAttention,
+    FlexAttention,
+    _compiled_flex,
+    attention_for,
+    tree_block_mask,
+)
+from trainer.model.tree_layout import (
+    Chain,
+    PackedTree,
+    common_prefix,
+    pack_pairs,
+    pack_pairs_within,
+)
+
+# Two letters make sides that share prefixes, duplicate each other, or contain each other.
+tokens = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+pair_lists = st.lists(st.tuples(tokens, tokens, tokens), min_size=1, max_size=6)
+
+
+def trace_pairs(n_states, *, vocab=60, seed=0):
+    """Pairs of a session that goes on from its own action at each state."""
+    rng = random.Random(seed)
+
+    def some(low, high):
+        return [rng.randrange(vocab) for _ in range(rng.randint(low, high))]
+
+    context, pairs = some(1, 12), []
+    for _ in range(n_states):
+        taken = some(1, 6)
+        pairs.append((list(context), some(1, 6), taken))
+        context += taken + some(0, 5)
+    return pairs
+
+
+def sides(pairs):
+    """(prompt, completion) of every sequence, chosen sides first."""
+    return [(p, c) for p, c, _ in pairs] + [(p, r) for p, _, r in pairs]
+
+
+@given(pair_lists)
+@settings(max_examples=150, deadline=None)
+def test_every_completion_token_sees_its_own_sequence_and_nothing_else(pairs):
+    tree = pack_pairs(pairs)
+    visible = tree.visible()
+    for sequence, (prompt, completion) in enumerate(sides(pairs)):
+        edges = tree.edges_S[tree.sequences_S == sequence]
+        assert tree.target_ids_E[edges].tolist() == completion
+        for step, predictor in enumerate(tree.predictors_E[edges].tolist()):
+            seen = visible[predictor].nonzero()[:, 0]
+            assert tree.input_ids_N[seen].tolist() == prompt + completion[:step]
+            assert tree.position_ids_N[seen].tolist() == list(range(len(prompt) + step))
+
+
+@given(pair_lists)
+@settings(max_examples=150, deadline=None)
+def test_every_shared_token_is_packed_once(pairs):
+    prefixes = {tuple((p + c)[: n + 1]) for p, c in sides(pairs) for n in range(len(p) + len(c))}
+    tree = pack_pairs(pairs)
+    assert tree.n_tokens == len(prefixes)
+    assert tree.n_unpacked_tokens == sum(len(p) + len(c) for p, c in sides(pairs))
+    assert tree.chosen_lengths.tolist() == [len(c) for _, c, _ in pairs]
+    assert tree.rejected_lengths.tolist() == [len(r) for _, _, r in pairs]
+
+
+@given(pair_lists)
+@settings(max_examples=100, deadline=None)
+def test_chains_name_the_visible_tokens(pairs):
+    tree = pack_pairs(pairs)
+    visible = tree.visible()
+    rows = []
+    for chain in tree.chains:
+        before = [index for start, stop in chain.prefix for index in range(start, stop)]
+        for row in range(chain.start, chain.stop):
+            rows.append(row)
+            seen = [*before, *range(chain.start, row + 1)]
+            assert visible[row].nonzero()[:, 0].tolist() == seen
+    assert rows == list(range(tree.n_tokens))
+
+
+def test_a_trace_is_one_trunk_with_a_branch_per_state():
+    pairs = trace_pairs(30, vocab=10_000)
+    tree = pack_pairs(pairs)
+    last_prompt, _, last_action = pairs[-1]
+    assert tree.chains[0].stop == len(last_prompt) + len(last_action)
+    assert tree.n_tokens == len(last_prompt) + len(last_action) + sum(len(c) for _, c, _ in pairs)
+    assert len(tree.chains) == 31
+    assert all(len(chain.prefix) == 1 for chain in tree.chains[1:])
+
+
+@given(pair_lists, st.integers(1, 30))
+@settings(max_examples=100, deadline=None)
+def test_a_token_budget_splits_and_loses_no_pair(pairs, max_tokens):
+    trees = pack_pairs_within(pairs, max_tokens=max_tokens)
+    assert [idx for tree in trees for idx in tree.pair_idx] == list(range(len(pairs)))
+    assert all(tree.n_tokens <= max_tokens or tree.n_pairs == 1 for tree in trees)
+    for tree, following in pairwise(trees):
+        both = [pairs[idx] for idx in (*tree.pair_idx, following.pair_idx[0])]
+        assert pack_pairs(both).n_tokens > max_tokens
+
+
+TWO_PAIRS = [([1, 2], [3, 4], [3, 5]), ([1, 2, 3, 4], [6], [7])]
+"""The second goes on from what the first chose."""
+ROLLOUTS = [([1, 2], [8, 9]), ([1], [2, 3]), ([1, 2], [])]
+
+
+def test_a_small_tree_is_laid_out_as_by_hand():
+    tree = pack_pairs(TWO_PAIRS, sequences=ROLLOUTS)
+    tensors = {
+        "input_ids_N": [1, 2, 3, 4, 6, 7, 5, 8, 9],  # the longest way first, then back up
+        "position_ids_N": [0, 1, 2, 3, 4, 4, 3, 2, 3],
+        "subtree_end_N": [9, 9, 7, 6, 5, 6, 7, 9, 9],
+        # Of 3, 4, 6, 7 and 5: the first token of a branch is predicted from where it forked.
+        "target_ids_E": [3, 4, 6, 7, 5],
+        "predictors_E": [1, 2, 3, 3, 2],
+        # Chosen 3 4, chosen 6, rejected 3 5, rejected 7.
+        "edges_S": [0, 1, 2, 0, 4, 3],
+        "sequences_S": [0, 0, 1, 2, 2, 3],
+        "lengths_2B": [2, 1, 2, 1],
+    }
+    assert {name: getattr(tree, name).tolist() for name in tensors} == tensors
+    assert all(getattr(tree, name).dtype == torch.long for name in tensors)
+    assert tree.chains == (
+        Chain(0, 5, ()),
+        Chain(5, 6, ((0, 4),)),
+        Chain(6, 7, ((0, 3),)),
+        Chain(7, 9, ((0, 2),)),
+    )
+    assert [one.tolist() for one in tree.predictors_R] == [[1, 7], [0, 1], []]
+    assert (tree.n_pairs, tree.pair_idx, tree.n_tokens, tree.n_positions) == (2, (0, 1), 9, 5)
+    assert tree.n_unpacked_tokens == (4 + 4) + (5 + 5) + (4 + 3 + 2)
+    assert tree.chosen_lengths.tolist() == [2, 1]
+    assert tree.rejected_lengths.tolist() == [2, 1]
+    chosen, rejected = tree.sum_logps(torch.tensor([-1.0, -2.0, -4.0, -8.0, -16.0]))
+    assert (chosen.tolist(), rejected.tolist()) == ([-1 - 2, -4], [-1 - 16, -8])
+
+
+def test_a_branch_of_a_branch_sees_a_part_of_each():
+    tree = pack_pairs([([1, 2], [3, 4, 5, 6], [7, 8, 9]), ([1, 2, 7], [10], [8])])
+    assert tree.input_ids_N.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert tree.chains == (
+        Chain(0, 6, ()),
+        Chain(6, 9, ((0, 2),)),
+        Chain(9, 10, ((0, 2), (6, 7))),
+    )
+    assert tree.visible()[9].nonzero()[:, 0].tolist() == [0, 1, 6, 9]
+
+
+def test_sequences_that_share_nothing_are_a_forest():
+    tree = pack_pairs([([1], [2], [3, 4])], sequences=[([5], [6, 7, 8]), ([9], [])])
+    assert tree.input_ids_N.tolist() == [5, 6, 7, 8, 1, 3, 4, 2, 9]
+    assert tree.subtree_end_N.tolist() == [4, 4, 4, 4, 8, 7, 7, 8, 9]
+    assert [chain.prefix for chain in tree.chains] == [(), (), ((4, 5),), ()]
+    assert [one.tolist() for one in tree.predictors_R] == [[0, 1, 2], []]
+
+
+def test_sequences_alone_can_be_packed():
+    tree = pack_pairs([], sequences=ROLLOUTS)
+    assert tree.input_ids_N.tolist() == [1, 2, 8, 9, 3]
+    assert (tree.n_pairs, tree.n_unpacked_tokens) == (0, 9)
+    assert [one.tolist() for one in tree.predictors_R] == [[1, 2], [0, 1], []]
+    (within,) = pack_pairs_within([], max_tokens=1, sequences=ROLLOUTS)
+    assert torch.equal(within.input_ids_N, tree.input_ids_N)
+    chosen, rejected = tree.sum_logps(torch.zeros(0))
+    assert (chosen.tolist(), rejected.tolist()) == ([], [])
+
+
+def test_a_tree_may_be_as_large_as_its_budget():
+    pairs = [([1], [2], [3]), ([4, 5], [6], [7]), ([1], [2], [8])]
+    for max_tokens, expected in (
+        (1, [(0,), (1,), (2,)]),
+        (6, [(0,), (1,), (2,)]),
+        (7, [(0, 1), (2,)]),
+        (8, [(0, 1, 2)]),
+    ):
+        trees = pack_pairs_within(pairs, max_tokens=max_tokens)
+        assert [tree.pair_idx for tree in trees] == expected
+
+
+def test_sequences_go_into_the_first_tree_and_count_there():
+    pairs = [([1], [2], [3]), ([1], [2], [4])]
+    rollouts = [([1], [5, 6])]
+    for max_tokens, expected in ((4, [(), (0, 1)]), (5, [(0,), (1,)]), (6, [(0, 1)])):
+        first, *others = pack_pairs_within(pairs, max_tokens=max_tokens, sequences=rollouts)
+        assert [tree.pair_idx for tree in (first, *others)] == expected
+        assert [one.tolist() for one in first.predictors_R] == [
+            [int((first.input_ids_N == token).nonzero()) for token in (1, 5)]
+        ]
+        assert all(tree.predictors_R == () for tree in others)
+
+
+@given(tokens, tokens)
+@settings(max_examples=60, deadline=None)
+def test_a_common_prefix_is_as_long_as_two_lists_agree(left, right):
+    agree = [a == b for a, b in zip(left, right, strict=False)]
+    assert common_prefix(left, right) == (agree.index(False) if False in agree else len(agree))
+
+
+@pytest.mark.parametrize("n_common", range(9))
+def test_a_common_prefix_ends_at_the_first_difference_whatever_follows(n_common):
+    left, right = list(range(9)), list(range(9))
+    right[n_common : n_common + 1] = [-1]
+    assert common_prefix(left, right) == n_common
+    assert common_prefix(left, left[:n_common]) == n_common
+
+
+@pytest.mark.parametrize(
+    "pack", [pack_pairs, lambda *a, **o: pack_pairs_within(*a, max_tokens=9, **o)]
+)
+def test_pairs_without_a_token_are_refused_by_name(pack):
+    why = (
+        " without a token; the first token of a completion is predicted from the prompt, so every "
+        "side needs one"
+    )
+    assert told_by(ShapeError, pack, []) == "no preference pair to pack"
+    assert told_by(ShapeError, pack, [([1], [2], [3]), ([1], [], [3])]) == "pair 1: chosen" + why
+    assert told_by(ShapeError, pack, [([], [2], [])]) == "pair 0: prompt and rejected" + why
+    assert told_by(ShapeError, pack, [([1], [2], [3])], sequences=[([1], [2]), ([], [2])]) == (
+        "a sequence has no prompt, from which its first token is predicted"
+    )
+
+
+def test_a_budget_without_a_token_is_refused():
+    message = told_by(TrainerConfigError, pack_pairs_within, TWO_PAIRS, max_tokens=0)
+    assert message == "max_tokens=0: must be at least 1"
+
+
+# --- attention -----------------------------------------------------------------------------------
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def projections(tree: PackedTree, *, dtype=torch.float64, requires_grad=True):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(1, n_heads, tree.n_tokens, 16, generator=generator)
+        .to(dtype)
+        .requires_grad_(requires_grad)
+        for n_heads in (4, 2, 2)
+    ]
+
+
+def dense_attention(tree, query, key, value, scale):
+    key, value = (x.repeat_interleave(2, 1) for x in (key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=tree.visible(), scale=scale)
+
+
+@pytest.mark.parametrize("backend", [ChainAttention, FlashTreeAttention])
+@pytest.mark.parametrize("seed", range(5))
+def test_attention_equals_the_dense_mask_with_gradients(backend, seed):
+    pairs = trace_pairs(6, vocab=3, seed=seed)
+    tree = pack_pairs(pairs + trace_pairs(2, vocab=3, seed=seed + 100))
+    inputs = projections(tree)
+    weight = torch.linspace(-1, 1, 16, dtype=torch.float64)
+    ours = backend(tree)(*inputs, scale=0.3)
+    dense = dense_attention(tree, *inputs, 0.3)
+    torch.testing.assert_close(ours, dense)
+    torch.testing.assert_close(
+        torch.autograd.grad((ours * weight).sum(), inputs),
+        torch.autograd.grad((dense * weight).sum(), inputs),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("device", DEVICES)
+def test_flex_attention_equals_the_dense_mask(device):
+    tree = pack_pairs(trace_pairs(6, vocab=3)).to(device)
+    inputs = [
+        projection.to(device)
+        for projection in projections(tree, dtype=torch.float32, requires_grad=False)
+    ]
+    ours = FlexAttention(tree)(*inputs, scale=0.3)
+    torch.testing.assert_close(ours, dense_attention(tree, *inputs, 0.3))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_compilation_serves_trees_of_all_lengths(device):
+    """A compilation takes longer than a step; and the compiled kernel skips what a mask says."""
+    torch._dynamo.reset()
+    counters.clear()
+    for n_states in (9, 12, 17):
+        pairs = [([1] * 600 + prompt, *both) for prompt, *both in trace_pairs(n_states)]
+        tree = pack_pairs(pairs).to(device)
+        query, key, value = (
+            projection.to(device)
+            for projection in projections(tree, dtype=torch.float32, requires_grad=False)
+        )
+        ours = _compiled_flex()(
+            query,
+            key,
+            value,
+            block_mask=tree_block_mask(tree.subtree_end_N),
+            scale=0.3,
+            enable_gqa=True,
+        )
+        torch.testing.assert_close(ours, dense_attention(tree, query, key, value, 0.3))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("block", [16, 128])
+def test_the_mask_by_blocks_is_that_of_all_tokens(seed, block):
+    tree = pack_pairs(trace_pairs(12, vocab=3, seed=seed) + trace_pairs(8, seed=seed + 50))
+    ends = tree.subtree_end_N
+    ours = tree_block_mask(ends, block=block)
+    dense = create_block_mask(
+        lambda _b, _h, q, k: (k <= q) & (q < ends[k]),
+        None,
+        None,
+        tree.n_tokens,
+        tree.n_tokens,
+        device="cpu",
+        BLOCK_SIZE=block,
+    )
+    assert torch.equal(ours.to_dense(), dense.to_dense())
+    assert torch.equal(ours.full_kv_num_blocks, dense.full_kv_num_blocks)
+    for name in ("kv", "full_kv", "q", "full_q"):
+        counts = getattr(dense, f"{name}_num_blocks")
+        assert torch.equal(getattr(ours, f"{name}_num_blocks"), counts)
+        listed, right = (getattr(mask, f"{name}_indices") for mask in (ours, dense))
+        for row, n in enumerate(counts[0, 0].tolist()):
+            assert listed[0, 0, row, :n].tolist() == right[0, 0, row, :n].tolist()
+    assert ours.seq_lengths == dense.seq_lengths
+
+
+def test_a_block_is_seen_whole_up_to_the_last_token_of_its_subtrees():
+    # Two trees of eight tokens, in blocks of four; the second forks behind its first block.
+    ends = torch.tensor([8] * 8 + [16] * 4 + [13, 16, 16, 16])
+    mask = tree_block_mask(ends, block=4)
+    # Each block is cut by the diagonal; the second and the fourth see all of the one before.
+    assert mask.kv_num_blocks[0, 0].tolist() == [1, 1, 1, 1]
+    assert [row[0] for row in mask.kv_indices[0, 0].tolist()] == [0, 1, 2, 3]
+    assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 0, 1]
+    assert [row[0] for row in mask.full_kv_indices[0, 0, 1::2].tolist()] == [0, 2]
+    assert mask.seq_lengths == (16, 16)
+    assert tree_block_mask(ends).BLOCK_SIZE == (128, 128)
+
+
+def test_the_device_chooses_the_backend():
+    tree = pack_pairs(trace_pairs(2))
+    assert type(attention_for(tree)) is FlashTreeAttention
+    assert type(attention_for(tree.to("meta"))) is ChainAttention
+    on_cuda = SimpleNamespace(input_ids_N=SimpleNamespace(device=torch.device("cuda")))
+    assert type(attention_for(on_cuda)) is FlexAttention
+
+
+@pytest.mark.parametrize("backend", [ChainAttention, FlashTreeAttention])
+def test_layers_that_attend_are_counted(backend):
+    tree = pack_pairs(TWO_PAIRS)
+    attention = backend(tree)
+    assert (attention.tree, attention.n_calls) == (tree, 0)
+    for n_calls in (1, 2, 3):
+        attention(*projections(tree), scale=0.3)
+        assert attention.n_calls == n_calls
+
+
+@pytest.mark.parametrize("backend", [ChainAttention, FlashTreeAttention])
+def test_attention_takes_projections_as_models_hold_them(backend):
+    """A model's heads lie behind its tokens: what it hands over is a transposed view."""
+    tree = pack_pairs(TWO_PAIRS)
+    inputs = projections(tree, requires_grad=False)
+    views = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
+    assert not views[0].is_contiguous()
+    ours = backend(tree)(*views, scale=0.3)
+    assert ours.is_contiguous()
+    dense = dense_attention(tree, *views, 0.3)
+    torch.testing.assert_close(ours, dense)
+    weight = torch.linspace(-1, 1, 16, dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.autograd.grad((ours * weight).sum(), views),
+        torch.autograd.grad((dense * weight).sum(), views),
+    )
+
+
+def test_the_flexible_kernel_is_asked_for_the_trees_mask_and_grouped_heads(monkeypatch):
+    tree = pack_pairs(TWO_PAIRS)
+    inputs = projections(tree, requires_grad=False)
+    asked = []
+
+    def kernel(query, key, value, **options):
+        asked.append(options)
+        mask = options["block_mask"].mask_mod
+        rows, columns = (torch.arange(tree.n_tokens) for _ in range(2))
+        seen = mask(None, None, rows[:, None], columns[None])
+        return F.scaled_dot_product_attention(
+            query, key, value, seen, scale=options["scale"], enable_gqa=options["enable_gqa"]
+        )
+
+    monkeypatch.setattr("trainer.model.tree_attention.flex_attention", kernel)
+    attention = FlexAttention(tree)
+    for scale in (0.3, 0.7):
+        ours = attention(*inputs, scale=scale)
+        torch.testing.assert_close(ours, dense_attention(tree, *inputs, scale))
+    first, second = asked
+    assert first["block_mask"] is second["block_mask"]  # made once, for all layers
+    assert first["block_mask"].BLOCK_SIZE == (128, 128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_joining_parts_of_a_long_prefix_keeps_precision(dtype):
+    tree = pack_pairs([([7] * 700, [1, 2, 3], [4, 5]), ([7] * 700 + [4, 5, 6], [1], [2])])
+    inputs = projections(tree, dtype=dtype, requires_grad=False)
+    exact = dense_attention(tree, *(x.double() for x in inputs), 0.3)
+    ours = FlashTreeAttention(tree)(*inputs, scale=0.3)
+    assert ours.dtype == dtype
+    tolerance = (
+        {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    )
+    torch.testing.assert_close(ours.double(), exact, **tolerance)
+
+
+def test_to_moves_every_tensor():
+    tree = pack_pairs(trace_pairs(3)).to("meta")
+    on_meta = [name for name in tree.__slots__ if isinstance(getattr(tree, name), torch.Tensor)]
+    assert len(on_meta) == 8
+    assert all(getattr(tree, name).device.type == "meta" for name in on_meta)
+    assert tree.visible().device.type == "meta"
+
+
+def test_to_moves_what_predicts_further_sequences_and_keeps_the_rest():
+    tree = pack_pairs(TWO_PAIRS, sequences=ROLLOUTS)
+    moved = tree.to("meta")
+    assert [(one.device.type, len(one)) for one in moved.predictors_R] == [
+        ("meta", 2),
+        ("meta", 2),
+        ("meta", 0),
+    ]
+    for name in ("chains", "pair_idx", "n_unpacked_tokens", "n_positions", "n_tokens"):
+        assert getattr(moved, name) == getattr(tree, name)

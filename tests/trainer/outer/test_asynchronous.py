@@ -1,0 +1,173 @@
+"""Asynchronous rounds: nobody waits, old deltas count less, and the log is one for all."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from trainer.errors import TrainerConfigError
+from trainer.outer import MemoryStore, OuterSettings, OuterStep
+from trainer.outer.asynchronous import AsyncReplica
+from trainer.outer.protocol import Manifest, manifest_key
+
+N = 500
+
+
+def settings(**options):
+    return OuterSettings(
+        **{"codec": "fp32", "outer": OuterStep(1.0, 0.0), "n_rounds": 3, **options}
+    )
+
+
+def replica_of(store, rank, world_size, *, state=None, attempt=0, **options):
+    replica = AsyncReplica(
+        store, np.zeros(N, np.float32), rank=rank, world_size=world_size,
+        settings=settings(**options), state=state, attempt=attempt,
+    )  # fmt: skip
+    replica.join()
+    return replica
+
+
+def manifests(store):
+    keys = [key for key in store.keys("rounds/") if key.endswith("manifest.json")]
+    return [Manifest.from_bytes(store.get(manifest_key(r))) for r in range(len(keys))]
+
+
+def test_a_replica_makes_all_its_rounds_while_the_other_has_made_none():
+    store = MemoryStore()
+    slow, quick = replica_of(store, 0, 2), replica_of(store, 1, 2)
+    while not quick.is_finished:
+        report = quick.exchange(quick.theta - 1)
+        assert report.was_included
+        assert report.n_contributions == 1
+    assert quick.round_id == 3
+    assert slow.round_id == 0
+
+
+def test_one_of_n_moves_the_state_by_an_nth_and_an_old_delta_by_less():
+    store = MemoryStore()
+    slow, quick = replica_of(store, 0, 2), replica_of(store, 1, 2)
+    quick.exchange(quick.theta - 1)
+    np.testing.assert_allclose(quick.theta, -0.5)
+    quick.exchange(quick.theta - 1)
+    np.testing.assert_allclose(quick.theta, -1.0)
+    slow.exchange(np.full(N, -1, np.float32))
+    late = 2 - 1  # two manifests since, and one of the other is usual
+    np.testing.assert_allclose(slow.theta, -1.0 - 0.5 * (1 + late / 2) ** -0.5, rtol=1e-6)
+
+
+def test_a_slow_replica_takes_up_what_the_others_make_and_its_delta_counts_in_full():
+    store = MemoryStore()
+    slow, quick = replica_of(store, 0, 2, n_rounds=99), replica_of(store, 1, 2, n_rounds=99)
+    local = slow.theta - 1
+    assert slow.take_up() is None, "nobody has moved"
+    for _ in range(slow.max_age + 1):
+        quick.exchange(quick.theta - 2)
+    moved = slow.take_up()
+    np.testing.assert_allclose(local + moved, quick.theta - 1, err_msg="its own progress stays")
+    report = slow.exchange(local + moved)
+    assert (report.was_included, report.n_missed) == (True, slow.max_age + 1)
+    np.testing.assert_allclose(slow.theta, quick.theta - 0.5)
+    merged = sum(manifest.merged.size_bytes for manifest in manifests(store)[:-1])
+    assert merged <= report.down_bytes < 2 * merged, "read once, and counted"
+
+
+def test_replicas_of_equal_pace_move_as_far_as_in_synchronous_rounds():
+    store = MemoryStore()
+    both = [replica_of(store, rank, 2) for rank in range(2)]
+    for replica in both:
+        replica.exchange(replica.theta - 1)
+    np.testing.assert_allclose(both[1].theta, -1.0)
+    for replica in both:
+        replica.exchange(replica.theta - 1)
+    np.testing.assert_allclose(both[1].theta, -2.0)
+
+
+def test_what_is_pending_is_merged_once_by_whoever_comes_next():
+    store = MemoryStore()
+    first, second = replica_of(store, 0, 2), replica_of(store, 1, 2)
+    propose = first._propose
+    first._propose = lambda own: second.exchange(second.theta - 3)
+    first.exchange(first.theta - 1)
+    first._propose = propose
+    (manifest,) = manifests(store)
+    assert [c.rank for c in manifest.contributions] == [0, 1]
+    np.testing.assert_allclose(first.theta, -2.0)
+    assert first.base == second.base
+
+
+def test_a_delta_beyond_the_bound_is_dropped_and_reported():
+    store = MemoryStore()
+    slow, quick = replica_of(store, 0, 2, n_rounds=20), replica_of(store, 1, 2, n_rounds=20)
+    for _ in range(slow.max_age + 1):
+        quick.exchange(quick.theta - 1)
+    assert not slow.exchange(slow.theta + 100).was_included
+    assert slow.base == quick.base
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int4", "ternary"])
+def test_after_the_same_manifest_all_hold_the_same_bits(codec):
+    store, bases, included, errors = MemoryStore(), {}, [], []
+
+    all_joined = threading.Barrier(4)
+
+    def one(rank):
+        try:
+            replica = replica_of(store, rank, 4, codec=codec, n_rounds=6, snapshot_every=3)
+            all_joined.wait()
+            bases.setdefault(replica.round_id, set()).add(replica.base)
+            while not replica.is_finished:
+                dice = np.random.default_rng(100 * rank + replica.n_trained)
+                noise = dice.standard_normal(N).astype(np.float32)
+                included.append(replica.exchange(replica.theta + noise).was_included)
+                bases.setdefault(replica.round_id, set()).add(replica.base)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert all(len(found) == 1 for found in bases.values())
+    named = [c for manifest in manifests(store) for c in manifest.contributions]
+    assert len(included) == 24
+    assert len(named) == len(set(named)) == sum(included), "what counts, counts once"
+
+
+def test_a_process_that_takes_over_sends_its_contribution_again_and_counts_on():
+    store = MemoryStore()
+    first = replica_of(store, 0, 1, state=store)
+    first.exchange(first.theta - 1)
+
+    class Killed(BaseException):
+        """The process is gone."""
+
+    def die(own):
+        raise Killed
+
+    first._fold_in = die
+    with pytest.raises(Killed):
+        first.exchange(first.theta - 1)
+    second = replica_of(store, 0, 1, state=store, attempt=1)
+    assert second.n_trained == 2
+    np.testing.assert_allclose(second.theta, -2.0)
+    second.exchange(second.theta - 1)
+    assert second.is_finished
+    assert len(manifests(store)) == 3
+
+
+def test_momentum_is_refused():
+    with pytest.raises(TrainerConfigError, match="without momentum"):
+        replica_of(MemoryStore(), 0, 2, outer=OuterStep(0.7, 0.9))
+
+
+def test_a_synchronous_replica_cannot_join_an_asynchronous_run():
+    from trainer.outer import OuterReplica
+
+    store = MemoryStore()
+    replica_of(store, 0, 2)
+    other = OuterReplica(store, np.zeros(N), rank=1, world_size=2, settings=settings())
+    with pytest.raises(TrainerConfigError, match=r"other settings.*mode"):
+        other.join()

@@ -1,0 +1,232 @@
+"""One contract for all executors: the real clients, against servers that speak the protocol."""
+
+import json
+import sys
+
+import huggingface_hub.constants
+import pytest
+
+from tests.trainer.outer.cloud_servers import JobsHub, SandboxCloud
+from trainer.errors import OuterTimeoutError, ReplicaFailedError, TrainerConfigError
+from trainer.outer import (
+    HFJobsExecutor,
+    LocalProcessExecutor,
+    ModalExecutor,
+    ReplicaHandle,
+    ReplicaState,
+    supervise,
+)
+from trainer.outer.executors import local
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    hub = JobsHub(tmp_path_factory.mktemp("hub"))
+    yield hub
+    hub.close()
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory):
+    cloud = SandboxCloud(tmp_path_factory.mktemp("cloud"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MODAL_SERVER_URL", cloud.url)
+        patch.setenv("MODAL_TOKEN_ID", "ak-x")
+        patch.setenv("MODAL_TOKEN_SECRET", "as-x")
+        yield cloud
+    cloud.close()
+
+
+@pytest.fixture(params=["local", "hf_jobs", "modal", "modal_gpu"])
+def make(request, tmp_path, monkeypatch):
+    """Return a maker of executors that all see the same platform."""
+    if request.param == "local":
+        return lambda: LocalProcessExecutor(tmp_path)
+    if request.param == "hf_jobs":
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        url = request.getfixturevalue("hub").url
+        return lambda: HFJobsExecutor(
+            "cpu-basic", endpoint=url, token="hf_x", python=sys.executable, sleep=lambda s: None
+        )
+    request.getfixturevalue("cloud")
+    gpu = "T4" if request.param == "modal_gpu" else None
+    return lambda: ModalExecutor("python:3.12", gpu, python=sys.executable)
+
+
+def launch(executor, code, n=2, **options):
+    return executor.launch_replicas(n, sys.executable, ["-c", code], **options)
+
+
+RANK = "import os; rank = int(os.environ['REPLICA_RANK'])\n"
+
+
+def test_each_replica_finds_its_place_and_its_words_come_back(make):
+    executor = make()
+    code = RANK + "print('rank', rank, 'of', os.environ['REPLICA_COUNT'], os.environ['COLOUR'])"
+    handles = launch(executor, code, 3, env={"COLOUR": "blue"})
+    results = executor.collect(handles, timeout_s=60, poll_s=0.02)
+    assert [r.rank for r in results] == [0, 1, 2]
+    assert [r.log.strip() for r in results] == [f"rank {i} of 3 blue" for i in range(3)]
+    assert [s.exit_code for s in executor.poll(handles)] == [0, 0, 0]
+
+
+def test_arguments_may_name_the_rank(make):
+    executor = make()
+    code = "import sys; print(sys.argv[1:])"
+    handles = executor.launch_replicas(2, sys.executable, ["-c", code, "{rank}/{world_size}"])
+    results = executor.collect(handles, timeout_s=60, poll_s=0.02)
+    assert [r.log.strip() for r in results] == ["['0/2']", "['1/2']"]
+
+
+def test_failure_of_one_replica_names_it_with_its_code_and_last_words(make):
+    executor = make()
+    code = RANK + "print('last words', rank); raise SystemExit(3 if rank == 1 else 0)"
+    handles = launch(executor, code)
+    with pytest.raises(ReplicaFailedError, match=r"(?s)replica 1 .*exit code 3.*last words 1"):
+        executor.collect(handles, timeout_s=60, poll_s=0.02)
+
+
+def test_a_replica_that_outlives_its_time_is_ended(make):
+    executor = make()
+    handles = launch(executor, "import time; time.sleep(60)", 1, timeout_s=1)
+    with pytest.raises(ReplicaFailedError, match="timed out"):
+        executor.collect(handles, timeout_s=60, poll_s=0.05)
+    assert executor.poll(handles)[0].state is ReplicaState.TIMED_OUT
+
+
+def test_polling_does_not_wait_and_cancelling_ends(make):
+    executor = make()
+    handles = launch(executor, "import time; time.sleep(60)")
+    assert not any(status.state.is_final for status in executor.poll(handles))
+    with pytest.raises(OuterTimeoutError, match=r"ranks \[0, 1\] still run"):
+        executor.collect(handles, timeout_s=0, poll_s=0.01)
+    executor.cancel(handles)
+    assert {status.state for status in executor.poll(handles)} == {ReplicaState.CANCELLED}
+    executor.cancel(handles)
+
+
+def test_a_relaunched_replica_keeps_its_rank_and_knows_its_attempt(make):
+    executor = make()
+    code = RANK + "print(rank, os.environ['REPLICA_ATTEMPT'])"
+    handles = launch(executor, code)
+    again = executor.relaunch(handles[1])
+    assert (again.rank, again.attempt, again.run_id) == (1, 1, handles[1].run_id)
+    assert executor.collect([again], timeout_s=60, poll_s=0.02)[0].log.strip() == "1 1"
+
+
+def test_supervision_starts_dead_replicas_anew_until_all_succeed(make):
+    executor = make()
+    code = RANK + "raise SystemExit(rank == 1 and os.environ['REPLICA_ATTEMPT'] < '2')"
+    handles = supervise(executor, launch(executor, code), poll_s=0.02)
+    assert [handle.attempt for handle in handles] == [0, 2]
+
+
+def test_supervision_gives_up_after_the_allowed_restarts(make):
+    executor = make()
+    handles = launch(executor, "print('no'); raise SystemExit(4)", 1)
+    with pytest.raises(ReplicaFailedError, match=r"(?s)attempt 1.*exit code 4.*no"):
+        supervise(executor, handles, max_restarts=1, poll_s=0.02)
+
+
+def test_another_process_takes_over_the_watch_from_saved_handles(make):
+    first = make()
+    handles = launch(first, "print('hello')")
+    first.collect(handles, timeout_s=60, poll_s=0.02)
+    saved = [ReplicaHandle.from_json(handle.to_json()) for handle in handles]
+    assert saved == handles
+    second = make()
+    assert [status.exit_code for status in second.poll(saved)] == [0, 0]
+    assert second.logs(saved[0]).strip() == "hello"
+
+
+def test_secrets_reach_the_replica_and_not_the_handle(make):
+    executor = make()
+    code = "import os; print(len(os.environ['KEY']))"
+    handles = launch(executor, code, 1, secrets={"KEY": "very-secret"})
+    assert executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log.strip() == "11"
+    assert "very-secret" not in json.dumps([handle.to_json() for handle in handles])
+
+
+def test_nonsense_is_refused_before_anything_starts(make):
+    with pytest.raises(TrainerConfigError, match="not positive"):
+        launch(make(), "", 0)
+
+
+def test_a_module_runs_with_the_platforms_python(make):
+    executor = make()
+    handles = executor.launch_replicas(1, "python:platform")
+    assert "-" in executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log
+
+
+@pytest.fixture
+def hf(hub, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    return HFJobsExecutor(
+        "a10g-large", endpoint=hub.url, token="hf_x", python=sys.executable, sleep=lambda s: None
+    )
+
+
+def test_hf_jobs_gets_flavor_image_labels_and_secrets_apart(hub, hf):
+    handles = launch(hf, "print()", 1, secrets={"KEY": "s"}, env={"A": "b"}, run_id="run-7")
+    hf.collect(handles, timeout_s=60, poll_s=0.02)
+    body = hub.bodies[-1]
+    assert body["flavor"] == "a10g-large"
+    assert body["dockerImage"] == "python:3.12"
+    assert body["labels"].items() >= {"run": "run-7", "rank": "0", "attempt": "0"}.items()
+    assert body["secrets"] == {"KEY": "s"}
+    assert "KEY" not in body["environment"]
+
+
+def test_hf_jobs_tries_again_after_a_refusal_and_starts_no_twin_after_a_lost_answer(hub, hf):
+    before = len(hub.jobs)
+    hub.failing[:] = ["503", "lost"]
+    handles = launch(hf, "print('once')", 1)
+    assert hf.collect(handles, timeout_s=60, poll_s=0.02)[0].log.strip() == "once"
+    assert len(hub.jobs) == before + 1
+
+
+def test_hf_jobs_cancels_what_it_started_when_the_next_is_refused(hub, hf):
+    before = set(hub.jobs)
+    hub.failing[:] = ["", "402"]
+    with pytest.raises(ReplicaFailedError, match="refused replica 1"):
+        launch(hf, "import time; time.sleep(60)", 2)
+    (started,) = set(hub.jobs) - before
+    assert hub.jobs[started].ended_by == "cancel"
+
+
+def test_modal_gets_gpu_image_and_timeout(cloud):
+    executor = ModalExecutor("python:3.12", "A100", python=sys.executable)
+    handles = launch(executor, "print()", 1, timeout_s=90)
+    executor.collect(handles, timeout_s=60, poll_s=0.02)
+    definition = cloud.definitions[-1]
+    assert definition.timeout_secs == 90
+    assert definition.resources.gpu_config.gpu_type == "A100"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "call"), [(None, "SandboxStdioReadV2"), ("A100", "SandboxGetLogs")]
+)
+def test_modals_client_speaks_the_second_version_without_a_gpu_and_the_first_with(cloud, gpu, call):
+    cloud.calls.clear()
+    executor = ModalExecutor("python:3.12", gpu, python=sys.executable)
+    handles = launch(executor, "print('hi')", 1)
+    assert executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log.strip() == "hi"
+    streams = cloud.calls & {"SandboxStdioReadV2", "SandboxGetLogs"}
+    assert streams == {call}
+
+
+def test_a_killed_local_replica_has_failed(tmp_path):
+    executor = LocalProcessExecutor(tmp_path)
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(ReplicaFailedError, match="exit code 137"):
+        executor.collect(launch(executor, code, 1), timeout_s=60, poll_s=0.02)
+
+
+def test_a_local_replica_that_ends_before_it_is_looked_at_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_started_at", lambda pid: local.GONE)
+    executor = LocalProcessExecutor(tmp_path)
+    handles = launch(executor, "", 1)
+    executor.collect(handles, timeout_s=60, poll_s=0.02)
+    assert executor.poll(handles)[0].state is ReplicaState.SUCCEEDED

@@ -1,0 +1,123 @@
+"""Inner optimizers, parameters as a vector, and their state as tensors."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import TrainingArguments
+
+from trainer.errors import TrainerConfigError
+from trainer.outer import ParameterVector, make_inner_optimizer
+from trainer.outer.callback import OuterOptions, inner_optimizers, outer_callbacks, shard
+from trainer.outer.environment import ReplicaPlace
+from trainer.outer.parameters import state_of_tensors, tensors_of_state, trainable_fragment
+
+
+def language_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 20))
+
+
+def a_step(model, optimizer):
+    tokens = torch.arange(20)
+    loss = nn.functional.cross_entropy(model(tokens), tokens)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def test_muon_takes_the_hidden_matrices_and_adamw_the_rest():
+    model = language_model()
+    muon, adamw = make_inner_optimizer(model, "muon", lr=1e-3)._halves
+    assert [p.shape for g in muon.param_groups for p in g["params"]] == [(8, 8)]
+    n_others = sum(p.numel() for g in adamw.param_groups for p in g["params"])
+    assert n_others == sum(p.numel() for p in model.parameters()) - 64
+
+
+def test_no_optimizer_by_another_name():
+    with pytest.raises(TrainerConfigError, match="choose adamw or muon"):
+        make_inner_optimizer(language_model(), "adam", lr=1e-2)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_optimizer_state_moves_to_another_process_and_goes_on_equally(name):
+    first, second = language_model(), language_model()
+    one = make_inner_optimizer(first, name, lr=1e-2)
+    losses = [a_step(first, one) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    second.load_state_dict(first.state_dict())
+    other = make_inner_optimizer(second, name, lr=1e-2)
+    other.load_state_dict(state_of_tensors(tensors_of_state(one.state_dict())))
+    for _ in range(3):
+        assert a_step(first, one) == a_step(second, other)
+
+
+def test_schedulers_and_hooks_reach_both_halves():
+    model = language_model()
+    optimizer = make_inner_optimizer(model, "muon", lr=1e-2)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    a_step(model, optimizer)
+    schedule.step()
+    assert calls == [1]
+    assert [half.param_groups[0]["lr"] for half in optimizer._halves] == [3e-2, 5e-3]
+
+
+def test_parameters_go_out_and_in_and_frozen_ones_stay():
+    model = language_model()
+    model[0].requires_grad_(False)
+    view = ParameterVector(model)
+    assert view.n == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    before = view.read()
+    view.write(before + 1)
+    np.testing.assert_array_equal(view.read(), before + 1)
+    assert trainable_fragment(model).get_parameter("1_weight") is model[1].weight
+    other = language_model()
+    assert ParameterVector(other).signature != view.signature
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    with pytest.raises(TrainerConfigError, match="no trainable parameter"):
+        ParameterVector(language_model().requires_grad_(False))
+
+
+def test_shards_are_disjoint_and_whole():
+    rows = list(range(10))
+    shards = [shard(rows, ReplicaPlace(rank, 3)) for rank in range(3)]
+    assert sorted(row for part in shards for row in part) == rows
+    with pytest.raises(TrainerConfigError, match="too few"):
+        shard([1], ReplicaPlace(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "why"),
+    [
+        ("ring", {}, "is not one of"),
+        ("object_store", {}, "needs outer_options.uri"),
+        ("torchft", {}, "needs outer_options.lighthouse"),
+        ("object_store", {"uri": "memory://x", "sync_every": 0}, "at least 1"),
+        ("object_store", {"uri": "memory://x", "rounds": "sometimes"}, "rounds='sometimes'"),
+    ],
+)
+def test_wrong_settings_of_the_outer_loop_are_named(kind, options, why):
+    with pytest.raises(TrainerConfigError, match=why):
+        outer_callbacks(kind, OuterOptions(**options), place=ReplicaPlace())
+
+
+def test_the_inner_optimizer_takes_the_trainers_rates(tmp_path):
+    args = TrainingArguments(str(tmp_path), learning_rate=3e-3, weight_decay=0.2, use_cpu=True)
+    options = OuterOptions(uri="memory://x", inner="adamw")
+    model = language_model()
+    optimizer, schedule = inner_optimizers("object_store", options, model, args)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert schedule is None
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (3e-3, 0.2)
+    assert inner_optimizers("none", options, model, args) == (None, None)
+    assert inner_optimizers("object_store", OuterOptions(), model, args) == (None, None)
+
+
+def test_none_is_no_callback():
+    assert outer_callbacks("none", OuterOptions()) == []

@@ -1,0 +1,196 @@
+"""A replica that is killed at any request to its store goes on as if nothing had happened."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.outer.stand_in import OtherReplica
+from trainer.engines.settings_file import read_settings
+from trainer.outer import AsyncReplica, FileStore, MemoryStore
+from trainer.outer.callback import ObjectStoreLoop
+from trainer.outer.environment import ReplicaPlace
+from trainer.outer.protocol import Manifest, manifest_key
+from trainer.outer.replica import newest_state
+from trainer.outer.tensor_file import unseal_tensors
+from trainer.trl.run import RunParts, run
+
+pytestmark = pytest.mark.slow
+
+N_STEPS, ROUND = 6, 2
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class MortalStore(FileStore):
+    """A folder whose n-th request kills who makes it: before it, or after it was carried out."""
+
+    def __init__(self, root, fatal=None, *, is_carried_out=False):
+        super().__init__(root)
+        self.fatal, self.is_carried_out = fatal, is_carried_out
+        self.numbers = itertools.count()
+
+    def _asked(self, verb, key, request):
+        is_fatal = next(self.numbers) == self.fatal
+        if is_fatal and not self.is_carried_out:
+            raise Killed
+        answer = super()._asked(verb, key, request)
+        if is_fatal:
+            raise Killed
+        return answer
+
+
+def train(dataset, output: Path, store, *, attempt=0, world_size=1, rank=0, tiny=None, **outer):
+    config = read_settings(
+        {
+            "dataset": str(dataset),
+            "output": str(output),
+            "outer": "object_store",
+            "outer_options": {
+                "sync_every": ROUND, "state_uri": str(output / "state"), "codec": "ternary",
+                "quorum": 1, "first_grace_s": 0.05, **outer,
+            },
+            "tiny": {"hidden_size": 32, "vocab_size": 512, **(tiny or {})},
+            "evaluation": {"max_prompts": 0},
+            "trl": {
+                "max_steps": N_STEPS, "lr_scheduler_type": "cosine", "warmup_steps": 4,
+                "learning_rate": 5e-3, "teacher": "ema", "teacher_ema_rate": 0.2,
+                "sdpo_wrapper": "taid", "logging_steps": 1, "alpha_sdpo": 0.5, "beta_replay": 0.3,
+            },
+        }
+    )  # fmt: skip
+    place = ReplicaPlace(rank, world_size, attempt)
+    return run(config, parts=RunParts(place=place, store=store))
+
+
+def rows_of(output: Path) -> list[dict]:
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [
+        {k: v for k, v in row.items() if "time" not in k and "wait" not in k and "_bytes" not in k}
+        for row in rows
+        if "train/train_runtime" not in row
+    ]
+
+
+def weights(output: Path) -> bytes:
+    return (output / "checkpoint" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(dataset_folder, tmp_path_factory):
+    """A run that nobody kills, and how many requests it makes."""
+    output = tmp_path_factory.mktemp("undisturbed")
+    store = MortalStore(output / "store")
+    report = train(dataset_folder, output, store)
+    return output, report, next(store.numbers)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
+@pytest.mark.parametrize("is_carried_out", [False, True], ids=["before", "after"])
+def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(
+    dataset_folder, tmp_path, undisturbed, share, is_carried_out
+):
+    calm, report, n_requests = undisturbed
+    fatal = min(int(share * n_requests), n_requests - 1)
+    store = MortalStore(tmp_path / "store", fatal, is_carried_out=is_carried_out)
+    with pytest.raises(Killed):
+        train(dataset_folder, tmp_path, store)
+    again = train(dataset_folder, tmp_path, MortalStore(tmp_path / "store"), attempt=1)
+    assert weights(tmp_path) == weights(calm)
+    assert [row["step"] for row in rows_of(tmp_path)] == list(range(1, N_STEPS + 1))
+    for ours, theirs in zip(rows_of(tmp_path), rows_of(calm), strict=True):
+        shared = ours.keys() & theirs.keys()
+        assert {k: ours[k] for k in shared} == {k: theirs[k] for k in shared}
+        assert all(key.startswith("outer/") for key in ours.keys() ^ theirs.keys())
+    for name in ("loss_last", "steps", "channels_live", "preference_accuracy_after"):
+        assert again[name] == report[name]
+    assert not list(tmp_path.glob("steps/checkpoint-*")), "nobody has asked for checkpoints"
+
+
+@pytest.mark.parametrize("rounds", [{"rounds": "asynchronous"}, {"fragments": 2}], ids=str)
+def test_an_asynchronous_replica_and_one_in_fragments_go_on_after_a_kill_as_well(
+    dataset_folder, tmp_path, rounds
+):
+    alone = {**rounds, "codec": "fp32"}
+    calm = MortalStore(tmp_path / "calm-store")
+    train(dataset_folder, tmp_path / "calm", calm, **alone)
+    store = MortalStore(tmp_path / "store", int(0.6 * next(calm.numbers)))
+    with pytest.raises(Killed):
+        train(dataset_folder, tmp_path / "killed", store, **alone)
+    again = MortalStore(tmp_path / "store")
+    train(dataset_folder, tmp_path / "killed", again, attempt=1, **alone)
+    assert weights(tmp_path / "killed") == weights(tmp_path / "calm")
+    assert [row["step"] for row in rows_of(tmp_path / "killed")] == list(range(1, N_STEPS + 1))
+
+
+def test_replicas_of_a_tiny_model_start_from_equal_weights_on_unequal_shards(
+    dataset_folder, tmp_path
+):
+    starts = set()
+    for rank in range(2):
+        output = tmp_path / str(rank)
+        # The second request writes the run's description: nothing after it matters here.
+        store = MortalStore(output / "store", 1, is_carried_out=True)
+        with pytest.raises(Killed):
+            train(
+                dataset_folder, output, store,
+                world_size=2, rank=rank, tiny={"pretraining_steps": 1, "n_layers": 1},
+            )  # fmt: skip
+        starts.add(unseal_tensors(store.get("run.safetensors"))[0]["base"])
+    assert len(starts) == 1, "whoever came first would decide what all train"
+
+
+class BusyStore(MemoryStore):
+    """Calls `other` once, when somebody asks for the first manifest after the run has begun."""
+
+    other, is_open = None, False
+
+    def get(self, key):
+        if self.is_open and self.other and key == manifest_key(0):
+            other, self.other = self.other, None
+            other()
+        return super().get(key)
+
+
+def test_an_asynchronous_replica_takes_up_others_progress_between_its_steps(
+    dataset_folder, tmp_path, monkeypatch
+):
+    store = BusyStore()
+    other = OtherReplica(dataset_folder, tmp_path, store, kind=AsyncReplica, n_rounds=1)
+    began = other.replica.theta.copy()
+    store.other = lambda: other.replica.exchange(other.replica.theta + np.float32(0.5))
+    begin = ObjectStoreLoop.on_train_begin
+
+    def on_train_begin(loop, *arguments, **context):
+        store.is_open = True
+        begin(loop, *arguments, **context)
+
+    monkeypatch.setattr(ObjectStoreLoop, "on_train_begin", on_train_begin)
+    train(
+        dataset_folder, tmp_path, store, world_size=2, rank=1, rounds="asynchronous",
+        sync_every=N_STEPS, state_uri=None,
+    )  # fmt: skip
+    theirs, ours = (Manifest.from_bytes(store.get(manifest_key(n))) for n in range(2))
+    assert (theirs.by, ours.by) == (0, 1)
+    assert ours.contributions[0].base == ours.base != theirs.base, "no older than its last step"
+    _, theta, _ = newest_state(store)
+    moved = theta - began
+    assert 0.2 < np.median(moved) < 0.3, "the other's half step, and a little of its own"
+
+
+def test_a_late_replica_takes_up_the_runs_step_schedule_and_weights(
+    dataset_folder, tmp_path, undisturbed
+):
+    calm, _, _ = undisturbed
+    store = MemoryStore()
+    OtherReplica(dataset_folder, tmp_path / "other", store).make_rounds(2)
+    train(dataset_folder, tmp_path, store, world_size=2, rank=1)
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows] == [5, 6]
+    usual = {row["step"]: row["train/learning_rate"] for row in rows_of(calm)}
+    assert [row["train/learning_rate"] for row in rows] == [usual[5], usual[6]]

@@ -1,0 +1,138 @@
+"""The object store over S3: real client, real server, hostile network."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from tests.trainer.outer.s3_server import HostileNetwork, MotoServer
+from trainer.outer import (
+    MemoryStore,
+    ObjectStoreAllReduce,
+    OuterReplica,
+    OuterSettings,
+    open_store,
+)
+
+pytestmark = pytest.mark.slow
+
+N = 3000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = MotoServer(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def network(server, request):
+    network = HostileNetwork(server, seed=1, odds=getattr(request, "param", 0.0))
+    yield network
+    network.close()
+
+
+def opened(network, prefix):
+    return open_store(
+        f"s3://bucket/{prefix}",
+        options={
+            "endpoint_url": network.url,
+            "key": "x",
+            "secret": "y",
+            "client_kwargs": {"region_name": "us-east-1"},
+            "config_kwargs": {"retries": {"max_attempts": 1}, "read_timeout": 10},
+        },
+    )
+
+
+def final_bases(stores):
+    bases, errors = [], []
+    settings = OuterSettings(codec="int4", n_rounds=6, quorum=3, snapshot_every=2, timeout_s=120)
+
+    def one(rank, store):
+        try:
+            replica = OuterReplica(store, np.zeros(N), rank=rank, world_size=3, settings=settings)
+            replica.join()
+            while not replica.is_finished:
+                noise = np.random.default_rng(99 * rank + replica.round_id).standard_normal(N)
+                replica.exchange(replica.theta + noise.astype(np.float32))
+            bases.append(replica.base)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=pair) for pair in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    return bases
+
+
+def test_five_verbs_on_s3(network):
+    store = opened(network, "verbs")
+    store.put("a/b/1", b"one")
+    store.put("a/b/2", b"two")
+    assert store.get("a/b/1") == b"one"
+    assert store.get("a/b/9") is None
+    assert store.keys("a/b/") == ["a/b/1", "a/b/2"]
+    assert store.keys("a/z/") == []
+    assert store.put_if_absent("a/m", b"first")
+    assert not store.put_if_absent("a/m", b"second")
+    assert store.get("a/m") == b"first"
+    store.delete(["a/b/1", "a/b/9"])
+    assert store.keys("a/b/") == ["a/b/2"]
+
+
+@pytest.mark.slow
+def test_of_twelve_racing_creators_exactly_one_wins(network):
+    won = []
+
+    def create(index):
+        if opened(network, "race").put_if_absent("m", str(index).encode()):
+            won.append(index)
+
+    threads = [threading.Thread(target=create, args=(index,)) for index in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert opened(network, "race").get("m") == str(won[0]).encode()
+
+
+def test_what_another_client_wrote_is_listed_at_once(network):
+    reader, writer = opened(network, "lists"), opened(network, "lists")
+    assert reader.keys("d/") == []
+    writer.put("d/1", b"")
+    assert reader.keys("d/") == ["d/1"]
+
+
+def test_all_reduce_over_s3(network):
+    import torch
+
+    tensors = [torch.full((5,), float(rank)) for rank in range(3)]
+    threads = [
+        threading.Thread(
+            target=ObjectStoreAllReduce("", rank, 3, store=opened(network, "reduce")),
+            args=(tensor,),
+        )
+        for rank, tensor in enumerate(tensors)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(tensor, torch.ones(5)) for tensor in tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [0.12], indirect=True)
+def test_faults_of_the_network_never_change_the_result(network):
+    wanted = final_bases([MemoryStore()] * 3)
+    got = final_bases([opened(network, "run") for _ in range(3)])
+    assert set(got) == set(wanted)
+    assert len(set(wanted)) == 1
+    for kind in ("refused", "slow", "lost answer", "cut upload", "cut answer", "stale list"):
+        assert network.counts[kind] > 0, network.counts

@@ -1,0 +1,235 @@
+"""torchft's DiLoCo behind guards: against its own lighthouse, and over the object store."""
+
+import copy
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.forked import forked
+from trainer.errors import TrainerConfigError
+from trainer.outer import (
+    MemoryStore,
+    MockManager,
+    ObjectStoreAllReduce,
+    ObjectStoreManager,
+    OuterStep,
+    make_diloco_outer_loop,
+)
+
+pytestmark = pytest.mark.slow
+
+REPO = Path(__file__).parents[3]
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def data():
+    dice = torch.Generator().manual_seed(1)
+    return torch.randn(64, 4, generator=dice), torch.randn(64, 2, generator=dice)
+
+
+def steps(model, optimizer, part, n):
+    x, y = data()
+    for _ in range(n):
+        loss = nn.functional.mse_loss(model(x[part]), y[part])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def values(loop):
+    return [v.clone() for f in loop._fragments for v in f.original_parameters.values()]
+
+
+def test_one_inner_sgd_step_per_round_equals_data_parallel_sgd():
+    """H = 1, inner SGD, outer rate 1: the mean of the steps is the step of the mean gradient."""
+    store, models = MemoryStore(), [net() for _ in range(4)]
+
+    def one(rank):
+        model = models[rank]
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        manager = ObjectStoreManager(ObjectStoreAllReduce("", rank, 4, store=store))
+        with make_diloco_outer_loop(
+            model, inner, manager=manager, sync_every=1, outer=OuterStep(1.0, 0.0, nesterov=False)
+        ):
+            steps(model, inner, slice(rank * 16, rank * 16 + 16), 10)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    parallel = net()
+    steps(parallel, torch.optim.SGD(parallel.parameters(), lr=0.1), slice(None), 10)
+    for rank in range(4):
+        for ours, theirs in zip(models[rank].parameters(), parallel.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_momentum_step_equals_the_one_computed_by_hand():
+    model = net()
+    before = [p.detach().clone() for p in model.parameters()]
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = copy.deepcopy(model)
+    steps(reference, torch.optim.SGD(reference.parameters(), lr=0.1), slice(None), 3)
+    with make_diloco_outer_loop(
+        model, inner, manager=MockManager(), sync_every=3, outer=OuterStep(0.7, 0.9)
+    ):
+        steps(model, inner, slice(None), 3)
+    for new, old, local in zip(model.parameters(), before, reference.parameters(), strict=True):
+        delta = old - local.detach()
+        torch.testing.assert_close(new.detach(), old - 0.7 * (delta + 0.9 * delta))
+
+
+def test_a_round_that_is_not_committed_resets_to_its_start():
+    model = net()
+    before = [p.detach().clone() for p in model.parameters()]
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = MockManager(failing_steps=[0])
+    with make_diloco_outer_loop(model, inner, manager=manager, sync_every=2):
+        steps(model, inner, slice(None), 2)
+        assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        steps(model, inner, slice(None), 2)
+    assert manager.current_step() == 1
+
+
+@pytest.mark.parametrize(("n_fragments", "delay"), [(1, 0), (2, 0), (2, 1)])
+def test_fragments_over_the_object_store_stay_equal_and_a_joiner_needs_no_donor(n_fragments, delay):
+    store, done, models = MemoryStore(), {}, [net() for _ in range(3)]
+
+    def loop_of(rank, model, inner):
+        collective = ObjectStoreAllReduce("", rank, 2, store=store, codec="int8")
+        manager = ObjectStoreManager(collective, snapshot_every=2)
+        modules = model if n_fragments == 1 else [model[0], model[2]]
+        return make_diloco_outer_loop(
+            modules, inner, manager=manager, sync_every=4, fragment_sync_delay=delay
+        )
+
+    def one(rank):
+        model = models[rank]
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        with loop_of(rank, model, inner) as loop:
+            steps(model, inner, slice(rank * 32, rank * 32 + 32), 20)
+        done[rank] = values(loop)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    model = models[2]
+    joiner = loop_of(0, model, torch.optim.SGD(model.parameters(), lr=0.05))
+    assert joiner._manager.current_step() == 5 * n_fragments
+    for a, b, c in zip(done[0], done[1], values(joiner), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+
+
+def test_other_initial_weights_are_refused():
+    store = MemoryStore()
+    models = [net(), net()]
+    with torch.no_grad():
+        models[1][0].bias += 1
+
+    def start(rank):
+        inner = torch.optim.SGD(models[rank].parameters(), lr=0.1)
+        manager = ObjectStoreManager(ObjectStoreAllReduce("", rank, 2, store=store))
+        make_diloco_outer_loop(models[rank], inner, manager=manager, sync_every=2)
+
+    start(0)
+    with pytest.raises(TrainerConfigError, match="other weights"):
+        start(1)
+
+
+def test_fragments_do_not_feel_each_others_outer_step():
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with make_diloco_outer_loop(
+        [model[0], model[2]], inner, manager=MockManager(), sync_every=4
+    ) as loop:
+        steps(model, inner, slice(None), 1)
+        second = [p.detach().clone() for p in model[2].parameters()]
+        x, y = data()
+        nn.functional.mse_loss(model(x), y).backward()
+        gradients = [p.grad.clone() for p in model[2].parameters()]
+        inner.step()
+    assert loop._manager.current_step() == 1
+    for p, before, gradient in zip(model[2].parameters(), second, gradients, strict=True):
+        moved = before - p.detach()
+        assert moved.abs().max() <= 0.1 * gradient.abs().max() * 2.001
+
+
+def test_frozen_parameters_are_not_sent():
+    model = net()
+    model[0].requires_grad_(False)
+    sent = []
+    manager = MockManager(lambda flat: sent.append(flat.numel()) or flat)
+    inner = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with make_diloco_outer_loop(model, inner, manager=manager, sync_every=1):
+        steps(model, inner, slice(None), 1)
+    assert sent == [8 * 2 + 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"bucket_cap_mb": 1e-5}, "leave out tensors"),
+        ({"should_quantize": True}, "triton"),
+        ({"fragment_sync_delay": 4}, "fragment_sync_delay"),
+        ({"sync_every": 0}, "sync_every"),
+    ],
+)
+def test_settings_that_give_wrong_results_in_silence_are_errors(options, why):
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TrainerConfigError, match=why):
+        make_diloco_outer_loop(
+            model, inner, **{"manager": MockManager(), "sync_every": 4, **options}
+        )
+
+
+def test_half_precision_parameters_are_refused():
+    model = net().to(torch.bfloat16)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TrainerConfigError, match="rounded away"):
+        make_diloco_outer_loop(model, inner, manager=MockManager(), sync_every=4)
+
+
+def test_one_whole_bucket_is_fine():
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = MockManager(lambda flat: flat * 0.5)
+    before = [p.detach().clone() for p in model.parameters()]
+    reference = copy.deepcopy(model)
+    steps(reference, torch.optim.SGD(reference.parameters(), lr=0.1), slice(None), 2)
+    with make_diloco_outer_loop(
+        model, inner, manager=manager, sync_every=2, outer=OuterStep(1.0, 0.0, nesterov=False),
+        bucket_cap_mb=1,
+    ):  # fmt: skip
+        steps(model, inner, slice(None), 2)
+    for new, old, local in zip(model.parameters(), before, reference.parameters(), strict=True):
+        torch.testing.assert_close(new.detach(), old - 0.5 * (old - local.detach()))
+
+
+@pytest.mark.slow
+def test_torchfts_lighthouse_and_four_managers_survive_kills_and_end_equal():
+    bench = str(REPO / "benchmarks" / "outer_torchft.py")
+    options = ["--rounds", "6", "--kills", "4", "--steps", "20", "--timeout", "120"]
+    command = forked([sys.executable, bench, *options], "trainer")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["kills"] == 4
+    assert report["crashes"] == report["diverged"] == report["restarted_from_zero"] == 0
+    assert report["rounds"] == 6
+    assert report["final_hashes"] == 1
+    assert report["loss"][1] < 0.8 * report["loss"][0]

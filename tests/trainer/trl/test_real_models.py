@@ -1,0 +1,321 @@
+"""What real models have and tiny ones lack: windows, rotary scaling, no pad token, adapters."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from tests.trainer.published import rows_of
+from trainer.__main__ import main
+from trainer.data.dataset import PreferenceData
+from trainer.data.rendering import Renderer
+from trainer.early import refuse_early
+from trainer.engines.settings_file import read_settings
+from trainer.errors import TrainerConfigError
+from trainer.model.causal_lm import cache_obstacle, length_dependent_positions
+from trainer.model.loading import layer_range
+from trainer.trl.run import prompts_dataset
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 2048,
+}
+
+
+def gemma(tokenizer, window: int):
+    config = Gemma3TextConfig(
+        **SIZES,
+        vocab_size=len(tokenizer),
+        head_dim=16,
+        sliding_window=window,
+        layer_types=["sliding_attention", "full_attention"],
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    return Gemma3ForCausalLM(config)
+
+
+def llama(tokenizer, **rope):
+    config = LlamaConfig(
+        **SIZES,
+        vocab_size=len(tokenizer),
+        rope_parameters={"rope_theta": 1e4} | rope,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize(("window", "is_packed"), [(16, False), (2048, True)])
+@pytest.mark.slow
+def test_a_window_shorter_than_the_pairs_takes_the_plain_path_and_trains(
+    composer, tokenizer, window, is_packed, monkeypatch
+):
+    from trainer.trl import trainer as module
+
+    calls = []
+    for name in ("tree_pair_logps", "pair_logps"):
+        original = getattr(module, name)
+        monkeypatch.setattr(
+            module,
+            name,
+            lambda *a, _f=original, _n=name, **k: calls.append(_n) or _f(*a, **k),
+        )
+    trainer = composer(
+        model=gemma(tokenizer, window), policy_weight=0.0, beta_replay=1.0, max_steps=1
+    )
+    calls.clear()
+    trainer.train()
+    assert set(calls) == {"tree_pair_logps" if is_packed else "pair_logps"}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {
+            "rope_type": "longrope",
+            "factor": 2.0,
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+)
+@pytest.mark.slow
+def test_rotary_scaling_by_length_is_neither_packed_nor_cached(composer, tokenizer, rope):
+    model = llama(tokenizer, **rope)
+    assert rope["rope_type"] in str(length_dependent_positions(model))
+    assert rope["rope_type"] in str(cache_obstacle(model))
+    assert length_dependent_positions(llama(tokenizer, rope_type="default")) is None
+    trainer = composer(model=model, beta_replay=1.0, alpha_sdpo=0.1, teacher="live", max_steps=1)
+    assert trainer.pair_forward.startswith("padded: ")
+    assert not trainer._reuses_prefix
+    trainer.train()
+    with pytest.raises(TrainerConfigError, match=rope["rope_type"]):
+        composer(model=model, beta_replay=1.0, pair_forward="packed")
+
+
+def test_a_model_on_which_packed_differs_from_plain_runs_plain(composer, monkeypatch):
+    """Whatever makes a tree inexact on an architecture, the real model shows it."""
+    from trainer.trl import trainer as module
+
+    original = module.packed_pair_logps
+    monkeypatch.setattr(
+        module,
+        "packed_pair_logps",
+        lambda *a, **k: tuple((sums + 0.1 * n, n) for sums, n in original(*a, **k)),
+    )
+    trainer = composer(beta_replay=1.0)
+    assert "packed pairs differ from single ones by 0.1 nats" in trainer.pair_forward
+
+
+def test_prompts_to_generate_from_have_the_datasets_tools_and_system_message(tokenizer, composer):
+    rows = [
+        row | {"prompt": [{"role": "system", "content": "You are careful."}, *row["prompt"]]}
+        for row in rows_of(1)
+    ]
+    data = PreferenceData(pairs=rows, prompts=[], positives=[], test_pairs=[], test_prompts=[])
+    table = prompts_dataset(data)
+    trainer = composer(render_tools=True, beta_replay=1.0, max_prompt_tokens=200)
+    trainer.recorded = None
+    trainer.rollout_rows = [table[i] for i in range(len(table))]
+    ids, *_ = trainer._tokenize_prompts([row["prompt"] for row in trainer.rollout_rows])
+    text = tokenizer.decode(ids[-1])
+    assert len(ids[-1]) <= 200
+    assert "You are careful." in text
+    assert "Bash(command)" in text
+
+
+@pytest.fixture
+def folder(tokenizer, tmp_path):
+    """A named model whose tokenizer has no pad token and whose template knows no tools."""
+    fast = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
+    fast.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    fast.save_pretrained(tmp_path / "base")
+    model = llama(tokenizer, rope_type="default")
+    model.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def settings_file(tmp_path, dataset_folder, folder, **more) -> str:
+    values = {
+        "dataset": str(dataset_folder),
+        "output": str(tmp_path / "out"),
+        "model": str(folder),
+        "evaluation": {"max_pairs": 4, "max_prompts": 1, "max_new_tokens": 4},
+        "trl": {
+            "beta_replay": 1.0,
+            "policy_weight": 0.1,
+            "max_steps": 2,
+            "learning_rate": "1e-2",
+            "per_device_train_batch_size": 2,
+            "pairs_per_step": 2,
+            "max_prompt_tokens": 900,
+            "max_response_tokens": 64,
+            "max_completion_length": 64,
+            "activation_checkpointing": False,
+        },
+    } | more
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump(values).replace("'1e-2'", "1e-2"), "utf-8")
+    return str(path)
+
+
+def test_numbers_that_yaml_reads_as_text_are_typed_before_anything_runs(
+    tmp_path, dataset_folder, folder
+):
+    path = settings_file(tmp_path, dataset_folder, folder)
+    values = yaml.safe_load(Path(path).read_text("utf-8"))
+    assert values["trl"]["learning_rate"] == "1e-2"
+    values["trl"] |= {"adam_epsilon": "1e-6", "beta": "1e-3"}
+    told = read_settings(values).trl
+    assert (told["learning_rate"], told["adam_epsilon"], told["beta"]) == (1e-2, 1e-6, 1e-3)
+
+
+@pytest.mark.parametrize("peft", [None, {"rank": 4, "alpha": 8, "layers": "1-1"}])
+@pytest.mark.slow
+def test_a_named_model_is_trained_in_full_or_by_adapters_and_loads_anywhere(
+    tmp_path, dataset_folder, folder, peft, capsys
+):
+    path = settings_file(tmp_path, dataset_folder, folder, peft=peft)
+    assert main(["--config", path]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["preflight"]["n_identical_sides"] == 0
+    assert set(report["preflight"]["rendered_as_text"]) >= {"tool calls", "tool results"}
+    assert report["pairs_forward"] == "packed"
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "checkpoint")
+    before = AutoModelForCausalLM.from_pretrained(folder)
+    differ = {
+        name
+        for name, value in trained.state_dict().items()
+        if not torch.equal(value, before.state_dict()[name])
+    }
+    assert differ
+    assert (tmp_path / "out" / "adapter" / "adapter_config.json").exists() == (peft is not None)
+    if peft is not None:
+        assert all(".layers.1." in name for name in differ)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "checkpoint")
+    assert tokenizer.pad_token_id is not None
+    assert Renderer(tokenizer=tokenizer).features.has_tool_calls is False
+
+
+def test_what_cannot_work_is_refused_before_the_weights_are_there(tmp_path, dataset_folder, folder):
+    (folder / "model.safetensors").unlink()
+    path = settings_file(tmp_path, dataset_folder, folder)
+    values = yaml.safe_load(Path(path).read_text("utf-8"))
+    refuse_early(values)
+    with pytest.raises(TrainerConfigError, match="no place for lists of tools, tool calls"):
+        refuse_early(values | {"preflight": {"plain_rendering": False}})
+    long = values | {"trl": values["trl"] | {"max_prompt_tokens": 4000}}
+    with pytest.raises(TrainerConfigError, match="has 2048 positions"):
+        refuse_early(long)
+    with pytest.raises(TrainerConfigError, match="no tokenizer there"):
+        refuse_early(values | {"model": str(tmp_path / "nothing")})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quantize": "4bit"}, "add adapters"),
+        ({"quantize": "3bit"}, "is not none, 4bit or 8bit"),
+        ({"dtype": "float8"}, "is not float32"),
+        ({"peft": {"rang": 4}}, "unknown setting peft.rang"),
+        ({"peft": {"rank": "many"}}, "peft.rank='many': .*valid integer"),
+    ],
+)
+def test_a_wrong_way_to_load_a_model_is_named(change, message):
+    with pytest.raises(TrainerConfigError, match=message):
+        read_settings({"dataset": "d", "output": "o", "model": "m"} | change)
+
+
+def test_quantizing_says_what_it_needs(tmp_path, dataset_folder, folder, capsys):
+    path = settings_file(tmp_path, dataset_folder, folder, quantize="4bit", peft={"rank": 2})
+    assert main(["--config", path]) == 2
+    assert "pip install bitsandbytes" in capsys.readouterr().err
+
+
+def test_a_range_of_layers_is_read():
+    assert layer_range("2-4", 6) == [2, 3, 4]
+    assert layer_range("last 2", 6) == [4, 5]
+    assert layer_range(None, 6) is None
+    for wrong in ("4-2", "2-6", "last 7", "last 0"):
+        with pytest.raises(TrainerConfigError, match="the model has the layers 0-5"):
+            layer_range(wrong, 6)
+    with pytest.raises(TrainerConfigError, match="write first-last"):
+        layer_range("2", 6)
+
+
+@pytest.mark.slow
+def test_a_model_named_alone_is_trained_by_adapters_and_not_at_the_tiny_models_pace(
+    tmp_path, dataset_folder, folder, capsys
+):
+    given = {
+        "model": folder,
+        "dataset": dataset_folder,
+        "output": tmp_path / "out",
+        "peft.layers": "last 1",
+        "trl.max_steps": 1,
+        "evaluation.max_pairs": 1,
+    }
+    words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 1
+    assert (tmp_path / "out" / "adapter" / "adapter_config.json").exists()
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_pushed_whole_and_private_to_a_hub(tmp_path):
+    from tests.support.forked import forked
+    from tests.support.hub import HubServer
+
+    (tmp_path / "checkpoint").mkdir()
+    for name in (
+        "README.md",
+        "report.json",
+        "checkpoint/config.json",
+        "checkpoint/model.safetensors",
+    ):
+        (tmp_path / name).write_text(f"{name} of a model", "utf-8")
+    (tmp_path / "metrics.jsonl").write_text("stays here", "utf-8")
+    code = (
+        "import sys; from pathlib import Path; from trainer.trl.run import push_to_hub;"
+        "push_to_hub('me/model', Path(sys.argv[1]))"
+    )
+    with HubServer(tmp_path / "hub") as hub:
+        environment = {**os.environ, **hub.environment()}
+        done = subprocess.run(
+            forked([sys.executable, "-c", code, str(tmp_path)], "libraries"),
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        repository = hub.repository("me/model")
+    assert repository["private"]
+    names = {"README.md", "report.json", "config.json", "model.safetensors"}
+    assert set(repository["files"]) - {".gitattributes"} == names

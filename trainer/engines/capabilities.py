@@ -1,0 +1,167 @@
+"""Which engine can do what of the three channels, and a check before anything is started."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.errors import TrainerConfigError
+from trainer.settings import OBJECTIVES, RunConfig
+
+__all__ = ["ENGINES", "TrainingEngine", "check"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingEngine:
+    """What one engine can do. The first entry of a tuple is what `auto` or nothing means."""
+
+    name: str
+    title: str
+    objectives: Mapping[str, Mapping[str, Any]]
+    """Policy objectives by our names, in the engine's words: channel 1 is always its own code."""
+    rollouts: tuple[str, ...]
+    estimators: tuple[str, ...]
+    """Forms of channel 2: anything but `sampled` compares distributions."""
+    wrappers: tuple[str, ...] = ("none", "taid", "entropy_opd")
+    teachers: tuple[str, ...] = ("live",)
+    outer: tuple[str, ...] = ("none",)
+
+    @property
+    def sees_logits(self) -> bool:
+        """Whether both models' logits meet; else a server scores the hinted context for the loss.
+
+        Such a server holds the current policy and scores at temperature 1, and TAID's target moves
+        by the step alone.
+        """
+        return "full" in self.estimators
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether channel 2 sees nothing but the log-probs of sampled tokens."""
+        return self.estimators == ("sampled",)
+
+
+TRL = TrainingEngine(
+    name="trl",
+    title="TRL",
+    objectives=OBJECTIVES,
+    rollouts=("student", "contrast", "generate"),
+    estimators=("full", "topk", "teacher_topk", "sampled"),
+    teachers=("ema", "base", "live", "recorded"),
+    outer=("none", "object_store", "torchft"),
+)
+
+VERL = TrainingEngine(
+    name="verl",
+    title="VeRL",
+    objectives={
+        "grpo": {"loss_agg_mode": "seq-mean-token-mean"},
+        "dapo": {"loss_agg_mode": "token-mean", "clip_ratio_high": 0.28},
+        "dr_grpo": {"loss_agg_mode": "seq-mean-token-sum-norm"},
+        "gspo": {"loss_agg_mode": "seq-mean-token-mean", "policy_loss": {"loss_mode": "gspo"}},
+        "cispo": {
+            "loss_agg_mode": "token-mean",
+            "policy_loss": {"loss_mode": "cispo"},
+            "clip_ratio_low": 1.0,
+            "clip_ratio_high": 4.0,
+        },
+        "sapo": {"loss_agg_mode": "seq-mean-token-mean", "policy_loss": {"loss_mode": "sapo"}},
+    },
+    rollouts=("generate",),
+    estimators=("teacher_topk",),
+)
+
+PRIME_RL = TrainingEngine(
+    name="prime_rl",
+    title="PRIME-RL",
+    objectives={"grpo": {}},
+    rollouts=("generate",),
+    estimators=("sampled",),
+    wrappers=("none",),
+)
+
+TINKER = TrainingEngine(
+    name="tinker",
+    title="Tinker",
+    objectives={"grpo": {}, "bnpo": {}, "dapo": {}, "dr_grpo": {}},
+    rollouts=("generate",),
+    estimators=("teacher_topk", "sampled"),
+)
+
+ENGINES: dict[str, TrainingEngine] = {
+    "trl": TRL,
+    "monarch": replace(TRL, name="monarch", title="Monarch"),
+    "verl": VERL,
+    "prime_rl": PRIME_RL,
+    "tinker": TINKER,
+}
+"""Engines by the name that settings and `engines.<name>` use."""
+
+
+def check(settings: RunConfig) -> TrainingEngine:
+    """Return the engine of these settings, if it can do all that they ask for.
+
+    Raises:
+        TrainerConfigError: it cannot; the message lists everything, with what to change.
+    """
+    engine = ENGINES[settings.engine]
+    problems = [*_run_problems(engine, settings), *_channel_problems(engine, settings)]
+    if problems:
+        raise TrainerConfigError(
+            f"{engine.title} cannot run these settings:\n  - " + "\n  - ".join(problems)
+        )
+    return engine
+
+
+def _run_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[str]:
+    objective = settings.shared.objective
+    if objective is not None and objective not in engine.objectives:
+        yield f"trl.objective={objective}: choose {', '.join(sorted(engine.objectives))}"
+    if settings.rollouts not in engine.rollouts:
+        yield (
+            f"rollouts={settings.rollouts}: {engine.title} samples from the policy itself; set "
+            f"rollouts={engine.rollouts[0]}"
+        )
+    if settings.outer not in engine.outer:
+        yield f"outer={settings.outer}: the outer loop runs under TRL and Monarch; set outer=none"
+
+
+def _channel_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[str]:
+    shared = settings.shared
+    if shared.alpha_sdpo == 0:
+        return
+    why = "the teacher's scores come from an inference server as its top-k"
+    if engine.is_sampled:
+        why = "the loss sees the sampled tokens' log-probs, never logits"
+    if shared.sdpo_estimator not in engine.estimators:
+        yield (
+            f"trl.sdpo_estimator={shared.sdpo_estimator}: {why}; set "
+            f"trl.sdpo_estimator={engine.estimators[0]}"
+        )
+    if shared.sdpo_wrapper not in engine.wrappers:
+        yield (
+            f"trl.sdpo_wrapper={shared.sdpo_wrapper}: it needs distributions, and {why}; set "
+            f"trl.sdpo_wrapper={engine.wrappers[0]}"
+        )
+    elif shared.sdpo_wrapper == "taid" and not engine.sees_logits and shared.taid_alpha != 0:
+        yield (
+            f"trl.taid_alpha={shared.taid_alpha}: {engine.title} moves TAID's target by the step "
+            "alone; set trl.taid_alpha=0"
+        )
+    is_sampled = engine.is_sampled or shared.sdpo_estimator == "sampled"
+    if is_sampled and not engine.sees_logits and shared.jsd_beta != 1.0:
+        yield (
+            f"trl.jsd_beta={shared.jsd_beta}: from sampled tokens only KL(student || teacher) can "
+            "be estimated; set trl.jsd_beta=1.0"
+        )
+    if shared.teacher not in ("auto", *engine.teachers):
+        yield (
+            f"trl.teacher={shared.teacher}: the inference server that scores hinted contexts "
+            f"holds the current policy; set trl.teacher={engine.teachers[0]}"
+        )
+    if not engine.sees_logits and shared.temperature != 1.0:
+        yield (
+            f"trl.temperature={shared.temperature} with channel 2: the inference server scores at "
+            "temperature 1; set trl.temperature=1.0"
+        )
+    if is_sampled and not engine.sees_logits and shared.sdpo_token_clip is not None:
+        yield "trl.sdpo_token_clip: there is no vocabulary entry to cap; take it out"

@@ -1,0 +1,66 @@
+"""The same for every engine that trains in programs of its own, from files that we write."""
+
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from trainer.data.rendering import Renderer
+from trainer.engines.capabilities import check
+from trainer.errors import DatasetError, TrainerConfigError
+from trainer.settings import RunConfig, SharedSettings
+
+__all__ = ["check_startable", "make_renderer", "n_states_of_step", "require_hints"]
+
+
+def check_startable(settings: RunConfig) -> None:
+    """See that the engine can do what is asked for, and is told what it cannot do without.
+
+    Raises:
+        TrainerConfigError: it cannot, or is not.
+    """
+    title = check(settings).title
+    if settings.model is None:
+        raise TrainerConfigError(f"{title} loads a model from disk or the Hub: set model")
+    if settings.shared.max_steps < 1:
+        raise TrainerConfigError(f"{title} counts in steps: set trl.max_steps")
+
+
+def make_renderer(settings: RunConfig) -> Renderer:
+    """Build the renderer of the model's own tokenizer, cut as under TRL."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
+    shared = settings.shared
+    return Renderer(
+        tokenizer=tokenizer,
+        max_prompt_tokens=shared.max_prompt_tokens,
+        max_response_tokens=shared.max_response_tokens,
+        with_tools=shared.render_tools,
+    )
+
+
+def require_hints(settings: RunConfig, n_hints: int) -> None:
+    """See that channel 2, if it has a weight, has something to learn from.
+
+    Raises:
+        DatasetError: it has nothing.
+    """
+    alpha = settings.shared.alpha_sdpo
+    if alpha > 0 and n_hints == 0:
+        raise DatasetError(
+            f"{settings.dataset}: no row has a hint, and alpha_sdpo={alpha}: set it to 0, or "
+            "publish the column `hint`"
+        )
+
+
+def n_states_of_step(shared: SharedSettings, *, n_ranks: int = 1) -> int:
+    """Count the states of one step: each gives a group of rollouts.
+
+    Raises:
+        TrainerConfigError: the rollouts of a step are no whole groups.
+    """
+    n_rollouts = shared.per_device_train_batch_size * shared.gradient_accumulation_steps * n_ranks
+    if n_rollouts % shared.num_generations:
+        raise TrainerConfigError(
+            f"{n_rollouts} rollouts a step are no whole groups of trl.num_generations="
+            f"{shared.num_generations}: change trl.per_device_train_batch_size"
+        )
+    return n_rollouts // shared.num_generations

@@ -1,0 +1,184 @@
+"""`python -m trainer prime_rl`: a settings file and a dataset to what PRIME-RL's launchers read.
+
+PRIME-RL starts three programs of its own on its own Python, so nothing is trained here: files are
+written and the commands named.
+"""
+
+import copy
+import importlib.util
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.data.dataset import load_preference_data
+from trainer.engines.handover import (
+    check_startable,
+    make_renderer,
+    n_states_of_step,
+    require_hints,
+)
+from trainer.engines.settings_file import read_settings
+from trainer.engines.tokenized_pairs import write_pairs
+from trainer.errors import DatasetError, TrainerConfigError
+from trainer.folders import sole_writer
+from trainer.hints import hint_for_row
+from trainer.settings import RunConfig, overlaid
+
+logger = logging.getLogger(__name__)
+
+PROGRAMS = "recipes/prime_rl/README.md"
+"""Where it says which programs to start."""
+
+
+def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `rl.toml` and the tokenized pairs into the output folder; report what to run.
+
+    Raises:
+        TrainerConfigError: PRIME-RL cannot do what the settings ask for.
+        FolderInUseError: another run writes into the output folder.
+        DatasetError: a channel has a weight and the dataset has nothing for it.
+    """
+    settings = read_settings(values, "prime_rl")
+    check_startable(settings)
+    folder = Path(settings.output).absolute()
+    with sole_writer(folder):
+        return _prepare(settings, folder)
+
+
+def _prepare(settings: RunConfig, folder: Path) -> dict[str, Any]:
+    data = load_preference_data(settings.dataset, revision=settings.revision)
+    if not data.prompts:
+        raise DatasetError(f"{settings.dataset} has no `prompts` to roll out from")
+    n_hints = sum(hint_for_row(row) is not None for row in data.prompts)
+    require_hints(settings, n_hints)
+    n_pairs = 0
+    if settings.shared.beta_replay > 0:
+        n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, make_renderer(settings))
+    config = rl_config(settings, folder)
+    is_parsed = parsed_by_prime_rl(config)
+    (folder / "rl.toml").write_text(as_toml(config), "utf-8")
+    return {
+        "config": str(folder / "rl.toml"),
+        "parsed_by_prime_rl": is_parsed,
+        "states": len(data.prompts),
+        "hints": n_hints,
+        "pairs": n_pairs,
+        "next": PROGRAMS,
+    }
+
+
+def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
+    """The whole of `rl.toml`; `engines.prime_rl` of the settings file goes over it.
+
+    Raises:
+        TrainerConfigError: a step holds no whole groups.
+    """
+    shared = settings.shared
+    n_states = n_states_of_step(shared)
+    # Its batches are counted in traces, and replayed ones count.
+    n_replayed = 2 * shared.pairs_per_step if shared.beta_replay > 0 else 0
+    if n_replayed % shared.num_generations:
+        raise TrainerConfigError(
+            f"trl.pairs_per_step={shared.pairs_per_step}: PRIME-RL's batch must hold whole groups of "
+            f"trl.num_generations={shared.num_generations} traces, and a pair is two of them: "
+            "make twice pairs_per_step a multiple of num_generations"
+        )
+    algorithm = {
+        "type": "three_channels",
+        "alpha_sdpo": shared.alpha_sdpo,
+        "beta_replay": shared.beta_replay,
+        "policy_weight": shared.policy_weight,
+        "dpo_variant": shared.dpo_variant,
+        "dpo_beta": shared.dpo_beta,
+        "simpo_beta": shared.simpo_beta,
+        "simpo_gamma": shared.simpo_gamma,
+        "rpo_alpha": shared.rpo_alpha,
+        "pairs": str(folder / "pairs.parquet"),
+        "pairs_per_step": shared.pairs_per_step,
+        "groups_per_step": n_states,
+        "reference": str(folder / "reference_logps.json"),
+        "seed": shared.seed,
+    }
+    config: dict[str, Any] = {
+        "output_dir": str(folder / "run"),
+        "max_steps": shared.max_steps,
+        "seq_len": shared.max_prompt_tokens + shared.max_completion_length,
+        "model": {"name": settings.model},
+        "trainer": {
+            "optim": {
+                "lr": shared.learning_rate,
+                "weight_decay": shared.weight_decay,
+                "max_norm": shared.max_grad_norm,
+            },
+        },
+        "orchestrator": {
+            "batch_size": n_states * shared.num_generations + n_replayed,
+            "group_size": shared.num_generations,
+            "algo": algorithm,
+            "train": {
+                "sampling": {
+                    "temperature": shared.temperature,
+                    "max_completion_tokens": shared.max_completion_length,
+                },
+                "source": [
+                    {
+                        "name": "replay",
+                        "env": {
+                            "taskset": {
+                                "id": "replay_states",
+                                "dataset": settings.dataset,
+                                "task": {"reward": settings.reward},
+                            },
+                            "agent": {
+                                "harness": {"id": "replay_states"},
+                                "runtime": {"type": "subprocess"},
+                            },
+                        },
+                    }
+                ],
+            },
+        },
+    }
+    return overlaid(config, settings)
+
+
+def parsed_by_prime_rl(config: Mapping[str, Any]) -> bool:
+    """See that PRIME-RL's own `RLConfig` takes a configuration, where it is installed.
+
+    Raises:
+        TrainerConfigError: it does not; the message is PRIME-RL's.
+    """
+    if importlib.util.find_spec("prime_rl") is None:
+        return False
+    from trainer.engines.prime_rl.register import register  # noqa: PLC0415 - loads torch
+
+    register()
+    from prime_rl.configs.rl import RLConfig  # noqa: PLC0415 - only where it is installed
+
+    try:
+        RLConfig.model_validate(copy.deepcopy(config))
+    except ValueError as error:
+        raise TrainerConfigError(f"PRIME-RL refuses these settings: {error}") from error
+    return True
+
+
+def as_toml(config: Mapping[str, Any], prefix: str = "") -> str:
+    """A nested mapping as TOML; lists of mappings become arrays of tables."""
+    lines: list[str] = []
+    tables = {k: v for k, v in config.items() if isinstance(v, Mapping)}
+    arrays = {
+        k: v
+        for k, v in config.items()
+        if isinstance(v, list) and v and all(isinstance(row, Mapping) for row in v)
+    }
+    for key, value in config.items():
+        if key not in tables and key not in arrays:
+            lines.append(f"{key} = {json.dumps(value)}")
+    for key, table in tables.items():
+        lines += ["", f"[{prefix}{key}]", as_toml(table, f"{prefix}{key}.")]
+    for key, rows in arrays.items():
+        for row in rows:
+            lines += ["", f"[[{prefix}{key}]]", as_toml(row, f"{prefix}{key}.")]
+    return "\n".join(lines) + ("\n" if not prefix else "")

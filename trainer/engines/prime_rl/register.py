@@ -1,0 +1,107 @@
+"""Puts `type = "three_channels"` among PRIME-RL's algorithms, in a process of its own programs.
+
+PRIME-RL has no plug-in hook for algorithms: names live in one union of configurations and one
+table of classes. `replay-prime-rl` widens both, then is PRIME-RL's own launcher `rl`;
+`replay-prime-orchestrator` is its `orchestrator`.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, create_model
+
+from trainer.errors import TrainerConfigError, TrainerError
+
+NAME = "three_channels"
+COMMIT = "559b44772"
+"""What this adapter is written for and tested with; verifiers is that of its submodule."""
+ORCHESTRATOR = "replay-prime-orchestrator"
+
+
+def register() -> None:
+    """Widen PRIME-RL's union and table; a second time does nothing.
+
+    Raises:
+        TrainerConfigError: PRIME-RL is missing, of another shape, or has read its configurations
+            already.
+    """
+    algorithms = sys.modules.get("prime_rl.orchestrator.algo")
+    if algorithms is not None and NAME in algorithms.ALGORITHM_CLASSES:
+        return
+    if "prime_rl.configs.orchestrator" in sys.modules:
+        raise TrainerConfigError(
+            "PRIME-RL's configurations were imported before `register()`: start its programs by "
+            f"replay-prime-rl or {ORCHESTRATOR}"
+        )
+    try:
+        import prime_rl.configs.algorithm as configs  # noqa: PLC0415 - only where it is installed
+    except ImportError as error:
+        raise TrainerConfigError(
+            f"PRIME-RL is not installed ({error}): recipes/prime_rl/README.md says how"
+        ) from error
+    try:
+        union: Any = configs.AlgoConfig | config_class(configs.GRPOAlgoConfig)
+        configs.AlgoConfig = Annotated[union, Field(discriminator="type")]
+        import prime_rl.orchestrator.algo as table  # noqa: PLC0415 - after the union is wider
+
+        from trainer.engines.prime_rl.algorithm import (  # noqa: PLC0415
+            ThreeChannelAlgorithm,
+        )
+    except (AttributeError, ImportError) as error:
+        raise TrainerConfigError(
+            f"this PRIME-RL has other hooks than commit {COMMIT}, for which the adapter is "
+            f"written ({error}): check that commit out, with its submodule deps/verifiers"
+        ) from error
+    table.ALGORITHM_CLASSES[NAME] = ThreeChannelAlgorithm
+
+
+def config_class(base: Any) -> Any:
+    """`[orchestrator.algo]` with our type: GRPO's own fields, and those of channels 2 and 3."""
+    variant: Any = Literal["dpo", "dpo_norm", "simpo"]
+    kind: Any = Literal["three_channels"]
+    return create_model(
+        "ThreeChannelsAlgoConfig",
+        __base__=base,
+        type=(kind, NAME),
+        alpha_sdpo=(float, 0.0),
+        beta_replay=(float, 0.0),
+        policy_weight=(float, 1.0),
+        dpo_variant=(variant, "simpo"),
+        dpo_beta=(float, 0.1),
+        simpo_beta=(float, 2.0),
+        simpo_gamma=(float, 1.0),
+        rpo_alpha=(float, 0.0),
+        pairs=(str, ""),
+        pairs_per_step=(int, 4),
+        groups_per_step=(int, 1),
+        reference=(str, ""),
+        seed=(int, 42),
+    )
+
+
+def main() -> int:
+    """PRIME-RL's orchestrator with our algorithm among its own."""
+    return _run("orchestrator")
+
+
+def launch() -> int:
+    """PRIME-RL's launcher; it starts the orchestrator by name, and finds ours first."""
+    with TemporaryDirectory() as folder:
+        ours = shutil.which(ORCHESTRATOR) or str(Path(sys.executable).with_name(ORCHESTRATOR))
+        Path(folder, "orchestrator").symlink_to(ours)
+        os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", "")])
+        return _run("rl")
+
+
+def _run(program: str) -> int:
+    try:
+        register()
+    except TrainerError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    module = __import__(f"prime_rl.entrypoints.{program}", fromlist=["main"])
+    return int(module.main() or 0)

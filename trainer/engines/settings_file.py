@@ -1,0 +1,86 @@
+"""What a settings file says to one engine: all of it is understood, or refused."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from trainer.errors import TrainerConfigError
+from trainer.settings import (
+    RunConfig,
+    SharedSettings,
+    mapping_of,
+    section_of,
+    typed,
+    without_engines,
+)
+
+__all__ = ["read_settings"]
+
+logger = logging.getLogger(__name__)
+
+HOSTS_OF_TRL = frozenset({"trl", "monarch"})
+"""Engines that run TRL itself, and so know every field of the `trl` section."""
+
+SPEED_ONLY = frozenset(
+    {
+        "disable_tqdm",
+        "head",
+        "logging_steps",
+        "max_packed_tokens",
+        "pair_forward",
+        "report_to",
+        "reuse_prefix",
+        "share_prefixes",
+        "use_cpu",
+    }
+)
+"""Fields of the `trl` section that change speed or looks there, and nothing that is learnt."""
+
+
+def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
+    """Read what a settings file says to `engine`; nothing of it is dropped in silence.
+
+    Raises:
+        TrainerConfigError: a field is missing, unknown or of another type, or has no counterpart
+            in the engine.
+    """
+    told = without_engines(values)
+    if engine in HOSTS_OF_TRL:
+        # TRL's own fields are known only where it is installed.
+        from trainer.outer.callback import OuterOptions  # noqa: PLC0415
+        from trainer.trl.config import ComposerConfig  # noqa: PLC0415
+
+        section: type = ComposerConfig
+        section_of(OuterOptions, told.get("outer_options"), "outer_options.")
+    else:
+        section = SharedSettings
+        told = _without_unused(told, engine)
+    trl = typed(section, told.get("trl"), "trl.")
+    own = (values.get("engines") or {}).get(engine) or {}
+    missing = [name for name in ("dataset", "output") if not told.get(name)]
+    if missing:
+        raise TrainerConfigError(f"{' and '.join(missing)} must be set")
+    run = typed(RunConfig, told, "") | {"trl": trl}
+    config = RunConfig(**run, engine=engine, own=dict(own))
+    config.check()
+    return config
+
+
+def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
+    """Leave out and log what changes nothing under `engine`; refuse what would change something."""
+    trl = mapping_of("trl", values.get("trl"))
+    known = {entry.name for entry in fields(SharedSettings)} | SPEED_ONLY
+    if foreign := sorted(set(trl) - known):
+        raise TrainerConfigError(
+            f"trl.{foreign[0]} has no counterpart in {engine}: take it out, and say what you want "
+            f"in {engine}'s own words under engines.{engine}"
+        )
+    for name in ("outer_options", "resume_from"):
+        if values.get(name):
+            raise TrainerConfigError(f"{name} has no counterpart in {engine}: take it out")
+    about_evaluation = {name for name in ("agreement", "evaluation", "tiny") if values.get(name)}
+    for name in sorted(f"trl.{name}" for name in set(trl) & SPEED_ONLY) + sorted(about_evaluation):
+        logger.info("%s: %s is not used", engine, name)
+    kept = {name: value for name, value in values.items() if name not in about_evaluation}
+    return kept | {"trl": {name: value for name, value in trl.items() if name not in SPEED_ONLY}}

@@ -1,0 +1,421 @@
+"""`python -m trainer tinker`: a run whose weights and gradients live behind the Tinker API."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tinker
+import torch
+from transformers import get_scheduler
+
+from trainer.data.dataset import load_preference_data
+from trainer.data.rewards import load_reward, parse_action
+from trainer.data.sampler import PairSampler
+from trainer.engines.handover import (
+    check_startable,
+    make_renderer,
+    n_states_of_step,
+    require_hints,
+)
+from trainer.engines.settings_file import read_settings
+from trainer.engines.tinker.datums import (
+    SIDES,
+    Rollout,
+    distillation_datums,
+    distillation_loss,
+    pair_datums,
+    pair_loss,
+    policy_datums,
+    sampled_distillation_datums,
+)
+from trainer.engines.tokenized_pairs import TokenizedPairs, write_pairs
+from trainer.errors import (
+    AlignmentError,
+    DatasetError,
+    EnvironmentFailedError,
+    TrainerConfigError,
+    TrainingStoppedError,
+)
+from trainer.folders import sole_writer
+from trainer.hints import hint_for_row
+from trainer.losses.channels import DEFAULT_TOP_K
+from trainer.settings import RunConfig, section_of
+
+logger = logging.getLogger(__name__)
+
+EPSILON = 1e-4
+"""Added to a group's standard deviation, as TRL does."""
+
+
+@dataclass(kw_only=True)
+class TinkerOptions:
+    """What stands under `engines.tinker`. The key comes from `TINKER_API_KEY`."""
+
+    base_url: str | None = None
+    """A server that speaks the protocol; none: `TINKER_BASE_URL`, else Thinking Machines' own."""
+    lora_rank: int = 32
+    save_every: int = 0
+    """Steps between saved states; 0: at the end only."""
+
+
+def train_with_tinker(
+    values: Mapping[str, Any], *, should_stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """Train for `trl.max_steps` steps; report where the weights are and what was asked for.
+
+    Raises:
+        TrainerConfigError: Tinker cannot do what the settings ask for.
+        FolderInUseError: another run writes into the output folder.
+        DatasetError: a channel has a weight and the dataset has nothing for it.
+        EnvironmentFailedError: the service refused or did not answer.
+        TrainingStoppedError: asked to stop; the state is saved.
+    """
+    settings = read_settings(values, "tinker")
+    check_startable(settings)
+    options = section_of(TinkerOptions, settings.own, "engines.tinker.")
+    with sole_writer(Path(settings.output)), _translated(), _service(options) as service:
+        run = TinkerRun(settings, options, service)
+        for step in range(settings.shared.max_steps):
+            if should_stop():
+                path = run.save(f"step-{step}")
+                raise TrainingStoppedError(f"stopped after {step} steps; the state is at {path}")
+            run.step(step)
+        return run.finish()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except tinker.TinkerError as error:
+        raise EnvironmentFailedError(f"Tinker: {error}") from error
+
+
+@contextmanager
+def _service(options: TinkerOptions) -> Iterator[Any]:
+    if address := options.base_url:
+        # The client itself would try for five minutes and say nothing.
+        try:
+            httpx.get(f"{address}/api/v1/healthz", timeout=30)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise EnvironmentFailedError(
+                f"Tinker: no server answers at {address}: {error}"
+            ) from error
+    service, status = tinker.ServiceClient(base_url=options.base_url), "errored"
+    try:
+        yield service
+        status = "success"
+    finally:
+        # Older clients have no `close`, and open servers no such request: the session then lapses.
+        with suppress(AttributeError, tinker.NotFoundError):
+            service.close(status).result()
+
+
+class TinkerRun:
+    """Samples, scores and trains, one step at a time."""
+
+    def __init__(self, settings: RunConfig, options: TinkerOptions, service: Any) -> None:
+        """Render the dataset, and have the server make a LoRA of the base model.
+
+        Raises:
+            DatasetError: a channel has a weight and the dataset has nothing for it.
+        """
+        self.settings, self.options, self.shared = settings, options, settings.shared
+        self.folder = Path(settings.output)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.counts: Counter[str] = Counter()
+        data = load_preference_data(settings.dataset, revision=settings.revision)
+        self.states: list[Any] = list(data.prompts)
+        if not self.states:
+            raise DatasetError(f"{settings.dataset} has no `prompts` to roll out from")
+        require_hints(settings, sum(hint_for_row(row) is not None for row in self.states))
+        self.renderer = make_renderer(settings)
+        self.reward = load_reward(settings.reward)
+        self.pairs: TokenizedPairs | None = None
+        if self.shared.beta_replay > 0:
+            path = self.folder / "pairs.parquet"
+            write_pairs(path, data.pairs, self.renderer)
+            self.pairs = TokenizedPairs(path)
+        self._order = PairSampler(
+            len(self.states), batch_size=n_states_of_step(self.shared), seed=self.shared.seed
+        )
+        self._rates = learning_rates(settings)
+        self.training = service.create_lora_training_client(
+            base_model=str(settings.model), rank=options.lora_rank, seed=self.shared.seed
+        )
+        if hasattr(self.training, "result"):
+            self.training = self.training.result()
+        self._sampler = self._reference_sampler = self._published()
+        self._reference: dict[int, tuple[float, float]] = {}
+        self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
+
+    def step(self, step: int) -> dict[str, float]:
+        """Make one optimizer step of all three channels; returns and writes its metrics."""
+        shared = self.shared
+        if step > 0:
+            self._sampler = self._published()
+        rollouts, metrics = self.rollouts(step)
+        futures = self.backward(rollouts, step)
+        if futures:
+            rate = self._rates[step]
+            adam = tinker.AdamParams(
+                learning_rate=rate,
+                beta2=0.999,
+                eps=1e-8,
+                weight_decay=shared.weight_decay,
+                grad_clip_norm=shared.max_grad_norm,
+            )
+            # Submitted before the gradients are waited for: the server goes on without a pause.
+            futures_of_step = {**futures, "optimizer": self.training.optim_step(adam)}
+            for name, future in futures_of_step.items():
+                answer = future.result()
+                if name != "optimizer":
+                    metrics |= _metrics_of(name, answer)
+            metrics["train/learning_rate"] = rate
+        else:
+            self.counts["steps_without_gradient"] += 1
+        self._metrics.write(json.dumps({"step": step + 1, **metrics}) + "\n")
+        self._metrics.flush()
+        if self.options.save_every and (step + 1) % self.options.save_every == 0:
+            self.save(f"step-{step + 1}")
+        return metrics
+
+    def backward(self, rollouts: Sequence[Rollout], step: int) -> dict[str, Any]:
+        """Have the server accumulate the gradients of each channel that has anything to say."""
+        shared, futures = self.shared, {}
+        policy = policy_datums(
+            rollouts,
+            objective=shared.objective or "grpo",
+            weight=shared.policy_weight,
+            max_completion_length=shared.max_completion_length,
+        )
+        if policy:
+            futures["policy"] = self.training.forward_backward(policy, "importance_sampling")
+        is_hinted = any(rollout.teacher_logps_RK is not None for rollout in rollouts)
+        if is_hinted and shared.sdpo_estimator == "sampled":
+            datums = sampled_distillation_datums(rollouts, weight=shared.alpha_sdpo)
+            futures["sdpo"] = self.training.forward_backward(datums, "importance_sampling")
+        elif is_hinted:
+            progress = step / max(shared.max_steps - 1, 1)
+            options = shared.sdpo
+            if options.wrapper == "taid":
+                start, end = shared.taid_t_start, shared.taid_t_end
+                options = options.at(start + (end - start) * progress)
+            futures["sdpo"] = self.training.forward_backward_custom(
+                distillation_datums(rollouts),
+                distillation_loss(rollouts, options, weight=shared.alpha_sdpo),
+            )
+        if self.pairs is not None:
+            sampler = self.pairs.sampler(batch_size=shared.pairs_per_step, seed=shared.seed)
+            drawn = sampler.step(step)
+            rows = [self.pairs.rows[i] for i in drawn]
+            reference = self._reference_of(drawn) if shared.replay.needs_reference else None
+            futures["replay"] = self.training.forward_backward_custom(
+                pair_datums(rows),
+                pair_loss(rows, reference, shared.replay, weight=shared.beta_replay),
+            )
+        return futures
+
+    def rollouts(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
+        """Sample groups at the step's states, with advantages and hinted scores."""
+        shared = self.shared
+        states = [self.states[i] for i in self._order.step(step)]
+        prompts = [self.renderer.prompt_ids(row["prompt"], row.get("tools")) for row in states]
+        sampled = [
+            self._sampler.sample(
+                prompt=tinker.ModelInput.from_ints(prompt),
+                num_samples=shared.num_generations,
+                sampling_params=tinker.SamplingParams(
+                    max_tokens=shared.max_completion_length,
+                    temperature=shared.temperature,
+                    seed=shared.seed + step * len(states) + k,
+                    stop=[int(self.renderer.tokenizer.eos_token_id)],
+                ),
+            )
+            for k, prompt in enumerate(prompts)
+        ]
+        found: list[Rollout] = []
+        rewards: list[float] = []
+        scored: list[tuple[Rollout, int, Any]] = []
+        for row, prompt, future in zip(states, prompts, sampled, strict=True):
+            group: list[Rollout] = []
+            own: list[float] = []
+            for sequence in future.result().sequences:
+                ids = [int(i) for i in sequence.tokens]
+                self.counts["sampled_tokens"] += len(ids)
+                if not ids:
+                    self.counts["empty_rollouts"] += 1
+                    continue
+                logprobs = [float(value) for value in sequence.logprobs or []]
+                if len(logprobs) != len(ids):
+                    raise AlignmentError(f"{len(logprobs)} log-probs for {len(ids)} sampled tokens")
+                group.append(Rollout(prompt_ids=prompt, response_ids=ids, logprobs=logprobs))
+                text = self.renderer.tokenizer.decode(ids, skip_special_tokens=True)
+                own.append(float(self.reward(parse_action(text), row)))
+            for rollout, advantage in zip(group, self._advantages(own), strict=True):
+                rollout.advantage = advantage
+            hint = hint_for_row(row) if shared.alpha_sdpo > 0 else None
+            if hint is not None:
+                hinted = self.renderer.prompt_ids(row["prompt"], row.get("tools"), hint=hint.text)
+                scored += [(r, len(hinted), self._score(hinted, r.response_ids)) for r in group]
+            found += group
+            rewards += own
+        for rollout, n_hinted, future in scored:
+            self._keep_scores(rollout, n_hinted, future.result())
+        self.counts["rollouts"] += len(found)
+        self.counts["hinted_rollouts"] += len(scored)
+        return found, {
+            "reward/mean": sum(rewards) / max(len(rewards), 1),
+            "rollouts/count": float(len(found)),
+            "rollouts/hinted": float(len(scored)),
+        }
+
+    def _advantages(self, rewards: list[float]) -> list[float]:
+        """Reward minus the group's mean, over its standard deviation but for `dr_grpo`."""
+        if len(rewards) < 2:
+            return [0.0] * len(rewards)
+        values = torch.tensor(rewards, dtype=torch.float64)
+        centred = values - values.mean()
+        if self.shared.objective != "dr_grpo":
+            centred = centred / (values.std() + EPSILON)
+        return centred.tolist()
+
+    # -- channel 2 -------------------------------------------------------------------------------
+
+    def _score(self, prompt_ids: list[int], response_ids: list[int]) -> Any:
+        """Ask the policy of this step about a response behind another prompt: one prefill."""
+        ids = [*prompt_ids, *response_ids]
+        self.counts["prefilled_tokens"] += len(ids)
+        prompt = tinker.ModelInput.from_ints(ids)
+        if self.shared.sdpo_estimator == "sampled":
+            return self._sampler.compute_logprobs(prompt)
+        return self._sampler.sample(
+            prompt=prompt,
+            num_samples=1,
+            sampling_params=tinker.SamplingParams(max_tokens=1),
+            include_prompt_logprobs=True,
+            topk_prompt_logprobs=self.shared.sdpo_top_k or DEFAULT_TOP_K,
+        )
+
+    def _keep_scores(self, rollout: Rollout, n_hinted: int, answer: Any) -> None:
+        n_response = len(rollout.response_ids)
+        is_sampled = self.shared.sdpo_estimator == "sampled"
+        if is_sampled:
+            rows = _of_response(answer, n_hinted + n_response, n_response)
+            ids = [[i] for i in rollout.response_ids]
+            logps = [[value] for value in rows]
+        else:
+            found = answer.topk_prompt_logprobs or []
+            rows = _of_response(found, n_hinted + n_response, n_response)
+            width = min((len(row) for row in rows if row), default=0)
+            ids = [[i for i, _ in row[:width]] for row in rows if row]
+            logps = [[value for _, value in row[:width]] for row in rows if row]
+        if len(ids) != n_response:
+            raise AlignmentError(f"{n_response - len(ids)} of {n_response} tokens have no top-k")
+        rollout.teacher_ids_RK = torch.tensor(ids)
+        rollout.teacher_logps_RK = torch.tensor(logps)
+
+    # -- channel 3 -------------------------------------------------------------------------------
+
+    def _reference_of(self, drawn: Sequence[int]) -> list[tuple[float, float]]:
+        """Score each pair once, with the policy that the run began with, when it is first drawn."""
+        assert self.pairs is not None
+        new = [i for i in drawn if i not in self._reference]
+        asked = []
+        for i in new:
+            for side in SIDES:
+                ids = [*self.pairs.rows[i]["prompt_ids"], *self.pairs.rows[i][side]]
+                self.counts["prefilled_tokens"] += len(ids)
+                prompt = tinker.ModelInput.from_ints(ids)
+                asked.append((i, side, self._reference_sampler.compute_logprobs(prompt)))
+        sums: dict[tuple[int, str], float] = {}
+        for i, side, future in asked:
+            row = self.pairs.rows[i]
+            n_response = len(row[side])
+            logps = _of_response(future.result(), len(row["prompt_ids"]) + n_response, n_response)
+            sums[i, side] = sum(logps)
+        self._reference |= {i: (sums[i, SIDES[0]], sums[i, SIDES[1]]) for i in new}
+        return [self._reference[i] for i in drawn]
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def _published(self) -> Any:
+        sampler = self.training.save_weights_and_get_sampling_client()
+        return sampler.result() if hasattr(sampler, "result") else sampler
+
+    def save(self, name: str) -> str:
+        """Save weights and optimizer; returns the server's path."""
+        return str(self.training.save_state(name).result().path)
+
+    def finish(self) -> dict[str, Any]:
+        """Save the state and weights to sample from; returns the report."""
+        self._metrics.close()
+        if self.shared.alpha_sdpo > 0 and self.counts["hinted_rollouts"] == 0:
+            logger.warning("channel sdpo did nothing: no state that was drawn has a hint")
+        return {
+            "state": self.save("final"),
+            "sampler": str(self.training.save_weights_for_sampler("final").result().path),
+            "metrics": str(self.folder / "metrics.jsonl"),
+            "steps": self.shared.max_steps,
+            "pairs": len(self.pairs or ()),
+            **self.counts,
+        }
+
+
+def _metrics_of(channel: str, answer: Any) -> dict[str, float]:
+    """Read a channel's loss and what its own loss function says; SkyRL names no sum of losses."""
+    metrics = {k: float(v) for k, v in (answer.metrics or {}).items()}
+    named = {k: v for k, v in metrics.items() if k.startswith(f"{channel}/")}
+    if "loss:sum" in metrics:
+        return named | {f"{channel}/loss": metrics["loss:sum"]}
+    terms = [sum(out["elementwise_loss"].data) for out in answer.loss_fn_outputs]
+    # Of a custom loss the server knows only its linear part.
+    return named or {f"{channel}/loss": float(sum(terms))}
+
+
+def _of_response(scores: Sequence[Any], n_tokens: int, n_response: int) -> list[Any]:
+    """Take a response's scores out of those of a whole prompt, whose first token has none.
+
+    SkyRL's JAX backend leaves that first entry out, so it is counted from the end.
+    """
+    found = list(scores)[-n_response:]
+    if len(scores) not in (n_tokens, n_tokens - 1) or None in found:
+        raise AlignmentError(
+            f"the server scored {len(scores)} of a prompt's {n_tokens} tokens: for channel 2, and "
+            "for a reference in channel 3, it must offer prompt log-probs, and their top-k for "
+            "sdpo_estimator=teacher_topk"
+        )
+    return found
+
+
+def learning_rates(settings: RunConfig) -> list[float]:
+    """Compute the rate of every step, by the schedule of the settings.
+
+    Raises:
+        TrainerConfigError: there is no such schedule.
+    """
+    shared = settings.shared
+    warmup = shared.warmup_steps
+    n_warmup = int(warmup * shared.max_steps) if warmup < 1 else int(warmup)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=shared.learning_rate)
+    try:
+        schedule = get_scheduler(
+            shared.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=n_warmup,
+            num_training_steps=shared.max_steps,
+        )
+    except ValueError as error:
+        raise TrainerConfigError(f"trl.lr_scheduler_type: {error}") from error
+    rates = []
+    for _ in range(shared.max_steps):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        schedule.step()
+    return rates

@@ -1,0 +1,106 @@
+"""Rollouts of replayed states, each scored by the live policy behind a hinted prompt.
+
+The teacher of channel 2 is the policy that just wrote the response: the rollout server sees the same
+response once more, behind the prompt with the hint, and sends its top-k at every position. That is
+one prefill more for a rollout with a hint, and none for one without.
+"""
+
+import logging
+from typing import Any
+from uuid import uuid4
+
+import ray
+import torch
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from trainer.engines.verl.doctor import require_live_engine
+from trainer.engines.verl.losses import NOT_SCORED
+from trainer.engines.verl.options import current_options
+from trainer.errors import DatasetError
+
+logger = logging.getLogger(__name__)
+
+AGENT_NAME = "replayed_state"
+
+
+@register(AGENT_NAME)
+class ReplayedStateLoop(SingleTurnAgentLoop):
+    """One action at a recorded state; the prompt is the dataset's, token for token."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:  # type: ignore[override]
+        """Sample the action."""
+        self._prompt_ids = [int(i) for i in state_of(kwargs)["prompt_ids"]]
+        return await super().run(sampling_params, **kwargs)
+
+    async def ct_build_initial_tokens(self, *_: Any, **__: Any) -> list[int]:
+        """Return the prompt that was rendered with the dataset."""
+        return self._prompt_ids
+
+
+class HintedAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc, name-defined]
+    """VeRL's worker, with the hinted policy as teacher."""
+
+    async def _compute_teacher_logprobs(
+        self,
+        output: AgentLoopOutput,
+        prompt_ids: list[int],
+        response_ids: list[int],
+        validate: bool,  # noqa: FBT001 - VeRL's signature
+        sample_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        options = current_options()
+        if validate or options.alpha_sdpo == 0:
+            return
+        hinted = state_of(sample_kwargs or {})["hinted_ids"]
+        n_prompt, n_response, top_k = len(prompt_ids), len(response_ids), options.top_k
+        ids = torch.full((n_prompt + n_response, top_k), NOT_SCORED, dtype=torch.int32)
+        logprobs = torch.zeros(n_prompt + n_response, top_k)
+        if hinted is not None and n_response > 0:
+            answer = await self.llm_client.generate(
+                request_id=uuid4().hex,
+                prompt_ids=[int(i) for i in hinted] + list(response_ids),
+                sampling_params={"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top_k},
+            )
+            # Row i of the answer is about token i + 1, as are the student's logits.
+            first, last = len(hinted) - 1, len(hinted) + n_response - 1
+            rows = slice(n_prompt - 1, n_prompt + n_response - 1)
+            ids[rows] = torch.tensor(answer.extra_fields["prompt_ids"], dtype=torch.int32)[
+                first:last
+            ]
+            logprobs[rows] = torch.tensor(answer.extra_fields["prompt_logprobs"])[first:last]
+        output.extra_fields["teacher_ids"] = ids
+        output.extra_fields["teacher_logprobs"] = logprobs
+
+
+class HintedAgentLoopManager(AgentLoopManagerTQ):
+    """Starts hinted workers; refuses to when the engine's half of the plug-in is not live."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Check, then set up as VeRL does.
+
+        Raises:
+            TrainerConfigError: VeRL would train on channel 1 alone.
+        """
+        current_options()
+        require_live_engine()
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(HintedAgentLoopWorker)
+
+
+def state_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the recorded state in a row's `extra_info`.
+
+    Raises:
+        DatasetError: the row was not made by `python -m trainer verl`.
+    """
+    info = row.get("extra_info")
+    info = info.item() if hasattr(info, "item") else info
+    missing = [name for name in ("prompt_ids", "hinted_ids") if name not in (info or {})]
+    if missing:
+        raise DatasetError(
+            f"a row's extra_info has no {missing[0]}: the data must be written by "
+            "`python -m trainer verl`, which renders prompts and hints"
+        )
+    return info  # type: ignore[return-value]

@@ -1,0 +1,74 @@
+"""Is the plug-in live? VeRL trains on without a word when it is not."""
+
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.engines.verl.options import PluginOptions
+from trainer.errors import TrainerConfigError
+
+SUPPORTED = ("0.9",)
+BACKEND = "fsdp2"
+"""What `prepare` tells VeRL to build."""
+
+
+def require_version() -> None:
+    """See that VeRL is installed, in a version that the plug-in was tested with.
+
+    Raises:
+        TrainerConfigError: there is none, or one that the plug-in was not tested with.
+    """
+    try:
+        version = importlib.metadata.version("verl")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise TrainerConfigError(
+            "the engine verl needs the package verl: make an environment of its own with "
+            "pip install -r recipes/verl/requirements.txt"
+        ) from error
+    if not version.startswith(SUPPORTED):
+        raise TrainerConfigError(
+            f"verl {version} is installed and the plug-in was tested with {SUPPORTED[0]}.x: "
+            f"pip install 'verl>={SUPPORTED[0]},<0.10'"
+        )
+
+
+def require_live_engine() -> None:
+    """Check that VeRL would build our engine in a process like this one.
+
+    Raises:
+        TrainerConfigError: it would build its own, and train on channel 1 alone.
+    """
+    from verl.workers.engine import EngineRegistry  # noqa: PLC0415 - only where VeRL is
+
+    from trainer.engines.verl.engine import ComposerEngine  # noqa: PLC0415
+
+    try:
+        found = EngineRegistry.get_engine_cls("language_model", BACKEND)
+    except (AssertionError, ValueError) as error:
+        raise TrainerConfigError(f"VeRL has no {BACKEND} engine here: {error}") from error
+    if not issubclass(found, ComposerEngine):
+        raise TrainerConfigError(
+            f"VeRL would train with {found.__name__}, on channel 1 alone: the entry point "
+            "'verl.plugins' of this package is not installed, is switched off "
+            "(VERL_USE_EXTERNAL_PLUGINS), or failed (see the log)"
+        )
+
+
+def silent_channels(metrics: Mapping[str, Any], options: PluginOptions) -> list[str]:
+    """Name channels with a weight that left no metrics in a step, each with what to do."""
+    problems = []
+    if options.alpha_sdpo > 0 and not _has(metrics, "sdpo/n_tokens"):
+        problems.append(
+            f"channel 2 has weight {options.alpha_sdpo} and reported nothing: the plug-in is not "
+            "live in the workers"
+        )
+    if options.beta_replay > 0 and not _has(metrics, "replay/n_pairs"):
+        problems.append(
+            f"channel 3 has weight {options.beta_replay} and reported nothing: the plug-in is not "
+            "live in the workers"
+        )
+    return problems
+
+
+def _has(metrics: Mapping[str, Any], name: str) -> bool:
+    return any(key == name or key.endswith(f"/{name}") for key in metrics)

@@ -1,0 +1,189 @@
+"""`python -m trainer verl`: VeRL's unmodified `main_ppo` with the plug-in, watched from outside."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.engines.settings_file import read_settings
+from trainer.engines.verl.doctor import require_version, silent_channels
+from trainer.engines.verl.environment import child_environment
+from trainer.engines.verl.options import PluginOptions
+from trainer.engines.verl.prepare import PreparedRun, prepare
+from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
+from trainer.folders import sole_writer
+from trainer.settings import RunConfig
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+STOP_S = 20.0
+PREFLIGHT = "import verl; from trainer.engines.verl.doctor import require_live_engine as r; r()"
+
+
+def train_with_verl(
+    values: Mapping[str, Any], *, should_stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """Prepare the run of a settings file and train it; metrics and log go to its output folder.
+
+    Raises:
+        TrainerConfigError: a setting is wrong, or the plug-in is not live; the latter is noticed
+            before the start and once more after the first step.
+        FolderInUseError: another run writes into the output folder.
+        DatasetError: a channel has a weight and the dataset has nothing for it.
+        TrainerError: VeRL ended with an error.
+    """
+    settings = read_settings(values, "verl")
+    require_version()
+    with sole_writer(Path(settings.output)):
+        return _train(settings, should_stop)
+
+
+def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    run = prepare(settings)
+    logger.info("verl: %d states (%d with hint), %d pairs", run.n_prompts, run.n_hints, run.n_pairs)
+    for name, weight in (("sdpo", run.options.alpha_sdpo), ("replay", run.options.beta_replay)):
+        if weight == 0:
+            logger.info("channel %s is off: its weight is 0", name)
+    folder = run.config.parent
+    preflight(run)
+    metrics = folder / "verl_metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    rows = watched(run, metrics, folder / "verl.log", should_stop)
+    _write_metrics(folder / "metrics.jsonl", rows)
+    return {
+        "steps": rows[-1]["step"] if rows else 0,
+        "channels_live": live_channels(rows, run.options),
+        "states": run.n_prompts,
+        "pairs": run.n_pairs,
+    }
+
+
+def preflight(run: PreparedRun) -> None:
+    """Ask a process like VeRL's workers which engine it would build.
+
+    Raises:
+        TrainerConfigError: not ours.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", PREFLIGHT],
+        env=child_environment(run.options.as_json()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise TrainerConfigError(f"the plug-in is not live: {last}")
+
+
+def watched(
+    run: PreparedRun, metrics: Path, log: Path, should_stop: Callable[[], bool]
+) -> list[dict[str, Any]]:
+    """Run `main_ppo` to its end; stop it after the first step if a channel is silent.
+
+    Raises:
+        TrainerConfigError: a channel with a weight left nothing in the first step's metrics.
+        TrainingStoppedError: `should_stop` said so.
+        TrainerError: VeRL ended with an error.
+    """
+    command = [sys.executable, "-m", "verl.trainer.main_ppo"]
+    command += ["--config-dir", str(run.config.parent), "--config-name", run.config.stem]
+    environment = child_environment(run.options.as_json(), VERL_FILE_LOGGER_PATH=str(metrics))
+    is_checked = False
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=run.config.parent,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                _wait(process, POLL_S)
+                if should_stop():
+                    raise TrainingStoppedError("stopped; VeRL goes on from its last checkpoint")
+                if not is_checked:
+                    is_checked = check_first_step(metrics, run.options)
+        finally:
+            _stop(process)
+    if process.returncode != 0:
+        raise TrainerError(f"VeRL ended with {process.returncode}: {_last_error(log)}; see {log}")
+    if not is_checked and not check_first_step(metrics, run.options):
+        raise TrainerError(f"VeRL ended without a single step; see {log}")
+    return list(_rows(metrics))
+
+
+def check_first_step(metrics: Path, options: PluginOptions) -> bool:
+    """Look at the first step's metrics; `False` while there are none.
+
+    Raises:
+        TrainerConfigError: a channel is silent.
+    """
+    first = next(_rows(metrics), None)
+    if first is None:
+        return False
+    if problems := silent_channels(first, options):
+        raise TrainerConfigError("stopped after the first step: " + "; ".join(problems))
+    if options.alpha_sdpo > 0 and value_of(first, "sdpo/n_tokens") == 0:
+        logger.warning("channel sdpo did nothing in the first step: none of its rows has a hint")
+    return True
+
+
+def value_of(row: Mapping[str, Any], name: str) -> float:
+    """Read a metric under VeRL's name for it, which puts `actor/` before ours; 0 when missing."""
+    return float(row.get(f"actor/{name}", row.get(name, 0.0)))
+
+
+def live_channels(rows: list[dict[str, Any]], options: PluginOptions) -> list[str]:
+    """Name the channels that contributed in some step."""
+    live = []
+    spread = ("critic/advantages/max", "critic/advantages/min")
+    if options.policy_weight > 0 and any(row.get(name, 0.0) for row in rows for name in spread):
+        live.append("policy")
+    for name, key in (("sdpo", "sdpo/n_tokens"), ("replay", "replay/n_pairs")):
+        if any(value_of(row, key) > 0 for row in rows):
+            live.append(name)
+    return live
+
+
+def _rows(metrics: Path) -> Iterator[dict[str, Any]]:
+    """Yield whole lines of VeRL's file logger, flat."""
+    if not metrics.exists():
+        return
+    for line in metrics.read_text("utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            row = json.loads(line)
+            yield {"step": row["step"], **row["data"]}
+
+
+def _write_metrics(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End the process and what it started; Ray's own processes follow their driver."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, kind)
+        _wait(process, STOP_S)
+
+
+def _last_error(log: Path) -> str:
+    lines = log.read_text("utf-8", "replace").splitlines()
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["no output"])[-1].strip()[-500:]

@@ -1,0 +1,1 @@
+"""What runs a causal language model fast and exactly: loading, trees, packing, cached prefixes, head."""

@@ -1,0 +1,236 @@
+"""A tokenizer and a causal LM from a settings file: what is loaded, in which form, with adapters."""
+
+import contextlib
+import importlib.util
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer
+
+from trainer.data.dataset import PreferenceData
+from trainer.data.preflight import Preflight, log_findings, preflight
+from trainer.data.rendering import Renderer
+from trainer.data.template import probe
+from trainer.data.tiny import corpus, make_model, train_tokenizer
+from trainer.errors import TrainerConfigError
+from trainer.settings import PeftOptions, RunConfig, SharedSettings
+
+logger = logging.getLogger(__name__)
+
+
+def load_tokenizer(config: RunConfig, data: PreferenceData) -> Any:
+    """Load the named model's tokenizer, or train a tiny one on the dataset's own text.
+
+    Raises:
+        TrainerConfigError: there is no tokenizer at that place.
+    """
+    if config.model is None:
+        return train_tokenizer(corpus(data.pairs), vocab_size=config.tiny.vocab_size)
+    try:
+        return AutoTokenizer.from_pretrained(config.model, padding_side="left", **_source(config))
+    except (OSError, ValueError) as error:
+        raise TrainerConfigError(f"model={config.model}: no tokenizer there ({error})") from error
+
+
+def inspect(config: RunConfig, tokenizer: Any, data: PreferenceData) -> tuple[Preflight, Renderer]:
+    """Look at tokenizer, rows and the model's configuration together, before weights are loaded.
+
+    Raises:
+        TrainerConfigError: the template, the context or a budget does not fit.
+        DatasetError: too many rows would teach nothing.
+    """
+    shared = config.shared
+    features = probe(tokenizer) if tokenizer.chat_template and tokenizer.eos_token else None
+    renderer = Renderer(
+        tokenizer=tokenizer,
+        max_prompt_tokens=shared.max_prompt_tokens,
+        max_response_tokens=shared.max_response_tokens,
+        with_tools=shared.render_tools,
+    )
+    if config.model is not None:
+        _check_context(AutoConfig.from_pretrained(config.model, **_source(config)), shared)
+    return preflight(renderer, data, config.preflight, own_features=features), renderer
+
+
+def usable_data(config: RunConfig, tokenizer: Any, data: PreferenceData) -> tuple[Any, Preflight]:
+    """Leave out the pairs that would teach nothing, and say what was found.
+
+    Raises:
+        TrainerConfigError: the template, the context or a budget does not fit.
+        DatasetError: too many rows would teach nothing.
+    """
+    found, _ = inspect(config, tokenizer, data)
+    log_findings(found)
+    if len(found.usable) == len(data.pairs):
+        return data, found
+    return replace(data, pairs=[data.pairs[i] for i in found.usable]), found
+
+
+def _check_context(config: Any, shared: SharedSettings) -> None:
+    n_positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    longest = shared.max_prompt_tokens + max(
+        shared.max_response_tokens, shared.max_completion_length
+    )
+    if n_positions is not None and longest > n_positions:
+        raise TrainerConfigError(
+            f"the model has {n_positions} positions, and max_prompt_tokens="
+            f"{shared.max_prompt_tokens} with max_response_tokens={shared.max_response_tokens} and "
+            f"max_completion_length={shared.max_completion_length} would take {longest}"
+        )
+
+
+def load_model(config: RunConfig, tokenizer: Any, *, seed: int) -> Any:
+    """Load the named causal LM, with an adapter if there is to be one, or make a tiny one.
+
+    Raises:
+        TrainerConfigError: it cannot be loaded in this form.
+    """
+    if config.model is None:
+        tiny = config.tiny
+        model: Any = make_model(
+            tokenizer,
+            hidden_size=tiny.hidden_size,
+            n_layers=tiny.n_layers,
+            n_heads=tiny.n_heads,
+            is_mimetic=tiny.is_mimetic,
+            seed=seed,
+        )
+    else:
+        model = load_base(config)
+    if config.peft is not None:
+        model = with_adapter(model, config.peft, is_quantized=config.quantize != "none")
+    return model
+
+
+def load_base(config: RunConfig, *, is_quantized: bool | None = None) -> Any:
+    """Load the named causal LM itself; `is_quantized=False` loads it in full for a merge.
+
+    Raises:
+        TrainerConfigError: it cannot be loaded in this form.
+    """
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - slow, and of no use before
+
+    options: dict[str, Any] = {"dtype": getattr(torch, config.dtype)}
+    if config.attention is not None:
+        options["attn_implementation"] = config.attention
+    if config.quantize != "none" and is_quantized is not False:
+        options["quantization_config"] = _quantization(config)
+    try:
+        return AutoModelForCausalLM.from_pretrained(config.model, **options, **_source(config))
+    except (OSError, ValueError, ImportError) as error:
+        raise TrainerConfigError(f"model={config.model}: cannot be loaded ({error})") from error
+
+
+def _source(config: RunConfig) -> dict[str, Any]:
+    return {"revision": config.model_revision, "trust_remote_code": config.trust_remote_code}
+
+
+def _quantization(config: RunConfig) -> Any:
+    from transformers import BitsAndBytesConfig  # noqa: PLC0415 - only for those who quantize
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise TrainerConfigError(
+            f"quantize={config.quantize} needs the package bitsandbytes: pip install bitsandbytes"
+        )
+    if config.quantize == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, config.dtype),
+    )
+
+
+def with_adapter(model: Any, options: PeftOptions, *, is_quantized: bool = False) -> Any:
+    """Freeze a model and put LoRA on it.
+
+    Raises:
+        TrainerConfigError: the model has no such layers.
+    """
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training  # noqa: PLC0415
+
+    if is_quantized:
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=_targets(model, options),
+        layers_to_transform=layer_range(
+            options.layers, model.config.get_text_config().num_hidden_layers
+        ),
+    )
+    try:
+        with without_peft_warnings():
+            adapted: Any = get_peft_model(model, lora)
+    except ValueError as error:
+        raise TrainerConfigError(f"peft.targets={options.targets!r}: {error}") from error
+    n_trained, n_all = adapted.get_nb_trainable_parameters()
+    logger.info("LoRA trains %d of %d parameters", n_trained, n_all)
+    return adapted
+
+
+@contextlib.contextmanager
+def without_peft_warnings() -> Iterator[None]:
+    """Hide what peft's use of a deprecated name is answered with, and nothing else."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+        yield
+
+
+def _targets(model: Any, options: PeftOptions) -> str | list[str]:
+    if options.targets != "all-linear" or options.layers is None:
+        return options.targets
+    # peft takes a range of layers with names only.
+    head = model.get_output_embeddings()
+    linear = (
+        name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
+    )
+    return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
+    """Read `12-29` as the layers 12 to 29, `last 10` as the last ten; `None` is all of them.
+
+    Args:
+        layers: what the settings say.
+        n_layers: how many the model has.
+
+    Raises:
+        TrainerConfigError: it is no such range, or reaches beyond the model.
+    """
+    if layers is None:
+        return None
+    if found := re.fullmatch(r"last (\d+)", layers):
+        first, last = n_layers - int(found[1]), n_layers - 1
+    elif found := re.fullmatch(r"(\d+)-(\d+)", layers):
+        first, last = int(found[1]), int(found[2])
+    else:
+        raise TrainerConfigError(
+            f"peft.layers={layers!r}: write first-last, as 12-29, or `last 10`"
+        )
+    if not 0 <= first <= last < n_layers:
+        raise TrainerConfigError(
+            f"peft.layers={layers!r}: the model has the layers 0-{n_layers - 1}"
+        )
+    return list(range(first, last + 1))
+
+
+def merged(config: RunConfig, adapter: Any) -> Any:
+    """Merge a saved adapter into the model it was trained on, loaded anew and unquantized.
+
+    Merging into quantized weights would round the sum; and the run's own model stays as it is.
+    """
+    from peft import PeftModel  # noqa: PLC0415 - only for those who train adapters
+
+    base = load_base(config, is_quantized=False)
+    with without_peft_warnings():
+        return PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()

@@ -1,0 +1,309 @@
+"""Hugging Face causal LMs on packed preference pairs.
+
+`packed_logps` runs a model once over a `PackedTree` and gives each completion's log-probability,
+equal to running one pair at a time. The tree reaches the model's attention layers as a keyword
+argument, through the model's own attention interface; calls without a tree run as before.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from trainer.errors import ShapeError, TrainerConfigError
+from trainer.losses.compose import PairLogps
+from trainer.model.causal_lm import (
+    causal_lm_of,
+    length_dependent_positions,
+    model_head_outputs,
+)
+from trainer.model.tree_attention import TreeAttention, attention_for
+from trainer.model.tree_layout import (
+    PackedTree,
+    TokenPair,
+    TokenSequence,
+    pack_pairs,
+    pack_pairs_within,
+)
+
+__all__ = [
+    "enable_tree_attention",
+    "logps_of_tree",
+    "packed_hidden",
+    "packed_logps",
+    "packed_pair_logps",
+    "states_of_sequences",
+    "tree_pair_logps",
+    "trees_of",
+    "with_lengths",
+]
+
+_PREFIX = "prefix_tree_"
+_BASES = {"sdpa", "eager", "flex_attention"}
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
+    """Sum the log-probabilities of every chosen and every rejected completion, both `[B]`.
+
+    Divide by `tree.chosen_lengths` and `tree.rejected_lengths` for per-token averages. The logits
+    exist for one chunk of tokens at a time, in the forward and in the backward pass.
+
+    Args:
+        model: a causal LM, bare or under PEFT. Under DDP or FSDP call this inside the wrapper's
+            forward, or gradients are not synchronized.
+        tree: moved to the model's device when it is elsewhere.
+
+    Raises:
+        TrainerConfigError: the model's attention cannot follow a tree exactly.
+    """
+    tree = tree.to(causal_lm_of(model).device)
+    return logps_of_tree(model, tree, packed_hidden(model, tree))
+
+
+def logps_of_tree(model: nn.Module, tree: PackedTree, hidden_N_H: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute what `packed_logps` does from the states of the packed tokens."""
+    outputs = model_head_outputs(model, hidden_N_H[tree.predictors_E], tree.target_ids_E)
+    return tree.sum_logps(outputs.logps_N)
+
+
+def states_of_sequences(tree: PackedTree, hidden_N_H: Tensor, n_columns: int) -> Tensor:
+    """Pick the states that predict the completions of a tree's further sequences, `[R, C, H]`.
+
+    Columns behind the end of a completion hold states of no meaning.
+    """
+    index_R_C = pad_sequence(list(tree.predictors_R), batch_first=True)
+    return hidden_N_H[F.pad(index_R_C, (0, n_columns - index_R_C.shape[1]))]
+
+
+def packed_pair_logps(
+    model: nn.Module, batch: Mapping[str, Tensor], *, max_tokens: int | None = None
+) -> PairLogps:
+    """Sum the log-probs of chosen and rejected sides, with their tokens, each `[B]`, in trees.
+
+    Takes the place of one padded forward pass per side: `batch` holds
+    `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` (without an attention mask no
+    token is padding). Responses must end their sequence. The graphs of all trees live until the
+    backward pass; where that is too much, go through `trees_of` one by one.
+
+    Args:
+        model: as for `packed_logps`.
+        batch: the padded pairs, on the model's device.
+        max_tokens: packed tokens of one pass; pairs beyond it go into further passes.
+
+    Raises:
+        ShapeError: a prompt or response is empty, or the sides have different prompts.
+        TrainerConfigError: the model's attention cannot follow a tree exactly.
+    """
+    # Trees keep the order of the pairs, so that their results only follow each other.
+    parts = [tree_pair_logps(model, tree) for tree in trees_of(batch, max_tokens=max_tokens)]
+    chosen, rejected = zip(*parts, strict=True)
+    return _joined(chosen), _joined(rejected)
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    sums, lengths = zip(*parts, strict=True)
+    return torch.cat(sums), torch.cat(lengths)
+
+
+def trees_of(
+    batch: Mapping[str, Tensor],
+    *,
+    max_tokens: int | None = None,
+    sequences: Sequence[TokenSequence] = (),
+) -> list[PackedTree]:
+    """Pack the pairs of a padded batch, in order; arguments and errors of `packed_pair_logps`.
+
+    `sequences` go into the first tree; the batch may then be empty.
+    """
+    pairs = _token_pairs(batch) if batch else []
+    if max_tokens is None:
+        return [pack_pairs(pairs, sequences=sequences)]
+    return pack_pairs_within(pairs, max_tokens=max_tokens, sequences=sequences)
+
+
+def tree_pair_logps(model: nn.Module, tree: PackedTree) -> PairLogps:
+    """Sum log-probs of both sides of a tree's pairs, with their tokens, on the model's device."""
+    return with_lengths(tree, packed_logps(model, tree))
+
+
+def with_lengths(tree: PackedTree, logps: tuple[Tensor, Tensor]) -> PairLogps:
+    """Add the tokens of both sides of a tree's pairs to their summed log-probs."""
+    chosen, rejected = logps
+    return (
+        (chosen, tree.chosen_lengths.to(chosen.device)),
+        (rejected, tree.rejected_lengths.to(chosen.device)),
+    )
+
+
+def _token_pairs(batch: Mapping[str, Tensor]) -> list[TokenPair]:
+    chosen = _prompts_and_responses(batch, "chosen")
+    rejected = _prompts_and_responses(batch, "rejected")
+    for row, ((prompt, _), (other_prompt, _)) in enumerate(zip(chosen, rejected, strict=True)):
+        if prompt != other_prompt:
+            raise ShapeError(f"pair {row}: chosen and rejected have different prompts")
+    return [
+        (prompt, response, other)
+        for (prompt, response), (_, other) in zip(chosen, rejected, strict=True)
+    ]
+
+
+def _prompts_and_responses(
+    batch: Mapping[str, Tensor], side: str
+) -> list[tuple[list[int], list[int]]]:
+    input_ids = batch[f"dpo_{side}_input_ids"]
+    attention_mask = batch.get(f"dpo_{side}_attention_mask", torch.ones_like(input_ids))
+    columns = (input_ids, attention_mask, batch[f"dpo_{side}_response_mask"])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    split = []
+    for row, (ids, is_real, is_response) in enumerate(rows):
+        real = [
+            (token, bool(r))
+            for token, keep, r in zip(ids, is_real, is_response, strict=True)
+            if keep
+        ]
+        n_prompt = next((n for n, (_, r) in enumerate(real) if r), len(real))
+        if not all(r for _, r in real[n_prompt:]):
+            raise ShapeError(
+                f"pair {row}, {side}: the response mask has a gap; only a response that ends its "
+                "sequence can be packed"
+            )
+        tokens = [token for token, _ in real]
+        split.append((tokens[:n_prompt], tokens[n_prompt:]))
+    return split
+
+
+def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
+    """Compute the last hidden state of every packed token, `[N, H]`.
+
+    Raises:
+        TrainerConfigError: the model's attention cannot follow a tree exactly.
+    """
+    causal_lm = causal_lm_of(model)
+    enable_tree_attention(causal_lm)
+    attention = attention_for(tree)
+    # A mask with four dimensions is handed to the layers as it is, so that none is built.
+    no_mask_1_1_1_1 = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=causal_lm.device)
+    outputs = causal_lm.base_model(
+        input_ids=tree.input_ids_N[None],
+        position_ids=tree.position_ids_N[None],
+        attention_mask=no_mask_1_1_1_1,
+        use_cache=False,
+        prefix_tree=attention,
+    )
+    # A layer that swallows keyword arguments would attend causally over the packed row, across
+    # pairs, without any error: count who came by.
+    n_layers = causal_lm.config.get_text_config().num_hidden_layers
+    if attention.n_calls < n_layers:
+        _refuse(
+            causal_lm,
+            f"sent {attention.n_calls} of its {n_layers} layers through the tree; the others mix "
+            "tokens in another way or drop keyword arguments",
+        )
+    return outputs.last_hidden_state[0]
+
+
+def enable_tree_attention(model: nn.Module) -> None:
+    """Let `model` follow a tree where it is given one; all other calls stay as they are.
+
+    The change lasts, because activation checkpointing attends again in the backward pass.
+
+    Raises:
+        TrainerConfigError: the model does not take its attention from the attention interface.
+    """
+    causal_lm = causal_lm_of(model)
+    # A registered name, not a patched module: checkpointing, PEFT and `save_pretrained` go on as
+    # they are, and calls without a tree fall through to the attention that was chosen.
+    base = str(causal_lm.config._attn_implementation)
+    if base.startswith(_PREFIX):
+        return
+    _check_exchangeable(causal_lm, base)
+    name = _PREFIX + base
+    AttentionInterface.register(name, _tree_or(base))
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
+    causal_lm.set_attn_implementation(name)
+
+
+def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
+    """Refuse by configuration what would only be found out in a step."""
+    if base not in _BASES:
+        raise TrainerConfigError(
+            f"attention {base!r} cannot be shared with packed trees: load the model with "
+            'attn_implementation="sdpa"'
+        )
+    config = causal_lm.config.get_text_config()
+    mixers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if mixers:
+        _refuse(causal_lm, f"has layers of type {', '.join(sorted(mixers))}")
+    if not getattr(causal_lm, "_supports_attention_backend", False):
+        _refuse(causal_lm, "does not take its attention from transformers' AttentionInterface")
+    if reason := length_dependent_positions(causal_lm):
+        _refuse(causal_lm, reason)
+    if getattr(config, "attention_dropout", 0.0):
+        _refuse(causal_lm, "uses attention dropout (set attention_dropout to 0)")
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        _refuse(causal_lm, "uses a soft cap on attention scores")
+
+
+def _refuse(module: nn.Module, reason: str) -> NoReturn:
+    raise TrainerConfigError(
+        f"{type(module).__name__} {reason}, so that packed pairs would not be exact. Train this "
+        "model one pair at a time."
+    )
+
+
+def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Make an attention function: the tree's where a tree is given, else that of `base`."""
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        prefix_tree: TreeAttention | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if prefix_tree is None:
+            return _base_attention(base, module)(
+                module, query, key, value, attention_mask, **kwargs
+            )
+        _check_exact(module, prefix_tree.tree, kwargs)
+        scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        if torch.is_autocast_enabled(query.device.type):
+            # Autocast knows torch's own attention, not ours.
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        output_1_A_N_D = prefix_tree(query, key, value, scale=scale)
+        return output_1_A_N_D.transpose(1, 2).contiguous(), None
+
+    return attend
+
+
+def _base_attention(base: str, module: nn.Module) -> Callable[..., Any]:
+    if base == "eager":
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[base]
+
+
+def _check_exact(module: nn.Module, tree: PackedTree, kwargs: dict[str, Any]) -> None:
+    """Refuse what the tree backends would silently leave out."""
+    window = kwargs.get("sliding_window")
+    if window is not None and tree.n_positions > window:
+        _refuse(module, f"has a sliding window of {window}, shorter than the trace")
+    for name, reason in (
+        ("dropout", "attention dropout"),
+        ("softcap", "a soft cap on attention scores"),
+        ("s_aux", "attention sinks"),
+    ):
+        value = kwargs.get(name)
+        if value is not None and not (name == "dropout" and value == 0.0):
+            _refuse(module, f"uses {reason}")

@@ -1,0 +1,148 @@
+"""Log-probabilities of responses from a Hugging Face causal LM, without the logits of a batch.
+
+The states that predict a response are picked first, and projected a chunk at a time. What
+`trainer.losses.compose.pair_logps` computes for any module, with tensors of another size.
+
+Dimensions in names: `B` sequences, `T` tokens, `H` hidden, `V` vocabulary, `N` response tokens.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import checkpoint
+
+from trainer.losses.channels import SDPOOptions, distillation_per_token
+from trainer.losses.compose import Batch, PairLogps
+from trainer.losses.compose import pair_logps as plain_pair_logps
+from trainer.model.causal_lm import (
+    causal_lm_of,
+    has_plain_head,
+    logit_rule,
+    model_head_outputs,
+)
+
+__all__ = [
+    "chunked_distillation",
+    "logps_of_states",
+    "pair_logps",
+    "project",
+    "response_logps",
+    "response_states",
+    "summed_by_row",
+]
+
+CHUNK = 256
+"""Tokens whose logits exist at a time."""
+
+
+def project(model: Any, hidden: Tensor) -> Tensor:
+    """Project hidden states to logits, with the model's own scaling and soft cap."""
+    scale, softcap = logit_rule(model)
+    logits = model.get_output_embeddings()(hidden) * scale
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def response_states(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Compute the last hidden state of every token, [B, T, H]; no mask attends to everything."""
+    if mask_BT is None:
+        mask_BT = torch.ones_like(ids_BT)
+    body = causal_lm_of(model).base_model
+    return body(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+
+
+def response_logps(
+    model: nn.Module,
+    ids_BT: Tensor,
+    attention_mask_BT: Tensor | None,
+    response_mask_BT: Tensor,
+    *,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Compute the log-probability of every response token, [N], row after row.
+
+    Args:
+        model: a causal LM, bare or under PEFT.
+        ids_BT: the sequences.
+        attention_mask_BT: 0 at padding; `None` where there is none.
+        response_mask_BT: 1 at the tokens that are asked for; none may be the first of its row. On
+            the CPU it spares a wait for the device, which has to say how many there are.
+        temperature: the logits are divided by it.
+    """
+    hidden_BTH = response_states(model, ids_BT, attention_mask_BT)
+    return logps_of_states(model, hidden_BTH, ids_BT, response_mask_BT, temperature=temperature)
+
+
+def logps_of_states(
+    model: nn.Module,
+    hidden_BTH: Tensor,
+    ids_BT: Tensor,
+    response_mask_BT: Tensor,
+    *,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Compute what `response_logps` does from the states of the sequences."""
+    rows_N, predictors_N = _asked(response_mask_BT, hidden_BTH.device)
+    hidden_NH, ids_N = hidden_BTH[rows_N, predictors_N], ids_BT[rows_N, predictors_N + 1]
+    if not has_plain_head(model):  # an adapter sits on it: it has to be called
+        return _called_head(model, hidden_NH, ids_N, temperature)
+    return model_head_outputs(model, hidden_NH, ids_N, temperature=temperature).logps_N
+
+
+def _called_head(model: nn.Module, hidden_NH: Tensor, ids_N: Tensor, temperature: float) -> Tensor:
+    def of_chunk(hidden: Tensor, ids: Tensor) -> Tensor:
+        logits = project(model, hidden).float() / temperature
+        return logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+    chunks = zip(hidden_NH.split(CHUNK), ids_N.split(CHUNK), strict=True)
+    return torch.cat([checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks])
+
+
+def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
+    """Sum log-probs of chosen and rejected sides, and their tokens, each [B]: a pass a side.
+
+    Args:
+        model: a causal LM, bare or under PEFT; called as a whole where its layers are sharded.
+        batch: `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}`.
+    """
+    if isinstance(model, FSDPModule):  # only its own forward call gathers the head
+        return plain_pair_logps(model, batch)
+    sides = []
+    for side in ("chosen", "rejected"):
+        ids_BT, mask_BT = batch[f"dpo_{side}_input_ids"], batch[f"dpo_{side}_response_mask"]
+        logps_N = response_logps(model, ids_BT, batch.get(f"dpo_{side}_attention_mask"), mask_BT)
+        sides.append(summed_by_row(logps_N, mask_BT))
+    return sides[0], sides[1]
+
+
+def summed_by_row(logps_N: Tensor, response_mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum the response tokens' log-probabilities of each row [B], and count its tokens [B]."""
+    rows_N, _ = _asked(response_mask_BT, logps_N.device)
+    sums_B = logps_N.new_zeros(len(response_mask_BT)).index_add(0, rows_N, logps_N)
+    n_asked_B = (response_mask_BT[:, 1:] != 0).sum(-1)
+    return sums_B, n_asked_B.to(logps_N.device, logps_N.dtype, non_blocking=True)
+
+
+def _asked(response_mask_BT: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Find rows and predictors of the tokens that are asked for, counted where the mask lies."""
+    places = (response_mask_BT[:, 1:] != 0).nonzero(as_tuple=True)
+    rows_N, predictors_N = (one.to(device, non_blocking=True) for one in places)
+    return rows_N, predictors_N
+
+
+@torch.no_grad()
+def chunked_distillation(
+    model: nn.Module,
+    student_NH: Tensor,
+    teacher_NH: Tensor,
+    ids_N: Tensor,
+    options: SDPOOptions,
+) -> Tensor:
+    """Sum what channel 2 charges for response tokens, with one head for both sides; no gradient."""
+    chunks = zip(student_NH.split(CHUNK), teacher_NH.split(CHUNK), ids_N.split(CHUNK), strict=True)
+    charged = [
+        distillation_per_token(project(model, student), project(model, teacher), ids, options).sum()
+        for student, teacher, ids in chunks
+    ]
+    return torch.stack(charged).sum() if charged else student_NH.new_zeros(())

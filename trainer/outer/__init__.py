@@ -1,0 +1,105 @@
+"""The outer loop: replicas that share nothing but an object store.
+
+Public names are loaded on first use, so that who only watches replicas needs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.outer.all_reduce import ObjectStoreAllReduce
+    from trainer.outer.asynchronous import AsyncReplica
+    from trainer.outer.executors.base import (
+        ReplicaHandle,
+        ReplicaResult,
+        ReplicaState,
+        ReplicaStatus,
+        ServerlessExecutor,
+        supervise,
+    )
+    from trainer.outer.executors.hf_jobs import HFJobsExecutor
+    from trainer.outer.executors.local import LocalProcessExecutor
+    from trainer.outer.executors.modal import ModalExecutor
+    from trainer.outer.fragments import FragmentedReplica
+    from trainer.outer.inner import make_inner_optimizer
+    from trainer.outer.object_store import FileStore, MemoryStore, ObjectStore
+    from trainer.outer.outer_step import OUTER_PRESETS, OuterStep, outer_preset
+    from trainer.outer.parameters import ParameterVector
+    from trainer.outer.replica import OuterReplica, OuterSettings
+    from trainer.outer.stores import open_store
+    from trainer.outer.torchft_loop import (
+        MockManager,
+        ObjectStoreManager,
+        make_diloco_outer_loop,
+        make_torchft_manager,
+    )
+
+_HOMES = {
+    "OUTER_PRESETS": "trainer.outer.outer_step",
+    "AsyncReplica": "trainer.outer.asynchronous",
+    "FileStore": "trainer.outer.object_store",
+    "FragmentedReplica": "trainer.outer.fragments",
+    "HFJobsExecutor": "trainer.outer.executors.hf_jobs",
+    "LocalProcessExecutor": "trainer.outer.executors.local",
+    "MemoryStore": "trainer.outer.object_store",
+    "MockManager": "trainer.outer.torchft_loop",
+    "ModalExecutor": "trainer.outer.executors.modal",
+    "ObjectStore": "trainer.outer.object_store",
+    "ObjectStoreAllReduce": "trainer.outer.all_reduce",
+    "ObjectStoreManager": "trainer.outer.torchft_loop",
+    "OuterReplica": "trainer.outer.replica",
+    "OuterSettings": "trainer.outer.replica",
+    "OuterStep": "trainer.outer.outer_step",
+    "ParameterVector": "trainer.outer.parameters",
+    "ReplicaHandle": "trainer.outer.executors.base",
+    "ReplicaResult": "trainer.outer.executors.base",
+    "ReplicaState": "trainer.outer.executors.base",
+    "ReplicaStatus": "trainer.outer.executors.base",
+    "ServerlessExecutor": "trainer.outer.executors.base",
+    "make_diloco_outer_loop": "trainer.outer.torchft_loop",
+    "make_inner_optimizer": "trainer.outer.inner",
+    "make_torchft_manager": "trainer.outer.torchft_loop",
+    "open_store": "trainer.outer.stores",
+    "outer_preset": "trainer.outer.outer_step",
+    "supervise": "trainer.outer.executors.base",
+}
+
+__all__ = [
+    "OUTER_PRESETS",
+    "AsyncReplica",
+    "FileStore",
+    "FragmentedReplica",
+    "HFJobsExecutor",
+    "LocalProcessExecutor",
+    "MemoryStore",
+    "MockManager",
+    "ModalExecutor",
+    "ObjectStore",
+    "ObjectStoreAllReduce",
+    "ObjectStoreManager",
+    "OuterReplica",
+    "OuterSettings",
+    "OuterStep",
+    "ParameterVector",
+    "ReplicaHandle",
+    "ReplicaResult",
+    "ReplicaState",
+    "ReplicaStatus",
+    "ServerlessExecutor",
+    "make_diloco_outer_loop",
+    "make_inner_optimizer",
+    "make_torchft_manager",
+    "open_store",
+    "outer_preset",
+    "supervise",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

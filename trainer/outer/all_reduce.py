@@ -1,0 +1,162 @@
+"""An all-reduce among processes that share nothing but an object store."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.errors import OuterLoopError, TrainerConfigError
+from trainer.outer.exchange import (
+    ErrorFeedback,
+    Patience,
+    RoundDriver,
+    RoundReport,
+    check_condition,
+)
+from trainer.outer.object_store import MemoryStore, ObjectStore
+from trainer.outer.parameters import fill_from, flat_vector
+from trainer.outer.protocol import Manifest, PutJoin, decide_round, manifest_key
+from trainer.outer.stores import open_store
+
+Vector = NDArray[np.float32]
+Tensors = TypeVar("Tensors", Tensor, Sequence[Tensor], Mapping[str, Tensor])
+
+OPEN_BASE = "open"
+"""What contributions to a plain all-reduce start from: there is no state to agree on."""
+
+
+class ObjectStoreAllReduce(RoundDriver):
+    """Averages tensors over replicas, in place, by way of an object store.
+
+    Each call is one round. Whoever is late for a round still gets its mean, the same bits as
+    everybody, and its own contribution is dropped.
+
+    Args:
+        uri: The store; all replicas name the same one. See `open_store`.
+        rank: This replica, from 0.
+        world_size: Number of replicas. With 1 nothing is stored and values stay as they are.
+        round_id: The first round; None starts at 0. A restarted process passes where it was.
+        timeout_s: How long a round may stay undecided, in seconds.
+        codec: Wire format; what a lossy one keeps back rides along in the next call.
+        quorum: Fewest contributions; None waits for all replicas.
+        first_grace_s: How long the first round waits for stragglers once a quorum is there.
+        options: Options of the fsspec file system.
+        store: An open store, instead of what `uri` names.
+
+    Raises:
+        TrainerConfigError: The rank is not in the world, or the store cannot decide a race.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        rank: int,
+        world_size: int,
+        *,
+        round_id: int | None = None,
+        timeout_s: float = 1800.0,
+        codec: str = "fp32",
+        quorum: int | None = None,
+        first_grace_s: float = 120.0,
+        options: Mapping[str, Any] | None = None,
+        store: ObjectStore | None = None,
+    ) -> None:
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise TrainerConfigError(f"rank {rank} is not in 0..{world_size - 1}")
+        if store is None:
+            store = open_store(uri, options=options) if world_size > 1 else MemoryStore()
+        super().__init__(store, codec, Patience(timeout_s, first_grace_s), rank=rank, n=0)
+        self.world_size = world_size
+        self.round_id = round_id or 0
+        self.last: RoundReport | None = None
+        self.expected = frozenset(range(world_size))
+        self._quorum = world_size if quorum is None else quorum
+        self._feedback: dict[int, ErrorFeedback] = {}
+        self.patience.begin_round()
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """Average a tensor, a sequence or a mapping of tensors in place, and return it."""
+        items = _listed(tensors)
+        if self.world_size > 1:
+            fill_from(self.reduce_vector(flat_vector(items)), items)
+        return tensors
+
+    def reduce_vector(self, vector: Vector, *, weight: int = 1, channel: int = 0) -> Vector:
+        """Average one flat vector; the round is over when this returns.
+
+        Args:
+            vector: The own values.
+            weight: What they count in the mean.
+            channel: Which of several vectors that take turns; each has its own error feedback.
+
+        Raises:
+            OuterTimeoutError: Too few replicas contributed in time.
+            OuterLoopError: A value is not finite.
+            TrainerConfigError: The store ignores the condition of a conditional write.
+        """
+        self.feedback = self._feedback_of(channel, vector.size)
+        own = self.contribute(vector, round_id=self.round_id, base=OPEN_BASE, weight=weight)
+        manifest = self.drive(decide_round(self.round_id, own, self.expected, self._quorum))
+        if not isinstance(manifest, Manifest):
+            raise OuterLoopError(f"round {self.round_id} ended with {manifest}")
+        if self.last is None:
+            key, data = manifest_key(manifest.round_id), manifest.to_bytes()
+            self.retried(lambda: check_condition(self.store, key, data))
+        self.retried(lambda: self.settle(manifest))
+        mean = self._mean_of(manifest, vector.size)
+        self.last = self.report(manifest, own, manifest.merged.sha)
+        self._finish(manifest)
+        return mean
+
+    def decided(self, n: int) -> Vector | None:
+        """Return the mean of the present round if it is decided already, and move on.
+
+        A joining replica replays what it missed this way, without contributing.
+
+        Args:
+            n: Number of values of the round.
+        """
+        manifest = self.retried(lambda: self.read_manifest(self.round_id))
+        if manifest is None:
+            return None
+        mean = self._mean_of(manifest, n)
+        self._finish(manifest)
+        return mean
+
+    def resume(self, round_id: int, expected: Iterable[int]) -> None:
+        """Go on from a round that a snapshot tells of."""
+        self.round_id = round_id
+        self.expected = frozenset(expected)
+
+    def ask_to_join(self) -> None:
+        """Ask the others to wait for this replica from the next round on."""
+        self.retried(lambda: self.perform(PutJoin(self.round_id)))
+
+    def _feedback_of(self, channel: int, n: int) -> ErrorFeedback:
+        known = self._feedback.get(channel)
+        if known is None or known.residual.size != n:
+            known = self._feedback[channel] = ErrorFeedback(self.codec, np.zeros(n, np.float32))
+        return known
+
+    def _finish(self, manifest: Manifest) -> None:
+        self.expected = frozenset(manifest.expected)
+        self.round_id += 1
+        self.patience.begin_round()
+
+    def _mean_of(self, manifest: Manifest, n: int) -> Vector:
+        mean = self.retried(lambda: self.read_merged(manifest, n=n))
+        if mean is None:
+            raise OuterLoopError(
+                f"the mean of round {manifest.round_id} has been cleaned away: join from a snapshot"
+            )
+        return mean
+
+
+def _listed(tensors: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    if isinstance(tensors, Mapping):
+        return [tensors[name] for name in sorted(tensors)]
+    return list(tensors)

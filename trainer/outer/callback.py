@@ -1,0 +1,509 @@
+"""The outer loop as a callback of the Hugging Face `Trainer`, TRL's trainers among them."""
+
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
+
+from trainer.data.dataset import PreferenceData
+from trainer.errors import TrainerConfigError
+from trainer.outer.asynchronous import AsyncReplica
+from trainer.outer.environment import ReplicaPlace, replica_place
+from trainer.outer.exchange import RoundReport
+from trainer.outer.export import publish_template
+from trainer.outer.fragments import FragmentedReplica
+from trainer.outer.group import AnyReplica, ReplicaGroup
+from trainer.outer.inner import make_inner_optimizer
+from trainer.outer.object_store import ObjectStore
+from trainer.outer.outer_step import outer_preset
+from trainer.outer.parameters import ParameterVector
+from trainer.outer.replica import OuterReplica, OuterSettings
+from trainer.outer.stores import open_store
+from trainer.outer.torchft_loop import make_diloco_outer_loop, make_torchft_manager
+
+logger = logging.getLogger(__name__)
+
+Row = TypeVar("Row")
+
+OWN_MARK = "outer-round"
+"""In a checkpoint that is there for the outer loop alone."""
+ROUNDS: dict[str, type[OuterReplica]] = {
+    "synchronous": OuterReplica,
+    "asynchronous": AsyncReplica,
+}
+OUTER_KINDS = ("none", "torchft", "object_store")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterOptions:
+    """The `outer_options` of a run's configuration."""
+
+    uri: str = ""
+    """Store that joins the replicas (`object_store`)."""
+    sync_every: int = 50
+    """Optimizer steps per round."""
+    rounds: str = "synchronous"
+    """`synchronous`: equal bits, at the pace of the quorum; `asynchronous`: nobody waits."""
+    fragments: int = 1
+    """From 2 on: parts of the parameters that are exchanged in turn, each while training goes on."""
+    inner: str = ""
+    """Inner optimizer: `muon` from scratch, or `adamw`; none: the trainer's own."""
+    codec: str = "ternary"
+    """Wire format: fp32, bf16, int8, int4 or ternary."""
+    optimizer: str = "average"
+    """Outer optimizer: `average` for fine-tuning, `nesterov` from scratch, or `diloco`."""
+    quorum: int | None = None
+    """Fewest replicas per round; none: half of them, rounded up."""
+    timeout_s: float = 1800.0
+    """A round without decision for this long ends the replica."""
+    first_grace_s: float = 120.0
+    """How long the first round waits for machines that are still booting."""
+    snapshot_every: int = 5
+    """Rounds between snapshots; deltas are kept at least as long, to heal what is damaged."""
+    state_uri: str | None = None
+    """Where a replica's own state is kept, for exact restarts; none keeps none."""
+    lighthouse: str = ""
+    """Address of `torchft_lighthouse` (`torchft`)."""
+
+    @property
+    def exchange_every(self) -> int:
+        """Optimizer steps between exchanges: of everything, or of one fragment after the other."""
+        return self.sync_every // self.fragments
+
+
+def outer_callbacks(
+    kind: str,
+    options: OuterOptions,
+    *,
+    place: ReplicaPlace | None = None,
+    store: ObjectStore | None = None,
+) -> list[TrainerCallback]:
+    """Return the callbacks that join this replica to the others; none for `none`.
+
+    Args:
+        kind: `none`, `torchft` or `object_store`.
+        options: How.
+        place: Which replica this is; None takes what the launcher told this process.
+        store: Joins the replicas (`object_store`) instead of the one at `options.uri`.
+
+    Raises:
+        TrainerConfigError: A setting is missing or unknown.
+    """
+    if kind not in OUTER_KINDS:
+        raise TrainerConfigError(f"outer={kind!r} is not one of {', '.join(OUTER_KINDS)}")
+    if kind == "none":
+        return []
+    where = place or replica_place() or ReplicaPlace()
+    if options.sync_every < 1:
+        raise TrainerConfigError(f"outer_options.sync_every={options.sync_every}: at least 1")
+    if options.fragments < 1 or options.sync_every % options.fragments:
+        raise TrainerConfigError(
+            f"outer_options.fragments={options.fragments} must divide sync_every="
+            f"{options.sync_every}: every fragment has its turn once a round"
+        )
+    if options.rounds not in ROUNDS:
+        raise TrainerConfigError(
+            f"outer_options.rounds={options.rounds!r} is not one of {', '.join(ROUNDS)}"
+        )
+    if kind == "object_store":
+        if store is None and not options.uri:
+            raise TrainerConfigError("outer=object_store needs outer_options.uri")
+        return [ObjectStoreLoop(options, where, store)]
+    if not options.lighthouse:
+        raise TrainerConfigError("outer=torchft needs outer_options.lighthouse")
+    return [TorchftLoop(options, where)]
+
+
+def inner_optimizers(
+    kind: str, options: OuterOptions, model: nn.Module, args: TrainingArguments
+) -> tuple[torch.optim.Optimizer | None, None]:
+    """Return the inner optimizer of a replica, in the form that a `Trainer` takes.
+
+    Without an outer loop, or if the options name none, the trainer makes its own.
+
+    Raises:
+        TrainerConfigError: There is no such optimizer.
+    """
+    if kind == "none" or not options.inner:
+        return None, None
+    optimizer = make_inner_optimizer(
+        model, options.inner, lr=args.learning_rate, weight_decay=args.weight_decay
+    )
+    return optimizer, None
+
+
+def shard(rows: Sequence[Row], place: ReplicaPlace | None = None) -> Sequence[Row]:
+    """Return this replica's share of the rows: every N-th, so shards differ by at most one.
+
+    Raises:
+        TrainerConfigError: There are fewer rows than replicas.
+    """
+    where = place or replica_place()
+    if where is None or where.world_size == 1:
+        return rows
+    if len(rows) < where.world_size:
+        raise TrainerConfigError(f"{len(rows)} rows are too few for {where.world_size} replicas")
+    return rows[where.rank :: where.world_size]
+
+
+def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> PreferenceData:
+    """Return this replica's share of the training rows; held-out rows stay whole.
+
+    Raises:
+        TrainerConfigError: There are fewer pairs than replicas.
+    """
+    where = place or replica_place() or ReplicaPlace()
+
+    def share(rows: list[Any]) -> list[Any]:
+        return list(shard(rows, where)) if len(rows) >= where.world_size else rows
+
+    return replace(
+        data,
+        pairs=list(shard(data.pairs, where)),
+        prompts=share(data.prompts),
+        positives=share(data.positives),
+    )
+
+
+class ObjectStoreLoop(TrainerCallback):
+    """Exchanges the trainable parameters over an object store every so many optimizer steps.
+
+    The run has ⌈max_steps / sync_every⌉ rounds; of fragments, one is exchanged at each P-th part of
+    a round. What a replica has for itself alone (step, schedule,
+    optimizer, samplers, random states, the moving average, TAID) is the trainer's own checkpoint at
+    the end of a round; with a `state_uri` it is kept with the contribution, and `train_replica` goes
+    on from there.
+    """
+
+    def __init__(
+        self, options: OuterOptions, place: ReplicaPlace, store: ObjectStore | None = None
+    ) -> None:
+        self.options = options
+        self.place = place
+        self.store = store
+        self.reports: list[RoundReport] = []
+        self.replica: ReplicaGroup | None = None
+        self._view: ParameterVector | None = None
+        self._n_steps = 0
+        self._n_missed_steps = 0
+        self._is_due = False
+
+    def join(self, trainer: Trainer) -> tuple[ReplicaGroup, Path | None]:
+        """Join the run and take up its state, before the trainer begins.
+
+        Returns:
+            The replica, and the checkpoint that the trainer must go on from; None at step 0.
+
+        Raises:
+            TrainerConfigError: The run was started with other settings.
+        """
+        args, options = trainer.args, self.options
+        _check_group(trainer, options)
+        n_steps = args.max_steps
+        if n_steps <= 0:
+            n_steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
+        view = self._view = ParameterVector(_model_of(trainer))
+        replica = self.replica = ReplicaGroup(
+            lambda: _kind_of(options)(
+                self.store or open_store(options.uri),
+                view.read(),
+                rank=self.place.rank,
+                world_size=self.place.world_size,
+                attempt=self.place.attempt,
+                settings=OuterSettings(
+                    codec=options.codec,
+                    outer=outer_preset(options.optimizer),
+                    n_rounds=-(-n_steps // options.exchange_every),
+                    signature=view.signature,
+                    quorum=options.quorum,
+                    timeout_s=options.timeout_s,
+                    first_grace_s=options.first_grace_s,
+                    snapshot_every=options.snapshot_every,
+                ),
+                state=open_store(options.state_uri) if options.state_uri else None,
+            )
+        )
+        replica.on_first(lambda own: publish_template(own.store, trainer))
+        view.write(replica.theta)
+        if replica.n_trained == 0:
+            return replica, None
+        if trainer.is_fsdp_enabled:
+            raise TrainerConfigError(
+                f"replica {self.place.rank} is sharded and rounds went by without it: sharded "
+                "replicas keep no state to go on from; start the run anew, or without sharding"
+            )
+        step = min(replica.n_trained * options.exchange_every, n_steps)
+        folder, self._n_missed_steps = replica.on_first(
+            lambda own: self._checkpoint(own, trainer, step, n_steps)
+        )
+        return replica, folder
+
+    def _checkpoint(
+        self, replica: AnyReplica, trainer: Trainer, step: int, n_steps: int
+    ) -> tuple[Path, int]:
+        """Write the checkpoint at which the run is now; return its folder, and the steps missed.
+
+        It is the replica's own, as far as it has one. Where rounds went by without this replica,
+        the step is that of the run all the same: everybody's schedule and data end together.
+        """
+        self._discard_checkpoints(trainer.args)
+        folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"
+        trainer.save_model(str(folder), _internal_call=True)
+        (folder / "training_args.bin").unlink(missing_ok=True)
+        for name, content in replica.inner_state.items():
+            (folder / name).write_bytes(content.tobytes())
+        path = folder / TRAINER_STATE_NAME
+        if path.exists():
+            state = TrainerState.load_from_json(str(path))
+        else:
+            logger.warning("rank %d has kept no state: its optimizer begins anew", self.place.rank)
+            parts: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
+            stateful: Any = [part for part in parts if isinstance(part, ExportableState)]
+            state = TrainerState(
+                train_batch_size=trainer.args.train_batch_size, stateful_callbacks=stateful
+            )
+            state.compute_steps(trainer.args, n_steps)
+        (folder / OWN_MARK).touch()
+        n_missed = step - state.global_step
+        state.global_step = step
+        state.save_to_json(str(path))
+        return folder, n_missed
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Put the schedule where the run is, if rounds went by without this replica.
+
+        Raises:
+            TrainerConfigError: The replica has not joined the run.
+        """
+        if self.replica is None:
+            raise TrainerConfigError("an outer loop is trained with train_replica(trainer, ...)")
+        schedule = context.get("lr_scheduler")
+        if schedule is not None and self._n_missed_steps > 0:
+            inner = getattr(schedule, "scheduler", schedule)
+            # The schedules of transformers are functions of the step: no need to walk there.
+            inner.last_epoch = inner._step_count = state.global_step - 1
+            with warnings.catch_warnings():
+                # It takes a new optimizer, which has made no step yet, for a mistake in the order.
+                warnings.filterwarnings("ignore", ".*lr_scheduler.step", UserWarning)
+                inner.step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Count a step; at the end of a round, exchange, or first ask for a checkpoint."""
+        self._n_steps += 1
+        self._take_up()
+        is_last = state.global_step >= state.max_steps
+        self._is_due = self._n_steps >= self.options.exchange_every or is_last
+        if self._is_due and self.options.state_uri:
+            # The checkpoint must be whole before anybody counts on this replica's contribution:
+            # the exchange comes in `on_save`.
+            control.should_save = True
+        elif self._is_due:
+            self._exchange(control, dict)
+
+    def on_save(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Exchange, and keep the checkpoint with the contribution."""
+        if not self._is_due:
+            return
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self._exchange(control, partial(self._kept, folder))
+        self._discard_checkpoints(args)
+        is_stopped = control.should_training_stop and state.global_step < state.max_steps
+        if not is_stopped and args.save_strategy == "no" and args.process_index == 0:
+            (folder / OWN_MARK).touch()
+
+    @staticmethod
+    def _kept(folder: Path) -> dict[str, NDArray]:
+        """Read what a replica has for itself alone."""
+        # The weights are those of the run, and TRL's pickled arguments are its configuration's.
+        left_out = ("model", "pytorch_model", "adapter_model", "training_args")
+        return {
+            path.name: np.frombuffer(path.read_bytes(), np.uint8)
+            for path in folder.iterdir()
+            if path.is_file() and not path.name.startswith(left_out)
+        }
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Leave no checkpoint behind that nobody has asked for."""
+        self._discard_checkpoints(args)
+
+    @staticmethod
+    def _discard_checkpoints(args: TrainingArguments) -> None:
+        """Delete the checkpoints that only this loop has asked for; a killed process left some."""
+        if args.process_index > 0:
+            return
+        for mark in Path(str(args.output_dir)).glob(f"checkpoint-*/{OWN_MARK}"):
+            shutil.rmtree(mark.parent, ignore_errors=True)
+
+    def _take_up(self) -> None:
+        """Move to what others have committed meanwhile, where nobody waits for the round's end."""
+        replica, view = self.replica, self._view
+        if replica is None or view is None or _kind_of(self.options) is not AsyncReplica:
+            return
+        moved = replica.on_first(
+            lambda own: own.take_up() if isinstance(own, AsyncReplica) else None
+        )
+        if moved is not None:
+            view.write(view.read() + moved)
+
+    def _exchange(self, control: TrainerControl, kept: Callable[[], dict[str, NDArray]]) -> None:
+        replica, view = self.replica, self._view
+        self._is_due = False
+        if replica is None or view is None or replica.is_finished:
+            return
+        report = replica.exchange(view.read(), weight=self._n_steps, inner_state=kept)
+        self.reports.append(report)
+        self._n_steps = 0
+        logger.info("outer round %d: %s", report.round_id, report)
+        view.write(replica.theta)
+        if replica.is_finished:
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Add the last round to what the trainer logs."""
+        logs = context.get("logs")
+        if logs is not None and self.reports:
+            last = self.reports[-1]
+            logs["outer/round"] = last.round_id
+            logs["outer/contributions"] = last.n_contributions
+            logs["outer/wait_s"] = round(last.wait_s, 3)
+            logs["outer/up_bytes"] = last.up_bytes
+            logs["outer/down_bytes"] = last.down_bytes
+
+
+def train_replica(
+    trainer: Trainer, loops: Sequence[TrainerCallback], *, resume_from: str | None = None
+) -> None:
+    """Train as `Trainer.train` does; a replica of an object store first finds its place in the run.
+
+    Args:
+        trainer: Has the loops among its callbacks.
+        loops: What `outer_callbacks` gave.
+        resume_from: A checkpoint to go on from, if the run itself keeps nothing of this replica.
+
+    Raises:
+        TrainerConfigError: The run was started with other settings.
+        OuterTimeoutError: A round was not decided in time.
+    """
+    loop = next((loop for loop in loops if isinstance(loop, ObjectStoreLoop)), None)
+    if loop is None:
+        trainer.train(resume_from_checkpoint=resume_from)
+        return
+    replica, folder = loop.join(trainer)
+    if not replica.is_finished or folder is None:
+        trainer.train(resume_from_checkpoint=str(folder) if folder else resume_from)
+        return
+    # All is done but for what comes after training: take up the last state, make no step.
+    trainer.state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+    trainer.state.max_steps = trainer.state.global_step
+    trainer.create_optimizer_and_scheduler(trainer.state.max_steps)
+    trainer._load_optimizer_and_scheduler(str(folder))
+    handler = trainer.callback_handler
+    handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+    handler.on_train_end(trainer.args, trainer.state, trainer.control)
+
+
+class TorchftLoop(TrainerCallback):
+    """Runs torchft's DiLoCo around the trainer's inner optimizer, under a lighthouse."""
+
+    def __init__(self, options: OuterOptions, place: ReplicaPlace) -> None:
+        self.options = options
+        self.place = place
+        self.manager: Any = None
+        self._loop: Any = None
+        self._n_rounds = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Meet the others at the lighthouse."""
+        _check_one_process(args)
+        model, optimizer = context["model"], _inner(context["optimizer"])
+
+        parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+
+        def load_state(kept: dict[str, Any]) -> None:
+            for name, part in parts.items():
+                part.load_state_dict(kept[name])
+
+        self._n_rounds = state.max_steps // self.options.sync_every
+        self.manager = make_torchft_manager(
+            lighthouse=self.options.lighthouse,
+            rank=self.place.rank,
+            state_dict=lambda: {name: part.state_dict() for name, part in parts.items()},
+            load_state_dict=load_state,
+            min_replicas=self.options.quorum or -(-self.place.world_size // 2),
+            round_s=self.options.timeout_s,
+        )
+        self._loop = make_diloco_outer_loop(
+            model,
+            optimizer,
+            manager=self.manager,
+            sync_every=self.options.sync_every,
+            outer=outer_preset(self.options.optimizer),
+        )
+        self._loop.__enter__()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Stop once all rounds are committed."""
+        if self.manager is not None and self.manager.current_step() >= self._n_rounds:
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Take the hooks off and leave."""
+        if self._loop is not None:
+            self._loop.__exit__(None, None, None)
+            self.manager.shutdown(wait=False)
+            self._loop = self.manager = None
+
+
+def _kind_of(options: OuterOptions) -> Callable[..., AnyReplica]:
+    """Return what makes the replica, of one piece or in fragments."""
+    kind = ROUNDS[options.rounds]
+    return kind if options.fragments == 1 else partial(FragmentedReplica, kind, options.fragments)
+
+
+def _model_of(trainer: Trainer) -> nn.Module:
+    if not isinstance(trainer.model, nn.Module):
+        raise TrainerConfigError("the trainer has no model to exchange")
+    return trainer.model
+
+
+def _inner(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer that accelerate wraps: hooks and state are on that one."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _check_one_process(args: TrainingArguments) -> None:
+    if args.world_size > 1:
+        raise TrainerConfigError(
+            f"torchft over {args.world_size} processes per replica is not supported: start each "
+            "replica as one process, or take outer=object_store"
+        )
+
+
+def _check_group(trainer: Trainer, options: OuterOptions) -> None:
+    """Refuse what the ranks of a replica cannot do together.
+
+    Raises:
+        TrainerConfigError: what it is, and what to do.
+    """
+    args = trainer.args
+    if args.world_size > 1 and args.ddp_timeout <= options.timeout_s:
+        raise TrainerConfigError(
+            f"ddp_timeout={args.ddp_timeout} is not above outer_options.timeout_s="
+            f"{options.timeout_s:g}: while rank 0 waits for a round, its group would give up"
+        )
+    if trainer.is_fsdp_enabled and options.state_uri:
+        raise TrainerConfigError(
+            "outer_options.state_uri is for replicas that are not sharded: leave it out"
+        )

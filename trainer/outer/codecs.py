@@ -1,0 +1,210 @@
+"""Pseudo-gradients on the wire: safetensors in every case, from 32 bits a value to below one.
+
+What a codec loses is not lost for good: the sender keeps the difference and adds it to its next
+pseudo-gradient (error feedback), so a lossy codec delays information instead of dropping it.
+
+Blocks are runs of consecutive values of the flat vector. Scales are bfloat16, rounded up, for
+their range is that of float32: a post-training delta of 1e-9 still has one.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer.errors import OuterLoopError, TrainerConfigError
+from trainer.outer.tensor_file import pack_tensors, unpack_tensors
+
+Vector = NDArray[np.float32]
+Parts = dict[str, NDArray]
+
+CHUNK_ROWS_BYTES = 4 << 20
+"""Float32 bytes handled at a time, so that several passes find them in the cache."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One wire format for a flat float32 vector.
+
+    `encode` gives named arrays, `decode` takes them and the length and gives the values that
+    every reader will see.
+    """
+
+    name: str
+    encode: Callable[[Vector], Parts]
+    decode: Callable[[Mapping[str, NDArray], int], Vector]
+    is_lossy: bool = True
+
+
+def codec_named(name: str) -> Codec:
+    """Return a codec by its name.
+
+    Raises:
+        TrainerConfigError: There is no such codec.
+    """
+    if name not in CODECS:
+        raise TrainerConfigError(f"codec {name!r} is unknown: choose one of {', '.join(CODECS)}")
+    return CODECS[name]
+
+
+def encode_payload(codec: Codec, vector: Vector) -> bytes:
+    """Return a vector as the bytes of a safetensors file.
+
+    Raises:
+        OuterLoopError: A value is not finite; such a delta would poison every replica.
+    """
+    if not np.isfinite(np.dot(vector, vector)) and not np.isfinite(vector).all():
+        raise OuterLoopError("a pseudo-gradient is not finite: lower the inner learning rate")
+    return pack_tensors({"codec": codec.name, "n": int(vector.size)}, codec.encode(vector))
+
+
+def decode_payload(codec: Codec, payload: bytes, n: int) -> Vector:
+    """Return the vector of a payload made by `encode_payload`.
+
+    Raises:
+        OuterLoopError: The bytes are no such file, of another codec or length, or not finite.
+    """
+    header, parts = unpack_tensors(payload)
+    if header != {"codec": codec.name, "n": n}:
+        raise OuterLoopError(f"payload is {header}, expected {codec.name} of {n} values")
+    try:
+        vector = codec.decode(parts, n)
+    except (ValueError, KeyError, IndexError, TypeError, zlib.error) as error:
+        raise OuterLoopError(f"payload of {len(payload)} bytes is damaged: {error}") from error
+    if vector.shape != (n,) or not np.isfinite(np.dot(vector, vector)):
+        raise OuterLoopError("payload holds values that are not finite")
+    return vector
+
+
+def _rows(vector: Vector, block: int) -> list[Vector]:
+    """Cut a vector into matrices of whole blocks; the last block is filled up with zeros."""
+    whole = vector.size // block * block
+    step = max(1, CHUNK_ROWS_BYTES // (4 * block)) * block
+    parts = [vector[at : min(at + step, whole)] for at in range(0, whole, step)]
+    if whole < vector.size:
+        parts.append(np.pad(vector[whole:], (0, block - vector.size % block)))
+    return [part.reshape(-1, block) for part in parts]
+
+
+def _absmax(rows: Vector) -> Vector:
+    return np.maximum(rows.max(axis=1), -rows.min(axis=1))
+
+
+def _scale_up(values: Vector) -> tuple[NDArray[np.uint16], Vector]:
+    """Round positive values up to bfloat16; return the bits and the values they stand for."""
+    bits = ((values.view(np.uint32).astype(np.uint64) + 0xFFFF) >> 16).astype(np.uint16)
+    return bits, _scale_down(bits)
+
+
+def _scale_down(bits: NDArray[np.uint16]) -> Vector:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _squeeze(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Huffman-code bytes: bitmaps of few ones have few distinct bytes, and no repeats to find."""
+    coder = zlib.compressobj(level=1, strategy=zlib.Z_HUFFMAN_ONLY, wbits=-15)
+    return np.frombuffer(coder.compress(data.tobytes()) + coder.flush(), np.uint8)
+
+
+def _unsqueeze(data: NDArray[np.uint8], n_bytes: int) -> NDArray[np.uint8]:
+    decoder = zlib.decompressobj(wbits=-15)
+    raw = decoder.decompress(data.tobytes(), n_bytes + 1)
+    if len(raw) != n_bytes:
+        raise ValueError(f"{len(raw)} bytes where {n_bytes} were expected")
+    return np.frombuffer(raw, np.uint8)
+
+
+def _encode_bf16(vector: Vector) -> Parts:
+    bits = torch.from_numpy(np.ascontiguousarray(vector)).to(torch.bfloat16).view(torch.uint16)
+    return {"bits": bits.numpy()}
+
+
+def _decode_bf16(parts: Mapping[str, NDArray], _n: int) -> Vector:
+    return _scale_down(parts["bits"].astype(np.uint16, copy=False))
+
+
+def _blockwise_int(bits: int, block: int) -> Codec:
+    limit = 2 ** (bits - 1) - 1
+
+    def encode(vector: Vector) -> Parts:
+        scales, codes = [], []
+        for rows in _rows(vector, block):
+            packed, scale = _scale_up(_absmax(rows) / np.float32(limit))
+            inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 1e-37)
+            code = np.rint(rows * inverse[:, None]).astype(np.int8).ravel()
+            scales.append(packed)
+            codes.append(code if bits == 8 else (code[::2] & 15) | (code[1::2] << 4))
+        size = -(-vector.size * bits // 8)
+        return {"scales": np.concatenate(scales), "codes": np.concatenate(codes)[:size]}
+
+    def decode(parts: Mapping[str, NDArray], n: int) -> Vector:
+        scale = _scale_down(parts["scales"])
+        code = parts["codes"]
+        if bits == 4:
+            code = np.stack([(code << 4) >> 4, code >> 4], axis=1).ravel()
+        values = np.zeros((scale.size, block), np.float32)
+        values.ravel()[:n] = code[:n]
+        values *= scale[:, None]
+        return values.ravel()[:n]
+
+    return Codec(f"int{bits}", encode, decode)
+
+
+TRITS = 5
+"""Three-valued digits in a byte: 3**5 = 243."""
+
+_DIGITS = np.arange(243)[:, None] // 3 ** np.arange(TRITS) % 3
+_SIGNS = (_DIGITS - 1).astype(np.int8)
+
+
+def _pack_signs(signs: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Pack values of -1, 0 and 1 five to a byte; a Huffman code then sees them jointly."""
+    digits = np.pad(signs, (0, -signs.size % TRITS)).view(np.uint8)
+    digits += 1
+    packed = digits[TRITS - 1 :: TRITS].copy()
+    for place in range(TRITS - 2, -1, -1):
+        packed *= 3
+        packed += digits[place::TRITS]
+    return packed
+
+
+def _blockwise_ternary(block: int, threshold: float, level: float) -> Codec:
+    """Values above `threshold` of their block's largest become ±`level` of it; the rest wait."""
+
+    def encode(vector: Vector) -> Parts:
+        scales, signs = [], []
+        for rows in _rows(vector, block):
+            largest = _absmax(rows)
+            cut = (largest * np.float32(threshold))[:, None]
+            scales.append(_scale_up(largest * np.float32(level))[0])
+            signs.append(((rows > cut).view(np.int8) - (rows < -cut).view(np.int8)).ravel())
+        flat = np.concatenate(signs)[: vector.size]
+        return {"scales": np.concatenate(scales), "signs": _squeeze(_pack_signs(flat))}
+
+    def decode(parts: Mapping[str, NDArray], n: int) -> Vector:
+        scale = _scale_down(parts["scales"])
+        packed = _unsqueeze(parts["signs"], -(-n // TRITS))
+        signs = np.zeros(scale.size * block + TRITS, np.int8)
+        np.take(_SIGNS, packed, axis=0, out=signs[: packed.size * TRITS].reshape(-1, TRITS))
+        signs[n:] = 0
+        values = np.empty((scale.size, block), np.float32)
+        np.multiply(signs[: values.size].reshape(-1, block), scale[:, None], out=values)
+        return values.ravel()[:n]
+
+    return Codec("ternary", encode, decode)
+
+
+CODECS: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (
+        Codec("fp32", lambda v: {"values": v}, lambda parts, _: parts["values"], is_lossy=False),
+        Codec("bf16", _encode_bf16, _decode_bf16),
+        _blockwise_int(bits=8, block=128),
+        _blockwise_int(bits=4, block=128),
+        _blockwise_ternary(block=2048, threshold=0.47, level=0.9),
+    )
+}
+"""Every codec by name, from most to fewest bits."""

@@ -1,0 +1,521 @@
+"""A replica's side of a round: what travels between it and the store, checked and counted.
+
+`RoundDriver` performs the actions of the protocol, `ErrorFeedback` keeps what a codec lost,
+`Patience` measures how long rounds take and says how many graces have passed.
+"""
+
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import tenacity
+from numpy.typing import NDArray
+
+from trainer.errors import (
+    ObjectStoreError,
+    OuterLoopError,
+    OuterTimeoutError,
+    TrainerConfigError,
+)
+from trainer.outer.codecs import Codec, codec_named, decode_payload, encode_payload
+from trainer.outer.object_store import ObjectStore
+from trainer.outer.protocol import (
+    Action,
+    Commit,
+    Contribution,
+    ListRound,
+    Look,
+    Manifest,
+    Merge,
+    Merged,
+    Protocol,
+    PutDelta,
+    PutJoin,
+    ReadManifest,
+    Train,
+    adaptive_grace_s,
+    delta_prefix,
+    join_key,
+    manifest_key,
+    merged_key,
+    read_listing,
+)
+from trainer.outer.tensor_file import seal_tensors, sha256, unseal_tensors
+
+logger = logging.getLogger(__name__)
+
+Vector = NDArray[np.float32]
+Result = TypeVar("Result")
+
+RUN_KEY = "run.safetensors"
+"""What all replicas of a run must have in common; written once."""
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
+DAMAGE_S = 10.0
+"""An object that is damaged for so long, in seconds, will not become whole by itself."""
+POLL_SHARE = 0.05
+MIN_POLL_S, MAX_POLL_S = 0.02, 2.0
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One finished round, as one replica saw it.
+
+    `n_missed` counts the rounds before it that this replica applied without having taken part.
+    `base` is the hash of the state after it.
+    """
+
+    round_id: int
+    n_contributions: int
+    was_included: bool
+    n_missed: int
+    wait_s: float
+    up_bytes: int
+    down_bytes: int
+    base: str
+
+
+@dataclass
+class ErrorFeedback:
+    """What lossy codecs have kept back so far; it rides along with the next delta.
+
+    What the codec lost of a round's mean is added to one contributor's account, times the whole
+    weight over its own, so the mean of the next round makes up for it. Who that is follows from
+    the manifest and not from who merged: whichever replica was quicker, the bits are the same.
+    """
+
+    codec: Codec
+    residual: Vector
+    candidate: Vector | None = None
+
+    def encode(self, delta: Vector) -> bytes:
+        """Return the payload for this delta plus all that was kept back."""
+        if not self.codec.is_lossy:
+            return encode_payload(self.codec, delta)
+        total = delta + self.residual
+        payload = encode_payload(self.codec, total)
+        total -= decode_payload(self.codec, payload, delta.size)
+        self.candidate = total
+        return payload
+
+    def settle(self, *, was_included: bool, owed: Vector | None = None) -> None:
+        """Close the round: a delta that was left out is dropped, with nothing kept of it.
+
+        Args:
+            was_included: Whether the last delta was part of the round.
+            owed: What the merged delta lost, if this replica answers for it.
+        """
+        if was_included and self.candidate is not None:
+            self.residual = self.candidate
+        if owed is not None:
+            self.residual = self.residual + owed
+        self.candidate = None
+
+    def tensors(self) -> dict[str, Vector]:
+        """Return all vectors by name, to be set again in another process."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+
+
+@dataclass
+class Patience:
+    """Measures rounds and decides how long is long.
+
+    Args:
+        timeout_s: A round without decision for this long is an error.
+        first_grace_s: Grace of the first round.
+    """
+
+    timeout_s: float
+    first_grace_s: float
+    _waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    _rounds_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    _round_began: float | None = None
+    _wait_began: float | None = None
+
+    def begin_round(self) -> None:
+        """The inner steps of a round begin."""
+        self._round_began = time.monotonic()
+        self._wait_began = None
+
+    def begin_wait(self) -> None:
+        """The own delta is ready."""
+        self._wait_began = time.monotonic()
+
+    def end_round(self) -> float:
+        """A round is decided; return how long we waited for that, in seconds."""
+        waited = self.waited_s
+        if self._wait_began is not None and self._round_began is not None:
+            self._waits_s.append(waited)
+            self._rounds_s.append(time.monotonic() - self._round_began)
+        # Who replays the log may come to a round that is not decided: its wait begins now.
+        self._wait_began = time.monotonic()
+        return waited
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the own delta was ready."""
+        return 0.0 if self._wait_began is None else time.monotonic() - self._wait_began
+
+    @property
+    def graces(self) -> int:
+        """Whole graces that have passed since the own delta was ready."""
+        grace = adaptive_grace_s(self._waits_s, self._rounds_s, first_s=self.first_grace_s)
+        return int(self.waited_s / max(grace, 1e-3))
+
+    def poll(self, waiting_for: str) -> None:
+        """Wait a share of the time waited so far before the next look.
+
+        Raises:
+            OuterTimeoutError: The whole timeout has passed.
+        """
+        waited = self.waited_s
+        if waited > self.timeout_s:
+            raise OuterTimeoutError(
+                f"{waiting_for}: no decision after {waited:.0f} s; start the missing replicas, "
+                "lower the quorum, or raise timeout_s"
+            )
+        time.sleep(min(MAX_POLL_S, max(MIN_POLL_S, waited * POLL_SHARE)))
+
+
+def agree_on_run(
+    store: ObjectStore, description: Mapping[str, Any], first: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Write a run's description, or check the given one against that of the first replica.
+
+    Args:
+        store: Where the run lives.
+        description: What all replicas must have in common.
+        first: What is the first replica's to say.
+
+    Returns:
+        The description, with what the first replica has said.
+
+    Raises:
+        TrainerConfigError: The run was started with other settings, or the store ignores the
+            condition of a conditional write.
+    """
+    data = store.get(RUN_KEY)
+    if data is None:
+        store.put_if_absent(RUN_KEY, seal_tensors({**description, **(first or {})}, {}))
+        # Another replica may have been first, or this answer lost: what is there now counts.
+        data = store.get(RUN_KEY)
+    if data is None:
+        raise ObjectStoreError(f"{RUN_KEY} was created and cannot be read")
+    check_condition(store, RUN_KEY, data)
+    try:
+        run = unseal_tensors(data)[0]
+    except OuterLoopError as error:
+        raise OuterLoopError(
+            f"{store.place}{RUN_KEY} is damaged ({error}): delete it, a replica writes it anew"
+        ) from error
+    different = {
+        name: (run.get(name), value)
+        for name, value in description.items()
+        if run.get(name) != value
+    }
+    if different:
+        raise TrainerConfigError(
+            f"the run was started with other settings (theirs, ours): {different}; "
+            "use them, or another store URI"
+        )
+    return run
+
+
+def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
+    """Check on an object that exists, with the bytes it has, that the store keeps its word.
+
+    Raises:
+        TrainerConfigError: It creates what exists: two replicas could commit two truths.
+    """
+    if store.put_if_absent(key, data):
+        raise TrainerConfigError(
+            f"the store overwrites {key} although asked to create it only if it is absent: "
+            "use a store that honours conditional writes"
+        )
+
+
+class RoundDriver:
+    """Performs what the protocol asks for on a store: the part that all replicas have in common.
+
+    Args:
+        store: Where the run lives.
+        codec: Wire format of deltas and of their mean.
+        patience: How long is long.
+        rank: This replica's rank.
+        n: Values that are exchanged.
+        attempt: How many processes of this rank came before: a later one sorts after them.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        codec: str,
+        patience: Patience,
+        *,
+        rank: int,
+        n: int,
+        attempt: int = 0,
+    ) -> None:
+        self.store = store
+        self.codec = codec_named(codec)
+        self.patience = patience
+        self.rank = rank
+        self.incarnation = f"{attempt:06d}-{uuid.uuid4().hex[:8]}"
+        self.feedback = ErrorFeedback(self.codec, np.zeros(n, np.float32))
+        self.own: Contribution | None = None
+        self._own_round = 0
+        self.payload = b""
+        self.has_reduced = False
+        self.waited_s = 0.0
+        self._up_bytes = self._down_bytes = 0
+        self._counted_from = (0, 0)
+        self._last_merged: tuple[str, bytes] | None = None
+        self._lost: tuple[tuple[Contribution, ...], Vector] | None = None
+
+    def contribute(self, vector: Vector, *, round_id: int, base: str, weight: int) -> Contribution:
+        """Make the own contribution to a round; nothing leaves the replica yet.
+
+        Raises:
+            OuterLoopError: A value is not finite.
+        """
+        self.payload = self.feedback.encode(vector)
+        self._own_round = round_id
+        self._counted_from = (self._up_bytes, self._down_bytes)
+        self.patience.begin_wait()
+        self.own = Contribution(self.rank, self.incarnation, base, weight, sha256(self.payload))
+        return self.own
+
+    def drive(self, protocol: Protocol[Result], reply: Any = None) -> Result | Train:
+        """Perform a protocol's actions until it wants to train, or has ended.
+
+        Args:
+            protocol: A new protocol, or one that has stopped at `Train`.
+            reply: What the protocol waits for: the own contribution after `Train`.
+
+        Raises:
+            OuterTimeoutError: A round was not decided in time.
+            ObjectStoreError: The store has failed for as long.
+        """
+        while True:
+            try:
+                action = protocol.send(reply)
+            except StopIteration as end:
+                return end.value
+            if isinstance(action, Train):
+                return action
+            reply = self.retried(lambda action=action: self.perform(action))
+
+    def retried(self, request: Callable[[], Result]) -> Result:
+        """Return what a request returns, however often it has to be made."""
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(ObjectStoreError),
+            stop=tenacity.stop_after_delay(self.patience.timeout_s),
+            wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=MAX_BACKOFF_S),
+            before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
+            reraise=True,
+        )
+        return attempts(request)
+
+    def perform(self, action: Action) -> Any:
+        """Perform one action of `decide_round`, or ask to join; return its reply."""
+        match action:
+            case ReadManifest(round_id=round_id):
+                if action.is_poll:
+                    self.patience.poll(f"rank {self.rank}, round {round_id}")
+                return Look(self.read_manifest(round_id), self.patience.graces)
+            case PutDelta() if self.own is not None:
+                return self.put(self.own.key(action.round_id), self.payload)
+            case ListRound(round_id=round_id):
+                return read_listing(self.store.keys(delta_prefix(round_id)), self.patience.graces)
+            case Merge():
+                return self._merge(action.round_id, action.contributions)
+            case Commit(manifest=manifest):
+                return self._commit(manifest)
+            case PutJoin(round_id=round_id):
+                return self.put(join_key(round_id, self.rank, self.incarnation), b"")
+        raise OuterLoopError(f"rank {self.rank} cannot perform {action}")
+
+    def read_whole(self, key: str, parse: Callable[[bytes], Result]) -> Result | None:
+        """Return what an object holds, or None if there is none.
+
+        A read that was cut short is made again; what is still damaged after `DAMAGE_S` stays so.
+
+        Raises:
+            OuterLoopError: The object is damaged.
+        """
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(OuterLoopError)
+            & tenacity.retry_if_not_exception_type(ObjectStoreError),
+            stop=tenacity.stop_after_delay(DAMAGE_S),
+            wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=MAX_POLL_S),
+            reraise=True,
+        )
+
+        def read() -> Result | None:
+            data = self.get(key)
+            return None if data is None else parse(data)
+
+        try:
+            return attempts(read)
+        except ObjectStoreError:
+            raise
+        except OuterLoopError as error:
+            raise OuterLoopError(f"{self.store.place}{key} is damaged: {error}") from error
+
+    def read_manifest(self, round_id: int) -> Manifest | None:
+        """Return a round's decision, if there is one.
+
+        Raises:
+            OuterLoopError: It is damaged: only who has read it before knows what was decided.
+        """
+        manifest = self.read_whole(manifest_key(round_id), Manifest.from_bytes)
+        if manifest is not None and manifest.round_id != round_id:
+            raise OuterLoopError(f"{manifest_key(round_id)} decides round {manifest.round_id}")
+        return manifest
+
+    def read_merged(self, manifest: Manifest, *, n: int) -> Vector | None:
+        """Return a decided round's merged delta; one that is damaged is made again.
+
+        Returns:
+            The values; None if neither the object nor the deltas of which it was made are there.
+        """
+        key = merged_key(manifest.round_id, manifest.merged.sha)
+
+        def checked(payload: bytes) -> Vector:
+            if sha256(payload) != manifest.merged.sha:
+                raise OuterLoopError(f"{len(payload)} bytes that do not match the hash")
+            return decode_payload(self.codec, payload, n)
+
+        if self._last_merged is not None and self._last_merged[0] == key:
+            return checked(self._last_merged[1])
+        try:
+            merged = self.read_whole(key, checked)
+        except ObjectStoreError:
+            raise
+        except OuterLoopError as error:
+            logger.warning("%s", error)
+            merged = None
+        if merged is not None:
+            return merged
+        # Equal deltas in equal order give equal bytes, so anybody may put them back.
+        mean, damaged = self._mean(manifest.round_id, manifest.contributions, n)
+        payload = b"" if damaged else encode_payload(self.codec, mean)
+        if sha256(payload) != manifest.merged.sha:
+            return None
+        logger.warning("%s is made again from its deltas", key)
+        self.put(key, payload)
+        return checked(payload)
+
+    def settle(self, manifest: Manifest) -> None:
+        """Close a round that is decided, and the own account of it."""
+        self.has_reduced = (manifest.by, manifest.incarnation) == (self.rank, self.incarnation)
+        # Two rounds have one base if nothing moved in the first: the round has to be the own one too.
+        is_own = manifest.round_id == self._own_round
+        if self.own is not None and is_own and manifest.base == self.own.base:
+            owed = self._owed(manifest, self.own)
+            self.feedback.settle(was_included=manifest.names(self.own), owed=owed)
+            self.own = None
+        self.waited_s = self.patience.end_round()
+
+    def _owed(self, manifest: Manifest, own: Contribution) -> Vector | None:
+        """Return what this replica answers for of what a round's merged delta has lost."""
+        if own != manifest.accountable or not self.codec.is_lossy:
+            return None
+        contributions = manifest.contributions
+        if self._lost is not None and self._lost[0] == contributions:
+            lost = self._lost[1]
+        else:
+            mean, damaged = self._mean(
+                manifest.round_id, contributions, self.feedback.residual.size
+            )
+            merged = self.read_merged(manifest, n=mean.size)
+            if damaged or merged is None:
+                logger.warning("round %d: what its mean lost is not known", manifest.round_id)
+                return None
+            lost = mean - merged
+        return lost * np.float32(sum(c.weight for c in contributions) / own.weight)
+
+    def report(
+        self, manifest: Manifest, own: Contribution, base: str, *, n_missed: int = 0
+    ) -> RoundReport:
+        """Return what a round was and what it cost since `contribute`."""
+        return RoundReport(
+            round_id=manifest.round_id,
+            n_contributions=len(manifest.contributions),
+            was_included=manifest.names(own),
+            n_missed=n_missed,
+            wait_s=self.waited_s,
+            up_bytes=self._up_bytes - self._counted_from[0],
+            down_bytes=self._down_bytes - self._counted_from[1],
+            base=base,
+        )
+
+    def get(self, key: str) -> bytes | None:
+        """Read an object, counted."""
+        data = self.store.get(key)
+        self._down_bytes += len(data or b"")
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, counted."""
+        self._up_bytes += len(data)
+        self.store.put(key, data)
+
+    def _merge(
+        self, round_id: int, contributions: Sequence[Contribution]
+    ) -> Merged | tuple[Contribution, ...]:
+        mean, damaged = self._mean(round_id, contributions, self.feedback.residual.size)
+        if damaged:
+            return damaged
+        payload = encode_payload(self.codec, mean)
+        if self.codec.is_lossy:
+            self._lost = tuple(contributions), mean - decode_payload(self.codec, payload, mean.size)
+        merged = Merged(sha256(payload), len(payload))
+        key = merged_key(round_id, merged.sha)
+        self.put(key, payload)
+        self._last_merged = (key, payload)
+        return merged
+
+    def _mean(
+        self, round_id: int, contributions: Sequence[Contribution], n: int
+    ) -> tuple[Vector, tuple[Contribution, ...]]:
+        """Average contributions; return also those that are missing or not what they are named.
+
+        The order of the sum is that of the ranks, so equal sets give equal bits.
+        """
+        total = sum(contribution.weight for contribution in contributions)
+        mean = np.zeros(n, np.float32)
+        damaged = []
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            payloads = list(pool.map(lambda c: self._payload_of(round_id, c), contributions))
+        for contribution, payload in zip(contributions, payloads, strict=True):
+            self._down_bytes += 0 if contribution == self.own else len(payload or b"")
+            try:
+                if payload is None or sha256(payload) != contribution.sha:
+                    raise OuterLoopError("missing or torn")
+                values = decode_payload(self.codec, payload, n)
+            except OuterLoopError as error:
+                logger.warning("round %d: rank %d: %s", round_id, contribution.rank, error)
+                damaged.append(contribution)
+            else:
+                mean += values * np.float32(contribution.weight / total)
+        return mean, tuple(damaged)
+
+    def _payload_of(self, round_id: int, contribution: Contribution) -> bytes | None:
+        is_own = contribution == self.own
+        return self.payload if is_own else self.store.get(contribution.key(round_id))
+
+    def _commit(self, manifest: Manifest) -> None:
+        data = manifest.to_bytes()
+        self._up_bytes += len(data)
+        try:
+            self.store.put_if_absent(manifest_key(manifest.round_id), data)
+        except ObjectStoreError as error:
+            # The answer may be lost although the write was not: read before trying again.
+            logger.warning("round %d: unclear commit: %s", manifest.round_id, error)
+            self.patience.poll(f"rank {self.rank}, committing round {manifest.round_id}")

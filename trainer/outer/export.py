@@ -1,0 +1,113 @@
+"""From an outer loop's store to a model: what a snapshot lacks, and how it becomes a folder."""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+
+from trainer.errors import OuterLoopError, TrainerConfigError, TrainerError
+from trainer.outer.hub_store import upload_model
+from trainer.outer.object_store import ObjectStore
+from trainer.outer.parameters import ParameterVector
+from trainer.outer.replica import newest_state
+from trainer.outer.stores import open_store
+
+TEMPLATE = "model/"
+"""Where a run keeps the model's files: configuration, tokenizer, and what is not trained."""
+COMPLETE = f"{TEMPLATE}complete.json"
+HUB = "hub:"
+
+
+def publish_template(store: ObjectStore, trainer: Trainer) -> None:
+    """Put the model's files into the store, unless they are there; its weights are the run's own.
+
+    A snapshot is one vector of the trained parameters: these files say which model it belongs to.
+    """
+    if store.get(COMPLETE) is not None or trainer.processing_class is None:
+        return
+    model: Any = trainer.model
+    with tempfile.TemporaryDirectory() as folder:
+        # Not by the trainer, whose way to save sharded models wants all ranks.
+        model.save_pretrained(folder)
+        trainer.processing_class.save_pretrained(folder)
+        for path in sorted(Path(folder).iterdir()):
+            if path.is_file():
+                store.put(f"{TEMPLATE}{path.name}", path.read_bytes())
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    # The last one: whoever finds it finds them all.
+    store.put(COMPLETE, json.dumps({"trained": trained}).encode())
+
+
+def export_model(
+    uri: str, output: str, *, round_id: int | None = None, options: dict[str, Any] | None = None
+) -> int:
+    """Write the model of an outer loop's store, as `from_pretrained` loads it.
+
+    Args:
+        uri: The run's store.
+        output: A folder, or `hub:owner/name` for a private repository.
+        round_id: The state after so many rounds; None takes the newest.
+        options: Options of the store's file system.
+
+    Returns:
+        How many rounds the model has had.
+
+    Raises:
+        OuterLoopError: The store holds no such state, or no model's files.
+    """
+    store = open_store(uri, options=options)
+    found, theta, run = newest_state(store, round_id)
+    data = store.get(COMPLETE)
+    if data is None:
+        raise OuterLoopError(f"{uri} holds no model: its replicas were not trained by a trainer")
+    trained = set(json.loads(data)["trained"])
+    with tempfile.TemporaryDirectory() as folder:
+        for key in store.keys(TEMPLATE):
+            Path(folder, key.removeprefix(TEMPLATE)).write_bytes(store.get(key) or b"")
+        model = _loaded(folder)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in trained)
+        view = ParameterVector(model)
+        if view.signature != run["signature"]:
+            raise OuterLoopError(f"the model in {uri} is not the one that was trained there")
+        view.write(theta)
+        target = Path(folder, "made") if output.startswith(HUB) else Path(output)
+        model.save_pretrained(target)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        tokenizer.save_pretrained(target)
+        if output.startswith(HUB):
+            upload_model(target, output.removeprefix(HUB))
+    return found
+
+
+def _loaded(folder: str) -> Any:
+    if Path(folder, "adapter_config.json").exists():
+        return AutoPeftModelForCausalLM.from_pretrained(folder, is_trainable=True)
+    if not Path(folder, "config.json").exists():
+        raise TrainerConfigError(f"{folder} holds no model's configuration")
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+
+
+def export_command(arguments: Sequence[str]) -> int:
+    """Run `export` from the command line; 0 on success, 2 if the store holds no such model."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer export",
+        description="Write the model of an outer loop's store, as from_pretrained loads it.",
+    )
+    parser.add_argument("--uri", required=True, help="the run's store")
+    parser.add_argument("--output", required=True, help="a folder, or hub:owner/name")
+    parser.add_argument("--round", type=int, help="after so many rounds (default: the newest)")
+    options = parser.parse_args(arguments)
+    try:
+        n_rounds = export_model(options.uri, options.output, round_id=options.round)
+    except TrainerError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write(f"{options.output}: the model after {n_rounds} rounds\n")
+    return 0

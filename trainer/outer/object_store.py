@@ -1,0 +1,236 @@
+"""The door to object stores: five verbs, one of which decides every race.
+
+`put_if_absent` is the only verb that the protocol trusts to be atomic. Every payload is named by
+its hash and checked after reading, so a torn, late or stale object costs time and nothing else.
+"""
+
+import contextlib
+import os
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+
+from trainer.errors import ObjectStoreError, TrainerConfigError
+
+Result = TypeVar("Result")
+
+CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+"""fsspec protocols whose `pipe_file(mode="create")` is one conditional request."""
+
+
+class ObjectStore(ABC):
+    """What a round needs of a store.
+
+    Every verb raises `ObjectStoreError` if the store fails; it may be tried again. A store
+    implements the five verbs that begin with an underscore, in its own errors.
+    """
+
+    place: str = ""
+    """What error messages put before a key."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object whole; readers see the old or the new bytes, never a part."""
+        self._asked("write", key, lambda: self._put(key, data))
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object unless the key exists; True if this call created it."""
+        return self._asked("create", key, lambda: self._create(key, data))
+
+    def get(self, key: str) -> bytes | None:
+        """Return an object's bytes, or None if there is no such key."""
+        return self._asked("read", key, lambda: self._get(key))
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the sorted keys under a prefix that is empty or ends with a slash."""
+        return sorted(self._asked("list", prefix, lambda: self._keys(prefix)))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete keys; those that do not exist are passed over."""
+        wanted = sorted(set(keys))
+        if wanted:
+            self._asked("delete", wanted[0], lambda: self._delete(wanted))
+
+    def _asked(self, verb: str, key: str, request: Callable[[], Result]) -> Result:
+        try:
+            return request()
+        except (ObjectStoreError, TrainerConfigError):
+            raise
+        except Exception as error:  # each client has its own, and all mean: try again
+            why = f"{type(error).__name__}: {error}"
+            raise ObjectStoreError(f"cannot {verb} {self.place}{key}: {why}") from error
+
+    @abstractmethod
+    def _put(self, key: str, data: bytes) -> None: ...
+
+    @abstractmethod
+    def _create(self, key: str, data: bytes) -> bool: ...
+
+    @abstractmethod
+    def _get(self, key: str) -> bytes | None: ...
+
+    @abstractmethod
+    def _keys(self, prefix: str) -> Iterable[str]: ...
+
+    @abstractmethod
+    def _delete(self, keys: list[str]) -> None: ...
+
+
+class MemoryStore(ObjectStore):
+    """A store inside one process, shared by its threads."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def _put(self, key: str, data: bytes) -> None:
+        with self._lock:
+            self._objects[key] = bytes(data)
+
+    def _create(self, key: str, data: bytes) -> bool:
+        with self._lock:
+            is_absent = key not in self._objects
+            self._objects.setdefault(key, bytes(data))
+            return is_absent
+
+    def _get(self, key: str) -> bytes | None:
+        with self._lock:
+            return self._objects.get(key)
+
+    def _keys(self, prefix: str) -> list[str]:
+        with self._lock:
+            return [key for key in self._objects if key.startswith(prefix)]
+
+    def _delete(self, keys: list[str]) -> None:
+        with self._lock:
+            for key in keys:
+                self._objects.pop(key, None)
+
+
+class FileStore(ObjectStore):
+    """A folder as a store: written aside and synced, then linked or renamed into place.
+
+    `os.link` fails if the name exists, on local disks and on NFS alike, which makes it the
+    conditional create that `open(..., "x")` is not: the name never shows unfinished bytes.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self.place = f"{root}/"
+
+    def _put(self, key: str, data: bytes) -> None:
+        self._written_aside(key, data).replace(self.root / key)
+
+    def _create(self, key: str, data: bytes) -> bool:
+        aside = self._written_aside(key, data)
+        try:
+            (self.root / key).hardlink_to(aside)
+        except FileExistsError:
+            return False
+        finally:
+            aside.unlink(missing_ok=True)
+        return True
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            return (self.root / key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _keys(self, prefix: str) -> list[str]:
+        keys: list[str] = []
+        for folder, _, names in os.walk(self.root / prefix):
+            here = Path(folder).relative_to(self.root)
+            keys += [(here / name).as_posix() for name in names if not name.startswith(".aside-")]
+        return keys
+
+    def _delete(self, keys: list[str]) -> None:
+        for key in keys:
+            (self.root / key).unlink(missing_ok=True)
+
+    def _written_aside(self, key: str, data: bytes) -> Path:
+        target = self.root / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.with_name(f".aside-{uuid.uuid4().hex}")
+        with aside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return aside
+
+
+class FsspecStore(ObjectStore):
+    """Any fsspec file system with a conditional create: S3 and its kin, Google, Azure.
+
+    Listing caches are off: with them a key put by another machine stays invisible, to `exists`
+    too.
+    """
+
+    def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
+        settings = {"use_listings_cache": False, "skip_instance_cache": True, **(options or {})}
+        try:
+            self._files, root = fsspec.core.url_to_fs(uri, **settings)
+        except (ImportError, ValueError) as error:
+            raise TrainerConfigError(f"{uri}: {error}") from error
+        self._root = self.place = root.rstrip("/") + "/"
+
+    def _put(self, key: str, data: bytes) -> None:
+        self._files.pipe_file(self._root + key, data)
+
+    def _create(self, key: str, data: bytes) -> bool:
+        try:
+            self._files.pipe_file(self._root + key, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            return self._files.cat_file(self._root + key)
+        except FileNotFoundError:
+            return None
+
+    def _keys(self, prefix: str) -> list[str]:
+        try:
+            found = self._files.find(self._root + prefix)
+        except FileNotFoundError:
+            return []
+        return [str(path).removeprefix(self._root) for path in found]
+
+    def _delete(self, keys: list[str]) -> None:
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rm_file(self._root + key)
+
+
+class SubStore(ObjectStore):
+    """A folder of another store as a store of its own.
+
+    Args:
+        store: The whole store.
+        folder: Prefix of its keys, ending with a slash.
+    """
+
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        self._store, self._folder = store, folder
+        self.place = f"{store.place}{folder}"
+
+    def _put(self, key: str, data: bytes) -> None:
+        self._store.put(self._folder + key, data)
+
+    def _create(self, key: str, data: bytes) -> bool:
+        return self._store.put_if_absent(self._folder + key, data)
+
+    def _get(self, key: str) -> bytes | None:
+        return self._store.get(self._folder + key)
+
+    def _keys(self, prefix: str) -> list[str]:
+        found = self._store.keys(self._folder + prefix)
+        return [key.removeprefix(self._folder) for key in found]
+
+    def _delete(self, keys: list[str]) -> None:
+        self._store.delete(self._folder + key for key in keys)

@@ -1,0 +1,411 @@
+"""The round protocol of one replica, without I/O and without a clock.
+
+A round is one object, `rounds/<r>/manifest.json`, that is created once and never again. It names
+who contributed, the hash of the merged pseudo-gradient, the state it applies to and who is
+waited for next. Whoever creates it decides the round; everybody else reads it.
+
+One replica of each round, the reducer, downloads the deltas of all, uploads their mean and
+commits. The role rotates over those who contributed last, so the traffic of a round grows
+linearly with the number of replicas. If the reducer stays away, the next in turn takes over.
+
+`decide_round` is one round, `ReplicaLife` a replica from its start to the last round. Both are
+generators: they yield an `Action`, and the caller performs it and sends back what its class says.
+A caller whose request failed performs the same action again: every action may be repeated.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, TypeVar
+
+import msgspec
+
+from trainer.errors import OuterLoopError
+from trainer.outer.tensor_file import sha256
+
+MAX_RESYNCS = 10
+"""After so many snapshots that led no further than the last, the log is beyond mending."""
+REUPLOAD_GRACES = 4
+"""After this many graces without a decision a contribution is uploaded again, then ever rarer."""
+
+
+def round_prefix(round_id: int) -> str:
+    """Return the folder of a round."""
+    return f"rounds/{round_id:06d}/"
+
+
+def manifest_key(round_id: int) -> str:
+    """Return the key whose creation decides a round."""
+    return f"{round_prefix(round_id)}manifest.json"
+
+
+def delta_prefix(round_id: int) -> str:
+    """Return the folder of a round's contributions and join requests."""
+    return f"{round_prefix(round_id)}delta/"
+
+
+def merged_key(round_id: int, sha: str) -> str:
+    """Return the key of a merged pseudo-gradient."""
+    return f"{round_prefix(round_id)}merged/{sha}.safetensors"
+
+
+def snapshot_key(round_id: int, base: str) -> str:
+    """Return the key of the global state at the start of a round."""
+    return f"snapshots/{round_id:06d}.{base}.safetensors"
+
+
+@dataclass(frozen=True, order=True)
+class Contribution:
+    """One replica's pseudo-gradient of one round, as its key tells it.
+
+    `incarnation` starts with the number of the process's attempt, so that of two twins of one
+    rank the later sorts last. `base` is the hash of the state it started from, `sha` that of its
+    bytes, `weight` what it counts in the mean (usually tokens).
+    """
+
+    rank: int
+    incarnation: str
+    base: str
+    weight: int
+    sha: str
+
+    def key(self, round_id: int) -> str:
+        """Return the key under which the bytes are."""
+        return (
+            f"{delta_prefix(round_id)}{self.rank:04d}.{self.incarnation}.{self.base}."
+            f"{self.weight}.{self.sha}.safetensors"
+        )
+
+    @classmethod
+    def from_key(cls, key: str) -> "Contribution | None":
+        """Read a key back; None if it is another kind of key."""
+        parts = key.rpartition("/")[2].split(".")
+        if len(parts) != 6 or not (parts[0].isdecimal() and parts[3].isdecimal()):
+            return None
+        return cls(int(parts[0]), parts[1], parts[2], int(parts[3]), parts[4])
+
+
+def join_key(round_id: int, rank: int, incarnation: str) -> str:
+    """Return the key by which a replica asks to be waited for in the next round."""
+    return f"{delta_prefix(round_id)}{rank:04d}.{incarnation}.join"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The merged pseudo-gradient: where its bytes are by hash, and how many."""
+
+    sha: str
+    size_bytes: int
+
+
+class _Sealed(msgspec.Struct):
+    manifest: msgspec.Raw
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The decision about one round. Immutable once its key exists."""
+
+    round_id: int
+    base: str
+    by: int
+    incarnation: str
+    contributions: tuple[Contribution, ...]
+    merged: Merged
+    expected: tuple[int, ...]
+    rejected: int = 0
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest as JSON, with its hash: no bit of a decision may be altered."""
+        body = msgspec.json.encode(self)
+        return msgspec.json.encode(_Sealed(msgspec.Raw(body), sha256(body)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Manifest":
+        """Read a manifest.
+
+        Raises:
+            OuterLoopError: The bytes are no manifest, or not one that was written.
+        """
+        try:
+            sealed = msgspec.json.decode(data, type=_Sealed)
+            if sha256(bytes(sealed.manifest)) != sealed.sha256:
+                raise OuterLoopError(f"not a manifest: {data[:80]!r}: its hash does not match")
+            return msgspec.json.decode(sealed.manifest, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise OuterLoopError(f"not a manifest: {data[:80]!r}: {error}") from error
+
+    @property
+    def accountable(self) -> Contribution:
+        """The contribution whose sender answers for what the merged delta has lost."""
+        return self.contributions[self.round_id % len(self.contributions)]
+
+    def names(self, contribution: Contribution | None) -> bool:
+        """Tell whether this contribution is part of the round."""
+        return contribution in self.contributions
+
+
+@dataclass(frozen=True)
+class Action:
+    """What a protocol wants done, in which round."""
+
+    round_id: int
+
+
+class LoadSnapshot(Action):
+    """Load the newest readable snapshot; send a `Snapshot`."""
+
+
+@dataclass(frozen=True)
+class ReadManifest(Action):
+    """Read a round's manifest, when `is_poll` after a while; send a `Look`."""
+
+    is_poll: bool = False
+
+
+class PutJoin(Action):
+    """Ask the others to wait for this replica from the next round on; send None."""
+
+
+class Train(Action):
+    """Make the inner steps of a round; send the own `Contribution`."""
+
+
+class PutDelta(Action):
+    """Upload the own pseudo-gradient; send None."""
+
+
+class ListRound(Action):
+    """List a round's contributions and join requests; send a `Listing`."""
+
+
+@dataclass(frozen=True)
+class Merge(Action):
+    """Average contributions and upload the mean; send `Merged`, or those that are damaged."""
+
+    contributions: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True)
+class Commit(Action):
+    """Create the manifest unless it exists; send None, whatever the answer was."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Apply(Action):
+    """Apply a decided round to the global state; send its new hash, or None if it is lost."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where a replica starts: a round, the hash of its state, and who is waited for in it."""
+
+    round_id: int
+    base: str
+    expected: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was read of a round's manifest, and how many graces have passed by then."""
+
+    manifest: Manifest | None
+    graces: int = 0
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What was found in a round's folder, and how many graces have passed by then."""
+
+    contributions: tuple[Contribution, ...]
+    joining: frozenset[int] = frozenset()
+    graces: int = 0
+
+
+Result = TypeVar("Result")
+Protocol = Generator[Action, Any, Result]
+
+
+def read_listing(keys: Iterable[str], graces: int) -> Listing:
+    """Return the contributions and join requests that the keys of a round's folder tell of."""
+    named = [(key, Contribution.from_key(key)) for key in keys]
+    joining = {int(key.rpartition("/")[2][:4]) for key, _ in named if key.endswith(".join")}
+    return Listing(tuple(c for _, c in named if c is not None), frozenset(joining), graces)
+
+
+def turn_of(rank: int, round_id: int, expected: Iterable[int]) -> int:
+    """Return how many graces must pass before a rank may reduce; 0 is the first choice."""
+    order = sorted(expected)
+    if rank not in order:
+        return len(order)
+    return (order.index(rank) - round_id) % len(order)
+
+
+def decide_round(
+    round_id: int, own: Contribution, expected: frozenset[int], quorum: int
+) -> Protocol[Manifest]:
+    """Take part in one round until it is decided.
+
+    Args:
+        round_id: The round.
+        own: The replica's own contribution.
+        expected: Ranks that are waited for, as the last manifest has it.
+        quorum: Fewest contributions that a round may be decided with.
+
+    Returns:
+        The decision, whoever made it.
+    """
+    turn = turn_of(own.rank, round_id, expected)
+    upload_at = 0
+    look: Look = yield ReadManifest(round_id)
+    while look.manifest is None:
+        # The delta comes first, and from the reducer too: should the merged object be damaged
+        # later, or its writer die, anybody can make it again from the deltas that it names.
+        if look.graces >= upload_at:
+            yield PutDelta(round_id)
+            # Once more after long waits, ever rarer: the first one may have arrived torn.
+            upload_at = max(REUPLOAD_GRACES, 2 * upload_at)
+        if look.graces >= turn:
+            proposed = yield from _merge_round(round_id, own, expected, quorum, turn)
+            while proposed is not None:
+                # The manifest comes last: what it names is in the store already. Whether this
+                # write or another replica's won is known only by reading, for an answer can be
+                # lost, and a write that was not seen to arrive may still arrive later.
+                yield Commit(round_id, proposed)
+                look = yield ReadManifest(round_id)
+                if look.manifest is not None:
+                    return look.manifest
+        look = yield ReadManifest(round_id, is_poll=True)
+    return look.manifest
+
+
+def _merge_round(
+    round_id: int, own: Contribution, expected: frozenset[int], quorum: int, turn: int
+) -> Protocol[Manifest | None]:
+    """Merge if everybody is there, or enough are and grace is over; None if it is too early."""
+    damaged: set[Contribution] = set()
+    while True:
+        listing: Listing = yield ListRound(round_id)
+        # Only what started from the state that we hold can be averaged with our own delta. Of
+        # twins of one rank the newest counts; sorting puts it last.
+        sound = {c for c in listing.contributions if c.base == own.base} - damaged
+        chosen = {c.rank: c for c in sorted(sound)} | {own.rank: own}
+        is_complete = expected <= chosen.keys()
+        is_overdue = listing.graces > turn
+        if len(chosen) < quorum or not (is_complete or is_overdue):
+            # What was damaged a moment ago may be whole at the next look.
+            return None
+        contributions = tuple(chosen[rank] for rank in sorted(chosen))
+        outcome: Merged | tuple[Contribution, ...] = yield Merge(round_id, contributions)
+        if isinstance(outcome, Merged):
+            return Manifest(
+                round_id=round_id,
+                base=own.base,
+                by=own.rank,
+                incarnation=own.incarnation,
+                contributions=contributions,
+                merged=outcome,
+                expected=tuple(sorted(chosen.keys() | listing.joining)),
+                rejected=len({c for c in listing.contributions if c.base != own.base}),
+            )
+        damaged.update(outcome)
+
+
+@dataclass
+class ReplicaLife:
+    """A replica's life: from the newest snapshot through the log of manifests to the last round.
+
+    Args:
+        rank: The replica's rank; ranks need not be dense.
+        n_rounds: The replica ends when this many rounds are applied; None means never.
+        quorum: Fewest contributions that a round may be decided with.
+        prepared: A contribution made by an earlier incarnation that died before it knew the
+            round's outcome, with its round.
+    """
+
+    rank: int
+    n_rounds: int | None
+    quorum: int
+    prepared: tuple[int, Contribution] | None = None
+    round_id: int = 0
+    base: str = ""
+    expected: frozenset[int] = frozenset()
+    n_resyncs: int = 0
+    _stuck_at: int = -1
+    decided: Manifest | None = None
+
+    def live(self) -> Protocol[None]:
+        """Load a snapshot, then train, exchange and apply, round by round."""
+        yield from self._load()
+        is_current = False
+        while self.n_rounds is None or self.round_id < self.n_rounds:
+            own = self._take_prepared()
+            if own is None and not is_current:
+                look: Look = yield ReadManifest(self.round_id)
+                if look.manifest is not None:
+                    yield from self._apply(look.manifest)
+                    continue
+                if self.rank not in self.expected:
+                    yield PutJoin(self.round_id)
+            if own is None:
+                own = yield Train(self.round_id)
+                if own.base != self.base:
+                    raise OuterLoopError(f"round {self.round_id}: trained from another state")
+            decision = decide_round(self.round_id, own, self.expected, self.quorum)
+            manifest = self.decided = yield from decision
+            is_current = (yield from self._apply(manifest)) and manifest.names(own)
+
+    def _take_prepared(self) -> Contribution | None:
+        """Return the prepared contribution if this is its round; it counts for no later one."""
+        if self.prepared is None or self.prepared[0] > self.round_id:
+            return None
+        (round_id, own), self.prepared = self.prepared, None
+        return own if (round_id, own.base) == (self.round_id, self.base) else None
+
+    def _apply(self, manifest: Manifest) -> Protocol[bool]:
+        """Apply a decision about the state we have; False after starting from a snapshot."""
+        base = (yield Apply(self.round_id, manifest)) if manifest.base == self.base else None
+        if base is None:
+            # Either we hold a state that the run does not know, or the mean is gone, with its
+            # deltas: both are mended by a newer snapshot.
+            self.n_resyncs = 1 if self.round_id > self._stuck_at else self.n_resyncs + 1
+            self._stuck_at = max(self._stuck_at, self.round_id)
+            if self.n_resyncs > MAX_RESYNCS:
+                raise OuterLoopError(
+                    f"rank {self.rank}: the log of rounds does not continue the state we hold, "
+                    "and no snapshot helps"
+                )
+            yield from self._load()
+            return False
+        self.expected, self.base = frozenset(manifest.expected), base
+        self.round_id += 1
+        return True
+
+    def _load(self) -> Protocol[None]:
+        start: Snapshot = yield LoadSnapshot(self.round_id)
+        self.round_id, self.base, self.expected = start.round_id, start.base, start.expected
+
+
+def adaptive_grace_s(
+    lateness_s: Sequence[float], round_s: Sequence[float], *, first_s: float
+) -> float:
+    """Return how long to wait for stragglers once enough replicas have answered, in seconds.
+
+    Half a typical round, or the typical lateness plus six median deviations, whichever is more;
+    `first_s` as long as there is no history. No constant has to be guessed for a slow network.
+
+    Args:
+        lateness_s: Of recent rounds: how long after the own answer the last one came.
+        round_s: Of recent rounds: from start to decision.
+        first_s: Grace of the first round, when machines are still booting.
+    """
+    if not round_s:
+        return first_s
+    usual = median(lateness_s) if lateness_s else 0.0
+    spread = median(abs(value - usual) for value in lateness_s) if lateness_s else 0.0
+    return max(0.5 * median(round_s), usual + 6.0 * spread)

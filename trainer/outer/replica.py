@@ -1,0 +1,396 @@
+"""One replica of an outer loop over an object store.
+
+    replica = OuterReplica(store, theta, rank=0, world_size=4)
+    replica.join()
+    while not replica.is_finished:
+        ...  # H inner steps from replica.theta
+        report = replica.exchange(local, weight=n_tokens)
+
+All replicas hold the same global state (parameters and velocity) after the same round, bit for
+bit; its hash is in the next manifest. What differs between replicas (the inner optimizer, what
+the codec kept back) is private and optionally kept in a state store, which makes a restart after
+`kill -9` continue exactly where it was.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
+from trainer.outer.exchange import RUN_KEY, Patience, RoundDriver, RoundReport, agree_on_run
+from trainer.outer.object_store import ObjectStore, SubStore
+from trainer.outer.outer_step import OuterStep
+from trainer.outer.protocol import (
+    Action,
+    Apply,
+    Contribution,
+    LoadSnapshot,
+    Manifest,
+    ReplicaLife,
+    Snapshot,
+    Train,
+    round_prefix,
+    snapshot_key,
+)
+from trainer.outer.tensor_file import seal_tensors, sha256, unseal_tensors
+
+logger = logging.getLogger(__name__)
+
+Vector = NDArray[np.float32]
+
+SNAPSHOTS = "snapshots/"
+
+
+def fragment_folder(fragment: int) -> str:
+    """Return where in the store a fragment of the parameters is a run of its own."""
+    return f"fragments/{fragment:03d}/"
+
+
+@dataclass(frozen=True)
+class OuterSettings:
+    """What all replicas of a run agree on, and how patient each is.
+
+    The first four are fixed by the first replica of a run; another value later is an error.
+    """
+
+    codec: str = "ternary"
+    """Wire format: fp32, bf16, int8, int4 or ternary."""
+    outer: OuterStep = OuterStep()  # noqa: RUF009 - frozen
+    """The outer optimizer."""
+    n_rounds: int | None = None
+    """Rounds of the run; None to go on as long as the caller does."""
+    signature: str = ""
+    """Names the parameters that are exchanged; see `ParameterVector.signature`."""
+    quorum: int | None = None
+    """Fewest contributions per round; None means half of the replicas, rounded up."""
+    timeout_s: float = 1800.0
+    """A round without decision for this long is an error."""
+    first_grace_s: float = 120.0
+    """How long round 0 waits for machines that are still booting, once there is a quorum."""
+    snapshot_every: int = 5
+    """Rounds between snapshots of the global state."""
+
+
+class OuterReplica(RoundDriver):
+    """A replica: joins a run, exchanges once per round, survives what happens to the others.
+
+    Args:
+        store: Where the run lives; all replicas see the same one.
+        theta: The initial parameters. The first replica's count; the others take them over.
+        rank: This replica's rank, from 0.
+        world_size: Replicas that round 0 waits for.
+        settings: What the run agrees on.
+        attempt: How many processes of this rank came before.
+        state: Where private state is kept between processes; None keeps none, and a restarted
+            replica begins with a fresh inner optimizer.
+    """
+
+    mode = "synchronous"
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        theta: Vector,
+        *,
+        rank: int,
+        world_size: int,
+        settings: OuterSettings | None = None,
+        attempt: int = 0,
+        state: ObjectStore | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise TrainerConfigError(f"rank {rank} is not in 0..{world_size - 1}")
+        self.settings = settings or OuterSettings()
+        patience = Patience(self.settings.timeout_s, self.settings.first_grace_s)
+        n = int(np.size(theta))
+        super().__init__(store, self.settings.codec, patience, rank=rank, n=n, attempt=attempt)
+        self.world_size = world_size
+        self.theta = np.array(theta, dtype=np.float32)
+        self.velocity = np.zeros_like(self.theta)
+        self.inner_state: dict[str, NDArray] = {}
+        self.is_finished = False
+        self.snapshot_every = self.settings.snapshot_every
+        self._state = state
+        self._private_key = f"private/{rank:04d}.safetensors"
+        quorum = self.settings.quorum or -(-world_size // 2)
+        self._life = ReplicaLife(rank, self.settings.n_rounds, quorum)
+        self._protocol = self._life.live()
+        self._is_training = False
+        self._n_made = 0
+        self._n_applied = 0
+
+    @property
+    def round_id(self) -> int:
+        """The round that is being trained, or the number of rounds if the run is finished."""
+        return self._life.round_id
+
+    @property
+    def n_trained(self) -> int:
+        """How many rounds' inner steps this replica need not make any more."""
+        return self.round_id
+
+    @property
+    def base(self) -> str:
+        """Hash of the present global state."""
+        return self._life.base
+
+    def join(self) -> None:
+        """Agree on the run, load the newest state and catch up with the log of rounds.
+
+        Needs no live replica. If an earlier process of this rank died between training and the
+        outcome of its round, its contribution is sent again, not trained again. Afterwards
+        `theta` and `round_id` are current and `inner_state` holds what was last saved.
+
+        Raises:
+            TrainerConfigError: The run was started with other settings, or the store ignores the
+                condition of a conditional write.
+            OuterTimeoutError: A round in flight was not decided in time.
+        """
+        self.patience.begin_wait()
+        self.retried(self._agree)
+        self.retried(self._load_private)
+        self._advance(None)
+
+    def exchange(
+        self, local: Vector, *, weight: int = 1, inner_state: Mapping[str, NDArray] | None = None
+    ) -> RoundReport:
+        """Finish a round: send θ_initial − θ_local, apply the outer step, move to the next.
+
+        Args:
+            local: The parameters after the inner steps.
+            weight: What this replica counts in the mean; usually the tokens it saw.
+            inner_state: Private arrays to keep with the contribution (an optimizer's state).
+
+        Raises:
+            OuterLoopError: The parameters are not finite, or a newer process has this rank.
+            OuterTimeoutError: The round was not decided in time.
+        """
+        if not self._is_training:
+            raise OuterLoopError("exchange() before join(), or after the last round")
+        if weight < 1:
+            raise OuterLoopError(f"weight must be at least 1, not {weight}")
+        n_applied = self._n_applied
+        own = self.contribute(
+            self.theta - local, round_id=self.round_id, base=self.base, weight=weight
+        )
+        self._n_made += 1
+        self.inner_state = dict(inner_state or {})
+        # Kept before it is sent: once the others count on this delta, a process that takes over
+        # must neither train the round again nor forget what the codec kept back.
+        self.retried(self._keep_private)
+        self._advance(own)
+        manifest = self._life.decided
+        if manifest is None:
+            raise OuterLoopError(f"round {self._own_round} has no outcome")
+        n_missed = self._n_applied - n_applied - 1
+        return self.report(manifest, own, self.base, n_missed=n_missed)
+
+    def _advance(self, own: Contribution | None) -> None:
+        """Go on until the caller's turn comes."""
+        self._is_training = False
+        self._is_training = isinstance(self.drive(self._protocol, own), Train)
+        self.is_finished = not self._is_training
+        self.patience.begin_round()
+
+    def perform(self, action: Action) -> Any:
+        """Perform one action of a replica's life; return its reply."""
+        match action:
+            case LoadSnapshot():
+                return self.load_snapshot()
+            case Apply(manifest=manifest):
+                return self._apply(manifest)
+        return super().perform(action)
+
+    def _apply(self, manifest: Manifest) -> str | None:
+        """Make the outer step of a decided round; return the new state's hash, None if lost."""
+        merged = self.read_merged(manifest, n=self.theta.size)
+        if merged is None:
+            logger.warning("the merged delta of round %d is gone: rejoin", manifest.round_id)
+            return None
+        self._check_not_replaced(manifest)
+        self.settle(manifest)
+        self.settings.outer.apply(self.theta, self.velocity, merged)
+        self._n_applied += 1
+        base = self._base()
+        if self.has_reduced:
+            self._maybe_snapshot(manifest.round_id + 1, base, manifest.expected)
+        return base
+
+    def _check_not_replaced(self, manifest: Manifest) -> None:
+        ours = self.incarnation
+        for contribution in manifest.contributions:
+            is_twin = contribution.rank == self.rank and contribution != self.own
+            if is_twin and contribution.incarnation[:6] > ours[:6]:
+                raise OuterLoopError(
+                    f"rank {self.rank}: a newer process ({contribution.incarnation}) has taken "
+                    f"over from this one ({ours}); stop this one"
+                )
+
+    def _base(self) -> str:
+        return sha256(self.theta, self.velocity)[:20]
+
+    def _agree(self) -> None:
+        """Fix the run's settings by creating its description, or check them against it."""
+        settings = self.settings
+        mine = {
+            "mode": self.mode,
+            "codec": settings.codec,
+            "outer": asdict(settings.outer),
+            "n_rounds": settings.n_rounds,
+            "signature": settings.signature,
+            "n": int(self.theta.size),
+        }
+        run = agree_on_run(self.store, mine, {"base": self._base()})
+        initial_base = str(run["base"])
+        key = snapshot_key(0, initial_base)
+        if self._base() == initial_base and key not in self.store.keys(SNAPSHOTS):
+            self._put_snapshot(0, initial_base, range(self.world_size))
+
+    def load_snapshot(self, until: int | None = None) -> Snapshot:
+        """Take the newest readable snapshot; wait for the first one if there is none yet.
+
+        Args:
+            until: No newer one than of so many rounds; None takes any.
+        """
+        while True:
+            for key in reversed(self.store.keys(SNAPSHOTS)):
+                if until is not None and _round_of(key) > until:
+                    continue
+                if (loaded := self._read_snapshot(key)) is not None:
+                    header, tensors = loaded
+                    self.theta, self.velocity = tensors["theta"], tensors["velocity"]
+                    return Snapshot(
+                        header["round_id"], header["base"], frozenset(header["expected"])
+                    )
+            self.patience.poll(f"rank {self.rank}, waiting for a snapshot")
+
+    def _read_snapshot(self, key: str) -> tuple[dict[str, Any], dict[str, NDArray]] | None:
+        data = self.get(key)
+        try:
+            return None if data is None else unseal_tensors(data)
+        except OuterLoopError as error:
+            logger.warning("%s: %s", key, error)
+            return None
+
+    def _maybe_snapshot(self, round_id: int, base: str, expected: Sequence[int]) -> None:
+        if round_id % self.snapshot_every:
+            return
+        try:
+            key = self._put_snapshot(round_id, base, expected)
+            # What is about to be deleted can be replaced by this snapshot only if it is whole.
+            if self._read_snapshot(key) is not None:
+                self._collect_garbage(round_id)
+        except ObjectStoreError as error:
+            # The run does not depend on any single snapshot: the log is still there.
+            logger.warning("no snapshot of round %d: %s", round_id, error)
+
+    def _put_snapshot(self, round_id: int, base: str, expected: Sequence[int]) -> str:
+        header = {"round_id": round_id, "base": base, "expected": list(expected)}
+        key = snapshot_key(round_id, base)
+        tensors = {"theta": self.theta, "velocity": self.velocity}
+        self.put(key, seal_tensors(header, tensors))
+        return key
+
+    def _collect_garbage(self, round_id: int) -> None:
+        """Delete payloads that no newer snapshot needs. Manifests stay: they are the log."""
+        store = self.store
+        snapshots = [key for key in store.keys(SNAPSHOTS) if _round_of(key) <= round_id]
+        kept = sorted({_round_of(key) for key in snapshots})[-2:]
+        old = [key for key in snapshots if _round_of(key) < kept[0]]
+        began = max(0, kept[0] - 2 * self.snapshot_every)
+        for past in range(began, kept[0]):
+            keys = store.keys(round_prefix(past))
+            old += [key for key in keys if not key.endswith("/manifest.json")]
+        store.delete(old)
+
+    def _keep_private(self) -> None:
+        """Keep what another process of this rank would need to go on."""
+        if self._state is None or self.own is None:
+            return
+        header = {
+            "round_id": self._own_round,
+            "n_made": self._n_made,
+            "contribution": asdict(self.own),
+        }
+        tensors: dict[str, NDArray] = {
+            f"feedback.{name}": value for name, value in self.feedback.tensors().items()
+        }
+        tensors |= {f"inner.{name}": value for name, value in self.inner_state.items()}
+        tensors["payload"] = np.frombuffer(self.payload, np.uint8)
+        self._state.put(self._private_key, seal_tensors(header, tensors))
+
+    def _load_private(self) -> None:
+        """Take up the private state of the process before us, if it left any."""
+        data = self._state.get(self._private_key) if self._state is not None else None
+        if data is None:
+            return
+        try:
+            header, tensors = unseal_tensors(data)
+        except OuterLoopError as error:
+            raise OuterLoopError(
+                f"{self._private_key} is damaged ({error}): delete it to go on with a new optimizer"
+            ) from error
+        self.payload = tensors.pop("payload").tobytes()
+        for name, value in tensors.items():
+            room, _, rest = name.partition(".")
+            (self.inner_state if room == "inner" else vars(self.feedback))[rest] = value
+        self._own_round, self.own = header["round_id"], Contribution(**header["contribution"])
+        self._n_made = header["n_made"]
+        self._resume_own(self.own)
+
+    def _resume_own(self, own: Contribution) -> None:
+        """Take up the contribution that the process before us had made."""
+        manifest = self.read_manifest(self._own_round)
+        if manifest is None:
+            self._life.prepared = (self._own_round, own)
+        else:
+            # Decided while we were away; a snapshot may be past it, so settle the account now.
+            self.settle(manifest)
+
+
+def newest_state(
+    store: ObjectStore, round_id: int | None = None
+) -> tuple[int, Vector, dict[str, Any]]:
+    """Return a run's parameters from its store alone: a snapshot, then the log of rounds.
+
+    Args:
+        store: The run's store.
+        round_id: The state after so many rounds; None takes the newest.
+
+    Returns:
+        How many rounds the state has had, the parameters, and the run's description.
+
+    Raises:
+        OuterLoopError: There is no such state.
+    """
+    data = store.get(RUN_KEY)
+    if data is None:
+        raise OuterLoopError(f"{store.place or 'the store'} holds no run")
+    run, _ = unseal_tensors(data)
+    if "fragments" in run:
+        folders = map(fragment_folder, range(run["fragments"]))
+        parts = [newest_state(SubStore(store, folder), round_id) for folder in folders]
+        theta = np.concatenate([theta for _, theta, _ in parts])
+        return min(found for found, _, _ in parts), theta, run
+    settings = OuterSettings(codec=run["codec"], outer=OuterStep(**run["outer"]), timeout_s=60.0)
+    # Its attempt is the last there can be: no replica's process replaces one that only looks on.
+    watcher = OuterReplica(
+        store, np.zeros(run["n"]), rank=0, world_size=1, settings=settings, attempt=999_999
+    )
+    at: Snapshot = watcher.retried(lambda: watcher.load_snapshot(until=round_id))
+    found = at.round_id
+    while found != round_id and (manifest := watcher.read_manifest(found)) is not None:
+        if watcher.perform(Apply(found, manifest)) is None:
+            raise OuterLoopError(f"the mean of round {found} is gone, and no snapshot is newer")
+        found += 1
+    if round_id is not None and found != round_id:
+        raise OuterLoopError(f"the run has made {found} rounds, not {round_id}")
+    return found, watcher.theta, run
+
+
+def _round_of(snapshot: str) -> int:
+    return int(snapshot.rpartition("/")[2].partition(".")[0])

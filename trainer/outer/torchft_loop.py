@@ -1,0 +1,440 @@
+"""DiLoCo as torchft does it, behind guards, and managers that fit its slot.
+
+`torchft.local_sgd.DiLoCo` has settings that give wrong results without a word. Here each of them
+is an error, and only what the optimizer trains is exchanged.
+"""
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed import TCPStore
+
+from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
+from trainer.outer.all_reduce import ObjectStoreAllReduce
+from trainer.outer.exchange import agree_on_run
+from trainer.outer.outer_step import OuterStep
+from trainer.outer.parameters import (
+    fill_from,
+    flat_vector,
+    state_of_tensors,
+    tensors_of_state,
+    trainable_fragment,
+)
+from trainer.outer.tensor_file import seal_tensors, sha256, unseal_tensors
+
+logger = logging.getLogger(__name__)
+
+LoadState = Callable[[Any], None]
+SaveState = Callable[[], Any]
+
+
+def torchft_module(name: str) -> Any:
+    """Import torchft or a module of it.
+
+    Raises:
+        TrainerConfigError: torchft is not installed.
+    """
+    try:
+        return importlib.import_module(f"torchft.{name}" if name else "torchft")
+    except ImportError as error:
+        raise TrainerConfigError(
+            f"torchft cannot be imported ({error}): pip install 'replay-pipeline[outer]'"
+        ) from error
+
+
+class PendingWork:
+    """What `allreduce` gives back: waiting on one tensor settles all of the round."""
+
+    def __init__(self, flush: Callable[[], None], callbacks: list[Callable[[Any], Any]]) -> None:
+        self._flush = flush
+        self._callbacks = callbacks
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - torchft's call
+        """Wait until the values are the mean."""
+        self._flush()
+        return True
+
+    def get_future(self) -> "PendingWork":
+        """Return something with `then`."""
+        return self
+
+    def then(self, callback: Callable[[Any], Any]) -> "PendingWork":
+        """Call back once the values are the mean."""
+        self._callbacks.append(callback)
+        return self
+
+
+class MockManager:
+    """A manager of one process and no network, for tests and for a single replica.
+
+    Args:
+        reduce: What an all-reduce does to a round's values, flat, float32 on the CPU; the
+            identity by default.
+        failing_steps: Attempts, counted from 0, at which `should_commit` says no.
+    """
+
+    _use_async_quorum = False
+
+    def __init__(
+        self, reduce: Callable[[Tensor], Tensor] | None = None, *, failing_steps: Iterable[int] = ()
+    ) -> None:
+        self._reduce = reduce or (lambda values: values)
+        self._failing = frozenset(failing_steps)
+        self._states: dict[str, tuple[LoadState, SaveState]] = {}
+        self._queue: list[Tensor] = []
+        self._callbacks: list[Callable[[Any], Any]] = []
+        self._attempts = 0
+        self._step = 0
+
+    def register_state_dict_fn(
+        self, key: str, load_state_dict: LoadState, state_dict: SaveState
+    ) -> None:
+        """Remember how to save and load a part of the global state."""
+        self._states[key] = (load_state_dict, state_dict)
+
+    def allow_state_dict_read(self) -> None:
+        """Nothing reads the state from another thread."""
+
+    def disallow_state_dict_read(self) -> None:
+        """Nothing reads the state from another thread."""
+
+    def start_quorum(self, *_args: Any, **_options: Any) -> None:
+        """Begin a round."""
+        self._queue, self._callbacks = [], []
+
+    def allreduce(
+        self,
+        tensor: Tensor,
+        should_quantize: bool = False,  # noqa: ARG002, FBT001, FBT002 - torchft's call
+        **_options: Any,
+    ) -> PendingWork:
+        """Queue a tensor; the first `wait` of the round reduces all that are queued."""
+        self._queue.append(tensor)
+        return PendingWork(self._flush, self._callbacks)
+
+    def should_commit(self, *_args: Any, **_options: Any) -> bool:
+        """Close the round; False resets every replica to its start."""
+        self._flush()
+        attempt, self._attempts = self._attempts, self._attempts + 1
+        if attempt in self._failing:
+            return False
+        self._step += 1
+        return True
+
+    def current_step(self) -> int:
+        """Return how many rounds are committed."""
+        return self._step
+
+    def num_participants(self) -> int:
+        """Return how many replicas took part in the last round."""
+        return 1
+
+    def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002 - torchft's call
+        """Release nothing: there is no thread and no connection."""
+
+    def join(self, replay: Callable[[int, Tensor], None], sizes: Sequence[int]) -> None:
+        """Take up the newest state; there is none but our own."""
+
+    def _flush(self) -> None:
+        queue, self._queue = self._queue, []
+        if not queue:
+            return
+        mean = self._reduce(torch.from_numpy(flat_vector(queue)))
+        fill_from(mean.numpy(), queue)
+        for callback in self._callbacks:
+            callback(None)
+
+
+class ObjectStoreManager(MockManager):
+    """Fits torchft's manager slot over an object store: no lighthouse, no ports, no live donor.
+
+    A round always commits: whoever was late gets the mean of those who were not. A replica that
+    joins loads the newest snapshot and replays the rounds since.
+
+    Args:
+        all_reduce: The collective.
+        snapshot_every: Rounds between snapshots of the registered state.
+    """
+
+    def __init__(self, all_reduce: ObjectStoreAllReduce, *, snapshot_every: int = 5) -> None:
+        super().__init__(self._mean)
+        self.all_reduce = all_reduce
+        self._snapshot_every = snapshot_every
+        self._sizes: Sequence[int] = (0,)
+        self._snapshot_due = False
+
+    def join(self, replay: Callable[[int, Tensor], None], sizes: Sequence[int]) -> None:
+        """Load the newest snapshot and replay the log of rounds.
+
+        Args:
+            replay: Applies the mean of a round to the fragment with this index.
+            sizes: Values per fragment.
+        """
+        self._sizes = sizes
+        if not self._load_snapshot():
+            self._check_start()
+        while (mean := self.all_reduce.decided(sizes[self._step % len(sizes)])) is not None:
+            replay(self._step % len(sizes), torch.from_numpy(mean))
+            self._step += 1
+        if self._step and not self.is_expected:
+            self.all_reduce.ask_to_join()
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the others wait for this replica."""
+        return self.all_reduce.rank in self.all_reduce.expected
+
+    def start_quorum(self, *_args: Any, **_options: Any) -> None:
+        """Begin a round; the state is the global one now, so a snapshot that is due is taken."""
+        super().start_quorum()
+        if self._snapshot_due:
+            self._save_snapshot()
+        if not self.is_expected:
+            self.all_reduce.ask_to_join()
+
+    def should_commit(self, *_args: Any, **_options: Any) -> bool:
+        """Close the round."""
+        is_committed = super().should_commit()
+        due = self._step % self._snapshot_every == 0
+        self._snapshot_due = is_committed and due and self.all_reduce.has_reduced
+        return is_committed
+
+    def num_participants(self) -> int:
+        """Return how many replicas took part in the last round."""
+        return self.all_reduce.last.n_contributions if self.all_reduce.last else 0
+
+    def _mean(self, flat: Tensor) -> Tensor:
+        channel = self._step % len(self._sizes)
+        return torch.from_numpy(self.all_reduce.reduce_vector(flat.numpy(), channel=channel))
+
+    def _saved_states(self) -> dict[str, NDArray]:
+        return tensors_of_state({key: save() for key, (_, save) in self._states.items()})
+
+    def _save_snapshot(self) -> None:
+        header = {"step": self._step, "expected": sorted(self.all_reduce.expected)}
+        try:
+            key = f"snapshots/{self._step:06d}.safetensors"
+            self.all_reduce.store.put(key, seal_tensors(header, self._saved_states()))
+            self._snapshot_due = False
+        except ObjectStoreError as error:
+            logger.warning("no snapshot of step %d: %s", self._step, error)
+
+    def _check_start(self) -> None:
+        """Check that all replicas start from equal weights: a mean of deltas cannot mend that."""
+        tensors = self._saved_states()
+        start = {"start": sha256(*(tensors[name] for name in sorted(tensors)))}
+        if agree_on_run(self.all_reduce.store, {}, start) != start:
+            raise TrainerConfigError(
+                "this replica starts from other weights than the first one of the run: load the "
+                "same checkpoint, or set the same seed, everywhere"
+            )
+
+    def _load_snapshot(self) -> bool:
+        keys = self.all_reduce.store.keys("snapshots/")
+        data = self.all_reduce.store.get(keys[-1]) if keys else None
+        if data is None:
+            return False
+        header, tensors = unseal_tensors(data)
+        states = state_of_tensors(tensors)
+        if states.keys() != self._states.keys():
+            raise OuterLoopError(f"{keys[-1]} was saved by a loop with other fragments")
+        for key, state in states.items():
+            self._states[key][0](state)
+        self._step = header["step"]
+        self.all_reduce.resume(self._step, header["expected"])
+        return True
+
+
+def make_diloco_outer_loop(
+    model: nn.Module | Sequence[nn.Module],
+    inner_optimizer: Any,
+    *,
+    manager: Any,
+    sync_every: int,
+    outer: OuterStep | None = None,
+    fragment_sync_delay: int = 0,
+    fragment_update_alpha: float = 0.0,
+    should_quantize: bool = False,
+    bucket_cap_mb: float | None = None,
+    backup_device: torch.device | None = None,
+) -> Any:
+    """Return a `torchft.local_sgd.DiLoCo`, to be entered around the training loop.
+
+    Every `sync_every` steps of the inner optimizer the pseudo-gradient θ_initial − θ_local is
+    averaged and the outer optimizer takes one step. A sequence of modules makes one streaming
+    fragment of each, synchronised in turn.
+
+    Args:
+        model: What is trained; frozen parameters stay at home.
+        inner_optimizer: Takes the local steps; an optimizer wrapped by accelerate is unwrapped.
+        manager: `MockManager`, `ObjectStoreManager` or a `torchft.Manager`.
+        sync_every: Inner steps per round over all fragments.
+        outer: The outer optimizer.
+        fragment_sync_delay: Inner steps between sending a fragment and waiting for it.
+        fragment_update_alpha: How much of the local values to keep after a round.
+        should_quantize: torchft's 8-bit all-reduce; needs triton.
+        bucket_cap_mb: Pack tensors into buckets of this many MiB; None sends each on its own.
+        backup_device: Where the parameters of the round's start are kept; the CPU by default.
+
+    Raises:
+        TrainerConfigError: A setting with which torchft would give wrong results or stop.
+    """
+    local_sgd = torchft_module("local_sgd")
+    given = [model] if isinstance(model, nn.Module) else list(model)
+    fragments = [trainable_fragment(module) for module in given]
+    _check_fragments(fragments, sync_every, fragment_sync_delay)
+    _check_manager(manager)
+    _check_wire(fragments, bucket_cap_mb, should_quantize=should_quantize)
+    step = outer or OuterStep()
+    # One outer optimizer per fragment: a shared one would also step the others, with the inner
+    # gradients that still lie in their `grad`.
+    outer_optimizers = [
+        torch.optim.SGD(
+            fragment.parameters(), lr=step.lr, momentum=step.momentum, nesterov=step.nesterov
+        )
+        for fragment in fragments
+    ]
+    loop = local_sgd.DiLoCo(
+        manager,
+        fragments,
+        getattr(inner_optimizer, "optimizer", inner_optimizer),
+        outer_optimizers,
+        sync_every,
+        backup_device=backup_device,
+        use_bucketization=bucket_cap_mb is not None,
+        bucket_cap_mb=bucket_cap_mb,
+        should_quantize=should_quantize,
+        fragment_sync_delay=fragment_sync_delay,
+        fragment_update_alpha=fragment_update_alpha,
+    )
+    if any(f.use_bucketization for f in loop._fragments) and bucket_cap_mb is None:
+        raise TrainerConfigError(
+            "TORCHFT_USE_BUCKETIZATION is set: unset it, or give bucket_cap_mb"
+        )
+    if isinstance(manager, MockManager):
+        sizes = [sum(p.numel() for p in fragment.parameters()) for fragment in fragments]
+        manager.join(lambda index, mean: _replay(loop._fragments[index], mean), sizes)
+        for fragment in loop._fragments:
+            fragment.restore_parameters()
+    return loop
+
+
+def make_torchft_manager(
+    *,
+    lighthouse: str,
+    rank: int,
+    state_dict: SaveState,
+    load_state_dict: LoadState,
+    min_replicas: int = 1,
+    round_s: float = 600.0,
+) -> Any:
+    """Return a `torchft.Manager` for one process per replica over gloo, with ordered timeouts.
+
+    The process group gives up first, then the manager, and the quorum last, which waits for
+    whole rounds: with torchft's equal defaults of 60 s a slow peer kills a healthy replica.
+
+    Args:
+        lighthouse: Address of `torchft_lighthouse`, such as `http://host:29510`.
+        rank: This replica.
+        state_dict: Gives the model and the inner optimizer to a replica that heals from this one.
+        load_state_dict: Takes them.
+        min_replicas: Fewest replicas per round.
+        round_s: Longest time that a round's inner steps take, in seconds.
+    """
+    torchft = torchft_module("")
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=round_s / 20)),
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        min_replica_size=min_replicas,
+        use_async_quorum=False,
+        init_sync=False,
+        timeout=timedelta(seconds=round_s / 10),
+        quorum_timeout=timedelta(seconds=3 * round_s),
+        connect_timeout=timedelta(seconds=min(60.0, round_s / 10)),
+        rank=0,
+        world_size=1,
+        replica_id=f"replica_{rank}",
+        store_addr="localhost",
+        store_port=store.port,
+        lighthouse_addr=lighthouse,
+        hostname="localhost",
+    )
+    # The store dies with its last reference, and the manager's peers meet in it.
+    manager._replica_store = store
+    return manager
+
+
+@torch.no_grad()
+def _replay(fragment: Any, mean: Tensor) -> None:
+    """Apply a round that was missed: the same outer step that the others made."""
+    fragment.restore_parameters()
+    parameters = list(fragment._model_fragment.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    fill_from(mean.numpy(), [parameter.grad for parameter in parameters])
+    fragment._outer_optimizer.step()
+    fragment._outer_optimizer.zero_grad()
+    fragment.save_parameters()
+
+
+def _check_fragments(fragments: Sequence[nn.Module], sync_every: int, delay: int) -> None:
+    seen: set[int] = set()
+    for index, fragment in enumerate(fragments):
+        parameters = list(fragment.parameters())
+        if not parameters:
+            raise TrainerConfigError(f"fragment {index} has nothing to train")
+        if low := {p.dtype for p in parameters if p.dtype in (torch.bfloat16, torch.float16)}:
+            raise TrainerConfigError(
+                f"fragment {index} has {low} parameters: outer steps would be rounded away; "
+                "train in float32 (with autocast), or use the object_store outer loop"
+            )
+        if seen & {id(p) for p in parameters}:
+            raise TrainerConfigError(f"fragment {index} shares a parameter with another fragment")
+        seen |= {id(p) for p in parameters}
+    if sync_every < 1 or sync_every % len(fragments):
+        raise TrainerConfigError(
+            f"sync_every={sync_every} is no multiple of the {len(fragments)} fragments"
+        )
+    if not 0 <= delay < sync_every // len(fragments):
+        raise TrainerConfigError(
+            f"fragment_sync_delay={delay} must be below {sync_every // len(fragments)}"
+        )
+
+
+def _check_manager(manager: Any) -> None:
+    if manager._use_async_quorum:
+        raise TrainerConfigError("DiLoCo needs a manager made with use_async_quorum=False")
+    if getattr(manager, "_init_sync", False):
+        logger.warning(
+            "init_sync=True throws away the first round of all replicas but one; "
+            "start all from the same weights and make the manager with init_sync=False"
+        )
+
+
+def _check_wire(
+    fragments: Sequence[nn.Module], bucket_cap_mb: float | None, *, should_quantize: bool
+) -> None:
+    if should_quantize and importlib.util.find_spec("triton") is None:
+        raise TrainerConfigError(
+            "should_quantize needs triton: without it torchft sends float32 and says nothing"
+        )
+    if bucket_cap_mb is None:
+        return
+    for index, fragment in enumerate(fragments):
+        size = sum(p.numel() * p.element_size() for p in fragment.parameters())
+        if int(bucket_cap_mb * 2**20) < size:
+            raise TrainerConfigError(
+                f"bucket_cap_mb={bucket_cap_mb} is below the {size / 2**20:.1f} MiB of fragment "
+                f"{index}: torchft would leave out tensors at the end of each bucket"
+            )
+        if len({p.dtype for p in fragment.parameters()}) > 1:
+            raise TrainerConfigError(f"fragment {index} mixes dtypes, which a bucket cannot hold")

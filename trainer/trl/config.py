@@ -1,0 +1,51 @@
+"""Settings of the three-channel trainer on top of TRL's own."""
+
+from dataclasses import dataclass
+
+from trl.trainer.grpo_config import GRPOConfig
+
+from trainer.errors import TrainerConfigError
+from trainer.settings import OBJECTIVES, SharedSettings
+
+
+@dataclass
+class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-inheritance]
+    """TRL's `GRPOConfig` plus the weights and options of channels 2 and 3."""
+
+    align_within: int = 64
+    """Steps within which rollouts may change places, so that those of a step are of its pairs'
+    sessions and share their tokens; 0: in TRL's own order."""
+
+    logging_nan_inf_filter: bool = False
+    """Whether the log shows a mean in place of a loss that is no number. A run that diverges then
+    goes on unseen, and every step waits for the device to look."""
+
+    def __post_init__(self) -> None:
+        """Turn the objective's name into TRL's settings, and check ours.
+
+        Raises:
+            TrainerConfigError: a name is unknown or a value out of range.
+        """
+        self._apply_objective()
+        self.check()
+        if self.align_within < 0:
+            raise TrainerConfigError(f"align_within={self.align_within} is negative")
+        # TRL still sets the old names, which transformers answers with a deprecation warning.
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = self.gradient_checkpointing
+        if self.activation_checkpointing_kwargs is None:
+            self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
+        super().__post_init__()
+
+    def _apply_objective(self) -> None:
+        if self.objective is None:
+            return
+        if self.objective not in OBJECTIVES:
+            raise TrainerConfigError(
+                f"objective={self.objective!r} is not one of {', '.join(OBJECTIVES)}"
+            )
+        for name, value in OBJECTIVES[self.objective].items():
+            # What the user set away from TRL's default wins over the menu.
+            default = GRPOConfig.__dataclass_fields__[name].default
+            if name == "loss_type" or getattr(self, name) == default:
+                setattr(self, name, value)

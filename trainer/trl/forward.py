@@ -1,0 +1,272 @@
+"""The policy's forward pass with channel 2 in it: one backbone pass, one head, one teacher pass.
+
+What says which rows and tokens take part stays on the CPU: read from the device, it would have to
+wait there for all that runs.
+
+Dimensions in names: `B` sequences, `R` those of them that the teacher sees, `P` prompt tokens
+(left-padded), `C` completion tokens (right-padded), `H` hidden, `V` vocabulary, `N` hinted response
+tokens.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.losses.channels import SDPOOptions, distillation_per_token
+from trainer.losses.compose import PairLogps
+from trainer.losses.divergence import log_probs
+from trainer.model.causal_lm import completion_outputs, model_head_outputs
+from trainer.model.kv_reuse import (
+    hinted_batch,
+    student_hidden,
+    teacher_hidden_with_prefix_reuse,
+)
+from trainer.model.packing import (
+    logps_of_tree,
+    packed_hidden,
+    states_of_sequences,
+    with_lengths,
+)
+from trainer.model.scoring import project
+from trainer.model.tree_layout import PackedTree, TokenSequence, pack_pairs
+
+TeacherWeights = Callable[[nn.Module], AbstractContextManager[nn.Module]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HintedInputs:
+    """The student's batch, and the same completions behind hinted prompts; all on the CPU."""
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    teacher_prompt_ids: Tensor
+    teacher_prompt_mask: Tensor
+    completion_ids: Tensor
+    completion_mask: Tensor
+    mask: Tensor
+    """True at the response tokens of rows with a hint, [B, C]."""
+
+    @property
+    def seen_rows(self) -> Tensor:
+        """Which rows the teacher has to see, [B]: those with a hint, and one if there is none."""
+        has_hint_B = self.mask.any(1)
+        has_hint_B[0] |= ~has_hint_B.any()
+        return has_hint_B
+
+    @property
+    def teacher_sequences(self) -> list[TokenSequence]:
+        """Return hinted prompt and completion of every row that the teacher sees, unpadded."""
+        names = ("teacher_prompt_ids", "teacher_prompt_mask", "completion_ids", "completion_mask")
+        seen_rows = self.seen_rows
+        return token_sequences(*(getattr(self, name)[seen_rows] for name in names))
+
+    def of_hints(self, values_RCX: Tensor) -> Tensor:
+        """Pick what belongs to the hinted response tokens of the rows that the teacher sees."""
+        return at_places(values_RCX, self.mask[self.seen_rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOutput:
+    """What the policy loss and channel 2 need."""
+
+    logps_BC: Tensor
+    entropy_BC: Tensor
+    sdpo_sum: Tensor
+    """Divergence summed over the hinted tokens; 0 with a graph when there is none."""
+
+
+def policy_and_distillation(
+    model: nn.Module,
+    teacher_weights: TeacherWeights,
+    inputs: HintedInputs,
+    options: SDPOOptions,
+    *,
+    is_fused: bool,
+    reuses_prefix: bool,
+    pad_token_id: int,
+    shared: "SharedForward | None" = None,
+) -> PolicyOutput:
+    """Compute log-probs and entropies of completions, and channel 2 at the hinted tokens.
+
+    `is_fused` never makes the logits of the batch. `reuses_prefix` lets a live teacher go on from
+    the student's key-value cache; it needs a teacher with the student's weights. `shared` has the
+    student's states already.
+    """
+    if shared is not None:
+        student_BCH, teacher_NH, teacher = shared.states(model, teacher_weights, inputs)
+    else:
+        states = _states_reusing_prefix if reuses_prefix else _states
+        student_BCH, teacher_NH, teacher = states(model, teacher_weights, inputs, pad_token_id)
+    mask_BC = inputs.mask
+    ids_BC = inputs.completion_ids.to(student_BCH.device, non_blocking=True)
+    if is_fused:
+        outputs = completion_outputs(
+            model,
+            student_BCH,
+            ids_BC,
+            hinted_B_C=mask_BC,
+            teacher=teacher,
+            teacher_hidden_N_H=teacher_NH,
+            beta=options.jsd_beta,
+            temperature=options.temperature,
+        )
+        return PolicyOutput(
+            logps_BC=outputs.logps_B_C,
+            entropy_BC=outputs.entropy_B_C,
+            sdpo_sum=outputs.divergence_N.sum() + 0.0 * outputs.logps_B_C.sum(),
+        )
+    student_BCV = project(model, student_BCH)
+    with torch.no_grad():
+        teacher_NV = project(teacher, teacher_NH)
+    per_token_N = distillation_per_token(
+        at_places(student_BCV, mask_BC), teacher_NV, at_places(ids_BC, mask_BC), options
+    )
+    logp_BCV = log_probs(student_BCV, options.temperature)
+    return PolicyOutput(
+        logps_BC=logp_BCV.gather(-1, ids_BC.unsqueeze(-1)).squeeze(-1),
+        entropy_BC=-(logp_BCV.exp() * logp_BCV).sum(-1),
+        sdpo_sum=per_token_N.sum(),
+    )
+
+
+def policy_alone(
+    model: nn.Module, ids_BT: Tensor, mask_BT: Tensor, n_last: int, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Compute log-probs and entropies of the last `n_last` tokens, [B, n_last], with a fused head."""
+    hidden_BCH = hidden_states(model, ids_BT, mask_BT, n_last)
+    return policy_of_states(model, hidden_BCH, ids_BT[:, -n_last:], temperature=temperature)
+
+
+def policy_of_states(
+    model: nn.Module, hidden_BCH: Tensor, ids_BC: Tensor, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Compute what `policy_alone` does from the states that predict the tokens."""
+    outputs = model_head_outputs(
+        model, hidden_BCH.flatten(0, 1), ids_BC.flatten(), temperature=temperature
+    )
+    return outputs.logps_N.view(ids_BC.shape), outputs.entropy_N.view(ids_BC.shape)
+
+
+class SharedForward:
+    """One forward pass for completions, pairs, and the hinted contexts of a live teacher.
+
+    They are a prefix tree, so that the states of a trace run once for all channels that see them.
+    A teacher with other weights has a tree of its own: keys and values are made by the weights.
+    """
+
+    def __init__(
+        self, model: nn.Module, tree: PackedTree, completion_ids_BC: Tensor, *, is_live: bool
+    ) -> None:
+        """Keep what to run: completions first, after them the hinted ones if `is_live`."""
+        self.model, self.is_live = model, is_live
+        self.tree = tree.to(next(model.parameters()).device)
+        self._shape = completion_ids_BC.shape
+
+    @cached_property
+    def _hidden(self) -> Tensor:
+        return packed_hidden(self.model, self.tree)
+
+    def _states(self) -> Tensor:
+        return states_of_sequences(self.tree, self._hidden, self._shape[1])
+
+    def student_states(self) -> Tensor:
+        """Return the states that predict the completions, [B, C, H]."""
+        return self._states()[: self._shape[0]]
+
+    def pair_logps(self) -> PairLogps:
+        """Sum log-probs of both sides of the tree's pairs, with their tokens."""
+        return with_lengths(self.tree, logps_of_tree(self.model, self.tree, self._hidden))
+
+    def states(
+        self, model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs
+    ) -> tuple[Tensor, Tensor, nn.Module]:
+        """Return the student's states, the teacher's at hinted tokens, and the teacher."""
+        n_rows, n_columns = self._shape
+        student_BCH = self.student_states()  # before gradients are off: this may be the pass itself
+        with torch.no_grad(), teacher_weights(model) as teacher:
+            if self.is_live:
+                teacher_RCH = self._states()[n_rows:]
+            else:
+                tree = pack_pairs([], sequences=inputs.teacher_sequences)
+                tree = tree.to(student_BCH.device)
+                teacher_RCH = states_of_sequences(tree, packed_hidden(teacher, tree), n_columns)
+        return student_BCH, inputs.of_hints(teacher_RCH).detach(), teacher
+
+
+def at_places(values_BCX: Tensor, mask_BC: Tensor) -> Tensor:
+    """Pick where a mask on the CPU is true, row after row, as `values_BCX[mask_BC]` does.
+
+    There the device would have to say how many that are, and the host would wait for it.
+    """
+    rows_N, columns_N = (
+        one.to(values_BCX.device, non_blocking=True) for one in mask_BC.nonzero(as_tuple=True)
+    )
+    return values_BCX[rows_N, columns_N]
+
+
+def token_sequences(
+    prompt_ids_BP: Tensor, prompt_mask_BP: Tensor, ids_BC: Tensor, mask_BC: Tensor
+) -> list[TokenSequence]:
+    """Return prompt and completion of every row without its padding; all tensors on the CPU."""
+    columns = (prompt_ids_BP, prompt_mask_BP.sum(1), ids_BC, mask_BC.sum(1))
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [(prompt[len(prompt) - n :], ids[:n_ids]) for prompt, n, ids, n_ids in rows]
+
+
+def _states(
+    model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs, _pad_token_id: int
+) -> tuple[Tensor, Tensor, nn.Module]:
+    n, device = inputs.completion_ids.size(1), next(model.parameters()).device
+
+    def hidden(
+        network: nn.Module, prompt_ids: Tensor, prompt_mask: Tensor, rows: Tensor | slice
+    ) -> Tensor:
+        ids_BT = torch.cat([prompt_ids, inputs.completion_ids], dim=1)[rows]
+        mask_BT = torch.cat([prompt_mask, inputs.completion_mask], dim=1)[rows]
+        ids_BT, mask_BT = (one.to(device, non_blocking=True) for one in (ids_BT, mask_BT))
+        return hidden_states(network, ids_BT, mask_BT, n)
+
+    student_BCH = hidden(model, inputs.prompt_ids, inputs.prompt_mask, slice(None))
+    prompts, seen_rows = (inputs.teacher_prompt_ids, inputs.teacher_prompt_mask), inputs.seen_rows
+    with torch.no_grad(), teacher_weights(model) as teacher:
+        teacher_RCH = hidden(teacher, *prompts, seen_rows)
+    return student_BCH, inputs.of_hints(teacher_RCH), teacher
+
+
+def _states_reusing_prefix(
+    model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs, pad_token_id: int
+) -> tuple[Tensor, Tensor, nn.Module]:
+    hinted_prompts = [
+        ids[mask.bool()].tolist()
+        for ids, mask in zip(inputs.teacher_prompt_ids, inputs.teacher_prompt_mask, strict=True)
+    ]
+    batch = hinted_batch(
+        inputs.prompt_ids,
+        hinted_prompts,
+        inputs.completion_ids,
+        prompt_mask_B_P=inputs.prompt_mask.bool(),
+        pad_token_id=pad_token_id,
+    )
+    states = student_hidden(
+        model,
+        inputs.prompt_ids,
+        inputs.completion_ids,
+        prompt_mask_B_P=inputs.prompt_mask.bool(),
+        pad_token_id=pad_token_id,
+        n_tokens=batch.n_tokens,
+    )
+    with teacher_weights(model) as teacher:
+        teacher_BCH = teacher_hidden_with_prefix_reuse(teacher, batch, states.cache)
+    return states.hidden_B_C_H, at_places(teacher_BCH, inputs.mask), teacher
+
+
+def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last: int) -> Tensor:
+    """Compute the last hidden states that predict the last `n_last` tokens, [B, n_last, H]."""
+    causal = model.get_base_model() if hasattr(model, "peft_config") else model
+    output = causal.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+    return output.last_hidden_state[:, -n_last - 1 : -1]

@@ -1,0 +1,531 @@
+"""One training run from a configuration: dataset in, model, metrics, plot and report out."""
+
+import contextlib
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, Features, Json, List, Value
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import PrinterCallback, TrainerCallback
+from transformers.utils import logging as transformers_logging
+
+from trainer.data.collator import ComposerDataCollator
+from trainer.data.dataset import PreferenceData, load_preference_data
+from trainer.data.evaluation import end_tokens, evaluate
+from trainer.data.rendering import Renderer
+from trainer.data.report import model_card, plot_metrics
+from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
+from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
+from trainer.data.teacher_logprobs import ScoredAnswer
+from trainer.data.tiny import pretrain
+from trainer.data.tokens import requests_of
+from trainer.errors import DatasetError, TrainerConfigError, TrainerError
+from trainer.folders import sole_writer
+from trainer.hints import hint_for_row
+from trainer.model.loading import load_model, load_tokenizer, merged, usable_data
+from trainer.model.scoring import pair_logps, response_logps
+from trainer.outer.callback import (
+    OuterOptions,
+    inner_optimizers,
+    outer_callbacks,
+    sharded,
+    train_replica,
+)
+from trainer.outer.environment import ReplicaPlace, replica_place
+from trainer.outer.object_store import ObjectStore
+from trainer.settings import RunConfig, section_of
+from trainer.trl.config import ComposerConfig
+from trainer.trl.objective import FixedBatchObjective
+from trainer.trl.recorded_teacher import RecordedTeacherTrainer, recorded_answers
+from trainer.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
+from trainer.trl.trainer import ComposerReplicationTrainer
+
+logger = logging.getLogger(__name__)
+
+RESTART_PATIENCE_S = 20.0
+"""How long a replica that is started anew waits for the end of the one that died."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """What a host of the run puts in the place of the run's own parts."""
+
+    place: ReplicaPlace | None = None
+    """Which replica this is; None takes what the launcher told this process."""
+    store: ObjectStore | None = None
+    """Joins the replicas (`outer=object_store`) instead of the one at `outer_options.uri`."""
+    reward: Callable[..., list[float]] | None = None
+    """Scores completions, in TRL's convention, instead of `reward`."""
+    rollout: Callable[[list[Any], Any], dict[str, list[Any]]] | None = None
+    """TRL's `rollout_func`, for `rollouts=generate`."""
+    environment: Any = None
+    """TRL's `environment_factory`, for `rollouts=generate`; its reward replaces `reward`."""
+
+
+class MetricsFile(TrainerCallback):
+    """Every log of the trainer as one JSON line with `group/name` keys."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: ComposerConfig,
+        on_metrics: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        """Write to `path`; `on_metrics` gets each line as well."""
+        self.path, self.config, self.on_metrics = path, config, on_metrics
+        self.rows: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Keep the lines of the steps up to the checkpoint that the run goes on from."""
+        if state.is_world_process_zero:
+            self.rows = _steps_of(self.path, until=state.global_step) if state.global_step else []
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:  # noqa: ARG002
+        """Write one line."""
+        logs = context.get("logs")
+        if not state.is_world_process_zero or not logs:
+            return
+        row: dict[str, Any] = {"step": state.global_step}
+        row |= {key if "/" in key else f"train/{key}": value for key, value in logs.items()}
+        if "policy/loss" in row or "replay/loss" in row:
+            row["loss/objective"] = (
+                self.config.policy_weight * row.get("policy/loss", 0.0)
+                + self.config.alpha_sdpo * row.get("sdpo/loss", 0.0)
+                + self.config.beta_replay * row.get("replay/loss", 0.0)
+            )
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        if self.on_metrics is not None:
+            self.on_metrics(row)
+
+
+def _steps_of(path: Path, *, until: int) -> list[dict[str, Any]]:
+    """Read the lines of single steps; a line that a kill cut short is left out."""
+    rows = []
+    for line in path.read_text("utf-8").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if row["step"] <= until and "train/train_runtime" not in row]
+
+
+def run(
+    config: RunConfig,
+    *,
+    on_metrics: Callable[[dict[str, Any]], None] | None = None,
+    parts: RunParts | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Train, evaluate before and after, and write everything into `config.output`.
+
+    `should_stop` is asked after each step; on yes, a checkpoint is saved and the run ends.
+
+    Raises:
+        TrainerConfigError: a setting is wrong.
+        FolderInUseError: another run writes into the output folder.
+        DatasetError: the dataset lacks what a channel needs.
+        TrainingStoppedError: `should_stop` said so; `resume_from="last"` goes on.
+    """
+    args = trl_config(config, Path(config.output))
+    parts = parts or RunParts()
+    with only_run_in(Path(config.output), args, place=parts.place):
+        return _run(config, args, parts, on_metrics, should_stop)
+
+
+@contextlib.contextmanager
+def only_run_in(
+    folder: Path, args: ComposerConfig, *, place: ReplicaPlace | None = None
+) -> Iterator[None]:
+    """Keep other runs out of the output folder. The first rank asks; all are refused, or none.
+
+    Raises:
+        FolderInUseError: another run writes there; nothing was touched.
+        TrainerConfigError: the folder cannot be made or written to.
+    """
+    where = place or replica_place()
+    patience_s = RESTART_PATIENCE_S if where is not None and where.attempt else 0.0
+    with contextlib.ExitStack() as stack:
+        refusal: list[TrainerError | None] = [None]
+        if args.process_index == 0:
+            try:
+                stack.enter_context(sole_writer(folder, patience_s=patience_s))
+            except TrainerError as error:
+                refusal = [error]
+        if args.world_size > 1:
+            torch.distributed.broadcast_object_list(refusal, src=0, device=args.device)
+        if refusal[0] is not None:
+            raise refusal[0]
+        yield
+
+
+def _run(
+    config: RunConfig,
+    args: ComposerConfig,
+    parts: RunParts,
+    on_metrics: Callable[[dict[str, Any]], None] | None,
+    should_stop: Callable[[], bool],
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    transformers_logging.disable_progress_bar()
+    output = Path(config.output)
+    data = load_preference_data(config.dataset, revision=config.revision)
+    tokenizer = load_tokenizer(config, data)
+    data, found = usable_data(config, tokenizer, data)
+    joined = section_of(OuterOptions, config.outer_options, "outer_options.")
+    outer = outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
+    whole, data = data, sharded(data, parts.place) if outer else data
+    model, collator = model_and_collator(config, args, tokenizer, data, whole=whole)
+    off = off_channels(args, data)
+    renderer = collator.renderer
+    answers, teacher_tokens = recorded_answers(config, renderer)
+    recorded = recorded_rollouts(config, args, data, renderer)
+    level = load_function(config.agreement) if config.agreement else agreement
+    if recorded is not None and not args.is_replay_alone:
+        recorded.add_behaviour_logps(model, logps_of=response_logps, temperature=args.temperature)
+    objective = FixedBatchObjective(model, collator, data, args)
+
+    def measured() -> tuple[dict[str, Any], float]:
+        pairs, prompts = data.test_pairs, data.test_prompts
+        figures = evaluate(
+            model,
+            collator,
+            pairs,
+            prompts,
+            options=config.evaluation,
+            level=level,
+            forward=pair_logps,
+        )
+        return figures, objective()
+
+    before, loss_first = measured()
+    metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
+    stopping = StopAtStep(identity_of(asdict(config)), should_stop)
+    trainer = build_trainer(
+        config,
+        args,
+        model,
+        tokenizer,
+        data,
+        recorded,
+        renderer,
+        [*outer, metrics, stopping],
+        parts,
+        answers,
+    )
+    resume_from: Any = config.resume_from
+    if resume_from == LAST:
+        resume_from = last_checkpoint(Path(args.output_dir or output), stopping.identity)
+    with without_upstream_warnings():
+        train_replica(trainer, outer, resume_from=resume_from and str(resume_from))
+    stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
+    # First what took hours, then what only looks at it.
+    save_checkpoint(config, trainer, tokenizer, output)
+    after, loss_last = measured()
+
+    live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
+    report = {
+        "loss_first": loss_first,
+        "loss_last": loss_last,
+        "channels_live": live,
+        "channels_off": off
+        | {
+            name: f"no step gave it anything to learn from ({why})"
+            for name, why in NOTHING_TO_LEARN.items()
+            if name not in [*live, *off]
+        },
+        "steps": trainer.state.global_step,
+        "seconds": round(time.perf_counter() - started, 2),
+        "pairs": len(data.pairs),
+        "held_out_pairs": len(data.test_pairs),
+        "cut_prompts": renderer.n_cut_prompts,
+        "preflight": found.as_report(),
+        **({"teacher_tokens": teacher_tokens} if teacher_tokens else {}),
+        "pairs_forward": trainer.pair_forward,
+        **{
+            f"{name}_accuracy_{when}": scores[name]["accuracy"]
+            for name in ("preference", "blank_prompt", "shuffled_prompt")
+            for when, scores in (("before", before), ("after", after))
+        },
+        "prompt_gain_before": before["prompt_gain"],
+        "prompt_gain_after": after["prompt_gain"],
+        "consensus_rate_after": after["consensus"]["any"],
+    }
+    if trainer.is_world_process_zero():
+        plot_metrics(metrics.rows, output / "loss.png")
+        write_results(config, report, {"before": before, "after": after})
+        if config.push_to_hub is not None:
+            push_to_hub(config.push_to_hub, output)
+    return report
+
+
+def model_and_collator(
+    config: RunConfig,
+    args: ComposerConfig,
+    tokenizer: Any,
+    data: PreferenceData,
+    *,
+    whole: PreferenceData | None = None,
+) -> tuple[Any, ComposerDataCollator]:
+    """Load or make the model, and the collator of its batches; a tiny model is pretrained here.
+
+    The model is put on its device before anything runs through it. All replicas must start from the
+    same weights, and have different shards: a tiny model is pretrained on the `whole` data.
+    """
+    model = load_model(config, tokenizer, seed=args.seed)
+    if config.quantize == "none":  # quantized weights are where they were made
+        model = model.to(args.device)
+    collator = ComposerDataCollator(
+        tokenizer,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_response_tokens=args.max_response_tokens,
+        with_tools=args.render_tools,
+    )
+    with args.main_process_first(desc="tokenizing"):
+        requests = requests_of(data, hint_for_row, with_tools=args.render_tools)
+        collator.renderer.store.fill(requests, collator.renderer, Path(config.output) / "tokens")
+    if config.model is None and config.tiny.pretraining_steps:
+        n_steps = config.tiny.pretraining_steps
+        pairs = (whole or data).pairs
+        pretrain(model, collator, pairs, n_steps=n_steps, seed=args.seed, forward=pair_logps)
+    return model, collator
+
+
+def recorded_rollouts(
+    config: RunConfig, args: ComposerConfig, data: PreferenceData, renderer: Renderer
+) -> RecordedRollouts | None:
+    """Collect the decisions on record that `config.rollouts` asks for; none where TRL generates."""
+    if config.rollouts == "contrast":
+        return contrast_rollouts(data.pairs, renderer)
+    if config.rollouts == "student":
+        n = args.num_generations or 1
+        return student_rollouts(data, renderer, group_size=n, seed=args.seed)
+    return None
+
+
+NOTHING_TO_LEARN = {
+    "policy": "all rewards of each group were equal",
+    "sdpo": "no state that was trained on has a hint",
+    "replay": "no pair was drawn",
+}
+"""Why a channel that has a weight and data may have been idle."""
+
+
+def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
+    """Name the channels that cannot teach anything, with the reason, before the first step.
+
+    Raises:
+        TrainerConfigError: all three are.
+    """
+    off = {}
+    weights = {"policy": "policy_weight", "sdpo": "alpha_sdpo", "replay": "beta_replay"}
+    for channel, weight in weights.items():
+        if getattr(args, weight) == 0:
+            off[channel] = f"{weight} is 0"
+    states = [*data.pairs, *data.prompts, *data.positives]
+    needs_hint = "sdpo" not in off and args.teacher != "recorded"
+    if needs_hint and not any(map(hint_for_row, states)):
+        off["sdpo"] = "no row of the dataset has a hint"
+    if len(off) == len(weights):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
+        raise TrainerConfigError(f"all channels are off, nothing would be learnt ({reasons})")
+    for name, reason in off.items():
+        level = logging.INFO if reason.endswith("is 0") else logging.WARNING
+        logger.log(level, "channel %s is off: %s", name, reason)
+    return off
+
+
+def write_results(
+    config: RunConfig, report: Mapping[str, Any], evaluation: Mapping[str, Any]
+) -> None:
+    """Write the report, the evaluation and the model card into the output folder."""
+    output = Path(config.output)
+    _write_json(output / "evaluation.json", evaluation)
+    _write_json(output / "report.json", report)
+    card = model_card(
+        base=config.model or "random weights",
+        dataset=config.dataset,
+        settings=asdict(config),
+        report=report,
+        evaluation=evaluation,
+    )
+    (output / "README.md").write_text(card, "utf-8")
+
+
+def push_to_hub(repository: str, output: Path) -> None:
+    """Put what was trained, with its card, into a private repository of the Hub, in one commit.
+
+    Raises:
+        TrainerError: the Hub refused; everything is still in the output folder.
+    """
+    hub = HfApi()
+    trained = [name for name in ("checkpoint", "adapter") if (output / name).is_dir()]
+    try:
+        hub.create_repo(repository, private=True, exist_ok=True)
+        files = {"README.md": output / "README.md", "report.json": output / "report.json"}
+        for folder in trained:
+            # The first is what loads by the repository's name.
+            prefix = "" if folder == trained[0] else f"{folder}/"
+            files |= {prefix + path.name: path for path in (output / folder).iterdir()}
+        operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+        hub.create_commit(repository, operations, commit_message="Add a trained model")
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise TrainerError(
+            f"push_to_hub={repository}: {error}; the model is whole in {output}"
+        ) from error
+
+
+def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
+    """Build TRL's arguments: the run's own, on CPU in float32 where there is no GPU."""
+    has_gpu = torch.cuda.is_available()
+    defaults: dict[str, Any] = {
+        "output_dir": str(output / "steps"),
+        "report_to": [],
+        "use_cpu": not has_gpu,
+        "bf16": has_gpu,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+    }
+    if config.outer == "object_store":
+        # The ranks of a replica wait for the one that waits for a round.
+        defaults["ddp_timeout"] = 24 * 3600
+    try:
+        return ComposerConfig(**(defaults | config.trl))
+    except TrainerConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise TrainerConfigError(f"trl: {error}") from error
+
+
+def build_trainer(
+    config: RunConfig,
+    args: ComposerConfig,
+    model: Any,
+    tokenizer: Any,
+    data: PreferenceData,
+    recorded: RecordedRollouts | None,
+    renderer: Renderer,
+    callbacks: list[TrainerCallback],
+    parts: RunParts,
+    answers: Sequence[ScoredAnswer] = (),
+) -> ComposerReplicationTrainer:
+    """Build the trainer of this run, on recorded or generated rollouts."""
+    options: dict[str, Any] = {"answers": answers} if answers else {}
+    kind = RecordedTeacherTrainer if answers else ComposerReplicationTrainer
+    has_environment = parts.environment is not None
+    if recorded is None:
+        options["train_dataset"] = prompts_dataset(data, renderer if has_environment else None)
+        options["rollout_func"] = parts.rollout
+        options["environment_factory"] = parts.environment
+    elif parts.rollout is not None or has_environment:
+        raise TrainerConfigError(
+            f"rollouts={config.rollouts} are on record, nothing would be sampled: set "
+            "rollouts=generate"
+        )
+    with without_upstream_warnings():
+        trainer = kind(
+            model,
+            # An environment brings its own reward.
+            None if has_environment else parts.reward or as_trl_reward(load_reward(config.reward)),
+            args,
+            pairs=data.pairs,
+            recorded=recorded,
+            tokens=renderer.store,
+            **options,
+            processing_class=tokenizer,
+            callbacks=callbacks,
+            optimizers=inner_optimizers(
+                config.outer,
+                section_of(OuterOptions, config.outer_options, "outer_options."),
+                model,
+                args,
+            ),
+        )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def save_checkpoint(
+    config: RunConfig, trainer: ComposerReplicationTrainer, tokenizer: Any, output: Path
+) -> None:
+    """Save weights as safetensors and the tokenizer into `checkpoint`, an adapter into `adapter`.
+
+    TRL's pickled arguments are left out. Under PEFT `checkpoint` is the merged model, so that it
+    loads like any other, unless `peft.merge` is off.
+    """
+    weights = trainer.accelerator.get_state_dict(trainer.model)
+    if not trainer.is_world_process_zero():
+        return
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    folder = output / "checkpoint"
+    if config.peft is not None:
+        # peft picks the adapter's weights out of the model itself.
+        model.save_pretrained(str(output / "adapter"))
+        tokenizer.save_pretrained(str(output / "adapter"))
+        if not config.peft.merge:
+            return
+        model = merged(config, output / "adapter") if config.model else model.merge_and_unload()
+        weights = None
+    # What ends a turn here ends it for everybody who loads the checkpoint.
+    ends = end_tokens(model, tokenizer)
+    model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
+    model.save_pretrained(str(folder), state_dict=weights)
+    tokenizer.save_pretrained(str(folder))
+
+
+@contextlib.contextmanager
+def without_upstream_warnings() -> Iterator[None]:
+    """Hide what TRL 1.16 says about its own use of deprecated names, and nothing else."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+        warnings.filterwarnings("ignore", ".*rollout_func", UserWarning)
+        warnings.filterwarnings("ignore", ".*environment_factory", UserWarning)
+        yield
+
+
+def prompts_dataset(data: PreferenceData, acting: Renderer | None = None) -> Dataset:
+    """Collect prompts to generate from, with their tools and what rewards and hints need.
+
+    The trainer renders and cuts them as it does those of pairs. For an environment, TRL renders
+    them, with the environment's own tools: `acting` cuts them before, and states whose consensus is
+    a text are left out, since no environment sees a text.
+
+    Raises:
+        DatasetError: no row is left.
+    """
+    rows: list[Any] = list(data.prompts)
+    rows = rows or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
+    if acting is not None:
+        rows = [row for row in rows if row["consensus"].get("tool_calls")]
+    if not rows:
+        raise DatasetError("no state has a tool call as its consensus: nothing to act on")
+    kinds: dict[str, Any] = {
+        "prompt": List(Json()),
+        "tools": List(Json()),
+        "consensus": Json(),
+        "hint": Value("string"),
+        "outcome": Value("string"),
+        "session_id": Value("string"),
+        "state_id": Value("string"),
+    }
+    table = [{name: row.get(name) for name in kinds} for row in rows]
+    if acting is not None:
+        kinds.pop("tools")
+        table = [
+            {name: row[name] for name in kinds} | {"prompt": acting.within_budget(row["prompt"])}
+            for row in table
+        ]
+    return Dataset.from_list(table, features=Features(kinds))
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
