@@ -10,7 +10,7 @@ from replay_pipeline.assets.of_stages import asset_of, claude_code_sessions
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.chain import STAGES
+from replay_pipeline.stages import chain
 from replay_pipeline.stages.stage import Stage
 from replay_pipeline.stages.staleness import declared
 
@@ -29,7 +29,9 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     """
     work = pipeline.open()
     night_settings = work.settings.night
-    assets = [asset_of(stage, code_version=_code_version(stage, work.settings)) for stage in STAGES]
+    assets = [
+        asset_of(stage, code_version=_code_version(stage, work.settings)) for stage in chain.STAGES
+    ]
     return dg.Definitions(
         assets=[claude_code_sessions, *assets, night_summary],
         asset_checks=checks.all_checks(),

@@ -3,12 +3,11 @@
 Every plain number under a key becomes a chart over the partitions in the UI by itself.
 """
 
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.stages.markdown import Markdown
+from replay_pipeline.stages.markdown import Location, Markdown
 from replay_pipeline.storage.schemas import TABLES, describe
 
 
@@ -27,10 +26,8 @@ def metadata_value(value: Any) -> Any:
     match value:
         case Markdown():
             return dg.MetadataValue.md(str(value))
-        case Path():
-            return dg.MetadataValue.path(value)
-        case float():
-            return float(f"{value:.4g}")
+        case Location():
+            return dg.MetadataValue.path(str(value))
         case str() if value.startswith("https://"):
             return dg.MetadataValue.url(value)
     return value

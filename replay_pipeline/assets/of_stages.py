@@ -1,5 +1,6 @@
 """The asset of each stage, made from what the stage says of itself."""
 
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,9 +17,7 @@ from replay_pipeline.publish import layout
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import engine
 from replay_pipeline.stages.chain import upstream
-from replay_pipeline.stages.replay import REPLAY
 from replay_pipeline.stages.stage import Stage
-from replay_pipeline.stages.train import TRAIN
 
 claude_code_sessions = dg.AssetSpec(
     "claude_code_sessions",
@@ -40,7 +39,13 @@ def asset_of(stage: Stage, *, code_version: str | None = None) -> dg.AssetsDefin
         stage: what is done.
         code_version: one word for the code and the settings that decide what it writes.
     """
-    told_more = {REPLAY.name: ask_in_run, TRAIN.name: train_in_run}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # what a backfill of many batches is
+        return _asset_of(stage, code_version)
+
+
+def _asset_of(stage: Stage, code_version: str | None) -> dg.AssetsDefinition:
+    told_more = {"replay": ask_in_run, "train": train_in_run}
     run = told_more.get(stage.name) or (_by_batch(stage) if stage.is_by_batch else _whole(stage))
     is_in_every_run = stage.is_by_batch and stage.is_wanted(Settings())
     columns = _columns(stage)

@@ -10,7 +10,7 @@ from replay_pipeline.assets.of_stages import asset_of
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.reporting import Provenance, as_metadata
 from replay_pipeline.orchestration.instance import open_instance
-from replay_pipeline.stages.chain import STAGES
+from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
 
@@ -28,7 +28,7 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
     """
     with open_instance(pipeline, runs_are_here=runs_are_here) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
-        stages = {stage.name: stage for stage in STAGES}
+        stages = {stage.name: stage for stage in chain.STAGES}
         order = list(stages)
         receipts = [r for r in pipeline.receipts.all() if r.stage in stages]
         receipts.sort(key=lambda receipt: order.index(receipt.stage))

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from replay_pipeline.assets.reporting import LiveCurves, each_batch
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.stages.replay import REPLAY
+from replay_pipeline.stages.chain import named
 from replay_pipeline.types import Progress
 
 
@@ -36,4 +36,4 @@ def ask_in_run(
 
     work = pipeline.open(observe)
     ask = work.replay_within(config.max_total_usd, night=config.night)
-    yield from each_batch(context, work, REPLAY, ask)
+    yield from each_batch(context, work, named("replay"), ask)

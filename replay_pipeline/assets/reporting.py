@@ -119,7 +119,10 @@ def as_metadata(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dict[str,
     """The facts of a receipt, with how long the stage took and whether there was anything to do."""
     facts = {**stage.facts(pipeline, receipt), "seconds": receipt.seconds}
     return {
-        **{name: metadata_value(value) for name, value in facts.items()},
+        **{
+            name: float(f"{value:.4g}") if isinstance(value, float) else metadata_value(value)
+            for name, value in facts.items()
+        },
         "reused": receipt.is_reused,
         **column_lineage(stage.asset),
     }

@@ -13,6 +13,11 @@ STAGES: list[Stage] = [INGEST, REPLAY, PAIRS, SAMPLE, NORMALIZE, PUBLISH, TRAIN]
 """Every stage. Who adds one here has it in every command, in every figure and in Dagster."""
 
 
+def named(name: str) -> Stage:
+    """Return the stage of a name. Raises KeyError for none."""
+    return {stage.name: stage for stage in STAGES}[name]
+
+
 def by_batch() -> list[Stage]:
     """Return the stages that work batch by batch."""
     return [stage for stage in STAGES if stage.is_by_batch]

@@ -22,7 +22,12 @@ def find_batches(project: Project, *, settle_s: float = 0.0) -> list[TraceBatch]
     )
     for batch in new:
         write_manifest(batch, project.root.path)
-        if folder := project.kept_folder():
-            keep(batch, folder)
+        keep_bytes(project, batch)
     project.forget_batches()
     return new
+
+
+def keep_bytes(project: Project, batch: TraceBatch) -> None:
+    """Keep the bytes of a batch's sessions, if they are to be kept: agents delete their logs."""
+    if folder := project.kept_folder():
+        keep(batch, folder)

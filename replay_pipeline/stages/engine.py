@@ -141,7 +141,7 @@ def upgrade(project: Project) -> dict[str, Any]:
     for stage in chain.by_batch():
         for batch in project.batches():
             last = project.receipts.read(stage.name, batch)
-            if last is not None and last.settings is None:
+            if last is not None and (last.settings is None or not last.digest):
                 _take_over(stage, project, last)
                 receipts[stage.name] += 1
     return {"tables": tables, "receipts": dict(receipts)}
@@ -156,7 +156,7 @@ def _take_over(stage: Stage, project: Project, last: Receipt) -> None:
         inputs = {**given.inputs, **last.inputs}
         of_today = replace(
             last,
-            settings=dict(given.settings),
+            settings=dict(given.settings) if last.settings is None else last.settings,
             code_version=given.code_version if last.versions == given.versions else "",
             inputs=inputs,
             files=files,

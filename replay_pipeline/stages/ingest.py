@@ -42,13 +42,10 @@ def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
         task: the batch.
         ahead: where it may have been read already.
     """
-    from replay_pipeline.ingesters import keep, read_manifest
+    from replay_pipeline.ingesters import read_manifest
 
     project, batch = task.project, task.batch
     manifest = read_manifest(batch, project.root.path)
-    folder = project.kept_folder()
-    if folder is not None and not task.is_aside:
-        keep(manifest, folder)
     lost = lost_sources(project, manifest)
     is_less_than_before = task.last is not None and len(lost) > _n_lost(task.last.report)
     changes = task.changes
@@ -213,17 +210,13 @@ def _n_lost(report: Report) -> int:
 
 
 def _is_final(project: "Project", receipt: Receipt) -> bool:
-    """Whether no log that was gone has come back, and the bytes of all that are there are kept."""
-    from replay_pipeline.ingesters import is_kept, is_there, read_manifest
+    """Whether no log that was gone has come back."""
+    from replay_pipeline.ingesters import read_manifest
 
-    manifest, folder = read_manifest(receipt.batch, project.root.path), project.kept_folder()
-    if folder is not None and any(
-        is_there(source, cursor.tail_sha) and not is_kept(source, folder)
-        for source, cursor in zip(manifest.slices, manifest.cursors, strict=True)
-    ):
-        return False
-    n_lost = _n_lost(receipt.report)
-    return not n_lost or n_lost <= len(lost_sources(project, manifest))
+    if not (n_lost := _n_lost(receipt.report)):
+        return True
+    manifest = read_manifest(receipt.batch, project.root.path)
+    return n_lost <= len(lost_sources(project, manifest))
 
 
 def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from replay_pipeline.errors import ReplayPipelineError
 from replay_pipeline.ingesters import keep, read_manifest
 from replay_pipeline.publish.layout import batch_dir
 from replay_pipeline.replay import has_ledger
-from replay_pipeline.stages.chain import STAGES
+from replay_pipeline.stages import chain
 from replay_pipeline.stages.engine import COPIED, do_aside
 from replay_pipeline.stages.looking import review
 from replay_pipeline.stages.project import Project, bytes_digest, digest_of
@@ -242,7 +242,7 @@ def repair(work: Project) -> dict[str, Any]:
 
 def _to_make(found: Verified) -> Iterator[tuple[str, str, list[Damage]]]:
     """Return the damaged files that stages make, by stage and batch, in the order of the stages."""
-    for stage in (*(stage.name for stage in STAGES), "review"):
+    for stage in (*(stage.name for stage in chain.STAGES), "review"):
         of_stage = [d for d in found.damaged if d.stage == stage and d.digest and not _is_kept(d)]
         for batch in sorted({each.batch for each in of_stage}):
             yield stage, batch, [each for each in of_stage if each.batch == batch]
@@ -254,7 +254,7 @@ def _make(work: Project, name: str, batch: str, wanted: Sequence[Damage], folder
         page = 1 if batch == "all" else int(batch.removeprefix("page-"))
         review(work, folder / wanted[0].path, page=page)
         return
-    stage = next(stage for stage in STAGES if stage.name == name)
+    stage = chain.named(name)
     receipt = work.receipts.read(name, batch)
     if stage.make_again is not None and receipt is not None:
         stage.make_again(work, receipt, [damage.path for damage in wanted], folder)

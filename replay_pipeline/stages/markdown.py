@@ -22,6 +22,12 @@ class Markdown(str):
     __slots__ = ()
 
 
+class Location(str):
+    """A file or an object that can be opened."""
+
+    __slots__ = ()
+
+
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> Markdown:
     """`rows` as a Markdown table; all text is inert."""
     if not rows:

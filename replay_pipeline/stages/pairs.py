@@ -5,7 +5,7 @@ from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
+from replay_pipeline.stages.markdown import Location, Markdown, code_block, inert, markdown_table
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
@@ -115,7 +115,7 @@ def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
             ]
         ),
         **{f"sample {n}": _sample(pair) for n, pair in enumerate(pairs, 1)},
-        "review_page": review_path(project, receipt.batch),
+        "review_page": Location(review_path(project, receipt.batch)),
     }
 
 

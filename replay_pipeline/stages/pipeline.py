@@ -10,22 +10,20 @@ from functools import partial
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, ReplayPipelineError
+from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.publish import PublishReport
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages import chain, engine, integrity, looking, spending
-from replay_pipeline.stages.discovery import find_batches
+from replay_pipeline.stages.discovery import find_batches, keep_bytes
 from replay_pipeline.stages.doctor import require_trainer
-from replay_pipeline.stages.ingest import INGEST
-from replay_pipeline.stages.normalize import NORMALIZE, normalizer_of
-from replay_pipeline.stages.pairs import PAIRS, check_marks
+from replay_pipeline.stages.normalize import normalizer_of
+from replay_pipeline.stages.pairs import check_marks
 from replay_pipeline.stages.project import OnProgress, Project
-from replay_pipeline.stages.publish import PUBLISH, export_dataset, retract_rows
+from replay_pipeline.stages.publish import export_dataset, retract_rows
 from replay_pipeline.stages.read_ahead import ReadAhead
 from replay_pipeline.stages.receipts import Receipt
-from replay_pipeline.stages.replay import REPLAY
-from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.status import status_of
-from replay_pipeline.stages.train import TRAIN, trainer_config
+from replay_pipeline.stages.train import trainer_config
 from replay_pipeline.stages.trainer_process import Launch, run_trainer
 from replay_pipeline.types import Progress
 
@@ -96,9 +94,10 @@ class Pipeline(Project):
             salt=redaction_salt(),
             n_processes=options.n_processes,
         ) as ahead:
-            for batch in batches:
+            for batch, manifest in zip(batches, manifests, strict=True):
                 try:
-                    engine.do(INGEST.told_to(ahead=ahead), self, batch)
+                    keep_bytes(self, manifest)
+                    engine.do(chain.named("ingest").told_to(ahead=ahead), self, batch)
                 except Exception as error:
                     # The next batch has other files; what is wrong with this one is told at the end.
                     is_ours = isinstance(error, ReplayPipelineError)
@@ -110,7 +109,8 @@ class Pipeline(Project):
 
     def ingest(self, batch: str) -> Receipt:
         """Read the sessions of a batch: see `stages.ingest`."""
-        return engine.do(INGEST, self, batch)
+        keep_bytes(self, read_manifest(batch, self.root.path))
+        return engine.do(chain.named("ingest"), self, batch)
 
     def replay(
         self, batch: str, *, max_total_usd: float | None = None, night: str | None = None
@@ -123,29 +123,31 @@ class Pipeline(Project):
                 in the ledger.
             night: date of the night whose money is spent.
         """
-        return engine.do(REPLAY.told_to(max_total_usd=max_total_usd, night=night), self, batch)
+        return engine.do(
+            chain.named("replay").told_to(max_total_usd=max_total_usd, night=night), self, batch
+        )
 
     def pairs(self, batch: str) -> Receipt:
         """Make pairs of the answers at a batch's states: see `stages.pairs`."""
-        return engine.do(PAIRS, self, batch)
+        return engine.do(chain.named("pairs"), self, batch)
 
     def sample(self, batch: str) -> Receipt:
         """Sample the model to be trained where the teachers agree: see `stages.sample`."""
-        return engine.do(SAMPLE, self, batch)
+        return engine.do(chain.named("sample"), self, batch)
 
     def normalize(self, batch: str) -> Receipt:
         """Keep the pairs of a batch that are fit to publish: see `stages.normalize`."""
-        return engine.do(NORMALIZE, self, batch)
+        return engine.do(chain.named("normalize"), self, batch)
 
     def publish(self) -> Receipt:
         """Publish all normalized pairs as one dataset: see `stages.publish`."""
-        return engine.do(PUBLISH, self)
+        return engine.do(chain.named("publish"), self)
 
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
         """Train on the published dataset, in a process that `launch` runs: see `stages.train`."""
         if launch is run_trainer:
             require_trainer()
-        return engine.do(TRAIN.told_to(launch=launch), self)
+        return engine.do(chain.named("train").told_to(launch=launch), self)
 
     def retract(
         self, *, session_ids: Sequence[str] = (), batches: Sequence[str] = (), erase: bool = False
@@ -164,7 +166,7 @@ class Pipeline(Project):
             PublishError: the Hub refused; the folder has the new version, the Hub the old one.
         """
         report = retract_rows(self, session_ids=session_ids, batches=batches, erase=erase)
-        engine.amend_files(PUBLISH, self)
+        engine.amend_files(chain.named("publish"), self)
         return report
 
     def check_settings(self) -> None:
@@ -211,9 +213,9 @@ def run(
     stages = [each for each in chain.by_batch()[1:] if each.is_wanted(settings)]
     for batch in batches:
         for stage in stages:
-            do = replay if stage.name == REPLAY.name else partial(engine.do, stage, pipeline)
+            do = replay if stage.name == "replay" else partial(engine.do, stage, pipeline)
             do(batch)
     for stage in chain.on_all():
-        if with_training or stage.name != TRAIN.name:
+        if with_training or stage.name != "train":
             engine.do(stage, pipeline)
     return {**pipeline.summary(since=since), "failed_batches": dict(pipeline.failed)}

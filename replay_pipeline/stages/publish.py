@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.markdown import Markdown
+from replay_pipeline.stages.markdown import Location, Markdown
 from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
@@ -288,7 +288,7 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
         "prompt-blind control": in_words(receipt.report.get("blind")),
         "rows": bars(by_config.get("pairs", {})),
         "load": Markdown(f"```python\n{code}\n```"),
-        "card": Path(f"{folder}/{CARD}"),
+        "card": Location(f"{folder}/{CARD}"),
     }
     if repo_id is not None:
         facts["hub"] = f"https://huggingface.co/datasets/{repo_id}"

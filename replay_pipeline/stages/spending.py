@@ -15,12 +15,11 @@ from replay_pipeline.replay import (
     replay_batch,
 )
 from replay_pipeline.settings import key_for
-from replay_pipeline.stages.chain import STAGES, by_batch
+from replay_pipeline.stages import chain
 from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.engine import do
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
-from replay_pipeline.stages.replay import REPLAY
 from replay_pipeline.stages.sample import states_with_consensus
 from replay_pipeline.stages.staleness import UNKNOWN, read_again, reasons_by_batch
 from replay_pipeline.stages.trainee import samplers
@@ -40,7 +39,7 @@ def completed_batches(project: Project) -> set[str]:
     """
     reports = project.receipts.reports("replay", names=("is_complete",))
     is_complete = {batch for batch, report in reports.items() if report["is_complete"]}
-    return is_complete - read_again(project, by_batch())
+    return is_complete - read_again(project, chain.by_batch())
 
 
 def stale(project: Project) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def stale(project: Project) -> dict[str, Any]:
     Raises:
         PriceError: a teacher has no price, so the cost is not known.
     """
-    batches = reasons_by_batch(project, STAGES)
+    batches = reasons_by_batch(project, chain.STAGES)
     asked_otherwise = [
         batch for batch, found in batches.items() if set(found.get("replay", ())) - {UNKNOWN}
     ]
@@ -153,7 +152,9 @@ def replay_within(
 
     def replay(batch: str) -> Receipt:
         nonlocal left_usd
-        receipt = do(REPLAY.told_to(max_total_usd=left_usd, night=night), project, batch)
+        receipt = do(
+            chain.named("replay").told_to(max_total_usd=left_usd, night=night), project, batch
+        )
         if not receipt.is_reused:
             paid_usd = receipt.report["newly_spent_usd"] + receipt.report["unknown_usd"]
             left_usd = max(left_usd - paid_usd, 0.0)

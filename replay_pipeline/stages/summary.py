@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from replay_pipeline.stages.chain import STAGES
+from replay_pipeline.stages import chain
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.sums import added, total
 
@@ -16,11 +16,11 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
     for receipt in receipts:
         of[receipt.stage].append(receipt)
     figures: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in chain.STAGES:
         figures |= stage.figures(of[stage.name])
     seconds = {
         stage.name: round(sum(r.seconds for r in of[stage.name] if not r.is_reused), 3)
-        for stage in STAGES
+        for stage in chain.STAGES
         if of[stage.name]
     }
     return {**figures, "seconds": seconds}

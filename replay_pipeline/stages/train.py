@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.processes import python
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.markdown import Location
 from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.pictures import curve
 from replay_pipeline.stages.receipts import Receipt
@@ -102,8 +103,8 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
         "steps": report["steps"],
         "channels": ", ".join(report["channels_live"]),
         **{f"{name} by step": curve(name, line) for name, line in report.get("curves", {}).items()},
-        "card": Path(f"{folder}/README.md"),
-        "log": Path(f"{folder}/trainer.log"),
+        "card": Location(f"{folder}/README.md"),
+        "log": Location(f"{folder}/trainer.log"),
         **evaluation,
     }
 
