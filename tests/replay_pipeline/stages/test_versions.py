@@ -18,6 +18,7 @@ from replay_pipeline.replay import DEFAULT_GATES
 from replay_pipeline.settings import ReplaySettings, Settings
 from replay_pipeline.stages import versions
 from replay_pipeline.stages.chain import STAGES
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.replay import REPLAY
 from replay_pipeline.stages.versions import PARTS, versions_of
@@ -202,6 +203,36 @@ def test_a_change_runs_the_stages_after_it_and_pays_for_new_questions_only(root,
     if what == "secret rule":
         assert found["n_cached"]  # of the states before the secret
     assert found["is_settled"]
+
+
+def test_a_changed_setting_is_stale_with_both_values_until_its_stage_has_run(root):
+    plain = pipeline_at(root)
+    batch = plain.batches()[0]
+    assert plain.stale() == {"batches": {}, "cost": None}
+    work = pipeline_at(root, pairs={"agreement_threshold": 3})
+    changed = ["pairs.agreement_threshold: 2 → 3"]
+    assert work.stale() == {"batches": {batch: {"pairs": changed}}, "cost": None}
+    assert not work.pairs(batch).is_reused
+    told = {"all": {"publish": [f"new rows of {batch}"]}}  # its manifest has the figures of a stage
+    assert work.stale()["batches"] == told | {batch: {"normalize": ["new rows of dpo_pairs"]}}
+    work.normalize(batch)
+    assert work.stale()["batches"] == told
+    work.publish()
+    assert work.stale()["batches"] == {}
+
+
+def test_an_address_or_the_spelling_of_a_folder_makes_nothing_stale(root, monkeypatch):
+    spelled = {"folder": root.parent / root.name / ".." / root.name / "dataset"}
+    quick = [
+        spec.model_dump() | {"max_concurrency": 3}
+        for spec in pipeline_at(root).settings.replay.teachers
+    ]
+    work = pipeline_at(root, publish=spelled, replay={"teachers": quick})
+    assert work.stale()["batches"] == {}
+    assert work.publish().is_reused
+    monkeypatch.chdir(root.parent)
+    relative = Settings.load(root / "settings.toml", data_dir=Path(root.name))
+    assert Pipeline(relative).stale()["batches"] == {}
 
 
 def unsaid(root: Path, *stages: str) -> None:
