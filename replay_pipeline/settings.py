@@ -18,6 +18,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
@@ -92,7 +93,7 @@ class ReplaySettings(_Section):
     """How states are replayed through teachers, and what that may cost."""
 
     teachers: tuple[TeacherSpec, ...] = DEFAULT_TEACHERS
-    """Models that are asked."""
+    """Models that are asked; or the name of some: `openrouter`, `frontier`, `sample`, `rehearsal`."""
     max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     """Hard ceiling on the spend of one run, in US dollars."""
     max_nightly_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
@@ -120,12 +121,23 @@ class ReplaySettings(_Section):
     """Play made-up answers at one's own sessions, without a key and for nothing. All that comes of it
     is marked as play, and is not published to the Hub."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _teachers_by_name(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and isinstance(choice := fields.get("teachers"), str):
+            others = {name: value for name, value in fields.items() if name != "teachers"}
+            return {**others, **_teachers(choice)}
+        return fields
+
 
 class PairSettings(_Section):
     """When teachers agree, and which pairs that makes."""
 
     agreement_threshold: Annotated[int, Field(ge=1)] = 2
     """Votes of distinct model families that make a consensus."""
+    min_p_better: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Keep a pair by the probability that its chosen side is right and its rejected one is not, instead
+    of by the number of families: .7, say. By default the families decide."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
     include_natural: bool = True
@@ -228,6 +240,14 @@ def _is_zone(name: str) -> str:
 TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
+class WorkspaceSettings(_Section):
+    """The files behind states, and what may be run on copies of them."""
+
+    repositories: tuple[Path, ...] = ()
+    """Git repositories of the projects, where they are not found from the folders that sessions
+    name. They are only read."""
+
+
 class NightSettings(_Section):
     """When the nightly jobs of Dagster begin; read when its code location is loaded."""
 
@@ -278,6 +298,7 @@ class Settings(_Section):
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
     trainee: TraineeSettings = TraineeSettings()
+    workspaces: WorkspaceSettings = WorkspaceSettings()
     night: NightSettings = NightSettings()
     notify: NotifySettings = NotifySettings()
 
@@ -452,7 +473,7 @@ def _teachers(choice: str) -> dict[str, Any]:
     }
     if choice not in named:
         raise ConfigError(
-            f"REPLAY_TEACHERS={choice!r} is not one of {', '.join(named)}; list other models "
+            f"teachers={choice!r} is not one of {', '.join(named)}; list other models "
             "in the settings file"
         )
     return {"sample_teachers": False, "rehearsal_teachers": False, **named[choice]}
@@ -490,6 +511,19 @@ def key_for(name: str | None, base_url: str) -> SecretStr | None:
     if name:
         check_binding(name, base_url, folder=config_dir())
     return api_key(name)
+
+
+def key_of(teacher: TeacherSpec) -> SecretStr | None:
+    """Give the key of `teacher` if its host may have it: it is bound to it, or the program says so.
+
+    Raises:
+        UntrustedError: the key is not bound to that host.
+        ConfigError: there is no key, or others may read its file.
+    """
+    # The default key is the default of a teacher, too: nobody has said that another host gets it.
+    if teacher.names_its_key and teacher.api_key_env != "OPENROUTER_API_KEY":
+        return api_key(teacher.api_key_env)
+    return key_for(teacher.api_key_env, teacher.base_url)
 
 
 def _private_text(path: Path, *, variable: str) -> str:

@@ -252,6 +252,33 @@ def show_look(overview: Report) -> None:
     out.print(escape(replay["words"]), soft_wrap=True)
 
 
+def show_workspace(report: Report) -> None:
+    """Show the files at a state, those first that are not as the commit has them."""
+    names = ("state_id", "session_id", "cwd", "branch", "root", "commit", "n_files", "calls")
+    _table("Workspace", [(name, report[name]) for name in names])
+    table = Table(title="Files", title_justify="left", title_style="bold")
+    for name in ("path", "source", "sure", "origin"):
+        table.add_column(name, overflow="fold")
+    for file in report["files"]:
+        sure = ("yes" if file["is_sure"] else "no") if file["exists"] else "no file"
+        table.add_row(escape(file["path"]), file["source"], sure, escape(file["origin"][:12]))
+    out.print(table)
+
+
+def show_fidelity(report: Report) -> None:
+    """Show what rebuilt files reproduce, by project and tool."""
+    for project, tools in report["projects"].items():
+        table = Table(title=escape(project), title_justify="left", title_style="bold")
+        for name in ("call", "recorded", "reproduced", "share", "whole file", "otherwise because"):
+            table.add_column(name, overflow="fold")
+        for tool, row in sorted(tools.items()):
+            share = f"{100 * row['n_same'] / row['n']:.1f} %"
+            why = _words(dict(row["reasons"].most_common()))
+            numbers = [str(row["n"]), str(row["n_same"]), share, str(row["n_exact"])]
+            table.add_row(tool, *numbers, why)
+        out.print(table)
+
+
 def _cost_words(overview: Report) -> str:
     words = f"${overview['cost_usd']:,.2f} at list prices of {overview['prices_of']}"
     unpriced = ", ".join(overview["models_without_price"])
@@ -386,9 +413,19 @@ def _draw_facts(title: str, report: Report) -> None:
     _table(title, [(key, value) for key, value in report.items() if not isinstance(value, list)])
 
 
-show_pairs = partial(
-    _draw_batches, "Pairs", ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
-)
+def show_pairs(reports: Report) -> None:
+    """Pairs by batch, and how many of them are right."""
+    figures = ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+    _draw_batches("Pairs", figures, reports)
+    from replay_pipeline.reliability import Poll
+
+    poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
+    words = poll.precision().words()
+    out.print(f"How many are right: {words}.", highlight=False, soft_wrap=True)
+    if poll.n_pairs and not poll.checks:
+        out.print("`replay-pipeline review --sample 40` shows those whose check tells most.")
+
+
 show_samples = partial(
     _draw_batches, "Sampled", ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
 )
@@ -496,13 +533,21 @@ def show_stale(report: Report) -> None:
 def show_ranked(report: Report) -> None:
     """One row per pair: why it is worth a look, and what its sides are."""
     table = Table(
-        "score", "pair", "margin", "doubts", "rejected → chosen",
+        "open", "right", "pair", "margin", "doubts", "rejected → chosen",
         title="Pairs to look at first", title_justify="left", title_style="bold",
     )  # fmt: skip
     for pair in report["pairs"]:
         sides = f"{pair['rejected'][:60]} → {pair['chosen'][:60]}"
         doubts = "; ".join(pair["doubts"]) or "none"
-        cells = (f"{pair['score']:.3f}", pair["pair_id"], str(pair["margin"]), doubts, sides)
+        p_better = "" if pair["p_better"] is None else f"{pair['p_better']:.2f}"
+        cells = (
+            f"{pair['score']:.2f}",
+            p_better,
+            pair["pair_id"],
+            str(pair["margin"]),
+            doubts,
+            sides,
+        )
         table.add_row(*map(escape, cells))
     out.print(table)
 

@@ -12,6 +12,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ _OF_PAIRS = [
     ("source", pa.string()),
     ("rejected_source", pa.string()),
     ("shares_vendor", pa.bool_()),
+    ("p_chosen_right", pa.float64()),
+    ("p_better", pa.float64()),
+    ("is_checked_right", pa.bool_()),
     ("weight", pa.float64()),
     ("n_tokens", pa.int32()),
 ]
@@ -322,8 +326,16 @@ def _each(table: pa.Table, name: str, convert: Callable[[str], Any]) -> list[Any
 
 
 def messages_of(messages_json: str) -> list[Message]:
-    """Give messages as they are published, from their JSON text."""
-    return [message_of(message) for message in json_value(messages_json)]
+    """Give messages as they are published, from their JSON text.
+
+    What a client said in the system's name in mid-conversation is the user's here: most chat templates
+    take a message of the system at the beginning alone.
+    """
+    messages = [message_of(message) for message in json_value(messages_json)]
+    for message in dropwhile(lambda each: each["role"] == "system", messages):
+        if message["role"] == "system":
+            message["role"] = "user"
+    return messages
 
 
 def message_of(message: Mapping[str, Any]) -> Message:

@@ -31,9 +31,9 @@ from replay_pipeline.publish.lengths import TokenSizes, cut_pairs
 from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
 from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
-from replay_pipeline.storage.pair_rows import PromptsOf, with_prompts
+from replay_pipeline.storage.pair_rows import PromptsOf, table_with_prompts, with_prompts
 from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, POSITIVES
-from replay_pipeline.types import PAIR_LENGTHS, TEST_FRACTION
+from replay_pipeline.types import PAIR_LENGTHS, TEST_FRACTION, NormalizedDPOPair
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +95,9 @@ class HubOptions:
 
 
 def publish(
-    batches: Iterable[tuple[str, pa.Table]],
+    batches: Iterable[tuple[str, pa.Table]] | Iterable[NormalizedDPOPair],
     *,
-    folder: Path,
+    folder: Path | str,
     repo_id: str | None = None,
     positives: Iterable[tuple[str, pa.Table]] = (),
     prompts: Callable[[str], PromptsOf] | None = None,
@@ -118,7 +118,8 @@ def publish(
     the same rows again changes nothing.
 
     Args:
-        batches: batch key and table `normalized_pairs`.
+        batches: batch key and table `normalized_pairs`; or the pairs themselves, which become the
+            batch `pairs` and replace what it held before.
         folder: the dataset folder; made when it is missing.
         repo_id: Hub dataset `owner/name` to bring to the same content.
         positives: batch key and table `positives` of the same or other batches.
@@ -140,14 +141,15 @@ def publish(
         ConfigError: a batch key cannot be a folder name or comes twice, the repository name is
             none, there is no such tokenizer, or the test fraction differs from that of batches
             that stay.
-        SchemaError: there is nowhere to take the prompts from.
+        SchemaError: there is nowhere to take the prompts from, or a pair was not normalized.
         SecretFoundError: a secret is in the rows or in the card; nothing was published.
         StorageError: the folder cannot be written; it is as before.
         PublishError: a state is gone from its batch, and nothing was published; or the Hub
             refused, and the folder has the new version, the Hub the old one.
         MissingDependencyError: the Hub is asked for, but its client is not installed.
     """
-    given, agreed = _by_key(batches), _by_key(positives)
+    folder = Path(folder)
+    given, agreed = _by_key(_as_batches(batches)), _by_key(positives)
     sizes = TokenSizes(tokenizer)
     options = HubOptions(
         repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
@@ -618,6 +620,15 @@ def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
         for path in sorted(f"{layout.MANIFESTS}/{n}" for n in list_files(folder / layout.MANIFESTS))
         if (batch := layout.batch_of(path)) is not None
     }
+
+
+def _as_batches(
+    given: Iterable[tuple[str, pa.Table]] | Iterable[NormalizedDPOPair],
+) -> list[tuple[str, pa.Table]]:
+    items: list[Any] = list(given)
+    if all(isinstance(item, tuple) for item in items):
+        return items
+    return [("pairs", table_with_prompts(items))]
 
 
 def _by_key(batches: Iterable[tuple[str, pa.Table]]) -> dict[str, pa.Table]:

@@ -54,7 +54,7 @@ def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
         return redact_again(task, n_lost=len(lost))
     with TemporaryDirectory() as name:
         result = _read(task, manifest, lost, Path(name), ahead=ahead)
-        _write(task, result.parts)
+        _write(task, _with_earlier_conversations(task, result).parts)
     if lost and task.is_aside:
         raise IngestError(f"{lost[0].path}: gone, and its bytes were not kept")
     for source in lost:
@@ -101,6 +101,31 @@ def _read(
         salt=redaction_salt(),
         on_progress=tell,
     )
+
+
+def _with_earlier_conversations(task: Task, result: "IngestResult") -> "IngestResult":
+    """Return what was read with the names of the conversations of earlier batches that go on."""
+    project = task.project
+    moved = project.moved_sessions.before(task.batch)
+    names: dict[str, str] = {}
+    for name, conversation in result.conversations.items():
+        known = {moved[each] for each in conversation.named & moved.keys()}
+        by_owner: dict[str, set[str]] = {}
+        for state_id in conversation.copied:
+            if owner := project.owners.get(state_id):
+                by_owner.setdefault(owner, set()).add(state_id)
+        for owner, copied in by_owner.items():
+            states = project.root.read("states", owner, columns=["state_id", "conversation"])
+            rows = zip(*(column.to_pylist() for column in states.columns), strict=True)
+            known |= {earlier for state_id, earlier in rows if state_id in copied}
+        if known - {name}:
+            names[name] = min(known)
+        if len(known) > 1:
+            logger.warning(
+                "%s: %s goes on with several conversations (%s) and counts as part of the first",
+                task.batch, name, ", ".join(sorted(known)),
+            )  # fmt: skip
+    return result.renamed(names)
 
 
 def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlice]":

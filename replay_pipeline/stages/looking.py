@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.reliability import draw
 from replay_pipeline.replay import spent_since
 from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.review import rank_pairs, show_state, write_review
@@ -19,6 +20,8 @@ from replay_pipeline.stages.summary import summarize, summarize_night
 from replay_pipeline.storage.store import Place
 
 REVIEW_PAGE = "review.html"
+_SAMPLE_PAGE = "review-sample.html"
+_DRAWN_BY = ["pair_id", "p_better", "is_checked_right"]
 _PAIRS_A_PAGE = 250
 """What a browser opens at once, and a person looks through at most."""
 
@@ -91,6 +94,27 @@ def review(
             )
         )
     return written
+
+
+def review_sample(
+    project: Project, n: int, path: Place | None = None, *, look: Path | None = None
+) -> Place:
+    """Write a page with the `n` pairs whose check tells most about how many are right.
+
+    Raises:
+        ConfigError: no batch has come as far as pairs.
+    """
+    batches = project.batches_with("dpo_pairs")
+    rows = project.root.read_all("dpo_pairs").select(_DRAWN_BY).to_pylist()
+    open_rows = [row for row in rows if row["is_checked_right"] is None]
+    chances = draw({row["pair_id"]: row["p_better"] or 0.0 for row in open_rows}, n)
+    return write_review(
+        (pair for pair in project.paired(batches) if pair.get("pair_id") in chances),
+        path=path or project.root.path / _SAMPLE_PAGE,
+        look=look,
+        title=f"{len(chances)} pairs to check",
+        chances=chances,
+    )
 
 
 def n_review_pages(project: Project) -> int:

@@ -23,9 +23,10 @@ def make_pairs(task: Task) -> Report:
     """Make `dpo_pairs`, `positives` and `outcomes` of what teachers would have done at a batch's states."""
     from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
     from replay_pipeline.replay.rows import teacher_actions_from_table
-    from replay_pipeline.review import apply_marks, write_review
+    from replay_pipeline.review import write_review
 
     project, options = task.project, task.project.settings.pairs
+    marks, chances = _checked(project.settings)
     report = extract_pairs(
         project.states([task.batch]),
         teacher_actions_from_table(task.read("teacher_actions")),
@@ -33,17 +34,18 @@ def make_pairs(task: Task) -> Report:
         level=options.level,
         include_natural=options.include_natural,
         count_own_family=options.count_own_family,
+        min_p_better=options.min_p_better,
+        checked={pair_id: mark == "accept" for pair_id, mark in marks.items()},
+        chances=chances,
     )
-    pairs = apply_marks(report.pairs, _marks(project.settings))
-    task.write("dpo_pairs", pairs_table(pairs))
+    task.write("dpo_pairs", pairs_table(report.pairs))
     task.write("positives", positives_table(report.positives))
     task.write("outcomes", outcomes_table(report.outcomes))
     page = task.into.path / _review_page(task.batch)
-    write_review(pairs, path=page, outcomes=report.outcomes, title=task.batch)
+    write_review(report.pairs, path=page, outcomes=report.outcomes, title=task.batch)
     return {
         **report.to_json(),
-        "n_pairs": len(pairs),
-        "n_rejected_in_review": len(report.pairs) - len(pairs),
+        "n_rejected_in_review": len(report.refuted),
         "n_consensus": sum(report.consensus_levels.values()),
         "n_agreement": report.outcome_counts.get("agreement", 0),
     }
@@ -55,20 +57,22 @@ def decisive(settings: Settings) -> Mapping[str, Any]:
     return {"pairs": options, "ingest.window": settings.ingest.window}
 
 
-def _marks(settings: Settings) -> Mapping[str, Any]:
-    from replay_pipeline.review import read_marks
+def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
+    """Return what a person marked, and the chances with which those pairs were drawn."""
+    from replay_pipeline.review import read_chances, read_marks
 
-    return read_marks(settings.pairs.marks) if settings.pairs.marks else {}
+    path = settings.pairs.marks
+    return (read_marks(path), read_chances(path)) if path else ({}, {})
 
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
-    marks = sorted(_marks(settings).items())
-    return {**decisive(settings), "pairs.marks": repr(marks) if marks else None}
+    checked = [sorted(each.items()) for each in _checked(settings)]
+    return {**decisive(settings), "pairs.marks": repr(checked) if any(checked) else None}
 
 
 def check_marks(settings: Settings) -> None:
     """Find a marks file that cannot be read, before the replay is paid for. Raises ConfigError."""
-    _marks(settings)
+    _checked(settings)
 
 
 def _review_page(batch: str) -> str:

@@ -58,6 +58,7 @@ class Pipeline(Project):
 
     show = looking.show
     review = looking.review
+    review_sample = looking.review_sample
     n_review_pages = looking.n_review_pages
     ranked_pairs = looking.ranked_pairs
     summary = looking.summary

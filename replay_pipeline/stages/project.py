@@ -32,7 +32,7 @@ from replay_pipeline.storage.store import Place
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
-from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
+from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState, conversation_of
 
 if TYPE_CHECKING:
     from replay_pipeline.publish import versions
@@ -70,6 +70,13 @@ class Project(Overview):
         self.outputs: dict[str, dict[tuple[str, str], tuple[str, str]]] = {}
         self.seen_tools = self.fold(
             "tools", dict[_ToolRow, int], _with_tools, encode=_encoded_tools, decode=_decoded_tools
+        )
+        self.moved_sessions = self.fold(
+            "sessions",
+            dict[str, str],
+            _with_moved_sessions,
+            encode=msgspec.json.encode,
+            decode=msgspec.json.Decoder(dict[str, str]).decode,
         )
         self.tools_seen = Fold(
             self.batches,
@@ -341,6 +348,17 @@ def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, i
         key = (row["name"], row["agent_version"], row["tool_json"])
         known[key] = min(2, known.get(key, 0) + 1)
     return known
+
+
+def _with_moved_sessions(known: dict[str, str], sessions: pa.Table) -> dict[str, str]:
+    """Add the sessions of a batch that are part of a conversation which another session began."""
+    rows = zip(
+        sessions["session_id"].to_pylist(), sessions["conversation"].to_pylist(), strict=True
+    )
+    moved = {conversation_of(session): conversation for session, conversation in rows}
+    return known | {
+        name: conversation for name, conversation in moved.items() if name != conversation
+    }
 
 
 _TOOLS = list[tuple[str, str | None, str, int]]

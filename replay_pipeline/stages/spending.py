@@ -14,7 +14,7 @@ from replay_pipeline.replay import (
     probe_teachers,
     replay_batch,
 )
-from replay_pipeline.settings import key_for
+from replay_pipeline.settings import key_of
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.engine import do
@@ -92,7 +92,7 @@ def check_keys(project: Project) -> None:
     """
     if project.settings.played is None:
         for teacher in project.settings.replay.teachers:
-            key_for(teacher.api_key_env, teacher.base_url)
+            key_of(teacher)
 
 
 def checked_teachers(project: Project) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "prompts": (
         "ingesters/traces.py",
         "ingesters/tool_schemas.py",
+        "ingesters/wire.py",
         "ingesters/known_tools*",
         "windows.py",
     ),
@@ -43,10 +44,18 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
-    "pairs": ("pairs/**/*", "review/marks.py", "storage/pair_rows.py", "types.py:FAILURES"),
+    "pairs": (
+        "pairs/**/*",
+        "reliability/**/*",
+        "feasibility/**/*",
+        "review/marks.py",
+        "storage/pair_rows.py",
+        "types.py:FAILURES",
+    ),
     "normalizer": ("normalize/**/*", "!normalize/recipes/**/*", "py-data-juicer"),
     "publisher": (
         "publish/**/*",
+        "feasibility/**/*",
         "stages/audit/**/*",
         "ingesters/fidelity.py",
         "ingesters/base.py",
