@@ -172,8 +172,12 @@ class PublishSettings(_Section):
     """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
     is_private: bool = True
     """Visibility of a repository that is created."""
+    split_by: Literal["conversation", "project"] = "conversation"
+    """What is never cut: a conversation (a session, its subagents, whatever was resumed or forked from
+    it) or all conversations of a project folder, which asks more of a held-out figure."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = TEST_FRACTION
-    """Share of sessions (by hash) that go to the test split."""
+    """Share of conversations (by hash) that go to the test split. What was published keeps its side:
+    another fraction is for what comes new."""
     lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
     """Lengths in tokens to which prompts are cut, each in a config of its own: 8192 is `pairs_8k`.
     The first request and the last steps stay."""

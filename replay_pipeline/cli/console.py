@@ -187,6 +187,7 @@ def show_summary(summary: Report) -> None:
         ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
         ("dropped", summary["dropped"]),
         ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
+        *((name, verdict) for name, verdict in summary.get("checks", {}).items()),
     ]
     if train:
         rows += [
@@ -432,7 +433,12 @@ show_samples = partial(
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")
 show_upgrade = partial(_draw_facts, "Brought over")
-show_publish = partial(_draw_facts, "Published")
+
+
+def show_publish(report: Report) -> None:
+    """Show what a publication did, and the verdict of each check that it stood."""
+    checks = report.get("checks") or {}
+    _draw_facts("Published", {k: v for k, v in report.items() if k != "checks"} | checks)
 
 
 def show_verify(report: Report) -> None:

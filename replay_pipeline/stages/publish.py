@@ -3,6 +3,7 @@
 import gc
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ def publish_dataset(task: Task) -> Report:
             published.
     """
     from replay_pipeline.publish import publish, to_be_published
+    from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
     from replay_pipeline.stages.audit.tables import refuse_unfit
     from replay_pipeline.stages.staleness import refuse_stale
 
@@ -55,6 +57,11 @@ def publish_dataset(task: Task) -> Report:
     }
     del facts
     scored = [batch for batch in new if _is_scored(project, batch)]
+    checks: dict[str, str] = {}
+
+    def look(folder: Path) -> None:
+        checks.update(refuse_unfit_dataset(folder))
+
     with to_be_published(place, project.dataset_copy()) as folder:
         report = publish(
             ((batch, project.root.read("normalized_pairs", batch)) for batch in new),
@@ -64,12 +71,24 @@ def publish_dataset(task: Task) -> Report:
             repo_id=options.repo_id,
             private=options.is_private,
             test_fraction=options.test_fraction,
+            projects=partial(_projects, project) if options.split_by == "project" else None,
+            look=look,
             card_facts=told,
             lengths=options.lengths,
             tokenizer=options.tokenizer,
             logprobs={batch: project.root.read(_SCORES, batch) for batch in scored},
         )
-    return report.to_json()
+        if not checks:  # it had nothing new
+            look(folder)
+    return {**report.to_json(), "checks": checks}
+
+
+def _projects(project: "Project", batch: str) -> dict[str, str]:
+    """Return the project of each conversation of a batch: that of the session that began it."""
+    columns = ["session_id", "conversation", "project"]
+    rows = project.root.read("sessions", batch, columns=columns).to_pylist()
+    rows.sort(key=lambda row: row["session_id"] == row["conversation"])
+    return {row["conversation"]: row["project"] for row in rows if row["project"]}
 
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
@@ -265,7 +284,8 @@ def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], fol
 
 
 def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
-    return {"rows_by_split": receipts[-1].report.get("rows_by_split", {}) if receipts else {}}
+    report = receipts[-1].report if receipts else {}
+    return {name: report.get(name, {}) for name in ("rows_by_split", "checks")}
 
 
 def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
