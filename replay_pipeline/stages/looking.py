@@ -151,7 +151,8 @@ def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:
 
 def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     """Give the figures of all stages; what was done after `since` counts as done now."""
-    figures = summarize(list(project.receipts.figures(since=since)))
+    receipts = list(project.receipts.figures(since=since))
+    figures = summarize(receipts, n_teachers=project.n_teachers())
     figures["max_total_usd"] = project.settings.replay.max_total_usd
     figures["dataset"] = str(project.settings.dataset_dir())
     return figures

@@ -53,6 +53,11 @@ class Overview:
             self._keys = names_of_json(self.settings.data_dir / "batches")
         return self._keys
 
+    def n_teachers(self) -> int:
+        """Return how many teachers there are to ask; those of a rehearsal are none."""
+        is_play = self.settings.played == "rehearsal"
+        return len(self.settings.replay.teachers if is_play else self.settings.teachers())
+
     def forget_batches(self) -> None:
         """Look for the batches anew when they are asked for next."""
         self._keys = None

@@ -16,7 +16,16 @@ from replay_pipeline.types import Progress, TeacherSpec
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
 
-OPEN_WORK = ("n_answers", "spent_usd", "forecast_usd", "skipped", "errors", "stop_reason")
+OPEN_WORK = (
+    "n_answers",
+    "n_states",
+    "n_rehearsed",
+    "spent_usd",
+    "forecast_usd",
+    "skipped",
+    "errors",
+    "stop_reason",
+)
 """What `open_work` looks at in the report of a replay."""
 
 _LOGPROBS = "token_logprobs"
@@ -92,30 +101,44 @@ def _files(project: "Project", batch: str) -> list[str]:
 
 
 def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
+    """Add up the replays; what was made up in a rehearsal is in no sum of real answers."""
+    real = [receipt for receipt in receipts if not is_play(receipt.report)]
     fresh = [receipt for receipt in receipts if not receipt.is_reused]
     return {
-        "open": open_work([receipt.report for receipt in receipts]),
-        "calls": total(fresh, "n_sent"),
-        "answers": total(receipts, "n_answers"),
-        "failed_calls": total(receipts, "n_failed"),
+        "calls": total([receipt for receipt in real if not receipt.is_reused], "n_sent"),
+        "answers": total(real, "n_answers"),
+        "failed_calls": total(real, "n_failed"),
         "rehearsed_answers": total(receipts, "n_rehearsed"),
         "spent_usd": round(total(receipts, "spent_usd"), 6),
         "newly_spent_usd": round(total(fresh, "newly_spent_usd"), 6),
     }
 
 
-def open_work(replays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def is_play(replay: Mapping[str, Any]) -> bool:
+    """Whether the answers in the report of a replay were made up in a rehearsal."""
+    return bool(replay.get("n_rehearsed"))
+
+
+def open_work(
+    replays: Sequence[Mapping[str, Any]], *, n_teachers: int = 0, n_states_waiting: int = 0
+) -> dict[str, Any]:
     """Say what the replays have left to do, why they stopped, and what finishing costs.
 
     Args:
-        replays: reports of the replays of all batches.
+        replays: reports of the replays of all batches, those of rehearsals among them.
+        n_teachers: how many real teachers there are to ask.
+        n_states_waiting: states of the batches that were never replayed.
 
     Returns:
         Questions that were not asked though no gate saved them, what they cost in US dollars if
         they cost what the answers did (what was expected where nothing was answered, `None` where
         nothing was expected either), the reasons for which
-        the replays ended, and failed calls by error.
+        the replays ended, and failed calls by error. Questions that no real teacher was ever asked
+        have a figure of their own, before gates; what a rehearsal made up counts nowhere else.
     """
+    played = [report for report in replays if is_play(report)]
+    replays = [report for report in replays if not is_play(report)]
+    n_states_waiting += sum(report.get("n_states", 0) for report in played)
     skipped = added(report.get("skipped", {}) for report in replays)
     n_left = sum(skipped.get(reason, 0) for reason in NOT_ASKED)
     n_answers = sum(report["n_answers"] for report in replays)
@@ -128,6 +151,8 @@ def open_work(replays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "stop_reasons": {reason: stopped.count(reason) for reason in dict.fromkeys(stopped)},
         "errors": added(report.get("errors", {}) for report in replays),
         "n_answers": n_answers,
+        "n_never_asked": n_states_waiting * n_teachers,
+        "n_rehearsed": sum(report["n_rehearsed"] for report in played),
     }
 
 
@@ -139,6 +164,7 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
     by_teacher = report["cost_by_teacher_usd"]
     return {
         "dagster/partition_row_count": report["n_answers"] + report["n_failed"],
+        **({"made up in a rehearsal": n} if (n := report.get("n_rehearsed")) else {}),
         "calls_sent": 0 if receipt.is_reused else report["n_sent"],
         "usd": report["spent_usd"],
         "usd_budget": report["max_total_usd"],
@@ -183,7 +209,7 @@ REPLAY = Stage(
     is_final=lambda _, receipt: receipt.report["is_complete"],
     pays=True,
     pool="teachers",
-    told=("n_answers", "n_rehearsed", *OPEN_WORK),
+    told=OPEN_WORK,
     figures=_figures,
     facts=answer_facts,
     checks=_checks,

@@ -6,7 +6,7 @@ from replay_pipeline.replay import has_ledger, ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.chain import by_batch
 from replay_pipeline.stages.overview import Overview
-from replay_pipeline.stages.replay import open_work
+from replay_pipeline.stages.replay import is_play, open_work
 from replay_pipeline.storage.garbage_collection import without_collector
 
 
@@ -21,13 +21,17 @@ def status_of(overview: Overview) -> dict[str, Any]:
               "calls": {}}  # fmt: skip
     if has_ledger(url):
         ledger = ledger_status(url).to_json()
-    keys = overview.batches()
+    keys, replays = overview.batches(), done["replay"]
+    waiting = [report for key, report in done["ingest"].items() if key not in replays]
     return {
         "batches": {
             key: {
-                stage.name: done[stage.name][key].get(stage.told[0])
+                # Answers that were made up are no answers.
+                "rehearsal" if done[stage.name] is replays and is_play(report) else stage.name: (
+                    report.get(stage.told[0])
+                )
                 for stage in stages
-                if key in done[stage.name]
+                if (report := done[stage.name].get(key)) is not None
             }
             for key in keys
         },
@@ -36,8 +40,13 @@ def status_of(overview: Overview) -> dict[str, Any]:
         "ledger": ledger,
         "other_ledgers_usd": _other_ledgers_usd(settings),
         "dataset": receipts.reports("publish").get("all"),
-        "open": open_work(list(done["replay"].values())),
-        "rehearsed": [key for key in keys if done["replay"].get(key, {}).get("n_rehearsed")],
+        "open": open_work(
+            list(replays.values()),
+            n_teachers=overview.n_teachers(),
+            n_states_waiting=sum(report.get("n_states") or 0 for report in waiting),
+        )
+        | {"max_total_usd": settings.replay.max_total_usd},
+        "rehearsed": [key for key in keys if is_play(replays.get(key, {}))],
         "fidelity": {
             key: done["ingest"][key].get("fidelity") for key in keys if key in done["ingest"]
         },

@@ -7,17 +7,27 @@ from typing import Any
 
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.replay import open_work
 from replay_pipeline.stages.sums import added, total
 
 
-def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """Add up the receipts of all batches. Calls, new dollars and seconds are of this run alone."""
+def summarize(receipts: Sequence[Receipt], *, n_teachers: int = 0) -> dict[str, Any]:
+    """Add up the receipts of all batches. Calls, new dollars and seconds are of this run alone.
+
+    What was made up in a rehearsal has figures of its own, and is in no sum of real answers.
+
+    Args:
+        receipts: the last receipts of all stages.
+        n_teachers: how many real teachers there are to ask.
+    """
     of: dict[str, list[Receipt]] = defaultdict(list)
     for receipt in receipts:
         of[receipt.stage].append(receipt)
     figures: dict[str, Any] = {}
     for stage in chain.STAGES:
         figures |= stage.figures(of[stage.name])
+    replays = [receipt.report for receipt in of["replay"]]
+    figures["open"] = open_work(replays, n_teachers=n_teachers)
     seconds = {
         stage.name: round(sum(r.seconds for r in of[stage.name] if not r.is_reused), 3)
         for stage in chain.STAGES
