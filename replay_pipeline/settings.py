@@ -135,6 +135,9 @@ class PairSettings(_Section):
 
     agreement_threshold: Annotated[int, Field(ge=1)] = 2
     """Votes of distinct model families that make a consensus."""
+    min_p_better: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Keep a pair by the probability that its chosen side is right and its rejected one is not, instead
+    of by the number of families: .7, say. By default the families decide."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
     include_natural: bool = True
@@ -169,8 +172,12 @@ class PublishSettings(_Section):
     """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
     is_private: bool = True
     """Visibility of a repository that is created."""
+    split_by: Literal["conversation", "project"] = "conversation"
+    """What is never cut: a conversation (a session, its subagents, whatever was resumed or forked from
+    it) or all conversations of a project folder, which asks more of a held-out figure."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = TEST_FRACTION
-    """Share of sessions (by hash) that go to the test split."""
+    """Share of conversations (by hash) that go to the test split. What was published keeps its side:
+    another fraction is for what comes new."""
     lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
     """Lengths in tokens to which prompts are cut, each in a config of its own: 8192 is `pairs_8k`.
     The first request and the last steps stay."""
@@ -508,6 +515,19 @@ def key_for(name: str | None, base_url: str) -> SecretStr | None:
     if name:
         check_binding(name, base_url, folder=config_dir())
     return api_key(name)
+
+
+def key_of(teacher: TeacherSpec) -> SecretStr | None:
+    """Give the key of `teacher` if its host may have it: it is bound to it, or the program says so.
+
+    Raises:
+        UntrustedError: the key is not bound to that host.
+        ConfigError: there is no key, or others may read its file.
+    """
+    # The default key is the default of a teacher, too: nobody has said that another host gets it.
+    if teacher.names_its_key and teacher.api_key_env != "OPENROUTER_API_KEY":
+        return api_key(teacher.api_key_env)
+    return key_for(teacher.api_key_env, teacher.base_url)
 
 
 def _private_text(path: Path, *, variable: str) -> str:

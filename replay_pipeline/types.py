@@ -6,9 +6,9 @@ Read this file first. Nothing here does I/O, or imports anything of ours but the
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from replay_pipeline.families import family_of_model
 
@@ -111,6 +111,14 @@ class TraceState(TypedDict):
     """Other actions recorded at the very same prefix (a rewound branch), newest last."""
     n_context_tokens: NotRequired[int | None]
     """Prompt tokens that the provider recorded for this step."""
+    fidelity: NotRequired[Literal["exact", "rebuilt"]]
+    """`exact` where the log holds the request as it was sent, each message met by its hash: `messages`,
+    their roles, `system`, `tools` and `params` are then those of the request."""
+    system: NotRequired[list[str]]
+    """The texts of the system prompt as it was sent, where the log has it; `messages` begins with
+    them. It has no neutral prompt in their place."""
+    params: NotRequired[dict[str, Any]]
+    """The other parameters of the request, where it is logged: model, thinking, context management, …"""
 
 
 RESERVED_PARAMS = ("model", "messages", "tools", "stream", "n")
@@ -172,7 +180,34 @@ class TeacherSpec(BaseModel):
     """How many of the likeliest tokens are asked for at each token of an answer, with their
     log-probabilities; 0: none. They are kept with the answer. Endpoints that have none are refused."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit of one call, in seconds. Long on purpose: an aborted call is paid for."""
+    """Time limit of one call, in seconds from its last byte, however much or little comes back. Long on
+    purpose: an aborted call is paid for."""
+
+    _names_its_key: bool = PrivateAttr(default=False)
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None:
+            """Make a teacher in a program; what files say goes through `model_validate` instead."""
+            super().__init__(**fields)
+            self._names_its_key = bool(fields.get("api_key_env"))
+
+        # Validation would call it for teachers in settings files, too, as it does with any other.
+        __init__.__pydantic_base_init__ = True
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same of a teacher, whoever says it."""
+        return isinstance(other, TeacherSpec) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def names_its_key(self) -> bool:
+        """Whether a program names address and key in one line, which binds them to each other.
+
+        What a settings file says binds nothing: it may have come with a folder.
+        """
+        return self._names_its_key
 
     @field_validator("base_url")
     @classmethod
@@ -258,8 +293,8 @@ class RetryPolicy(BaseModel):
     longest_pause_s: Annotated[float, Field(ge=0)] = 600.0
     """An endpoint that asks for a longer pause is left alone for the rest of the run."""
     settle_s: Annotated[float, Field(ge=0)] = 60.0
-    """How long a run waits at its end for lost calls that may still be running, in seconds. What
-    is left then is asked again by the next run."""
+    """How long a run waits at its end for lost calls that may still be running, in seconds, and how
+    long calls in flight are awaited after a stop. What is left then is asked again by the next run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -346,8 +381,14 @@ class DPOPair(TypedDict):
     """Whether the student's own model, asked again at this state, left its recorded action."""
     cost_usd: NotRequired[float]
     """What all answers at this state cost, in US dollars."""
+    p_chosen_right: NotRequired[float]
+    """Probability that the chosen side is a right action here, as votes and record tell."""
+    p_better: NotRequired[float]
+    """Probability that the chosen side is right and the rejected one is not."""
+    is_checked_right: NotRequired[bool]
+    """What was found when the pair was checked, by execution or by a person; missing where nobody did."""
     weight: NotRequired[float]
-    """How much the pair should count in training; 1 is a plain unanimous pair."""
+    """How much the pair should count in training: `p_better`."""
 
 
 class NormalizedDPOPair(DPOPair):
@@ -406,7 +447,7 @@ class ReplayReport:
     """Settled cost of what this run sent."""
     max_total_usd: float
     """The ceiling that was set."""
-    stop_reason: Literal["completed", "budget", "stopped"]
+    stop_reason: Literal["completed", "budget", "stopped", "teacher_stopped"]
     skipped: dict[str, int] = field(default_factory=dict)
     """(state, teacher) questions that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""
     cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)
@@ -416,6 +457,10 @@ class ReplayReport:
     """Failed calls that the next run asks again: their reason need not last."""
     unknown_usd: float = 0.0
     """Reserved for calls of this run whose outcome is not known; it counts against the budget."""
+    held_until: str | None = None
+    """When the last of these is surely over, so that a run can go on with their money (ISO 8601)."""
     gates: tuple[GateReport, ...] = ()
     n_overruns: int = 0
     """Calls that cost more than could be expected at most; booked as they are."""
+    n_disputed: int = 0
+    """Calls whose reported cost was not believed; booked at the most they should cost."""

@@ -215,6 +215,38 @@ SHOWN_BEFORE: dict[str, tuple[tuple[int, ...], Callable[[Fields], str]]] = {
 }
 """Types that the model was shown by clients of versions below this, and is not any more."""
 
+SNAPSHOT = "prompt_snapshot"
+"""An attachment that holds the system prompt and the tools, and is no message."""
+_BEFORE_THE_REQUEST = frozenset({"remote_session_change", "session_context"})
+"""Types that the model is shown before what the user typed, in the user's name."""
+_REMINDER = re.compile(r"\s*<system-reminder>\n?(.*?)\n?</system-reminder>\s*", re.DOTALL)
+
+
+def rendered(fields: Fields, value: Any, role: str | None) -> tuple[str, str]:
+    """Give the kind of the turn that an attachment makes and its text, as the log says it was shown.
+
+    From 2.1.280 on the log holds the text itself. What is said in the system's name goes without the
+    tags that mark it in the user's; 2.1.280 does not log in whose name it was.
+
+    Args:
+        fields: what was logged, with its `type`.
+        value: `rendered` of the row.
+        role: `renderedRole` of the row.
+    """
+    parts = value if isinstance(value, list) else [value]
+    text = "\n\n".join(filter(None, map(plain, parts)))
+    kind = str(fields.get("type"))
+    if kind in _BEFORE_THE_REQUEST:
+        # The client ends a text with a line break where it puts another behind it.
+        return "context", f"{text}\n" if kind == "remote_session_change" else text
+    if kind == "queued_command":
+        return "queued", text
+    if role == "user":
+        return "attachment", text
+    match = _REMINDER.fullmatch(text)
+    return "system", match[1] if match else text
+
+
 NEVER_SHOWN = frozenset({
     "already_read_file", "auto_mode", "autocheckpointing", "background_task_status",
     "command_permissions", "companion_intro", "compaction_reminder", "context_efficiency",

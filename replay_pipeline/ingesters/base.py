@@ -69,7 +69,8 @@ class Turn(msgspec.Struct, eq=False):
     parent: "Turn | None"
     kind: str
     """`assistant`, `user`, `summary`, `meta`, `command`, `queued`, `attachment`, `interrupt`,
-    `task_notification` or `microcompact`."""
+    `task_notification` or `microcompact`; `context` is shown before what the user typed, `system` after it
+    and in the system's name; `sent` and `shape` stand outside the conversation."""
     offset: int
     """Byte offset of its first row in the file."""
     uuid: str
@@ -94,7 +95,17 @@ class Turn(msgspec.Struct, eq=False):
     n_tokens: float | None = None
     """Estimated tokens of its messages, once somebody has asked for them."""
     index: int = -1
-    """Position among the turns of its session, in the order of the file."""
+    """Position among the turns of its session, in the order of the file; below 0 of what was sent."""
+    request: str | None = None
+    """The logged request that it answers."""
+    sent: "Turn | None" = None
+    """The last message of that request, where every hash in it is met."""
+    shape: "Turn | None" = None
+    """The system prompt and the tools of that request."""
+    params_json: str | None = None
+    """The other parameters of that request."""
+    wire_json: str | None = None
+    """Of a turn that was sent: the message, or the system prompt and the tools."""
 
     def __repr__(self) -> str:
         return f"Turn(kind={self.kind!r}, uuid={self.uuid!r}, index={self.index})"
@@ -126,6 +137,7 @@ class Turn(msgspec.Struct, eq=False):
     def let_go(self) -> None:
         """Forget all texts, once there are rows of them."""
         self.texts, self.thinking, self.calls, self.results = [], [], [], {}
+        self.wire_json = None
 
 
 @dataclass(slots=True)
@@ -149,6 +161,8 @@ class SessionLog:
     """Ids of rows that it goes on from and does not hold."""
     is_continued: bool = False
     """Whether it goes on with the conversation of a log before it, with no path into that one."""
+    sent: list[Turn] = field(default_factory=list)
+    """What the log says was sent: messages below each other, and shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +197,9 @@ class ReadCounts:
     skipped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     """Repairs that lost nothing: glued lines, phantom parents, replaced surrogates."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """Of decisions that name the request they answer, those of which every message is met by its hash
+    (`exact`), and the others (`not_met`)."""
 
     def add(self, other: "ReadCounts") -> None:
         """Add the counts of another file."""
@@ -190,12 +207,17 @@ class ReadCounts:
         self.rows_used += other.rows_used
         self.skipped.update(other.skipped)
         self.notes.update(other.notes)
+        self.requests.update(other.requests)
 
     def subtract(self, other: "ReadCounts") -> None:
         """Take off the counts of what was read before: what remains is new."""
         self.rows -= other.rows
         self.rows_used -= other.rows_used
-        for mine, others in ((self.skipped, other.skipped), (self.notes, other.notes)):
+        for mine, others in (
+            (self.skipped, other.skipped),
+            (self.notes, other.notes),
+            (self.requests, other.requests),
+        ):
             mine.subtract(others)
             for reason in [reason for reason, n in mine.items() if not n]:
                 del mine[reason]

@@ -103,6 +103,9 @@ class IngestReport:
     outcomes: Counter[str] = field(default_factory=Counter)
     usage: Counter[str] = field(default_factory=Counter)
     """Recorded tokens, each API message once."""
+    requests: dict[str, int] = field(default_factory=dict)
+    """Decisions that name the request they answer: `exact` where the log meets the hash of each
+    message, else `not_met`."""
     redactions: dict[str, int] = field(default_factory=dict)
     fidelity: dict[str, dict[str, float]] = field(default_factory=dict)
     """By agent and client version: states with a recorded usage, and the share whose prefix is
@@ -435,7 +438,7 @@ class _Corpus:
         self._learn_tools(log)
         fresh = self._fresh(log, source, before, labels)
         self.report.outcomes.update(labels[turn].outcome for _, turn in fresh)
-        return fresh, _needed(log.turns, fresh), labels
+        return fresh, _needed(log, fresh), labels
 
     def _people(self, turns_of: Iterable[tuple[list[Turn], list[Turn]]]) -> frozenset[str]:
         """Collect who is named in a file: a subagent is told of people whom the session knows.
@@ -539,6 +542,13 @@ class _Corpus:
         report.n_states = states.num_rows
         report.rows, report.rows_used = self.counts.rows, self.counts.rows_used
         report.skipped, report.notes = self.counts.skipped, self.counts.notes
+        report.requests = self.counts.requests
+        if n_unmet := report.requests.get("not_met"):
+            logger.warning(
+                "%d decisions name a request whose messages the log does not hold: their prefixes are "
+                "put together from rows",
+                n_unmet,
+            )
         report.redactions = self.redactor.counts if self.redactor else {}
         report.fidelity = shares_by_client(sessions, states)
         if unknown := [reason for reason in report.skipped if reason.startswith("unknown_")]:
@@ -559,15 +569,16 @@ class _Corpus:
         )
 
 
-def _needed(turns: list[Turn], fresh: list[tuple[str, Turn]]) -> list[Turn]:
-    """The new states and everything on their paths, in the order of the file."""
+def _needed(log: SessionLog, fresh: list[tuple[str, Turn]]) -> list[Turn]:
+    """The new states and everything on their paths, in the order of the file; last what was sent."""
     needed: set[Turn] = set()
     for _, state in fresh:
-        turn: Turn | None = state
-        while turn is not None and turn not in needed:
-            needed.add(turn)
-            turn = turn.parent
-    return [turn for turn in turns if turn in needed]
+        for end in (state, state.sent, state.shape):
+            turn = end
+            while turn is not None and turn not in needed:
+                needed.add(turn)
+                turn = turn.parent
+    return [turn for turns in (log.turns, log.sent) for turn in turns if turn in needed]
 
 
 def write_traces(result: IngestResult, out_dir: Path | str) -> None:

@@ -110,6 +110,9 @@ def texts_of(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
     """
     yield from {turn.cwd for turn in turns if turn.cwd}
     for turn in turns:
+        if turn.wire_json is not None:
+            yield from _strings_in(turn.wire_json)
+            continue
         yield "\n\n".join(turn.texts)
         yield "\n\n".join(turn.thinking)
         for call in turn.calls:
@@ -149,6 +152,7 @@ def pieces_of(turns: list[Turn]) -> Iterator[list[Turn]]:
     start = n_chars = 0
     for position, turn in enumerate(turns, 1):
         n_chars += sum(len(result.text) for result in turn.results.values())
+        n_chars += len(turn.wire_json or "")
         if n_chars > _PIECE_CHARS:
             yield turns[start:position]
             start, n_chars = position, 0
@@ -220,10 +224,13 @@ class LogRows:
             "parent_turn_idx": [turn.parent.index if turn.parent else None for turn in kept],
             "segment": [turn.segment for turn in kept],
             "kind": [turn.kind for turn in kept],
-            "timestamp": [self._moments[turn.index - self._first] for turn in kept],
+            "timestamp": [
+                self._moments[turn.index - self._first] if turn.index >= 0 else None
+                for turn in kept
+            ],
             "model": [turn.model for turn in kept],
             "cwd": clean.texts([turn.cwd for turn in kept]),
-            "messages_json": [_encode(self._messages(turn)) for turn in kept],
+            "messages_json": [self._messages_json(turn) for turn in kept],
             "thinking": clean.texts(["\n\n".join(turn.thinking) for turn in kept]),
             "n_input_tokens": [usage.n_input if usage else None for usage in usages],
             "n_cache_creation_tokens": [u.n_cache_creation if u else None for u in usages],
@@ -262,8 +269,15 @@ class LogRows:
             "n_context_tokens": [n or None for n in n_context],
             "n_predicted_tokens": [predicted.get(turn) for turn in states],
             "fidelity": [
-                predicted[turn] / n if turn in predicted else None
+                (1.0 if turn.sent is not None else predicted[turn] / n)
+                if turn in predicted
+                else None
                 for turn, n in zip(states, n_context, strict=True)
+            ],
+            "sent_turn_idx": [turn.sent.index if turn.sent else None for turn in states],
+            "shape_turn_idx": [turn.shape.index if turn.shape else None for turn in states],
+            "params_json": [
+                clean.arguments(turn.params_json) if turn.params_json else None for turn in states
             ],
         }
 
@@ -285,7 +299,7 @@ class LogRows:
             "models": sorted({turn.model for turn in log.turns if turn.model}),
             "first_timestamp": min(moments, default=None),
             "last_timestamp": max(moments, default=None),
-            "n_turns": len(self.kept),
+            "n_turns": sum(turn.index >= 0 for turn in self.kept),
             "n_states": n_states,
         }
 
@@ -303,13 +317,19 @@ class LogRows:
             for call in turn.calls
         ]
 
+    def _messages_json(self, turn: Turn) -> str | bytes:
+        if turn.wire_json is not None:
+            return f"[{self._cleaner.arguments(turn.wire_json)}]"
+        return _encode(self._messages(turn))
+
     def _messages(self, turn: Turn) -> list[Message]:
         """What the turn adds to a prefix, apart from an action that `states` holds."""
         if turn.kind == "microcompact":
             return []
         clean = self._cleaner
         if turn.kind != "assistant":
-            return [{"role": "user", "content": clean.text("\n\n".join(turn.texts))}]
+            role = "system" if turn.kind == "system" else "user"
+            return [{"role": role, "content": clean.text("\n\n".join(turn.texts))}]
         messages: list[Message] = []
         if turn not in self._state_ids:
             action: Message = {"role": "assistant", "content": clean.text("\n\n".join(turn.texts))}

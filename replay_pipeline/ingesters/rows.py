@@ -82,6 +82,7 @@ class Row(msgspec.Struct, rename="camel"):
     user_feedback: str | None = None
     interrupted_message_id: str | None = None
     operation: str | None = None
+    request_ref: str | None = None
     message: RowMessage | None = None
     data: msgspec.Raw = _NO_JSON
     attachment: msgspec.Raw = _NO_JSON
@@ -89,6 +90,8 @@ class Row(msgspec.Struct, rename="camel"):
     microcompact_metadata: msgspec.Raw = _NO_JSON
     retracted_message_uuids: list[str] | None = None
     content: msgspec.Raw = _NO_JSON
+    rendered: msgspec.Raw = _NO_JSON
+    rendered_role: str | None = None
     replacements: msgspec.Raw = _NO_JSON
 
 
@@ -145,8 +148,8 @@ def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
 
 
 _RAW_FIELDS = {
-    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "replacements",
-    "forkedFrom",
+    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "forkedFrom",
+    "rendered", "replacements",
 }  # fmt: skip
 
 

@@ -27,6 +27,8 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "spent_usd": report.spent_usd,
         "newly_spent_usd": report.newly_spent_usd,
         "unknown_usd": report.unknown_usd,
+        "held_until": report.held_until,
+        "n_disputed": report.n_disputed,
         "max_total_usd": report.max_total_usd,
         "forecast_usd": report.forecast_usd,
         "stop_reason": report.stop_reason,

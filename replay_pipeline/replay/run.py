@@ -7,7 +7,9 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -115,23 +117,82 @@ async def replay_states(
 ) -> ReplayReport:
     """Replay states like `replay_trace`, and say all that was done, skipped and spent.
 
-    Setting `stop` (from any thread) or cancelling the awaiting task stops sending; calls in
-    flight are paid for, so they are awaited and kept.
+    Setting `stop` (from any thread) or cancelling the awaiting task, however often, stops sending;
+    calls in flight are paid for, so they are awaited and kept, for `RetryPolicy.settle_s` at most. It
+    all runs in a thread with a loop of its own; `on_progress` is called in the loop that awaits.
     """
-    asking = Asking.of(**options)
-    limit_nano = check(teachers, max_total_usd, asking)
-    replay = _Replay(
-        indexed(states), teachers, limit_nano, str(ledger or Settings.load().ledger_url()), asking
-    )
-    replay.on_progress = on_progress
+    asking, limit_nano = _checked(teachers, max_total_usd, options)
+    replay = _Replay(indexed(states), teachers, limit_nano, _url(ledger), asking)
     replay.stop = stop or threading.Event()
-    task = asyncio.create_task(replay.run())
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        replay.stop.set()
-        await task
-        raise
+    raised: list[BaseException] = []
+    if on_progress:
+        replay.on_progress = _in_this_loop(on_progress, raised, replay.stop)
+    running = _Running(replay.run())
+    outcome = asyncio.wrap_future(running.outcome)
+    while not outcome.done():
+        try:
+            await asyncio.wait([outcome])
+        except BaseException as error:
+            replay.stop.set()
+            if not isinstance(error, asyncio.CancelledError):
+                raise
+            raised.append(error)
+    if raised:
+        outcome.exception()  # it has been looked at: what came first is what is told
+        raise raised[0]
+    return outcome.result()
+
+
+def _in_this_loop(
+    on_progress: Callable[[Progress], None], raised: list[BaseException], stop: threading.Event
+) -> Callable[[Progress], None]:
+    """Call back in the loop of whoever awaits, from another thread; its first error stops the run."""
+
+    def tell(progress: Progress) -> None:
+        if raised:
+            return
+        try:
+            on_progress(progress)
+        except Exception as error:  # noqa: BLE001 (raised when all that is paid is in)
+            raised.append(error)
+            stop.set()
+
+    loop = asyncio.get_running_loop()
+
+    def tell_there(progress: Progress) -> None:
+        loop.call_soon_threadsafe(tell, progress)
+
+    return tell_there
+
+
+def _checked(
+    teachers: Sequence[TeacherSpec], max_total_usd: float, options: ReplayOptions
+) -> tuple[Asking, int]:
+    asking = Asking.of(**options)
+    return asking, check(teachers, max_total_usd, asking)
+
+
+def _url(ledger: str | Path | None) -> str:
+    return str(ledger or Settings.load().ledger_url())
+
+
+class _Running:
+    """Work in a thread and a loop of its own, where nothing that befalls its caller reaches it."""
+
+    def __init__(self, work: Coroutine[Any, Any, ReplayReport]) -> None:
+        self.outcome: Future[ReplayReport] = Future()
+        self.outcome.set_running_or_notify_cancel()
+        self.is_over = threading.Event()
+        self._work = work
+        threading.Thread(target=self._run, name="replay").start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome.set_result(asyncio.run(self._work))
+        except BaseException as error:  # noqa: BLE001 (raised again by whoever waits)
+            self.outcome.set_exception(error)
+        finally:
+            self.is_over.set()
 
 
 def replay_in_thread(
@@ -152,18 +213,13 @@ def replay_in_thread(
     in flight is answered and booked, and is raised again. Further interrupts change nothing: only
     a kill loses what is in flight.
     """
-    stop = stop or threading.Event()
+    asking, limit_nano = _checked(teachers, max_total_usd, options)
     latest = [Progress(stage="replay", n_done=0, cost_usd=0.0)]
-    work = replay_states(
-        states,
-        teachers,
-        max_total_usd=max_total_usd,
-        ledger=ledger,
-        stop=stop,
-        on_progress=lambda progress: latest.__setitem__(0, progress),
-        **options,
-    )
-    return drained(work, stop, tick=(lambda: tick(latest[0])) if tick else None, tick_s=tick_s)
+    replay = _Replay(indexed(states), teachers, limit_nano, _url(ledger), asking)
+    replay.on_progress = lambda progress: latest.__setitem__(0, progress)
+    replay.stop = stop or threading.Event()
+    told = (lambda: tick(latest[0])) if tick else None
+    return drained(replay.run(), replay.stop, tick=told, tick_s=tick_s)
 
 
 def drained(
@@ -174,33 +230,20 @@ def drained(
     tick_s: float = 1.0,
 ) -> ReplayReport:
     """Run `work` in a thread of its own; an interrupt sets `stop` and waits until it has ended."""
-    done = threading.Event()
-    outcome: list[ReplayReport | BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(asyncio.run(work))
-        except BaseException as error:  # noqa: BLE001 (raised again in the calling thread)
-            outcome.append(error)
-        finally:
-            done.set()
-
-    threading.Thread(target=run, name="replay", daemon=True).start()
+    running = _Running(work)
     try:
         # An event, not `Thread.join`: an interrupted join loses track of the thread.
-        while not done.wait(tick_s):
+        while not running.is_over.wait(tick_s):
             if tick:
                 tick()
     except BaseException:
         stop.set()
-        _wait_however_often_told(done)
+        _wait_however_often_told(running.is_over)
         raise
-    result = outcome[0]
-    if isinstance(result, BaseException):
-        raise result
+    report = running.outcome.result()
     if tick:
         tick()
-    return result
+    return report
 
 
 def _wait_however_often_told(done: threading.Event) -> None:
@@ -338,8 +381,12 @@ class _Replay:
         prices: dict[str, Price] = {}
         if self.limit_nano and any(sha not in found.decided for sha in shas):
             keys = keys_of(self.teachers)
-            prices = await fetch_prices(self.teachers, self.asking, keys=keys)
-        async with Client(max_connections=self.asking.max_concurrency) as client:
+            prices = await fetch_prices(self.teachers, self.asking, keys=keys, stop=self.stop)
+        async with Client(
+            max_connections=self.asking.max_concurrency,
+            stop=self.stop,
+            settle_s=self.asking.retry.settle_s,
+        ) as client:
             engine = Engine(
                 ledger=ledger,
                 client=client,
@@ -354,6 +401,7 @@ class _Replay:
             learned = await asyncio.wrap_future(
                 ledger.do(lambda database: read_learned(database, self.teachers))
             )
+            engine.answered_before = frozenset(learned)
             engine.board = self._board(lanes, prices, learned)
             open_lanes = self._take_known(engine, lanes, found)
             expected = None
@@ -378,8 +426,8 @@ class _Replay:
             else:
                 for task in (task for _, lane in open_lanes for task in lane):
                     engine.skip(task, "budget")
-        unknown_nano = await asyncio.to_thread(ledger.unknown_nano, f"run:{engine.run_id}")
-        return self._report(engine, expected, unknown_nano)
+        held = await asyncio.to_thread(ledger.held_by_lost, f"run:{engine.run_id}")
+        return self._report(engine, expected, *held)
 
     def _board(
         self,
@@ -446,7 +494,13 @@ class _Replay:
         # Calls with an unknown outcome first: learning it frees the money they hold.
         return sorted(open_lanes, key=lambda lane: not any(task.lost for task in lane[1]))
 
-    def _report(self, engine: Engine, expected: Estimate | None, unknown_nano: int) -> ReplayReport:
+    def _report(
+        self,
+        engine: Engine,
+        expected: Estimate | None,
+        unknown_nano: int,
+        held_until: datetime | None,
+    ) -> ReplayReport:
         actions = _each_paid_once(engine)
         by_teacher = dict.fromkeys((teacher.name for teacher in self.teachers), 0.0)
         for action in actions:
@@ -465,8 +519,10 @@ class _Replay:
             forecast_usd=expected.expected_usd if expected else None,
             n_open=sum(_may_pass(action) for action in actions),
             unknown_usd=usd(unknown_nano),
+            held_until=held_until.isoformat(timespec="seconds") if held_until else None,
             gates=self.gates.reports(),
             n_overruns=engine.n_overruns,
+            n_disputed=engine.n_disputed,
         )
 
 
@@ -497,7 +553,11 @@ def _may_pass(action: TeacherAction) -> bool:
     )
 
 
-def _stop_reason(engine: Engine) -> Literal["completed", "budget", "stopped"]:
+def _stop_reason(
+    engine: Engine,
+) -> Literal["completed", "budget", "stopped", "teacher_stopped"]:
     if engine.stop.is_set():
         return "stopped"
-    return "budget" if engine.skipped["budget"] else "completed"
+    if engine.skipped["budget"]:
+        return "budget"
+    return "teacher_stopped" if engine.stopped_teachers else "completed"

@@ -28,6 +28,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "prompts": (
         "ingesters/traces.py",
         "ingesters/tool_schemas.py",
+        "ingesters/wire.py",
         "ingesters/known_tools*",
         "windows.py",
     ),
@@ -39,10 +40,18 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
-    "pairs": ("pairs/**/*", "review/marks.py", "storage/pair_rows.py", "types.py:FAILURES"),
+    "pairs": (
+        "pairs/**/*",
+        "reliability/**/*",
+        "feasibility/**/*",
+        "review/marks.py",
+        "storage/pair_rows.py",
+        "types.py:FAILURES",
+    ),
     "normalizer": ("normalize/**/*", "!normalize/recipes/**/*"),
     "publisher": (
         "publish/**/*",
+        "feasibility/**/*",
         "stages/audit/**/*",
         "ingesters/fidelity.py",
         "ingesters/base.py",
@@ -57,7 +66,7 @@ STAGE_PARTS: dict[str, tuple[str, ...]] = {
     "pairs": ("prompts", "matcher", "pairs"),
     "sample": ("prompts", "requests", "matcher", "pairs"),
     "normalize": ("prompts", "normalizer", "secret rules"),
-    "publish": ("prompts", "publisher", "secret rules"),
+    "publish": ("prompts", "matcher", "publisher", "secret rules"),
 }
 """The parts on which the rows of a stage depend. The rows it reads count by their own digests, and
 the trainer is another program: nothing is trained again because its code has changed."""

@@ -12,9 +12,10 @@ from replay_pipeline.storage.schemas import PROMPT, SCHEMA_VERSION, TABLES
 from replay_pipeline.storage.tables import DataRoot, readable, version_of
 from replay_pipeline.types import conversation_of
 
-_LATER = frozenset(
-    {"conversation", "evidence", "n_against", "n_cache_creation_1h_tokens", "pair_id", "why"}
-)
+_LATER = frozenset({
+    "conversation", "evidence", "n_against", "n_cache_creation_1h_tokens", "pair_id", "params_json",
+    "sent_turn_idx", "shape_turn_idx", "why",
+})  # fmt: skip
 """Columns that tables did not have at first. Older rows have there only what they show themselves."""
 
 

@@ -213,8 +213,24 @@ def test_an_attachment_of_an_unknown_type_is_counted_by_its_type_and_told(
     log.says("m1", "done")
     with caplog.at_level(logging.WARNING):
         result = ingest(log.write(tmp_path), redact=False)
-    assert result.report.skipped == {"unknown_attachment_brand_new": 1}
-    assert "unknown_attachment_brand_new" in caplog.text
+    name = "unknown_attachment_brand_new_of_2.1.38"
+    assert result.report.skipped == {name: 1}
+    assert name in caplog.text
+
+
+def test_a_row_of_an_unknown_kind_is_counted_by_its_kind_and_the_version_that_wrote_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    log = Log(version="9.9.9")
+    log.user("go")
+    log.row("brand-new", uuid=None)
+    log.row("brand-new-too", text="?")
+    log.says("m1", "done")
+    with caplog.at_level(logging.WARNING):
+        result = ingest(log.write(tmp_path), redact=False)
+    names = {"unknown_row_brand-new_of_9.9.9": 1, "unknown_row_brand-new-too_of_9.9.9": 1}
+    assert result.report.skipped == names
+    assert all(name in caplog.text for name in names)
 
 
 def test_a_local_command_goes_to_the_model(tmp_path: Path):

@@ -229,7 +229,7 @@ def test_10_glued_lines_give_both_rows(tmp_path: Path):
         (b"not json at all\n", "not_json"),
         (b"[1, 2]\n", "not_an_object"),
         (b'"text"\n', "not_an_object"),
-        (b"{}\n", "bookkeeping"),
+        (b"{}\n", "unknown_row_None"),
     ],
 )
 def test_10_damaged_rows_are_skipped_by_reason(tmp_path: Path, damage: bytes, reason: str):

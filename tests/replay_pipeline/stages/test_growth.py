@@ -80,7 +80,7 @@ def test_the_status_needs_neither_arrow_nor_a_client(work):
         "from replay_pipeline.stages.overview import Overview; "
         "told = Overview(Settings.load(None, data_dir=Path(sys.argv[1]))).status(); "
         "assert told['ledger']['calls'] and told['batches'] and told['dataset'], told; "
-        "print(sorted({'aiohttp', 'jsonschema', 'pandas', 'pyarrow', 'sqlalchemy'} & {*sys.modules}))"
+        "print(sorted({'aiohttp', 'httpx', 'jsonschema', 'pandas', 'pyarrow', 'sqlalchemy'} & {*sys.modules}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", look, str(work.root.path)], capture_output=True, text=True

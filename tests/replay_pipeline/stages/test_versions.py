@@ -186,7 +186,12 @@ def test_a_change_runs_the_stages_after_it_and_pays_for_new_questions_only(root,
     found = run_changed(root, tmp_path / "code", edits)
     of_dataset = found["stale"]["batches"].get("all", {})
     assert found["stale"]["batches"].get(batch, {}) == reasons
-    shown = {"secret": ["secret rules"], "system": ["prompts"], "tool": ["prompts"]}
+    shown = {
+        "secret": ["secret rules"],
+        "system": ["prompts"],
+        "tool": ["prompts"],
+        "matcher": ["matcher"],
+    }
     part = shown.get(what.split()[0])
     assert of_dataset == ({"publish": part} if part else {})
     assert set(found["ran"]) == stages
