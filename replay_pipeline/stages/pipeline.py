@@ -95,11 +95,20 @@ from replay_pipeline.stages.trainer_process import (
     run_trainer,
     training_curves,
 )
+from replay_pipeline.stages.trials import judge_of, try_actions
+from replay_pipeline.stages.workspaces import Workspaces
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import Place, copy_files, files_below
 from replay_pipeline.storage.tables import DataRoot
-from replay_pipeline.types import ExportFormat, Progress, ReplayReport, TraceState
+from replay_pipeline.types import (
+    ExportFormat,
+    Progress,
+    ReplayReport,
+    TeacherAction,
+    TraceState,
+    Trial,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -530,11 +539,13 @@ class Pipeline(Project):
         given = [*self._chosen("pairs"), *self._tool_definitions(batch)]
 
         def work() -> dict[str, Any]:
-            answers = teacher_actions_from_table(self.root.read("teacher_actions", batch))
+            answers = list(teacher_actions_from_table(self.root.read("teacher_actions", batch)))
+            trials, tried = self._trials(batch, answers)
             report = extract_pairs(
                 self._states([batch]),
                 answers,
                 self.settings.pairs.agreement_threshold,
+                trials=trials,
                 level=self.settings.pairs.level,
                 include_natural=self.settings.pairs.include_natural,
                 count_own_family=self.settings.pairs.count_own_family,
@@ -550,6 +561,7 @@ class Pipeline(Project):
             write_review(pairs, path=page, outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
+                **({"tried": tried} if tried else {}),
                 "n_rejected_in_review": len(report.refuted),
                 "n_consensus": sum(report.consensus_levels.values()),
                 "n_agreement": report.outcome_counts.get("agreement", 0),
@@ -565,6 +577,22 @@ class Pipeline(Project):
             files=lambda: [_review_page(batch)],
             has_outputs=self.review_path(batch).exists,
         )
+
+    def _trials(
+        self, batch: str, answers: Sequence[TeacherAction]
+    ) -> tuple[dict[str, dict[str, Trial]], dict[str, int]]:
+        """Try the actions at a batch's states, as far as the settings allow, and count what was done."""
+        options = self.settings.workspaces
+        if options.execute == "off":
+            return {}, {}
+        manifest = read_manifest(batch, self.root.path)
+        sources = [source.path for source in manifest.slices if source.path.is_file()]
+        if not sources:
+            logger.warning("%s: its logs are gone, so nothing of it is tried", batch)
+            return {}, {"n_states": 0}
+        judge = judge_of(options, kept=self.settings.local_dir() / "runs.sqlite")
+        work = Workspaces(self.settings, sources=sources)
+        return try_actions(work, judge, self._states([batch]), answers)
 
     def sample(self, batch: str) -> Receipt:
         """Sample the model to be trained where the teachers agree, and make pairs of it.
@@ -952,7 +980,11 @@ class Pipeline(Project):
                 ]
             case "pairs":
                 checked = [self._marks(), self._chances()]
-                return [pairs, *(json.dumps(each, sort_keys=True) for each in checked), window]
+                tried = settings.workspaces.model_dump_json(exclude_defaults=True)
+                return [
+                    *(pairs, *(json.dumps(each, sort_keys=True) for each in checked), window),
+                    *([tried] if settings.workspaces.execute != "off" else []),
+                ]
             case "sample":
                 trainee = settings.trainee
                 asked = without_addresses(samplers(trainee))

@@ -111,6 +111,14 @@ class Repository:
         return found
 
     @cached_property
+    def remote_branches(self) -> set[str]:
+        """Names of the branches of its remotes; a mirror has nothing but those."""
+        if self._git("rev-parse", "--is-bare-repository").strip() == "true":
+            return {*self.tips}
+        names = self._git("for-each-ref", "--format=%(refname:lstrip=3)", "refs/remotes")
+        return {*names.splitlines()}
+
+    @cached_property
     def tags(self) -> dict[str, str]:
         """Commits of tags, by name."""
         form = (

@@ -316,7 +316,9 @@ def git_files(
     for name in repository.tips:
         # Where a branch stood then: its newest commit of that time.
         for newest in repository.before(moment, branch=name, n=1):
-            refs[f"refs/remotes/origin/{name}"] = refs[f"refs/heads/{name}"] = newest.id
+            refs[f"refs/heads/{name}"] = newest.id
+            if name in repository.remote_branches:
+                refs[f"refs/remotes/origin/{name}"] = newest.id
     for name, tagged in repository.tags.items():
         if (known := repository.commits.get(tagged)) and known.committed <= moment:
             refs[f"refs/tags/{name}"] = tagged
