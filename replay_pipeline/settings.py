@@ -176,7 +176,7 @@ class PublishSettings(_Section):
     The first request and the last steps stay."""
     tokenizer: Path | None = None
     """What counts the tokens: a `tokenizer.json`, or the folder of a model that has one. Without it
-    they are estimated by bytes, rather too many."""
+    they are estimated by words and signs, rather too many."""
     teacher_logprobs: Annotated[bool, Field(exclude_if=lambda is_asked: not is_asked)] = False
     """Publish the answers of each consensus with their token probabilities too, as far as they came
     (`replay.teachers.top_logprobs`): the config `teacher_logprobs`, for a trainer's channel 2."""
