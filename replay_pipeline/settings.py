@@ -135,6 +135,9 @@ class PairSettings(_Section):
 
     agreement_threshold: Annotated[int, Field(ge=1)] = 2
     """Votes of distinct model families that make a consensus."""
+    min_p_better: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Keep a pair by the probability that its chosen side is right and its rejected one is not, instead
+    of by the number of families: .7, say. By default the families decide."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
     include_natural: bool = True
@@ -169,11 +172,15 @@ class PublishSettings(_Section):
     """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
     is_private: bool = True
     """Visibility of a repository that is created."""
+    split_by: Literal["conversation", "project"] = "conversation"
+    """What is never cut: a conversation (a session, its subagents, whatever was resumed or forked from
+    it) or all conversations of a project folder, which asks more of a held-out figure."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = TEST_FRACTION
-    """Share of sessions (by hash) that go to the test split."""
+    """Share of conversations (by hash) that go to the test split. What was published keeps its side:
+    another fraction is for what comes new."""
     lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
     """Lengths in tokens to which prompts are cut, each in a config of its own: 8192 is `pairs_8k`.
-    The first request and the last steps stay."""
+    What both sides need stays."""
     tokenizer: Path | None = None
     """What counts the tokens: a `tokenizer.json`, or the folder of a model that has one. Without it
     they are estimated by words and signs, rather too many."""

@@ -381,8 +381,14 @@ class DPOPair(TypedDict):
     """Whether the student's own model, asked again at this state, left its recorded action."""
     cost_usd: NotRequired[float]
     """What all answers at this state cost, in US dollars."""
+    p_chosen_right: NotRequired[float]
+    """Probability that the chosen side is a right action here, as votes and record tell."""
+    p_better: NotRequired[float]
+    """Probability that the chosen side is right and the rejected one is not."""
+    is_checked_right: NotRequired[bool]
+    """What was found when the pair was checked, by execution or by a person; missing where nobody did."""
     weight: NotRequired[float]
-    """How much the pair should count in training; 1 is a plain unanimous pair."""
+    """How much the pair should count in training: `p_better`."""
 
 
 class NormalizedDPOPair(DPOPair):

@@ -187,6 +187,7 @@ def show_summary(summary: Report) -> None:
         ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
         ("dropped", summary["dropped"]),
         ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
+        *((name, verdict) for name, verdict in summary.get("checks", {}).items()),
     ]
     if train:
         rows += [
@@ -413,16 +414,31 @@ def _draw_facts(title: str, report: Report) -> None:
     _table(title, [(key, value) for key, value in report.items() if not isinstance(value, list)])
 
 
-show_pairs = partial(
-    _draw_batches, "Pairs", ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
-)
+def show_pairs(reports: Report) -> None:
+    """Pairs by batch, and how many of them are right."""
+    figures = ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+    _draw_batches("Pairs", figures, reports)
+    from replay_pipeline.reliability import Poll
+
+    poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
+    words = poll.precision().words()
+    out.print(f"How many are right: {words}.", highlight=False, soft_wrap=True)
+    if poll.n_pairs and not poll.checks:
+        out.print("`replay-pipeline review --sample 40` shows those whose check tells most.")
+
+
 show_samples = partial(
     _draw_batches, "Sampled", ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
 )
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")
 show_upgrade = partial(_draw_facts, "Brought over")
-show_publish = partial(_draw_facts, "Published")
+
+
+def show_publish(report: Report) -> None:
+    """Show what a publication did, and the verdict of each check that it stood."""
+    checks = report.get("checks") or {}
+    _draw_facts("Published", {k: v for k, v in report.items() if k != "checks"} | checks)
 
 
 def show_verify(report: Report) -> None:
@@ -523,13 +539,21 @@ def show_stale(report: Report) -> None:
 def show_ranked(report: Report) -> None:
     """One row per pair: why it is worth a look, and what its sides are."""
     table = Table(
-        "score", "pair", "margin", "doubts", "rejected → chosen",
+        "open", "right", "pair", "margin", "doubts", "rejected → chosen",
         title="Pairs to look at first", title_justify="left", title_style="bold",
     )  # fmt: skip
     for pair in report["pairs"]:
         sides = f"{pair['rejected'][:60]} → {pair['chosen'][:60]}"
         doubts = "; ".join(pair["doubts"]) or "none"
-        cells = (f"{pair['score']:.3f}", pair["pair_id"], str(pair["margin"]), doubts, sides)
+        p_better = "" if pair["p_better"] is None else f"{pair['p_better']:.2f}"
+        cells = (
+            f"{pair['score']:.2f}",
+            p_better,
+            pair["pair_id"],
+            str(pair["margin"]),
+            doubts,
+            sides,
+        )
         table.add_row(*map(escape, cells))
     out.print(table)
 

@@ -143,7 +143,7 @@ def ranked_row(pair: Mapping[str, Any]) -> dict[str, Any]:
     """Give what is shown of a pair in the order of review."""
     from replay_pipeline.review import doubts, review_score
 
-    names = ("pair_id", "state_id", "weight", "margin", "chosen", "rejected")
+    names = ("pair_id", "state_id", "p_better", "margin", "chosen", "rejected")
     judged = {"score": review_score(pair), "doubts": doubts(pair)}
     return {name: pair[name] for name in names} | judged | {"evidence": pair["evidence"] or []}
 

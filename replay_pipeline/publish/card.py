@@ -14,7 +14,7 @@ import yaml
 from jinja2 import Template
 
 from replay_pipeline.publish import layout
-from replay_pipeline.publish.batch_facts import digest_of, rows_by_split, sessions_of
+from replay_pipeline.publish.batch_facts import digest_of, n_moved, rows_by_split, sessions_of
 from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
@@ -53,7 +53,8 @@ _COLUMNS = {
     "n_tokens": "Tokens of prompt, tools and the longer side together.",
     "needs": "Places in `prompt` (from 0) of the messages without which a side would not be possible; "
     "a cut must leave them, and the step that each belongs to.",
-    "session_id": "The session; splits never cut one.",
+    "session_id": "The session; a subagent has one of its own.",
+    "conversation": "The conversation that the session is a part of; splits never cut one.",
     "trace_batch": "The batch it came with; a batch is replaced as a whole.",
 }
 """Columns that the pipeline's own tables do not have, or not like this."""
@@ -77,7 +78,8 @@ _COUNTED = {
 
 def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
     """Write the whole card: metadata for the Hub, then what a reader wants to know."""
-    batches = [manifests[key] for key in sorted(manifests)]
+    # A batch without a row is no part of what is described.
+    batches = [manifests[key] for key in sorted(manifests) if _has_rows(manifests[key])]
     rows = {
         config: {split: count for split, count in counts.items() if count}
         for config, counts in rows_by_split(manifests).items()
@@ -98,6 +100,9 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         url=facts.get("url"),
         digest=digest,
         n_sessions=len({sha for batch in batches for sha in sessions_of(batch)}),
+        n_conversations=len({sha for m in batches for sha in sessions_of(m, "conversations")}),
+        n_by_project=len([batch for batch in batches if batch.get("projects")]),
+        n_moved=n_moved(facts),
         n_batches=len(batches),
         n_pairs=n_pairs,
         n_rehearsed=sum(batch.get("n_rehearsed", 0) for batch in batches),
@@ -134,6 +139,10 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         sample=_sample(batches),
     )
     return f"{card}\n".encode()
+
+
+def _has_rows(batch: Mapping[str, Any]) -> bool:
+    return any(splits for splits in batch["files"].values())
 
 
 def _yaml(metadata: Mapping[str, Any]) -> str:
@@ -177,8 +186,8 @@ def _metadata(
 
 
 def _column_names(configs: Iterable[str]) -> list[str]:
-    """Give every column of every config once, those of a kind of row first."""
-    schemas = [*layout.CONFIGS.values(), *(layout.schema_of(config) for config in configs)]
+    """Return every column of the configs that have rows once, those of a kind of row first."""
+    schemas = [layout.schema_of(config) for config in configs]
     every = dict.fromkeys(name for schema in schemas for name in schema.names)
     return [*(n for n in _COLUMNS if n in every), *(n for n in every if n not in _COLUMNS)]
 

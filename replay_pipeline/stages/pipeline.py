@@ -74,8 +74,9 @@ from replay_pipeline.replay.rows import (
     teacher_actions_table,
     token_logprobs_table,
 )
-from replay_pipeline.review import apply_marks, read_marks, write_review
+from replay_pipeline.review import read_chances, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
 from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import require_trainer
@@ -537,8 +538,11 @@ class Pipeline(Project):
                 level=self.settings.pairs.level,
                 include_natural=self.settings.pairs.include_natural,
                 count_own_family=self.settings.pairs.count_own_family,
+                min_p_better=self.settings.pairs.min_p_better,
+                checked={pair_id: mark == "accept" for pair_id, mark in marks.items()},
+                chances=self._chances(),
             )
-            pairs = apply_marks(report.pairs, marks)
+            pairs = report.pairs
             self._write("dpo_pairs", batch, pairs_table(pairs))
             self._write("positives", batch, positives_table(report.positives))
             self._write("outcomes", batch, outcomes_table(report.outcomes))
@@ -546,8 +550,7 @@ class Pipeline(Project):
             write_review(pairs, path=page, outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
-                "n_pairs": len(pairs),
-                "n_rejected_in_review": len(report.pairs) - len(pairs),
+                "n_rejected_in_review": len(report.refuted),
                 "n_consensus": sum(report.consensus_levels.values()),
                 "n_agreement": report.outcome_counts.get("agreement", 0),
             }
@@ -705,6 +708,11 @@ class Pipeline(Project):
         }
         del facts
 
+        checks: dict[str, str] = {}
+
+        def look(folder: Place) -> None:
+            checks.update(refuse_unfit_dataset(folder))
+
         def work() -> dict[str, Any]:
             wanted = set(new)
             mine = [each for each in self.receipts.written() if each.batch in wanted]
@@ -719,6 +727,8 @@ class Pipeline(Project):
                     repo_id=options.repo_id,
                     private=options.is_private,
                     test_fraction=options.test_fraction,
+                    projects=self._projects if options.split_by == "project" else None,
+                    look=look,
                     card_facts=told,
                     lengths=options.lengths,
                     tokenizer=options.tokenizer,
@@ -728,7 +738,9 @@ class Pipeline(Project):
                         if self._is_scored(batch)
                     },
                 )
-            return {**report.to_json(), "made_under": hash_of(given[:1])}
+                if not checks:  # it had nothing new
+                    look(folder)
+            return {**report.to_json(), "checks": checks, "made_under": hash_of(given[:1])}
 
         return self._stage(
             "publish",
@@ -740,6 +752,13 @@ class Pipeline(Project):
             files=self._dataset_files,
             has_outputs=place.exists,
         )
+
+    def _projects(self, batch: str) -> dict[str, str]:
+        """Return the project of each conversation of a batch: that of the session that began it."""
+        columns = ["session_id", "conversation", "project"]
+        rows = self.root.read("sessions", batch, columns=columns).to_pylist()
+        rows.sort(key=lambda row: row["session_id"] == row["conversation"])
+        return {row["conversation"]: row["project"] for row in rows if row["project"]}
 
     def _published_from(self, batch: str, facts: Mapping[str, Any]) -> str:
         """Digest what decides what is published of a batch, beside the settings."""
@@ -932,7 +951,8 @@ class Pipeline(Project):
                     *([settings.played] if settings.played else []),
                 ]
             case "pairs":
-                return [pairs, json.dumps(self._marks(), sort_keys=True), window]
+                checked = [self._marks(), self._chances()]
+                return [pairs, *(json.dumps(each, sort_keys=True) for each in checked), window]
             case "sample":
                 trainee = settings.trainee
                 asked = without_addresses(samplers(trainee))
@@ -951,6 +971,9 @@ class Pipeline(Project):
 
     def _marks(self) -> Mapping[str, Any]:
         return read_marks(self.settings.pairs.marks) if self.settings.pairs.marks else {}
+
+    def _chances(self) -> Mapping[str, float]:
+        return read_chances(self.settings.pairs.marks) if self.settings.pairs.marks else {}
 
     def check_settings(self) -> None:
         """Find what later stages would refuse, before the replay is paid for.

@@ -29,6 +29,7 @@ from replay_pipeline.ingesters import (
 )
 from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.pairs import pairs_of
+from replay_pipeline.reliability import draw
 from replay_pipeline.replay import (
     Estimate,
     ReplayOptions,
@@ -68,6 +69,8 @@ T = TypeVar("T")
 _blake2b = partial(hashlib.blake2b, digest_size=16)
 
 REVIEW_PAGE = "review.html"
+_SAMPLE_PAGE = "review-sample.html"
+_DRAWN_BY = ["pair_id", "p_better", "is_checked_right"]
 _PAIRS_A_PAGE = 250
 """What a browser opens at once, and a person looks through at most."""
 
@@ -328,6 +331,32 @@ class Project(Overview):
                 )
             )
         return written
+
+    def review_sample(
+        self, n: int, path: Place | None = None, *, look: Path | None = None
+    ) -> Place:
+        """Write a page with the `n` pairs whose check tells most about how many are right.
+
+        Raises:
+            ConfigError: no batch has come as far as pairs.
+        """
+        batches = self._batches_with("dpo_pairs")
+        rows = self.root.read_all("dpo_pairs").select(_DRAWN_BY).to_pylist()
+        chances = draw(
+            {
+                row["pair_id"]: row["p_better"] or 0.0
+                for row in rows
+                if row["is_checked_right"] is None
+            },
+            n,
+        )
+        return write_review(
+            (pair for pair in self._pairs(batches) if pair.get("pair_id") in chances),
+            path=path or self.root.path / _SAMPLE_PAGE,
+            look=look,
+            title=f"{len(chances)} pairs to check",
+            chances=chances,
+        )
 
     def n_review_pages(self) -> int:
         """Tell over how many pages the pairs are spread. Raises as `review` does."""

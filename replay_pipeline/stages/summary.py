@@ -45,6 +45,7 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "normalized_pairs": _total(of["normalize"], "n_kept"),
         "dropped": added(r.report.get("dropped", {}) for r in of["normalize"]),
         "rows_by_split": publish.get("rows_by_split", {}),
+        "checks": publish.get("checks", {}),
         "train": of["train"][-1].report if of["train"] else {},
         "seconds": {stage: round(sum(r.seconds for r in fresh[stage]), 3) for stage in STAGES},
     }

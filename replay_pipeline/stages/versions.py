@@ -42,6 +42,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
     "pairs": (
         "pairs/**/*",
+        "reliability/**/*",
         "feasibility/**/*",
         "review/marks.py",
         "storage/pair_rows.py",
