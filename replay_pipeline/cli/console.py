@@ -178,7 +178,11 @@ def show_summary(summary: Report) -> None:
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
             f"ceiling ${summary['max_total_usd']:.2f}",
         ),
-        *([("play", _PLAY)] if summary["rehearsed_answers"] else []),
+        *(
+            [("play", f"{summary['rehearsed_answers']:,} answers: {_PLAY}")]
+            if summary["rehearsed_answers"]
+            else []
+        ),
         ("left", open_words(summary["open"])),
         (
             "agreements",
@@ -310,6 +314,12 @@ def show_ingest(report: Report) -> None:
 def open_words(work: Report) -> str:
     """Say in a line what is left to ask, why it stopped, and what finishing costs."""
     reasons = _words(work["stop_reasons"])
+    if n := work.get("n_never_asked"):
+        ceiling = work.get("max_total_usd")
+        price = "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
+        never = f"up to {n:,} questions that no real teacher was asked{price}"
+        rest = open_words({**work, "n_never_asked": 0}) if work["stop_reasons"] else ""
+        return f"{never}. Of those that were: {rest}" if rest else never
     if not work["n_questions_left"]:
         return f"no question ({reasons})"
     cost = work["left_usd"]
@@ -482,7 +492,9 @@ def show_status(report: Report) -> None:
     if not report["batches"]:
         out.print("No sessions yet: run `replay-pipeline ingest` first.")
         return
-    _draw_batches("Batches", ("ingest", "replay", "pairs", "normalize"), report["batches"])
+    play = ("rehearsal",) if report.get("rehearsed") else ()
+    names = ("ingest", "replay", *play, "pairs", "normalize")
+    _draw_batches("Batches", names, report["batches"])
     if rehearsed := report.get("rehearsed"):
         out.print(f"Play in {escape(_words(rehearsed))}: {_PLAY}.", soft_wrap=True)
     ledger = report["ledger"]

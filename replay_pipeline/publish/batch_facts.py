@@ -55,7 +55,14 @@ class CardFacts(TypedDict, total=False):
 _GENERAL = ("title", "license", "teachers", "accepted_terms", "control_run", "notes", "url")
 STAGE_FACTS = {
     "ingest": ("n_sessions", "n_turns", "n_states"),
-    "replay": ("n_answers", "n_failed", "spent_usd", "cost_by_teacher_usd", "errors"),
+    "replay": (
+        "n_answers",
+        "n_rehearsed",
+        "n_failed",
+        "spent_usd",
+        "cost_by_teacher_usd",
+        "errors",
+    ),
     "pairs": ("n_consensus", "n_agreement", "n_pairs", "outcomes"),
     "normalize": ("recipe", "n_in", "n_kept", "dropped", "length_bias"),
 }

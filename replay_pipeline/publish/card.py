@@ -61,6 +61,7 @@ _COLUMNS = {
 _FIGURES = {
     "states of recorded sessions": ("ingest", "n_states"),
     "answers of teachers": ("replay", "n_answers"),
+    "answers made up in a rehearsal": ("replay", "n_rehearsed"),
     "failed calls": ("replay", "n_failed"),
     "US dollars spent on answers": ("replay", "spent_usd"),
     "states with a consensus": ("pairs", "n_consensus"),
@@ -283,7 +284,12 @@ def _figures(batches: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
     """Tell what the stages counted, as far as they did."""
     found = []
     for what, (stage, name) in _FIGURES.items():
-        known = [n for batch in batches if (n := _stage(batch, stage).get(name)) is not None]
+        of_stage = [_stage(batch, stage) for batch in batches]
+        if stage == "replay":  # what was made up is no answer, and nobody was paid for it
+            of_stage = [
+                s for s in of_stage if (name == "n_rehearsed") == bool(s.get("n_rehearsed"))
+            ]
+        known = [n for each in of_stage if (n := each.get(name)) is not None]
         if known:
             total = sum(known)
             found.append((what, f"{total:.4f}" if isinstance(total, float) else total))
