@@ -180,10 +180,10 @@ class PublishSettings(_Section):
     another fraction is for what comes new."""
     lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
     """Lengths in tokens to which prompts are cut, each in a config of its own: 8192 is `pairs_8k`.
-    The first request and the last steps stay."""
+    What both sides need stays."""
     tokenizer: Path | None = None
     """What counts the tokens: a `tokenizer.json`, or the folder of a model that has one. Without it
-    they are estimated by bytes, rather too many."""
+    they are estimated by words and signs, rather too many."""
     teacher_logprobs: Annotated[bool, Field(exclude_if=lambda is_asked: not is_asked)] = False
     """Publish the answers of each consensus with their token probabilities too, as far as they came
     (`replay.teachers.top_logprobs`): the config `teacher_logprobs`, for a trainer's channel 2."""
