@@ -1,5 +1,6 @@
 """The stage that makes pairs of what the teachers would have done."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,13 @@ from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
-from replay_pipeline.types import DPOPair
+from replay_pipeline.types import DPOPair, TeacherAction, Trial
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
     from replay_pipeline.storage.store import Place
+
+logger = logging.getLogger(__name__)
 
 _N_SAMPLES = 3
 
@@ -27,10 +30,13 @@ def make_pairs(task: Task) -> Report:
 
     project, options = task.project, task.project.settings.pairs
     marks, chances = _checked(project.settings)
+    answers = list(teacher_actions_from_table(task.read("teacher_actions")))
+    trials, tried = _trials(task, answers)
     report = extract_pairs(
         project.states([task.batch]),
-        teacher_actions_from_table(task.read("teacher_actions")),
+        answers,
         options.agreement_threshold,
+        trials=trials,
         level=options.level,
         include_natural=options.include_natural,
         count_own_family=options.count_own_family,
@@ -45,10 +51,32 @@ def make_pairs(task: Task) -> Report:
     write_review(report.pairs, path=page, outcomes=report.outcomes, title=task.batch)
     return {
         **report.to_json(),
+        **({"tried": tried} if tried else {}),
         "n_rejected_in_review": len(report.refuted),
         "n_consensus": sum(report.consensus_levels.values()),
         "n_agreement": report.outcome_counts.get("agreement", 0),
     }
+
+
+def _trials(
+    task: Task, answers: Sequence[TeacherAction]
+) -> tuple[dict[str, dict[str, Trial]], dict[str, int]]:
+    """Try the actions at a batch's states, as far as the settings allow, and count what was done."""
+    from replay_pipeline.ingesters import read_manifest
+    from replay_pipeline.stages.trials import judge_of, try_actions
+    from replay_pipeline.stages.workspaces import Workspaces
+
+    settings, options = task.project.settings, task.project.settings.workspaces
+    if options.execute == "off":
+        return {}, {}
+    manifest = read_manifest(task.batch, task.project.root.path)
+    sources = [source.path for source in manifest.slices if source.path.is_file()]
+    if not sources:
+        logger.warning("%s: its logs are gone, so nothing of it is tried", task.batch)
+        return {}, {"n_states": 0}
+    judge = judge_of(options, kept=settings.local_dir() / "runs.sqlite")
+    work = Workspaces(settings, sources=sources)
+    return try_actions(work, judge, task.project.states([task.batch]), answers)
 
 
 def decisive(settings: Settings) -> Mapping[str, Any]:
@@ -67,7 +95,12 @@ def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
     checked = [sorted(each.items()) for each in _checked(settings)]
-    return {**decisive(settings), "pairs.marks": repr(checked) if any(checked) else None}
+    tried = settings.workspaces.model_dump(mode="json", exclude_defaults=True)
+    return {
+        **decisive(settings),
+        "pairs.marks": repr(checked) if any(checked) else None,
+        "workspaces": tried if settings.workspaces.execute != "off" else {},
+    }
 
 
 def check_marks(settings: Settings) -> None:
