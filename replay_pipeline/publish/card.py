@@ -51,6 +51,8 @@ _COLUMNS = {
     "log-probability, as JSON; bytes in place of a token that is no text (`teacher_logprobs`).",
     "teacher": "Who wrote it (`teacher_logprobs`).",
     "n_tokens": "Tokens of prompt, tools and the longer side together.",
+    "needs": "Places in `prompt` (from 0) of the messages without which a side would not be possible; "
+    "a cut must leave them, and the step that each belongs to.",
     "session_id": "The session; a subagent has one of its own.",
     "conversation": "The conversation that the session is a part of; splits never cut one.",
     "trace_batch": "The batch it came with; a batch is replaced as a whole.",
@@ -198,7 +200,7 @@ def _meaning(column: str) -> str:
 def _about(config: str) -> str:
     if (length := layout.length_of(config)) is None:
         return _ABOUT[config]
-    return f"the pairs, prompts cut to {length:,} tokens: the first request and the last steps stay"
+    return f"the pairs, prompts cut to {length:,} tokens: what both sides need stays"
 
 
 def _tokens(batch: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -65,8 +65,11 @@ _OF_PAIRS = [
     ("p_chosen_right", pa.float64()),
     ("p_better", pa.float64()),
     ("is_checked_right", pa.bool_()),
+    ("chosen_trial", pa.string()),
+    ("rejected_trial", pa.string()),
     ("weight", pa.float64()),
     ("n_tokens", pa.int32()),
+    ("needs", pa.list_(pa.int32())),
 ]
 
 PAIRS = pa.schema(
@@ -417,6 +420,11 @@ def with_objects(message: Mapping[str, Any]) -> Message:
 def json_of(message: Mapping[str, Any]) -> str:
     """Give a published message as JSON text."""
     return _encode(with_objects(message)).decode()
+
+
+def tool_name(tool: Mapping[str, Any]) -> str | None:
+    """Give the name of a tool, of the form of OpenAI or of Anthropic."""
+    return (tool.get("function") or tool).get("name")
 
 
 def tools_of(tools_json: str) -> str | None:

@@ -27,8 +27,9 @@ from replay_pipeline.errors import (
 from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.answers import ScoredAnswers
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
+from replay_pipeline.publish.cuts import cut_pairs, with_needs
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
-from replay_pipeline.publish.lengths import TokenSizes, cut_pairs
+from replay_pipeline.publish.lengths import TokenSizes
 from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
 from replay_pipeline.publish.splits import SPLITS, ConversationSplit, Split, sha_of, sides_in
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
@@ -684,7 +685,7 @@ def _with_cuts(
 ) -> Iterator[tuple[str, pa.Table]]:
     """Give rows of `pairs` with their lengths, and as rows of the configs that are cut."""
     for part in pairs:
-        yield "pairs", (rows := sizes.counted(part))
+        yield "pairs", (rows := with_needs(sizes.counted(part)))
         for length in sorted(set(lengths)):
             config = layout.config_of_length(length)
             yield config, cut_pairs(rows, length, sizes, not_cut.setdefault(config, Counter()))
