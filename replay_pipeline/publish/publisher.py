@@ -834,7 +834,10 @@ class SecretScan:
         names = [
             field.name
             for field in rows.schema
-            if pa.types.is_string(field.type) or pa.types.is_nested(field.type)
+            if pa.types.is_string(field.type)
+            or (
+                pa.types.is_nested(field.type) and not pa.types.is_integer(field.type.field(0).type)
+            )
         ]
         for row in rows.select(names).to_pylist():
             for name, value in row.items():
