@@ -87,21 +87,22 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 def changes_since(receipt: Receipt | Written, given: Given) -> Changes:
     """Return what differs between what a stage was given then and what it is given now."""
     is_coded = bool(receipt.versions) or not given.versions
-    code = tuple(
-        part
-        for part, now in given.versions.items()
-        if receipt.versions.get(part) != now and is_coded
-    )
+    code = {part for part, now in given.versions.items() if receipt.versions.get(part) != now}
+    code = code if is_coded else set()
     if receipt.settings is None:
-        return Changes(code=code, is_unknown=True)
+        return Changes(code=tuple(sorted(code)), is_unknown=True)
     before, after = receipt.settings, given.settings
+    names = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    if names & before.keys() & after.keys():
+        # One setting may bring others into play, and code: it is the reason, and they are not.
+        names &= before.keys() & after.keys()
+        code &= receipt.versions.keys()
     return Changes(
-        code=code,
+        code=tuple(part for part in given.versions if part in code),
         is_unknown=not is_coded,
         settings=tuple(
             f"{name}: {_shown(before.get(name))} → {_shown(after.get(name))}"
-            for name in sorted({*before, *after})
-            if before.get(name) != after.get(name)
+            for name in sorted(names)
         ),
         inputs=tuple(
             name

@@ -45,6 +45,27 @@ def test_the_graph_shows_every_asset_materialized(opened, ui):
     expect(page.get_by_text("Materialize all")).to_be_visible()
 
 
+STALE = "{ assetNodes { assetKey { path } staleStatus staleStatusByPartition } }"
+
+
+def test_nothing_of_a_demo_that_was_just_made_is_stale(opened, ui):
+    """Made by the command with a relative path, looked at with an absolute one."""
+    found = {
+        node["assetKey"]["path"][0]: {node["staleStatus"], *node["staleStatusByPartition"]} - {None}
+        for node in graphql(ui, STALE)["assetNodes"]
+    }
+    made = [name for name in ASSETS if name not in ("claude_code_sessions", "night_summary")]
+    assert {name: found[name] for name in made} == {name: {"FRESH"} for name in made}
+
+    page = opened(f"{ui}/asset-groups")
+    for name in made:
+        expect(page.get_by_text(name).locator("visible=true").first).to_be_visible(
+            timeout=PATIENCE_MS
+        )
+    expect(page.get_by_text("Materialize all")).to_be_visible()  # and not "Materialize unsynced"
+    expect(page.get_by_text("Unsynced")).to_have_count(0)
+
+
 def test_a_batch_shows_figures_tables_samples_and_pictures(opened, ui):
     page = opened(f"{ui}/assets/dpo_pairs?view=partitions")
     open_first_batch(page)

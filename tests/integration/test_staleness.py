@@ -156,7 +156,7 @@ OTHER_SETTINGS = {
     "ingest.window": (
         {"ingest": {"window": "clear_tool_results:2"}},
         "full → clear_tool_results:2",
-        ["replay", "pairs", "normalize"],
+        ["replay", "pairs", "normalize", "publish"],
     ),
     "replay.gates": (
         {"replay": {"gates": ["cheap_first"]}}, "[] → ['cheap_first']", ["replay"],
