@@ -401,6 +401,15 @@ def show_replay(reports: Report) -> None:
         out.print(f"Play: {_PLAY}.", soft_wrap=True)
     if not any(report["n_sent"] for report in reports.values()):
         out.print("Nothing was asked now.")
+    for report in reports.values():
+        for name, why in (report.get("stopped_teachers") or {}).items():
+            out.print(f"{escape(name)} was asked no more: {escape(why)}", soft_wrap=True)
+        if until := report.get("held_until"):
+            out.print(
+                f"Calls whose outcome is not known hold ${report['unknown_usd']:.4f} until {until}; from "
+                "then on the same command settles them and goes on with what they leave.",
+                soft_wrap=True,
+            )
     if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
         out.print(
             f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "
