@@ -80,6 +80,10 @@ class Nursery:
         """Wait until a job has ended; give its exit code, negative for a signal."""
         return int(self._say({"wait": pid}))
 
+    def has_ended(self, pid):
+        """Whether a job has ended; it is still to be waited for."""
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
     def run(self, **job):
         """Start a job and wait until it has ended."""
         return self.wait(self.start(**job))
