@@ -798,7 +798,10 @@ class Pipeline(Project):
             StorageError: the folder cannot be written; it is as before.
         """
         dataset = fetch(self.settings.dataset_dir(), self._dataset_copy())
-        return export(dataset, self.settings.local_dir() / "exports" / form, form, config=config)
+        folder = self.settings.local_dir() / "exports" / form
+        named = self.settings.publish.tokenizer
+        model = named if named is not None and named.is_dir() else None
+        return export(dataset, folder, form, config=config, model=model)
 
     def _positives(self, batch: str) -> pa.Table:
         has_samples = self.root.has("sampled_positives", batch)
