@@ -245,11 +245,31 @@ TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
 class WorkspaceSettings(_Section):
-    """The files behind states, and what may be run on copies of them."""
+    """The files behind states, and what may be executed on copies of them."""
 
     repositories: tuple[Path, ...] = ()
     """Git repositories of the projects, where they are not found from the folders that sessions
     name. They are only read."""
+    execute: Literal["off", "files", "commands"] = "off"
+    """What answers may do on copies of a state's files: nothing; what file tools do, by emulation
+    (`files`); or shell commands in a sandbox as well (`commands`)."""
+    runner: Literal["bubblewrap", "docker", "podman"] = "bubblewrap"
+    """The sandbox of commands: no network, no home, no environment, no other process."""
+    image: str | None = None
+    """Image of `docker` or `podman`."""
+    mounts: tuple[Path, ...] = ()
+    """Folders that commands may read and not write, such as a project's dependencies. The `bin` of
+    each is on their path."""
+    checks: dict[str, str] = {}
+    """By working tree, the command that tells whether the project is in order, such as `pytest -q`."""
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """How long a command may take, in seconds."""
+    max_memory_bytes: Annotated[int, Field(ge=1_000_000)] = 2_000_000_000
+    """Memory that one process of a command may take."""
+    max_disk_bytes: Annotated[int, Field(ge=1_000_000)] = 512_000_000
+    """Size to which a copy of the files may grow; it lies in memory."""
+    max_processes: Annotated[int, Field(ge=8)] = 128
+    """Processes of a command at once."""
 
 
 class NightSettings(_Section):

@@ -65,6 +65,8 @@ _OF_PAIRS = [
     ("p_chosen_right", pa.float64()),
     ("p_better", pa.float64()),
     ("is_checked_right", pa.bool_()),
+    ("chosen_trial", pa.string()),
+    ("rejected_trial", pa.string()),
     ("weight", pa.float64()),
     ("n_tokens", pa.int32()),
     ("needs", pa.list_(pa.int32())),
