@@ -72,6 +72,7 @@ def publish_dataset(task: Task) -> Report:
             private=options.is_private,
             test_fraction=options.test_fraction,
             projects=partial(_projects, project) if options.split_by == "project" else None,
+            messages=partial(_long_messages, project),
             look=look,
             card_facts=told,
             lengths=options.lengths,
@@ -91,8 +92,32 @@ def _projects(project: "Project", batch: str) -> dict[str, str]:
     return {row["conversation"]: row["project"] for row in rows if row["project"]}
 
 
+def _long_messages(project: "Project", batch: str) -> dict[str, set[str]]:
+    """Return hashes of the long messages that people typed, by conversation."""
+    columns = ["conversation", "kind", "messages_json"]
+    found: dict[str, set[str]] = {}
+    for row in project.root.read("turns", batch, columns=columns).to_pylist():
+        if row["kind"] != "user" or len(row["messages_json"]) < _LONG_CHARS:
+            continue
+        for message in json.loads(row["messages_json"]):
+            if len(text := message["content"].strip()) >= _LONG_CHARS:
+                found.setdefault(row["conversation"], set()).add(hash_of([text]))
+    return found
+
+
+_LONG_CHARS = 200
+"""As in the check `splits_share_no_prompt`."""
+
+
 def _decisive(settings: Settings) -> Mapping[str, Any]:
-    return {"publish": settings.publish.model_dump(mode="json", exclude={"folder"})}
+    """Return the settings that decide what is in the files, and neither where they lie nor who sees them."""
+    from replay_pipeline.stages.project import digest_of
+
+    options = settings.publish
+    told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
+    if (path := options.tokenizer) is not None:
+        told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
+    return {"publish": told}
 
 
 def _inputs(project: "Project", _: str) -> Mapping[str, str]:
@@ -186,6 +211,8 @@ def dataset_files(project: "Project") -> list[str]:
 
 def _is_there(project: "Project", receipt: Receipt) -> bool:
     """Whether the dataset that a receipt is of lies where it is to be, whatever its folder is called."""
+    if project.settings.publish.repo_id not in (None, receipt.report.get("repo_id")):
+        return False
     from replay_pipeline.publish.layout import CARD
     from replay_pipeline.stages.project import digest_of
 
