@@ -32,13 +32,16 @@ def has_place_for_calls(folder: Path) -> bool | None:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda _form: ""
     call = {"type": "function", "function": {"name": _CALL_NAME, "arguments": {"at": "x"}}}
     answer = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00000", **call}]}
     try:
         text = environment.from_string(template).render(
-            messages=[_ASK, answer], tools=None, bos_token="", eos_token=""
+            messages=[_ASK, answer],
+            tools=None,
+            bos_token="",
+            eos_token="",
+            raise_exception=_refuse,
+            strftime_now=lambda _form: "",
         )
     except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
         raise ConfigError(f"{folder}: its chat template cannot be used ({error})") from error
