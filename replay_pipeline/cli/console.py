@@ -178,7 +178,11 @@ def show_summary(summary: Report) -> None:
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
             f"ceiling ${summary['max_total_usd']:.2f}",
         ),
-        *([("play", _PLAY)] if summary["rehearsed_answers"] else []),
+        *(
+            [("play", f"{summary['rehearsed_answers']:,} answers: {_PLAY}")]
+            if summary["rehearsed_answers"]
+            else []
+        ),
         ("left", open_words(summary["open"])),
         (
             "agreements",
@@ -187,6 +191,7 @@ def show_summary(summary: Report) -> None:
         ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
         ("dropped", summary["dropped"]),
         ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
+        *((name, verdict) for name, verdict in summary.get("checks", {}).items()),
     ]
     if train:
         rows += [
@@ -198,6 +203,8 @@ def show_summary(summary: Report) -> None:
         ]
     if train and "blank_prompt_accuracy_before" in train:
         rows += [("accuracy", _accuracy(train)), ("learned", _learned(train))]
+    if train and "valid_calls_after" in train:
+        rows.append(("acts", _acts(train)))
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
 
@@ -218,6 +225,20 @@ def _learned(train: Report) -> str:
         f"{100 * train['prompt_gain_after']:+.1f} points by reading the prompt: right in "
         f"{100 * train['preference_accuracy_after']:.1f} % of {train['held_out_pairs']} held-out "
         f"pairs, with a blank prompt in {100 * train['blank_prompt_accuracy_after']:.1f} %"
+    )
+
+
+def _acts(train: Report) -> str:
+    """Say what the model does by itself at held-out states, before and after."""
+    low, high = train["intervals_after"]["consensus_rate"]
+    return ". ".join(
+        [
+            f"takes the consensus action at {100 * train['consensus_rate_before']:.0f} → "
+            f"{100 * train['consensus_rate_after']:.0f} % of {train['held_out_states']} held-out "
+            f"states ({100 * low:.0f} to {100 * high:.0f}), writes well-formed calls at "
+            f"{100 * train['valid_calls_before']:.0f} → {100 * train['valid_calls_after']:.0f} %",
+            *train["findings"],
+        ]
     )
 
 
@@ -309,6 +330,12 @@ def show_ingest(report: Report) -> None:
 def open_words(work: Report) -> str:
     """Say in a line what is left to ask, why it stopped, and what finishing costs."""
     reasons = _words(work["stop_reasons"])
+    if n := work.get("n_never_asked"):
+        ceiling = work.get("max_total_usd")
+        price = "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
+        never = f"up to {n:,} questions that no real teacher was asked{price}"
+        rest = open_words({**work, "n_never_asked": 0}) if work["stop_reasons"] else ""
+        return f"{never}. Of those that were: {rest}" if rest else never
     if not work["n_questions_left"]:
         return f"no question ({reasons})"
     cost = work["left_usd"]
@@ -422,16 +449,31 @@ def _draw_facts(title: str, report: Report) -> None:
     _table(title, [(key, value) for key, value in report.items() if not isinstance(value, list)])
 
 
-show_pairs = partial(
-    _draw_batches, "Pairs", ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
-)
+def show_pairs(reports: Report) -> None:
+    """Pairs by batch, and how many of them are right."""
+    figures = ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+    _draw_batches("Pairs", figures, reports)
+    from replay_pipeline.reliability import Poll
+
+    poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
+    words = poll.precision().words()
+    out.print(f"How many are right: {words}.", highlight=False, soft_wrap=True)
+    if poll.n_pairs and not poll.checks:
+        out.print("`replay-pipeline review --sample 40` shows those whose check tells most.")
+
+
 show_samples = partial(
     _draw_batches, "Sampled", ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
 )
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")
 show_upgrade = partial(_draw_facts, "Brought over")
-show_publish = partial(_draw_facts, "Published")
+
+
+def show_publish(report: Report) -> None:
+    """Show what a publication did, and the verdict of each check that it stood."""
+    checks = report.get("checks") or {}
+    _draw_facts("Published", {k: v for k, v in report.items() if k != "checks"} | checks)
 
 
 def show_verify(report: Report) -> None:
@@ -475,7 +517,9 @@ def show_status(report: Report) -> None:
     if not report["batches"]:
         out.print("No sessions yet: run `replay-pipeline ingest` first.")
         return
-    _draw_batches("Batches", ("ingest", "replay", "pairs", "normalize"), report["batches"])
+    play = ("rehearsal",) if report.get("rehearsed") else ()
+    names = ("ingest", "replay", *play, "pairs", "normalize")
+    _draw_batches("Batches", names, report["batches"])
     if rehearsed := report.get("rehearsed"):
         out.print(f"Play in {escape(_words(rehearsed))}: {_PLAY}.", soft_wrap=True)
     ledger = report["ledger"]
@@ -532,13 +576,21 @@ def show_stale(report: Report) -> None:
 def show_ranked(report: Report) -> None:
     """One row per pair: why it is worth a look, and what its sides are."""
     table = Table(
-        "score", "pair", "margin", "doubts", "rejected → chosen",
+        "open", "right", "pair", "margin", "doubts", "rejected → chosen",
         title="Pairs to look at first", title_justify="left", title_style="bold",
     )  # fmt: skip
     for pair in report["pairs"]:
         sides = f"{pair['rejected'][:60]} → {pair['chosen'][:60]}"
         doubts = "; ".join(pair["doubts"]) or "none"
-        cells = (f"{pair['score']:.3f}", pair["pair_id"], str(pair["margin"]), doubts, sides)
+        p_better = "" if pair["p_better"] is None else f"{pair['p_better']:.2f}"
+        cells = (
+            f"{pair['score']:.2f}",
+            p_better,
+            pair["pair_id"],
+            str(pair["margin"]),
+            doubts,
+            sides,
+        )
         table.add_row(*map(escape, cells))
     out.print(table)
 
