@@ -843,7 +843,7 @@ class SecretScan:
             for name, value in row.items():
                 for each in value if isinstance(value, list) else [value]:
                     text = layout.json_of(each) if isinstance(each, dict) else each
-                    if text is None or (sha := _sha(text)) in self._seen:
+                    if not isinstance(text, str) or (sha := _sha(text)) in self._seen:
                         continue
                     self._seen.add(sha)
                     self._texts.append(text)

@@ -191,7 +191,7 @@ class People:
             if is_private_login(name):
                 (self._plain if is_plain else short).append(name)
         self._short = tuple(sorted({*short, *map(str.capitalize, short)}))
-        self._weak = tuple(sorted(weak))
+        self._weak = tuple(sorted({*weak, *map(str.capitalize, weak)}))
         one = _one_of(self._short)
         # As an account, a folder or the head of a branch; in columns of `ls`, `ps` and `lsof`.
         self._as_account = re.compile(
@@ -204,8 +204,7 @@ class People:
         self._as_owner = re.compile(
             rf"(?<![\w./-]){one}(?=@\w)|(?<=~){one}(?![\w.-])|(?<=\(){one}(?=\))"
             rf"|(?<=[\w-] ){one}(?= +\w+ +\d)|(?m:^){one}(?= +\d)|(?<=\d ){one}(?= +\d)"
-            rf"|(?<!\w){one}(?='s (?:machine|laptop|computer)\b)",
-            re.IGNORECASE,
+            rf"|(?<!\w){one}(?='s (?:machine|laptop|computer)\b)"
         )
 
     def mentions(self, text: str) -> Iterator[Mention]:
@@ -220,13 +219,11 @@ class People:
             where = max(name.rfind("/", 0, -1), name.rfind(".", 0, -1)) + 1
             for _, end, kind in _found(text, name, _is_path if where else _is_head, "user_name"):
                 yield Mention(end - len(name) + where, end - 1, kind)
-        for name in self._short:
-            for end in _ends_of(text, name):
-                if match := self._as_account.match(text, end - len(name)):
-                    yield Mention(*match.span(), "user_name")
-        if self._weak:
-            for match in self._as_owner.finditer(text):
-                yield Mention(*match.span(), "user_name")
+        for names, pattern in ((self._short, self._as_account), (self._weak, self._as_owner)):
+            for name in names:
+                for end in _ends_of(text, name):
+                    if match := pattern.match(text, end - len(name)):
+                        yield Mention(*match.span(), "user_name")
 
     def _logins_in(self, text: str) -> Iterator[tuple[int, int]]:
         # Bytes are put in lower case ten times faster than text that is not ASCII.

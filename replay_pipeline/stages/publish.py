@@ -237,7 +237,10 @@ def export_dataset(
     from replay_pipeline.publish import export, fetch
 
     dataset = fetch(project.settings.dataset_dir(), project.dataset_copy())
-    return export(dataset, project.settings.local_dir() / "exports" / form, form, config=config)
+    folder = project.settings.local_dir() / "exports" / form
+    named = project.settings.publish.tokenizer
+    model = named if named is not None and named.is_dir() else None
+    return export(dataset, folder, form, config=config, model=model)
 
 
 def retract_rows(
