@@ -286,6 +286,18 @@ def show_workspace(report: Report) -> None:
     out.print(table)
 
 
+def show_survival(report: Report) -> None:
+    """Show how many edits were undone, were committed and are still there."""
+    n_edits = report["n_edits"]
+    names = {
+        "n_undone_in_session": "at least half undone in the session",
+        "n_committed": "in a later commit of the branch",
+        "n_still_there": "at least half in its newest commit",
+    }
+    rows = [(words, f"{report[name]:,} of {n_edits:,}") for name, words in names.items()]
+    _table("Edits that added lines", rows)
+
+
 def show_checks(report: Report) -> None:
     """Show proposed checks as settings."""
     out.print("[workspaces.checks]", markup=False)
