@@ -172,14 +172,18 @@ class PublishSettings(_Section):
     """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
     is_private: bool = True
     """Visibility of a repository that is created."""
+    split_by: Literal["conversation", "project"] = "conversation"
+    """What is never cut: a conversation (a session, its subagents, whatever was resumed or forked from
+    it) or all conversations of a project folder, which asks more of a held-out figure."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = TEST_FRACTION
-    """Share of sessions (by hash) that go to the test split."""
+    """Share of conversations (by hash) that go to the test split. What was published keeps its side:
+    another fraction is for what comes new."""
     lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
     """Lengths in tokens to which prompts are cut, each in a config of its own: 8192 is `pairs_8k`.
-    The first request and the last steps stay."""
+    What both sides need stays."""
     tokenizer: Path | None = None
     """What counts the tokens: a `tokenizer.json`, or the folder of a model that has one. Without it
-    they are estimated by bytes, rather too many."""
+    they are estimated by words and signs, rather too many."""
     teacher_logprobs: Annotated[bool, Field(exclude_if=lambda is_asked: not is_asked)] = False
     """Publish the answers of each consensus with their token probabilities too, as far as they came
     (`replay.teachers.top_logprobs`): the config `teacher_logprobs`, for a trainer's channel 2."""
@@ -241,11 +245,31 @@ TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
 class WorkspaceSettings(_Section):
-    """The files behind states, and what may be run on copies of them."""
+    """The files behind states, and what may be executed on copies of them."""
 
     repositories: tuple[Path, ...] = ()
     """Git repositories of the projects, where they are not found from the folders that sessions
     name. They are only read."""
+    execute: Literal["off", "files", "commands"] = "off"
+    """What answers may do on copies of a state's files: nothing; what file tools do, by emulation
+    (`files`); or shell commands in a sandbox as well (`commands`)."""
+    runner: Literal["bubblewrap", "docker", "podman"] = "bubblewrap"
+    """The sandbox of commands: no network, no home, no environment, no other process."""
+    image: str | None = None
+    """Image of `docker` or `podman`."""
+    mounts: tuple[Path, ...] = ()
+    """Folders that commands may read and not write, such as a project's dependencies. The `bin` of
+    each is on their path."""
+    checks: dict[str, str] = {}
+    """By working tree, the command that tells whether the project is in order, such as `pytest -q`."""
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """How long a command may take, in seconds."""
+    max_memory_bytes: Annotated[int, Field(ge=1_000_000)] = 2_000_000_000
+    """Memory that one process of a command may take."""
+    max_disk_bytes: Annotated[int, Field(ge=1_000_000)] = 512_000_000
+    """Size to which a copy of the files may grow; it lies in memory."""
+    max_processes: Annotated[int, Field(ge=8)] = 128
+    """Processes of a command at once."""
 
 
 class NightSettings(_Section):

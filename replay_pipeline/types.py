@@ -339,6 +339,25 @@ class TeacherAction:
         return any((name or "").lower().startswith(REHEARSAL) for name in told)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What became of an action where it was tried on a copy of the files of its state."""
+
+    works: bool
+    """Whether every call of it was carried out; a command may have ended with any status."""
+    error_kind: str | None = None
+    """How it failed, as `error_kind` of a state."""
+    effect: str | None = None
+    """Names what it changed, and of commands also output and status: equal for actions with one
+    and the same effect. None where nothing was changed or run."""
+    was_run: bool = False
+    """Whether a command was run, instead of file tools alone."""
+
+    def in_words(self) -> str:
+        """Return `works`, or `fails: ` and how."""
+        return "works" if self.works else f"fails: {self.error_kind}"
+
+
 class DPOPair(TypedDict):
     """A preference: at `state_messages`, the teachers' `chosen` beats the student's `rejected`.
 
@@ -385,6 +404,9 @@ class DPOPair(TypedDict):
     """Probability that the chosen side is a right action here, as votes and record tell."""
     p_better: NotRequired[float]
     """Probability that the chosen side is right and the rejected one is not."""
+    chosen_trial: NotRequired[str]
+    """What became of the chosen side where it was tried: `works`, or `fails: ` and how."""
+    rejected_trial: NotRequired[str]
     is_checked_right: NotRequired[bool]
     """What was found when the pair was checked, by execution or by a person; missing where nobody did."""
     weight: NotRequired[float]

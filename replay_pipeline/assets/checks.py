@@ -149,8 +149,8 @@ CHECKS = [
     ),
     batch_check("normalized_pairs", "drops_are_steady", drift.drop_drift),
     dataset_check("shards_match_manifests", dataset.shards_against_manifests, blocking=True),
-    dataset_check("splits_share_no_session", dataset.shared_sessions, blocking=True),
-    dataset_check("splits_share_no_prompt", dataset.shared_prompts),
+    *(dataset_check(name, look, blocking=True) for name, look in dataset.BLOCKING.items()),
+    dataset_check("splits_share_no_similar_prompt", dataset.shared_prompts),
     dataset_check("prompts_decide", dataset.prompts_decide),
     dataset_check("no_secret_is_published", dataset.published_secrets, blocking=True),
 ]

@@ -83,6 +83,7 @@ def answer_facts(_: Pipeline, receipt: Receipt) -> dict[str, Any]:
     by_teacher = report["cost_by_teacher_usd"]
     return {
         "dagster/partition_row_count": report["n_answers"] + report["n_failed"],
+        **({"made up in a rehearsal": n} if (n := report.get("n_rehearsed")) else {}),
         "calls_sent": 0 if receipt.is_reused else report["n_sent"],
         "usd": report["spent_usd"],
         "usd_budget": report["max_total_usd"],

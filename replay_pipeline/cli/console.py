@@ -178,7 +178,11 @@ def show_summary(summary: Report) -> None:
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
             f"ceiling ${summary['max_total_usd']:.2f}",
         ),
-        *([("play", _PLAY)] if summary["rehearsed_answers"] else []),
+        *(
+            [("play", f"{summary['rehearsed_answers']:,} answers: {_PLAY}")]
+            if summary["rehearsed_answers"]
+            else []
+        ),
         ("left", open_words(summary["open"])),
         (
             "agreements",
@@ -187,6 +191,7 @@ def show_summary(summary: Report) -> None:
         ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
         ("dropped", summary["dropped"]),
         ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
+        *((name, verdict) for name, verdict in summary.get("checks", {}).items()),
     ]
     if train:
         rows += [
@@ -309,6 +314,12 @@ def show_ingest(report: Report) -> None:
 def open_words(work: Report) -> str:
     """Say in a line what is left to ask, why it stopped, and what finishing costs."""
     reasons = _words(work["stop_reasons"])
+    if n := work.get("n_never_asked"):
+        ceiling = work.get("max_total_usd")
+        price = "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
+        never = f"up to {n:,} questions that no real teacher was asked{price}"
+        rest = open_words({**work, "n_never_asked": 0}) if work["stop_reasons"] else ""
+        return f"{never}. Of those that were: {rest}" if rest else never
     if not work["n_questions_left"]:
         return f"no question ({reasons})"
     cost = work["left_usd"]
@@ -432,7 +443,12 @@ show_samples = partial(
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")
 show_upgrade = partial(_draw_facts, "Brought over")
-show_publish = partial(_draw_facts, "Published")
+
+
+def show_publish(report: Report) -> None:
+    """Show what a publication did, and the verdict of each check that it stood."""
+    checks = report.get("checks") or {}
+    _draw_facts("Published", {k: v for k, v in report.items() if k != "checks"} | checks)
 
 
 def show_verify(report: Report) -> None:
@@ -476,7 +492,9 @@ def show_status(report: Report) -> None:
     if not report["batches"]:
         out.print("No sessions yet: run `replay-pipeline ingest` first.")
         return
-    _draw_batches("Batches", ("ingest", "replay", "pairs", "normalize"), report["batches"])
+    play = ("rehearsal",) if report.get("rehearsed") else ()
+    names = ("ingest", "replay", *play, "pairs", "normalize")
+    _draw_batches("Batches", names, report["batches"])
     if rehearsed := report.get("rehearsed"):
         out.print(f"Play in {escape(_words(rehearsed))}: {_PLAY}.", soft_wrap=True)
     ledger = report["ledger"]

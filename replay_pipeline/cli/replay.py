@@ -95,7 +95,7 @@ def replay(
         replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(left_usd)
         reports = {key: of_now(replay_one(key)) for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
-    work_left = open_work(list(reports.values()))
+    work_left = open_work(list(reports.values()), n_teachers=work.n_teachers())
     if not as_json:
         out.print(f"Left to ask: {escape(open_words(work_left))}", soft_wrap=True)
     exit_if_most_failed(work_left)

@@ -273,12 +273,24 @@ class PromptState:
             if (key := _NEED_A_FILE.get(call.name)) is not None:
                 name = PurePosixPath(call.values()[key].replace("\\", "/")).name
                 found.add(self._last_with([name]))
+                shown: set[int | None] = set()
                 for _, edits in replacements([call]):
                     for edit in edits:
-                        found |= self._showing([x for x in _lines(edit) if x not in written])
+                        shown |= self._showing([x for x in _lines(edit) if x not in written])
                         written.update(map(str.strip, edit.new.splitlines()))
+                first = min((place for place in shown if place is not None), default=None)
+                found |= shown | self._changes_since(first, name)
             found |= {self.request_place(kind) for kind in self._acts(call)}
         return {place for place in found if place is not None}
+
+    def _changes_since(self, place: int | None, name: str) -> set[int]:
+        """Give the places of what changed a file after it was shown: without them it would look old."""
+        return {
+            done.place
+            for done in self.done
+            if place is not None and done.place > place and not done.has_failed
+            if reach_of(done.call) == "object" and (path_of(done.call) or "").endswith(name)
+        }
 
     def _showing(self, lines: list[str]) -> set[int | None]:
         if not lines:

@@ -217,8 +217,12 @@ SHOWN_BEFORE: dict[str, tuple[tuple[int, ...], Callable[[Fields], str]]] = {
 
 SNAPSHOT = "prompt_snapshot"
 """An attachment that holds the system prompt and the tools, and is no message."""
-_BEFORE_THE_REQUEST = frozenset({"remote_session_change", "session_context"})
-"""Types that the model is shown before what the user typed, in the user's name."""
+_BEFORE_THE_REQUEST = {
+    "instructions": "context",
+    "session_context": "context",
+    "remote_session_change": "preface",
+}
+"""Kinds of the turns that the model is shown before what the user typed, by the type of attachment."""
 _REMINDER = re.compile(r"\s*<system-reminder>\n?(.*?)\n?</system-reminder>\s*", re.DOTALL)
 
 
@@ -237,20 +241,19 @@ def rendered(fields: Fields, value: Any, role: str | None) -> tuple[str, str]:
     text = "\n\n".join(filter(None, map(plain, parts)))
     kind = str(fields.get("type"))
     if kind in _BEFORE_THE_REQUEST:
-        # The client ends a text with a line break where it puts another behind it.
-        return "context", f"{text}\n" if kind == "remote_session_change" else text
-    if kind == "queued_command":
+        return _BEFORE_THE_REQUEST[kind], text
+    match = _REMINDER.fullmatch(text)
+    if kind == "queued_command" and (role == "user" or match is None):
         return "queued", text
     if role == "user":
         return "attachment", text
-    match = _REMINDER.fullmatch(text)
     return "system", match[1] if match else text
 
 
 NEVER_SHOWN = frozenset({
     "already_read_file", "auto_mode", "autocheckpointing", "background_task_status",
     "command_permissions", "companion_intro", "compaction_reminder", "context_efficiency",
-    "dynamic_skill", "edited_image_file", "hook_cancelled", "hook_error_during_execution",
+    "deferred_tools_record", "dynamic_skill", "edited_image_file", "hook_cancelled", "hook_error_during_execution",
     "hook_non_blocking_error", "hook_permission_decision", "hook_system_message",
     "structured_output", "task_progress", "ultramemory",
 })  # fmt: skip

@@ -69,8 +69,8 @@ class Turn(msgspec.Struct, eq=False):
     parent: "Turn | None"
     kind: str
     """`assistant`, `user`, `summary`, `meta`, `command`, `queued`, `attachment`, `interrupt`,
-    `task_notification` or `microcompact`; `context` is shown before what the user typed, `system` after it
-    and in the system's name; `sent` and `shape` stand outside the conversation."""
+    `task_notification` or `microcompact`; `context` and `preface` are shown before what the user typed,
+    `system` after it and in the system's name; `sent` and `shape` stand outside the conversation."""
     offset: int
     """Byte offset of its first row in the file."""
     uuid: str
@@ -197,9 +197,6 @@ class ReadCounts:
     skipped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     """Repairs that lost nothing: glued lines, phantom parents, replaced surrogates."""
-    requests: Counter[str] = field(default_factory=Counter)
-    """Of decisions that name the request they answer, those of which every message is met by its hash
-    (`exact`), and the others (`not_met`)."""
 
     def add(self, other: "ReadCounts") -> None:
         """Add the counts of another file."""
@@ -207,17 +204,12 @@ class ReadCounts:
         self.rows_used += other.rows_used
         self.skipped.update(other.skipped)
         self.notes.update(other.notes)
-        self.requests.update(other.requests)
 
     def subtract(self, other: "ReadCounts") -> None:
         """Take off the counts of what was read before: what remains is new."""
         self.rows -= other.rows
         self.rows_used -= other.rows_used
-        for mine, others in (
-            (self.skipped, other.skipped),
-            (self.notes, other.notes),
-            (self.requests, other.requests),
-        ):
+        for mine, others in ((self.skipped, other.skipped), (self.notes, other.notes)):
             mine.subtract(others)
             for reason in [reason for reason, n in mine.items() if not n]:
                 del mine[reason]

@@ -26,6 +26,7 @@ from replay_pipeline.ingesters.sent import (
     REQUEST_ROWS,
     SentRequests,
     SentTurns,
+    join_siblings,
     read_sent,
     shape_of_snapshot,
 )
@@ -80,7 +81,6 @@ class _Tree:
         """Sessions that rows name: a fork names its parent, a copied row the session it is of."""
         self.follows: set[str] = set()
         self.queue = _Queue()
-        self.has_requests = False
         self.snapshots: list[dict[str, Any]] = []
         """System prompts and tools, as the client logged them."""
         self.n_snapshots: dict[Turn, int] = {}
@@ -127,7 +127,6 @@ class _Tree:
             self._queue(offset, row)
         elif row.type in REQUEST_ROWS:
             self.counts.rows_used += 1
-            self.has_requests = True
         elif row.type in _BOOKKEEPING:
             self.counts.skipped["bookkeeping"] += 1
         else:
@@ -450,7 +449,8 @@ class _Tree:
             return
         self.counts.rows_used += 1
         if text:
-            if kind == "queued" and self.queue.is_logged(text):
+            is_queued = fields.get("type") == "queued_command"
+            if is_queued and self.queue.is_logged(attachments.plain(fields.get("prompt"))):
                 self.counts.skipped["bookkeeping"] += 1
             turn = self._turn(offset, row, parent, kind)
             turn.texts = [text]
@@ -555,23 +555,41 @@ def _thread_queued(turns: list[Turn]) -> None:
         if parent.kind != "assistant" or not parent.calls or len(below) < 2:
             continue
         for turn in tuple(below):
-            if turn.kind in _QUEUED_KINDS and turn not in children:
-                _thread(turn, parent, children)
+            if turn.kind in _QUEUED_KINDS and (line := _dead_end(turn, children)):
+                _thread(line, parent, children)
 
 
-_QUEUED_KINDS = frozenset({"user", "queued", "meta", "attachment", "task_notification"})
+_QUEUED_KINDS = frozenset({
+    "user", "queued", "meta", "attachment", "task_notification", "system", "context", "preface"
+})  # fmt: skip
 
 
-def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
+_TOLD_KINDS = _QUEUED_KINDS - {"user", "queued"}
+
+
+def _dead_end(turn: Turn, children: dict[Turn, list[Turn]]) -> list[Turn]:
+    """Give the turn and what the client told below it; nothing where the conversation goes on there."""
+    line = [turn]
+    while below := children.get(line[-1]):
+        is_told = len(below) == 1 and {below[0].kind, turn.kind} <= _TOLD_KINDS
+        if not is_told:
+            return []
+        line += below
+    return line
+
+
+def _thread(line: list[Turn], parent: Turn, children: dict[Turn, list[Turn]]) -> None:
+    turn, last = line[0], line[-1]
     above = parent
     # The bodies of skills that were loaded side by side stand one below the other. Of two messages
     # that a person typed there, though, one was taken back.
-    is_told = turn.kind in {"meta", "attachment"}
+    is_told = turn.kind in _TOLD_KINDS
     while True:
         steps = [
             c
             for c in children.get(above, ())
-            if c.kind == "assistant" or (is_told and c.kind == turn.kind and c in children)
+            if c.kind == "assistant"
+            or (is_told and c is not turn and c.kind in _TOLD_KINDS and c in children)
         ]
         if not steps:
             return
@@ -582,8 +600,8 @@ def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
     children[parent].remove(turn)
     children[above].remove(step)
     children[above].append(turn)
-    children[turn] = [step]
-    turn.parent, step.parent = above, turn
+    children[last] = [step]
+    turn.parent, step.parent = above, last
 
 
 def _uuids_in(line: bytes | bytearray) -> Iterator[bytes]:
@@ -667,8 +685,11 @@ class ClaudeCode:
             segment = tree.segment
             if stop == cuts[-1]:
                 tree.end_queue()
-            if tree.has_requests and sent is None:
+            named = [turn.request for turn in tree.turns if turn.request]
+            if named and sent is None:
                 sent = read_sent(path, size)
+            if sent is not None:
+                join_siblings(sent, named, path)
             yield from _logs(tree, session_id or path.stem, n_turns, sent)
 
 
@@ -789,7 +810,7 @@ def _shown(turns: list[Turn], sent: SentRequests | None, tree: _Tree) -> list[Tu
         if not turn.is_state:
             continue
         if turn.request is not None:
-            tree.counts.requests["exact" if shown.put(turn) else "not_met"] += 1
+            shown.put(turn)
         if turn.shape is None and (n_seen := tree.n_snapshots.get(turn)):
             # The first snapshot of a run has no tools yet: those of the next are the same.
             after = tree.snapshots[n_seen - 1 :]

@@ -103,7 +103,7 @@ class IngestReport:
     outcomes: Counter[str] = field(default_factory=Counter)
     usage: Counter[str] = field(default_factory=Counter)
     """Recorded tokens, each API message once."""
-    requests: dict[str, int] = field(default_factory=dict)
+    requests: Counter[str] = field(default_factory=Counter)
     """Decisions that name the request they answer: `exact` where the log meets the hash of each
     message, else `not_met`."""
     redactions: dict[str, int] = field(default_factory=dict)
@@ -489,6 +489,8 @@ class _Corpus:
                 self.report.n_duplicate_states += 1
                 continue
             self.taken.add(state_id)
+            if turn.request is not None:
+                self.report.requests["exact" if turn.sent is not None else "not_met"] += 1
             if turn.parent is None:
                 self.report.n_states_without_prefix += 1
             else:
@@ -542,7 +544,6 @@ class _Corpus:
         report.n_states = states.num_rows
         report.rows, report.rows_used = self.counts.rows, self.counts.rows_used
         report.skipped, report.notes = self.counts.skipped, self.counts.notes
-        report.requests = self.counts.requests
         if n_unmet := report.requests.get("not_met"):
             logger.warning(
                 "%d decisions name a request whose messages the log does not hold: their prefixes are "

@@ -10,6 +10,9 @@ inferred: a message whose hash nothing meets makes its request one that is not k
 
 import hashlib
 import json
+from collections.abc import Iterable
+from contextlib import suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,7 @@ class SentRequests:
         self._answers: dict[str, list[Any]] = {}
         self._side_by_side: list[list[Any]] = []
         self._n_tried = 0
+        self._last = ""
 
     def add(self, line: bytes | bytearray) -> None:
         """Take in one line of the log."""
@@ -98,15 +102,21 @@ class SentRequests:
                 blocks = self._answers.setdefault(message_id, [])
                 blocks += map(unmarked, as_list(message.get("content")))
                 self._open[message_id] = blocks
-                self._try_side_by_side()
-                self._side_by_side, self._n_tried = [], 0
+                if (
+                    message_id != self._last
+                ):  # a call is answered while the message is still written
+                    self._try_side_by_side()
+                    self._side_by_side, self._n_tried = [], 0
+                    self._last = message_id
         elif row.type == "user" and (
             row.is_compact_summary or not row.is_visible_in_transcript_only
         ):
             self._side_by_side.append(blocks_of(_decoded(row.message).get("content")))
 
-    def _keep(self, name: str, value: Any, where: dict[str, Any]) -> None:
-        if hash_of(value) == name:
+    def _keep(self, name: str, value: dict[str, Any], where: dict[str, Any]) -> None:
+        # A content that is one text is sent as a text, or as a block where a cache mark is to be put.
+        in_blocks = value | {"content": blocks_of(value.get("content"))}
+        if hash_of(value) == name or ("content" in value and hash_of(in_blocks) == name):
             where[name] = value
         else:
             self.n_false += 1
@@ -138,6 +148,17 @@ class SentRequests:
                 self.messages.setdefault(hash_of(message), message)
         self._n_tried = len(rows)
 
+    def missing(self, names: Iterable[str]) -> set[str]:
+        """Return those of these requests that are not in the log, or whose base is not."""
+        found = {name for name, request in self.requests.items() if request.hashes is not None}
+        return set(names) - found
+
+    def join(self, other: "SentRequests") -> None:
+        """Take over what another log holds."""
+        self.requests = other.requests | self.requests
+        self.shapes = other.shapes | self.shapes
+        self.messages = other.messages | self.messages
+
     def met(self, request_id: str) -> tuple[Request, list[str]] | None:
         """Return a request and the hashes of its messages; `None` where one of them is not met."""
         request = self.requests.get(request_id)
@@ -159,6 +180,32 @@ def read_sent(path: Path, end: int | None = None) -> SentRequests:
     for line in lines_in(path, 0, end):
         sent.add(line)
     return sent
+
+
+def join_siblings(sent: SentRequests, names: Iterable[str], path: Path) -> None:
+    """Look for requests in the sessions beside a file: a fork begins with rows of another's.
+
+    Args:
+        sent: what the file itself holds; what is found is joined to it.
+        names: ids of requests that its rows name.
+        path: the file.
+    """
+    for sibling in sorted(path.parent.glob("*.jsonl")):
+        missing = sent.missing(names)
+        if not missing:
+            return
+        if sibling != path and _holds(sibling, min(missing)):
+            sent.join(read_sent(sibling))
+
+
+def _holds(path: Path, name: str) -> bool:
+    with (
+        suppress(OSError, ValueError),
+        path.open("rb") as file,
+        mmap(file.fileno(), 0, access=ACCESS_READ) as data,
+    ):
+        return data.find(name.encode()) >= 0
+    return False
 
 
 class SentTurns:

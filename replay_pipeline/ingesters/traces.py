@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -282,14 +282,19 @@ class Traces:
         """The messages of the turns on a path, as the model saw them at its end."""
         cleared: set[str] = set()
         shown: list[Message] = []
-        for turn in _as_shown(path):
+        turns = _as_shown(path)
+        is_rendered = turns is not path
+        for turn, after in zip_longest(turns, turns[1:]):
             if turn.flags:
                 cleared.update(
                     f.removeprefix("clear:") for f in turn.flags if f.startswith("clear:")
                 )
                 if "retracted" in turn.flags:
                     continue
-            shown += self._messages(turn)
+            messages = self._messages(turn)
+            if is_rendered and after is not None and _is_seam(turn, after):
+                messages = [{**messages[0], "content": f"{messages[0]['content']}\n"}]
+            shown += messages
         if not cleared:
             return shown
         return [
@@ -453,12 +458,18 @@ def _begins_with_action(messages: list[Message]) -> bool:
     return bool(messages) and messages[0]["role"] == "assistant"
 
 
-_PLACES = {"context": 0, "system": 2}
+_PLACES = {"context": 0, "preface": 1, "system": 3}
 """Where turns stand that are not in the order in which they were logged, between two answers."""
 
 
 def _place(turn: _StoredTurn) -> int:
-    return _PLACES.get(turn.kind, 1)
+    return _PLACES.get(turn.kind, 2)
+
+
+def _is_seam(turn: _StoredTurn, after: _StoredTurn) -> bool:
+    """Whether the client ends a text with a line break, as it puts another of the user's behind it."""
+    kinds = {turn.kind, after.kind}
+    return turn.kind != "context" and kinds.isdisjoint(("assistant", "system", "microcompact"))
 
 
 def _as_shown(path: list[_StoredTurn]) -> list[_StoredTurn]:

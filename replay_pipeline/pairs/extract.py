@@ -22,6 +22,7 @@ from replay_pipeline.actions.votes import (
     Verdict,
     Vote,
     family_of_answer,
+    has_one_effect,
     read_answer,
 )
 from replay_pipeline.errors import ConfigError
@@ -44,6 +45,7 @@ from replay_pipeline.types import (
     TeacherAction,
     Tool,
     TraceState,
+    Trial,
 )
 
 
@@ -64,6 +66,9 @@ class ExtractOptions(TypedDict, total=False):
     control: Iterable[TeacherAction]
     """Answers of the student's own model at the same states. Rows of `teacher_actions` from the
     student's model itself are taken as control too."""
+    trials: Mapping[str, Mapping[str, Trial]]
+    """By state and rendered action, what became of actions that were tried: one effect is one vote,
+    and what would fail is no better side."""
     same_text: TextComparator | None
     """Judge of final texts that differ."""
     min_p_better: float | None
@@ -246,6 +251,7 @@ class _Extraction:
         self.look_ahead_steps = options.get("look_ahead_steps", 3)
         self.samples = options.get("samples") or {}
         self.same_text = options.get("same_text")
+        self.trials = options.get("trials") or {}
         self.min_p_better = options.get("min_p_better")
         self.options = options
         self.claims: Claims = self._claims([])
@@ -314,11 +320,12 @@ class _Extraction:
     def judge(self, state: TraceState) -> None:
         side = self.student_side(state)
         answers = self.answers(state, side)
-        everyone = Panel(answers.valid, self.same_text)
+        effects = self.effects(state, side, answers)
+        everyone = Panel(answers.valid, self.same_text, effects=effects)
         all_vote = len(answers.voting) == len(answers.valid)
-        panel = everyone if all_vote else Panel(answers.voting, self.same_text)
+        panel = everyone if all_vote else Panel(answers.voting, self.same_text, effects=effects)
         verdict = panel.verdict(self.report.level, self.report.agreement_threshold)
-        with_student = self.levels_with_student(side, everyone)
+        with_student = self.levels_with_student(side, everyone, effects)
         self.count_agreement(state, answers, everyone, with_student)
         self.claims.file(state, side.action, answers.voting, is_recorded=side.source == "recorded")
         outcome, found = self.outcome(side, answers, verdict, with_student)
@@ -428,6 +435,9 @@ class _Extraction:
         """Give the outcome of a state whose student differs from the consensus, and why no pair."""
         if is_refusal(consensus.action):
             return "refusal", None
+        trial = self.trial(state, consensus.action)
+        if trial is not None and not trial.works:
+            return "would_fail", trial.error_kind
         if stops := stop_objection(consensus.action, side.action):
             return stops, None
         level = self.report.level
@@ -474,14 +484,28 @@ class _Extraction:
                 return n
         return None
 
+    def trial(self, state: TraceState, action: Action) -> Trial | None:
+        """Return what became of an action where it was tried."""
+        return self.trials.get(state["state_id"], {}).get(action.render())
+
+    def effects(self, state: TraceState, side: _Side, answers: _Answers) -> dict[Action, str]:
+        """Return the effects of the actions at a state that were tried and had one."""
+        if state["state_id"] not in self.trials:
+            return {}
+        actions = {side.action, *(vote.action for vote in answers.valid)}
+        tried = {action: self.trial(state, action) for action in actions}
+        return {a: t.effect for a, t in tried.items() if t is not None and t.effect is not None}
+
     def levels_with_student(
-        self, side: _Side, everyone: Panel
+        self, side: _Side, everyone: Panel, effects: Mapping[Action, str]
     ) -> dict[Action, AgreementLevel | None]:
         """Tell how close the student's action comes to each distinct answer."""
-        return {
-            action: agreement_level(side.action, action, same_text=self.same_text)
-            for action in everyone.distinct
-        }
+        found: dict[Action, AgreementLevel | None] = {}
+        for action in everyone.distinct:
+            level = agreement_level(side.action, action, same_text=self.same_text)
+            is_one = has_one_effect(side.action, action, effects)
+            found[action] = "effect" if is_one and not agrees_at("effect", level) else level
+        return found
 
     def outcome(
         self,
@@ -611,8 +635,15 @@ class _Extraction:
             "is_distillable": _is_distillable(consensus),
             "control_mismatch": is_mismatch,
             "cost_usd": answers.cost_usd,
+            **self.trials_of(state, consensus.action, side.action),
         }
         return _without_none(pair)
+
+    def trials_of(self, state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any]:
+        """Return what became of both sides where they were tried."""
+        sides = {"chosen_trial": chosen, "rejected_trial": rejected}
+        tried = {name: self.trial(state, action) for name, action in sides.items()}
+        return {name: trial.in_words() for name, trial in tried.items() if trial is not None}
 
     def add_natural(self, states: list[TraceState]) -> None:
         """Add what the record itself prefers; where the teachers say the same, it joins their row."""

@@ -1,4 +1,4 @@
-"""Which split a session belongs to: decided by its hash, and the same for ever."""
+"""Which split a conversation belongs to: decided by its hash, and the same for ever."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -9,57 +9,86 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 
-def session_sha(session_id: str) -> str:
-    """Give the hash under which a session is known in the dataset's manifests."""
-    return hashlib.sha256(session_id.encode()).hexdigest()[:32]
+def sha_of(name: str) -> str:
+    """Return the hash under which a session, a conversation or a project is in the manifests."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def position(sha: str) -> float:
-    """Tell where a session hash lies, from 0 to 1: below the test fraction is the test split."""
+    """Return where a hash lies, from 0 to 1: below the test fraction is the test split."""
     return int(sha[:13], 16) / 16**13
 
 
+def joined(*sides: Mapping[str, Split]) -> dict[str, Split]:
+    """Return the sides of all together: what was ever in train is in train."""
+    known: dict[str, Split] = {}
+    for each in sides:
+        for sha, side in each.items():
+            known[sha] = "train" if known.get(sha) == "train" else side
+    return known
+
+
 @dataclass(frozen=True, slots=True)
-class SessionSplit:
-    """Splits whole sessions, so that train and test never share one."""
+class ConversationSplit:
+    """Splits whole conversations, so that train and test never share one."""
 
     test_fraction: float
-    pins: Mapping[str, Split]
-    """Sessions (by hash) that were put on a side so that no side stays empty."""
+    sides: Mapping[str, Split]
+    """Conversations and projects, by hash, whose side is known: they were published, or set down."""
 
-    def of(self, session_id: str) -> Split:
-        """Give the split of a session."""
-        sha = session_sha(session_id)
-        by_hash: Split = "test" if position(sha) < self.test_fraction else "train"
-        return self.pins.get(sha, by_hash)
+    def of(self, conversation: str) -> Split:
+        """Return the split of a conversation."""
+        sha = sha_of(conversation)
+        return self.sides.get(sha) or self._by_hash(sha)
+
+    def _by_hash(self, sha: str) -> Split:
+        return "test" if position(sha) < self.test_fraction else "train"
 
     @classmethod
     def over(
         cls,
-        session_ids: Iterable[str],
+        projects: Mapping[str, str | None],
         *,
         test_fraction: float,
-        pins: Mapping[str, Split],
-        published: Iterable[Split] = (),
-    ) -> "SessionSplit":
-        """Give a split under which neither side is empty, given at least two sessions.
+        sides: Mapping[str, Split],
+    ) -> "ConversationSplit":
+        """Return a split that keeps every side that is known.
 
-        When every session falls on one side, the session whose hash lies nearest to the other side
-        is pinned there. Pins are kept with the dataset, so a session never changes its side later.
+        Conversations of one project come to one side: that of the project, else train if one of
+        them is in train, else test if one is in test, else by the hash of the project. When all
+        that is known and all that is new falls on one side, the new one whose hash lies nearest to
+        the other side is put there.
 
         Args:
-            session_ids: the sessions at hand.
-            test_fraction: share of sessions for the test split; at 0 everything is train.
-            pins: the pins that earlier publications made.
-            published: the splits that other published sessions have filled.
+            projects: the conversations at hand, each with its project, or `None` where every
+                conversation is decided by itself.
+            test_fraction: share of what is new for the test split; at 0 all of it is train.
+            sides: conversations and projects, by hash, that were published before.
         """
-        split = cls(test_fraction, dict(pins))
-        sessions = set(session_ids)
-        filled = {split.of(session) for session in sessions} | set(published)
-        if test_fraction == 0 or len(sessions) < 2 or len(filled) == len(SPLITS):
-            return split
-        shas = sorted(map(session_sha, sessions), key=position)
-        pinned: dict[str, Split] = (
-            {shas[0]: "test"} if "test" not in filled else {shas[-1]: "train"}
-        )
-        return cls(test_fraction, {**pins, **pinned})
+        members: dict[str, list[str]] = {}
+        for conversation, project in sorted(projects.items()):
+            members.setdefault(project or conversation, []).append(conversation)
+        by_hash = cls(test_fraction, {})
+        placed, new = dict(sides), []
+        for unit, conversations in members.items():
+            shas = list(map(sha_of, conversations))
+            known = {sides[sha] for sha in shas if sha in sides}
+            if sha_of(unit) in sides:
+                known = {sides[sha_of(unit)]}
+            side: Split = "train" if "train" in known else "test" if known else by_hash.of(unit)
+            for sha in (sha_of(unit), *shas):
+                placed.setdefault(sha, side)
+            if not known:
+                new.append(unit)
+        filled = {*placed.values()}
+        if test_fraction and new and len(filled) == 1 and len(members) + len(sides) > 1:
+            new.sort(key=lambda unit: position(sha_of(unit)))
+            lacks: Split = "train" if filled == {"test"} else "test"
+            unit = new[0] if lacks == "test" else new[-1]
+            placed |= dict.fromkeys(map(sha_of, [unit, *members[unit]]), lacks)
+        return cls(test_fraction, placed)
+
+
+def sides_in(manifest: Mapping[str, Iterable[str]]) -> dict[str, Split]:
+    """Return the side of each hash, from hashes by side."""
+    return joined(*(dict.fromkeys(manifest.get(side, ()), side) for side in SPLITS))

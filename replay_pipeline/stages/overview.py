@@ -14,7 +14,7 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay import has_ledger, ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import Receipts
-from replay_pipeline.stages.summary import OPEN_WORK, open_work
+from replay_pipeline.stages.summary import OPEN_WORK, is_play, open_work
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.root_index import FILE, RootIndex
@@ -22,11 +22,14 @@ from replay_pipeline.storage.store import check_reachable, names_of_json
 
 _TOLD = {
     "ingest": ("n_states", "fidelity"),
-    "replay": ("n_answers", "n_rehearsed", *OPEN_WORK),
+    "replay": OPEN_WORK,
     "pairs": ("n_pairs",),
     "normalize": ("n_kept",),
 }
-"""What is told of each stage of a batch: its first figure in a table, and the others."""
+"""What is told of each stage of a batch."""
+
+_FIGURE = {"ingest": "n_states", "replay": "n_answers", "pairs": "n_pairs", "normalize": "n_kept"}
+"""What of it stands in the table of batches."""
 
 
 class Overview:
@@ -69,14 +72,16 @@ class Overview:
     def status(self) -> dict[str, Any]:
         """Tell what is done for each batch, what it cost, and what the ledger holds."""
         done = {stage: self.receipts.reports(stage, names=names) for stage, names in _TOLD.items()}
-        batches = {
-            key: {
-                stage: done[stage][key].get(names[0])
-                for stage, names in _TOLD.items()
-                if key in done[stage]
+        batches: dict[str, dict[str, Any]] = {}
+        for key in self.batches():
+            found = {stage: done[stage][key] for stage in _TOLD if key in done[stage]}
+            batches[key] = {
+                # Answers that were made up are no answers.
+                ("rehearsal" if stage == "replay" and is_play(report) else stage): report.get(
+                    _FIGURE[stage]
+                )
+                for stage, report in found.items()
             }
-            for key in self.batches()
-        }
         url = self.settings.ledger_url()
         ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
                   "calls": {}}  # fmt: skip
@@ -89,7 +94,15 @@ class Overview:
             "ledger": ledger,
             "other_ledgers_usd": self._other_ledgers_usd(),
             "dataset": self.receipts.reports("publish").get("all"),
-            "open": open_work(list(done["replay"].values())),
+            "open": open_work(
+                list(done["replay"].values()),
+                n_teachers=self.n_teachers(),
+                n_states_waiting=sum(
+                    done["ingest"][key].get("n_states") or 0
+                    for key in done["ingest"].keys() - done["replay"].keys()
+                ),
+            )
+            | {"max_total_usd": self.settings.replay.max_total_usd},
             "rehearsed": [
                 key for key in self.batches() if done["replay"].get(key, {}).get("n_rehearsed")
             ],
@@ -99,6 +112,11 @@ class Overview:
                 if key in done["ingest"]
             },
         }
+
+    def n_teachers(self) -> int:
+        """Return how many teachers there are to ask; those of a rehearsal are none."""
+        is_play = self.settings.played == "rehearsal"
+        return len(self.settings.replay.teachers if is_play else self.settings.teachers())
 
     def _other_ledgers_usd(self) -> dict[str, float]:
         """Tell what the ledgers of other teachers hold, by the way in which those are chosen."""

@@ -76,6 +76,7 @@ from replay_pipeline.replay.rows import (
 )
 from replay_pipeline.review import read_chances, read_marks, write_review
 from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
 from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.dedup_index import DedupIndex
 from replay_pipeline.stages.doctor import require_trainer
@@ -94,11 +95,20 @@ from replay_pipeline.stages.trainer_process import (
     run_trainer,
     training_curves,
 )
+from replay_pipeline.stages.trials import judge_of, try_actions
+from replay_pipeline.stages.workspaces import Workspaces
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.schemas import INGESTED, SCHEMA_VERSION
 from replay_pipeline.storage.store import Place, copy_files, files_below
 from replay_pipeline.storage.tables import DataRoot
-from replay_pipeline.types import ExportFormat, Progress, ReplayReport, TraceState
+from replay_pipeline.types import (
+    ExportFormat,
+    Progress,
+    ReplayReport,
+    TeacherAction,
+    TraceState,
+    Trial,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -529,11 +539,13 @@ class Pipeline(Project):
         given = [*self._chosen("pairs"), *self._tool_definitions(batch)]
 
         def work() -> dict[str, Any]:
-            answers = teacher_actions_from_table(self.root.read("teacher_actions", batch))
+            answers = list(teacher_actions_from_table(self.root.read("teacher_actions", batch)))
+            trials, tried = self._trials(batch, answers)
             report = extract_pairs(
                 self._states([batch]),
                 answers,
                 self.settings.pairs.agreement_threshold,
+                trials=trials,
                 level=self.settings.pairs.level,
                 include_natural=self.settings.pairs.include_natural,
                 count_own_family=self.settings.pairs.count_own_family,
@@ -549,6 +561,7 @@ class Pipeline(Project):
             write_review(pairs, path=page, outcomes=report.outcomes, title=batch)
             return {
                 **report.to_json(),
+                **({"tried": tried} if tried else {}),
                 "n_rejected_in_review": len(report.refuted),
                 "n_consensus": sum(report.consensus_levels.values()),
                 "n_agreement": report.outcome_counts.get("agreement", 0),
@@ -564,6 +577,22 @@ class Pipeline(Project):
             files=lambda: [_review_page(batch)],
             has_outputs=self.review_path(batch).exists,
         )
+
+    def _trials(
+        self, batch: str, answers: Sequence[TeacherAction]
+    ) -> tuple[dict[str, dict[str, Trial]], dict[str, int]]:
+        """Try the actions at a batch's states, as far as the settings allow, and count what was done."""
+        options = self.settings.workspaces
+        if options.execute == "off":
+            return {}, {}
+        manifest = read_manifest(batch, self.root.path)
+        sources = [source.path for source in manifest.slices if source.path.is_file()]
+        if not sources:
+            logger.warning("%s: its logs are gone, so nothing of it is tried", batch)
+            return {}, {"n_states": 0}
+        judge = judge_of(options, kept=self.settings.local_dir() / "runs.sqlite")
+        work = Workspaces(self.settings, sources=sources)
+        return try_actions(work, judge, self._states([batch]), answers)
 
     def sample(self, batch: str) -> Receipt:
         """Sample the model to be trained where the teachers agree, and make pairs of it.
@@ -707,6 +736,11 @@ class Pipeline(Project):
         }
         del facts
 
+        checks: dict[str, str] = {}
+
+        def look(folder: Place) -> None:
+            checks.update(refuse_unfit_dataset(folder))
+
         def work() -> dict[str, Any]:
             wanted = set(new)
             mine = [each for each in self.receipts.written() if each.batch in wanted]
@@ -721,6 +755,8 @@ class Pipeline(Project):
                     repo_id=options.repo_id,
                     private=options.is_private,
                     test_fraction=options.test_fraction,
+                    projects=self._projects if options.split_by == "project" else None,
+                    look=look,
                     card_facts=told,
                     lengths=options.lengths,
                     tokenizer=options.tokenizer,
@@ -730,7 +766,9 @@ class Pipeline(Project):
                         if self._is_scored(batch)
                     },
                 )
-            return {**report.to_json(), "made_under": hash_of(given[:1])}
+                if not checks:  # it had nothing new
+                    look(folder)
+            return {**report.to_json(), "checks": checks, "made_under": hash_of(given[:1])}
 
         return self._stage(
             "publish",
@@ -742,6 +780,13 @@ class Pipeline(Project):
             files=self._dataset_files,
             has_outputs=place.exists,
         )
+
+    def _projects(self, batch: str) -> dict[str, str]:
+        """Return the project of each conversation of a batch: that of the session that began it."""
+        columns = ["session_id", "conversation", "project"]
+        rows = self.root.read("sessions", batch, columns=columns).to_pylist()
+        rows.sort(key=lambda row: row["session_id"] == row["conversation"])
+        return {row["conversation"]: row["project"] for row in rows if row["project"]}
 
     def _published_from(self, batch: str, facts: Mapping[str, Any]) -> str:
         """Digest what decides what is published of a batch, beside the settings."""
@@ -935,7 +980,11 @@ class Pipeline(Project):
                 ]
             case "pairs":
                 checked = [self._marks(), self._chances()]
-                return [pairs, *(json.dumps(each, sort_keys=True) for each in checked), window]
+                tried = settings.workspaces.model_dump_json(exclude_defaults=True)
+                return [
+                    *(pairs, *(json.dumps(each, sort_keys=True) for each in checked), window),
+                    *([tried] if settings.workspaces.execute != "off" else []),
+                ]
             case "sample":
                 trainee = settings.trainee
                 asked = without_addresses(samplers(trainee))

@@ -413,7 +413,7 @@ class Project(Overview):
 
     def summary(self, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
         """Give the figures of all stages; what was done after `since` counts as done now."""
-        figures = summarize(list(self.receipts.figures(since=since)))
+        figures = summarize(list(self.receipts.figures(since=since)), n_teachers=self.n_teachers())
         figures["max_total_usd"] = self.settings.replay.max_total_usd
         figures["dataset"] = str(self.settings.dataset_dir())
         return figures

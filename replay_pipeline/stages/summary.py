@@ -15,10 +15,19 @@ STAGES = (*BATCH_STAGES, "publish", "train")
 """All stages, in order."""
 
 
-def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """Add up the receipts of all batches. Calls, new dollars and seconds are of this run alone."""
+def summarize(receipts: Sequence[Receipt], *, n_teachers: int = 0) -> dict[str, Any]:
+    """Add up the receipts of all batches. Calls, new dollars and seconds are of this run alone.
+
+    What was made up in a rehearsal has figures of its own, and is in no sum of real answers.
+
+    Args:
+        receipts: the last receipts of all stages.
+        n_teachers: how many real teachers there are to ask.
+    """
     of = {stage: [r for r in receipts if r.stage == stage] for stage in STAGES}
     fresh = {stage: [r for r in of[stage] if not r.is_reused] for stage in STAGES}
+    real = [r for r in of["replay"] if not is_play(r.report)]
+    fresh_real = [r for r in fresh["replay"] if not is_play(r.report)]
     publish = of["publish"][-1].report if of["publish"] else {}
     return {
         "batches": len(of["ingest"]),
@@ -27,14 +36,14 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "new_states": _total(fresh["ingest"], "n_states"),
         "redactions": added(r.report.get("redactions", {}) for r in of["ingest"]),
         "fidelity": _fidelity(of["ingest"]),
-        "open": open_work([r.report for r in of["replay"]]),
+        "open": open_work([r.report for r in of["replay"]], n_teachers=n_teachers),
         "turns": _total(of["ingest"], "n_turns"),
         "states": _total(of["ingest"], "n_states"),
         "rows_skipped": added(r.report.get("skipped", {}) for r in of["ingest"]),
         "files_skipped": added(r.report.get("skipped_files", {}) for r in of["ingest"]),
-        "calls": _total(fresh["replay"], "n_sent"),
-        "answers": _total(of["replay"], "n_answers"),
-        "failed_calls": _total(of["replay"], "n_failed"),
+        "calls": _total(fresh_real, "n_sent"),
+        "answers": _total(real, "n_answers"),
+        "failed_calls": _total(real, "n_failed"),
         "rehearsed_answers": _total(of["replay"], "n_rehearsed"),
         "spent_usd": round(_total(of["replay"], "spent_usd"), 6),
         "newly_spent_usd": round(_total(fresh["replay"], "newly_spent_usd"), 6),
@@ -45,27 +54,50 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "normalized_pairs": _total(of["normalize"], "n_kept"),
         "dropped": added(r.report.get("dropped", {}) for r in of["normalize"]),
         "rows_by_split": publish.get("rows_by_split", {}),
+        "checks": publish.get("checks", {}),
         "train": of["train"][-1].report if of["train"] else {},
         "seconds": {stage: round(sum(r.seconds for r in fresh[stage]), 3) for stage in STAGES},
     }
 
 
-OPEN_WORK = ("n_answers", "spent_usd", "forecast_usd", "skipped", "errors", "stop_reason")
+def is_play(replay: Mapping[str, Any]) -> bool:
+    """Whether the answers in the report of a replay were made up in a rehearsal."""
+    return bool(replay.get("n_rehearsed"))
+
+
+OPEN_WORK = (
+    "n_states",
+    "n_answers",
+    "n_rehearsed",
+    "spent_usd",
+    "forecast_usd",
+    "skipped",
+    "errors",
+    "stop_reason",
+)
 """What `open_work` looks at in the report of a replay."""
 
 
-def open_work(replays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def open_work(
+    replays: Sequence[Mapping[str, Any]], *, n_teachers: int = 0, n_states_waiting: int = 0
+) -> dict[str, Any]:
     """Say what the replays have left to do, why they stopped, and what finishing costs.
 
     Args:
-        replays: reports of the replays of all batches.
+        replays: reports of the replays of all batches, those of rehearsals among them.
+        n_teachers: how many real teachers there are to ask.
+        n_states_waiting: states of the batches that were never replayed.
 
     Returns:
         Questions that were not asked though no gate saved them, what they cost in US dollars if
         they cost what the answers did (what was expected where nothing was answered, `None` where
         nothing was expected either), the reasons for which
-        the replays ended, and failed calls by error.
+        the replays ended, and failed calls by error. Questions that no real teacher was ever asked
+        have a figure of their own, before gates; what a rehearsal made up counts nowhere else.
     """
+    played = [report for report in replays if is_play(report)]
+    replays = [report for report in replays if not is_play(report)]
+    n_states_waiting += sum(report.get("n_states", 0) for report in played)
     skipped = added(report.get("skipped", {}) for report in replays)
     n_left = sum(skipped.get(reason, 0) for reason in NOT_ASKED)
     n_answers = sum(report["n_answers"] for report in replays)
@@ -77,6 +109,8 @@ def open_work(replays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "stop_reasons": dict(Counter(report.get("stop_reason", "unknown") for report in replays)),
         "errors": added(report.get("errors", {}) for report in replays),
         "n_answers": n_answers,
+        "n_never_asked": n_states_waiting * n_teachers,
+        "n_rehearsed": sum(report["n_rehearsed"] for report in played),
     }
 
 

@@ -44,6 +44,8 @@ PARTS: dict[str, tuple[str, ...]] = {
         "pairs/**/*",
         "reliability/**/*",
         "feasibility/**/*",
+        "workspaces/**/*",
+        "stages/trials.py",
         "review/marks.py",
         "storage/pair_rows.py",
         "types.py:FAILURES",

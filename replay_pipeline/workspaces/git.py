@@ -110,6 +110,23 @@ class Repository:
             found["/".join(parts[2:] if parts[1] == "heads" else parts[3:])] = commit_id
         return found
 
+    @cached_property
+    def remote_branches(self) -> set[str]:
+        """Names of the branches of its remotes; a mirror has nothing but those."""
+        if self._git("rev-parse", "--is-bare-repository").strip() == "true":
+            return {*self.tips}
+        names = self._git("for-each-ref", "--format=%(refname:lstrip=3)", "refs/remotes")
+        return {*names.splitlines()}
+
+    @cached_property
+    def tags(self) -> dict[str, str]:
+        """Commits of tags, by name."""
+        form = (
+            "--format=%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(refname)"
+        )
+        lines = [line.partition(" ") for line in self._git("for-each-ref", form, "refs/tags").splitlines()]  # fmt: skip
+        return {name.removeprefix("refs/tags/"): commit_id for commit_id, _, name in lines}
+
     def worktrees(self) -> list[str]:
         """Return the folders of this machine in which it is checked out."""
         lines = self._git("worktree", "list", "--porcelain").splitlines()

@@ -87,7 +87,7 @@ def test_the_training_shows_its_curves_and_the_points_it_reported_on_its_way(ope
 def test_checks_say_what_they_look_for(opened, ui):
     page = opened(f"{ui}/assets/published_dataset?view=checks")
     names = ("no_secret_is_published", "prompts_decide", "shards_match_manifests")
-    names += ("splits_share_no_prompt", "splits_share_no_session")
+    names += ("splits_share_no_prompt", "splits_share_no_conversation")
     for name in names:
         expect(page.get_by_text(name).first).to_be_visible(timeout=PATIENCE_MS)
     expect(page.get_by_text("Is there no secret in any text").first).to_be_visible()

@@ -42,6 +42,8 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.home, self.project = folder / "home", folder / "project"
+        self.said = ""
+        """What the client printed."""
         self.home.mkdir(parents=True)
         self.project.mkdir()
         (self.project / "a.py").write_text("def f():\n    return 1\n\n\nprint(f())\n")

@@ -12,7 +12,7 @@ import pytest
 from replay_pipeline.errors import ConfigError, PublishError, SecretFoundError
 from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.folder import read_files
-from replay_pipeline.publish.splits import session_sha
+from replay_pipeline.publish.splits import sha_of
 from tests.support.forked import forked
 from tests.support.hub import HubServer
 
@@ -51,7 +51,7 @@ def _no_pauses(monkeypatch):
 def target(server, request, tmp_path):
     """Arguments that publish into a repository of this test alone."""
     return {
-        "repo_id": f"me/{session_sha(request.node.name)}",
+        "repo_id": f"me/{sha_of(request.node.name)}",
         "endpoint": server.url,
         "token": server.token,
         "folder": tmp_path / "set",
@@ -189,7 +189,7 @@ def test_a_retracted_session_leaves_and_does_not_come_back(server, target, kept_
     assert sum(again.rows_by_split["pairs"].values()) == n_left
     manifests = read_files(target["folder"], "manifests")
     assert not any(
-        session_sha("session-3").encode() in data
+        sha_of("session-3").encode() in data
         for path, data in manifests.items()
         if not path.endswith("_card.json")
     )

@@ -80,16 +80,6 @@ def test_a_batch_given_twice_is_refused(tmp_path, kept_table):
         publish([("b", kept_table(1)), ("b", kept_table(2))], folder=tmp_path / "set")
 
 
-def test_another_test_fraction_needs_every_batch(tmp_path, kept_table):
-    folder = tmp_path / "set"
-    batches = [("b1", kept_table(1, 2, 3)), ("b2", kept_table(4, 5, 6))]
-    publish(batches, folder=folder)
-    with pytest.raises(ConfigError, match=r"test_fraction is 0\.5, but batch b1"):
-        publish(batches[1:], folder=folder, test_fraction=0.5)
-    publish(batches, folder=folder, test_fraction=0.5)
-    assert {manifest["test_fraction"] for manifest in read_manifests(folder).values()} == {0.5}
-
-
 def test_large_batches_are_written_as_several_shards(tmp_path, kept_table):
     folder = tmp_path / "set"
     publish([("b", kept_table(*range(100)))], folder=folder, max_shard_bytes=20_000)
