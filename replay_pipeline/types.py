@@ -103,6 +103,8 @@ class TraceState(TypedDict):
     session_id: NotRequired[str]
     conversation: NotRequired[str | None]
     """The conversation that the session is a part of: train and test never share one."""
+    project: NotRequired[str | None]
+    """The project folder of the session, or its hash."""
     turn_idx: NotRequired[int]
     cwd: NotRequired[str | None]
     """Working directory of the session at this step; relative paths are read against it."""

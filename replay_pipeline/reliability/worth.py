@@ -47,7 +47,7 @@ def makes_pair(pattern: Pattern, threshold: int) -> int | None:
     best = max(counts, key=lambda number: (counts[number], -number))
     n_next = max((n for number, n in counts.items() if number != best), default=0)
     n_for = counts[best]
-    if n_for < threshold or n_for < with_agent or n_for == n_next or n_for == with_agent:
+    if n_for < threshold or n_for < with_agent or n_for in (n_next, with_agent):
         return None
     return best if not with_agent or n_for > 1 + with_agent else None
 
@@ -65,9 +65,7 @@ def can_make_pair(pattern: Pattern, threshold: int) -> bool:
 def answers_at(pattern: Pattern, place: int) -> list[Pattern]:
     """Return the patterns that an answer of the rater at `place` can lead to."""
     n_groups = max(pattern) + 1
-    found = [
-        (*pattern[:place], number, *pattern[place + 1 :]) for number in range(n_groups + 1)
-    ]
+    found = [(*pattern[:place], number, *pattern[place + 1 :]) for number in range(n_groups + 1)]
     return [in_order(each) for each in found]
 
 
@@ -134,10 +132,10 @@ class Worth:
         """Return whom to ask next; `None` where no answer is worth anything."""
         key = (kind, has_failed)
         if key not in self._solved:
-            self._solved[key] = self._solve(kind, has_failed)
+            self._solved[key] = self._solve(kind, has_failed=has_failed)
         return self._solved[key][self._places[in_order(pattern)]]
 
-    def _solve(self, kind: int, has_failed: bool | None) -> list[Advice | None]:
+    def _solve(self, kind: int, *, has_failed: bool | None) -> list[Advice | None]:
         rows = _all_rows(len(self._model.raters))
         likely = likelihoods(self._model, kind, rows, has_failed=has_failed)
         total_P = np.maximum(np.add.reduceat(likely, rows.starts_P), 1e-300)

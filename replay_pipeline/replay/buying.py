@@ -6,12 +6,11 @@ time or on what runs beside it: a run that was stopped and goes on buys the same
 
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from replay_pipeline.actions.votes import Vote
 from replay_pipeline.reliability import Ballot, Reliability, fit
 from replay_pipeline.reliability.worth import MOST_PLANNED, Rule, Worth
 from replay_pipeline.types import FAILURES, TeacherSpec, TraceState
@@ -99,13 +98,15 @@ class Market:
     """What may be bought, and what it should cost.
 
     `cost_usd(state, teacher, is_warm)` says what a call should cost, where a prompt cache holds the
-    step before it or not; `bound_usd(state, teacher)` the most that it can.
+    step before it or not; `bound_usd(state, teacher)` the most that it can; `is_open(state, teacher)`
+    whether it may be asked at all.
     """
 
     places: Sequence[Place]
     teachers: Sequence[TeacherSpec]
     cost_usd: Callable[[int, int, bool], float]
     bound_usd: Callable[[int, int], float]
+    is_open: Callable[[int, int], bool] = lambda state, teacher: True  # noqa: ARG005
 
 
 class Buyer:
@@ -141,12 +142,14 @@ class Buyer:
         self._ballots: dict[int, Ballot] = {}
         self._asked: dict[int, set[int]] = defaultdict(set)
         self._dead: set[int] = set()
-        self._paid_usd: Counter[int] = Counter()
-        self._expected_usd: Counter[int] = Counter()
+        self._paid_usd: dict[int, float] = defaultdict(float)
+        self._expected_usd: dict[int, float] = defaultdict(float)
         self._n_bought = 0
         self._next_in_order = 0
         self.model: Reliability | None = None
         self.n_explored = 0
+        self.is_out_of_money = False
+        """Whether something is left that was worth its money, and that there was none for."""
 
     def next_round(self, left_usd: float) -> list[Choice]:
         """Return the questions of the next round, which `left_usd` is sure or likely to pay for.
@@ -281,6 +284,8 @@ class Buyer:
             bound += sum(self._market.bound_usd(c.state, c.teacher) for c in choices)
             is_last = len(found) < _LAST_CALLS and bound <= left_usd
             if expected > left_usd / 2 and not is_last:
+                self.is_out_of_money = not found
+                self._give_up(choices)
                 break
             for choice in choices:
                 self._expected_usd[choice.teacher] += self._cost(choice)
@@ -289,6 +294,12 @@ class Buyer:
             found += choices
         self._n_bought += len(found)
         return sorted(found, key=lambda choice: (choice.state, choice.teacher))
+
+    def _give_up(self, choices: Sequence[Choice]) -> None:
+        """Put the state that the money did not reach back into its place in the order."""
+        at = self._next_in_order - 1
+        if at >= 0 and self._order[at] == choices[0].state and len(choices) > 1:
+            self._next_in_order = at
 
     def _cost(self, choice: Choice) -> float:
         before = self._before.get(choice.state)
@@ -305,8 +316,14 @@ class Buyer:
         """Mean cost of a call of each teacher over states far apart, the prompt cache warm."""
         some = self._order[:200] or [0]
         return [
-            math.fsum(self._market.cost_usd(state, number, True) for state in some) / len(some)
-            if self._market.places
+            math.fsum(costs) / len(costs)
+            if (
+                costs := [
+                    self._market.cost_usd(state, number, True)
+                    for state in some
+                    if self._market.places and self._market.is_open(state, number)
+                ]
+            )
             else 0.0
             for number in range(len(self._market.teachers))
         ]
@@ -326,8 +343,13 @@ class Buyer:
     def _voters_at(self, state: int) -> list[int]:
         family = self._market.places[state].family
         if not self._is_by_value or self._count_own_family:
-            return self._voters
-        return [t for t in self._voters if self._market.teachers[t].vendor != family]
+            family = None
+        return [
+            number
+            for number in self._voters
+            if self._market.teachers[number].vendor != family
+            and self._market.is_open(state, number)
+        ]
 
     def _steps_before(self) -> dict[int, int]:
         last: dict[str, int] = {}
@@ -337,8 +359,3 @@ class Buyer:
                 found[number] = last[place.session]
             last[place.session] = number
         return found
-
-
-def has_vote(vote: Vote, family: str | None, *, count_own_family: bool) -> bool:
-    """Whether an answer counts on a ballot: the student's own family does not by default."""
-    return count_own_family or vote.family != family
