@@ -484,6 +484,9 @@ class ReplayReport:
     held_until: str | None = None
     """When the last of these is surely over, so that a run can go on with their money (ISO 8601)."""
     gates: tuple[GateReport, ...] = ()
+    coverage: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of `projects`, `sessions`, `kinds` of decision and `states`: how many there are (`all`), and at
+    how many somebody was asked (`asked`)."""
     n_overruns: int = 0
     """Calls that cost more than could be expected at most; booked as they are."""
     n_disputed: int = 0

@@ -412,12 +412,26 @@ def show_replay(reports: Report) -> None:
         out.print(f"Play: {_PLAY}.", soft_wrap=True)
     if not any(report["n_sent"] for report in reports.values()):
         out.print("Nothing was asked now.")
+    out.print(f"Asked at {_covered(reports)}.", highlight=False, soft_wrap=True)
     if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
         out.print(
             f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "
             "goes on where it stopped; --budget sets another ceiling.",
             soft_wrap=True,
         )
+
+
+def _covered(reports: Report) -> str:
+    """How much of what there is was asked about, over all batches."""
+    found = [report.get("coverage") or {} for report in reports.values()]
+    parts = []
+    for what in ("states", "sessions", "projects", "kinds"):
+        asked, everything = (
+            sum(each[what][part] for each in found if what in each) for part in ("asked", "all")
+        )
+        word = "kinds of decision" if what == "kinds" else what
+        parts.append(f"{asked:,} of {everything:,} {word}")
+    return ", ".join(parts) + (" (each batch counted by itself)" if len(reports) > 1 else "")
 
 
 def _draw_facts(title: str, report: Report) -> None:

@@ -22,7 +22,13 @@ _SEGMENT = 5
 _N_FIRST = 120
 """States of the first part, of which everybody is asked."""
 _FIRST_SHARE = 0.25
-"""Of the money, no more goes into the first part."""
+"""Of the money, no more goes into the first part, once every project had its turn."""
+_COVER_SHARE = 0.5
+"""Of the money, no more goes into giving projects a turn."""
+_N_PROJECTS = 20
+"""So many projects have their turn before money goes where it pays most."""
+_FIRST_ROUND = 8
+"""States of the very first round, which tells what calls cost."""
 _GROWTH = 0.2
 """Calls of a round, as a share of all before it."""
 _LEAST_ROUND = 24
@@ -42,6 +48,8 @@ class Place:
     has_failed: bool | None = None
     family: str | None = None
     """The student's."""
+    n_answer_bytes: int = 0
+    """Of what the student wrote."""
 
 
 def outcome_of(state: TraceState) -> bool | None:
@@ -145,6 +153,8 @@ class Buyer:
         self._paid_usd: dict[int, float] = defaultdict(float)
         self._expected_usd: dict[int, float] = defaultdict(float)
         self._n_bought = 0
+        self._money_usd = 0.0
+        self._reached: set[str] = set()
         self._next_in_order = 0
         self.model: Reliability | None = None
         self.n_explored = 0
@@ -156,10 +166,8 @@ class Buyer:
 
         Empty: nothing is left that is worth its money, or the money is used up.
         """
-        if self._is_by_value and self._n_bought:
-            wanted = self._valued()
-        else:
-            wanted = self._in_order(left_usd)
+        self._money_usd = max(self._money_usd, left_usd)
+        wanted = self._in_order() if self._is_first(left_usd) else self._valued()
         return self._paid_for(wanted, left_usd)
 
     def file(self, state: int, ballot: Ballot | None, paid_usd: Mapping[int, float]) -> None:
@@ -181,19 +189,28 @@ class Buyer:
         self.model = fit(list(self._ballots.values()), ("agent", *self.families))
         return Worth(self.model, [self._mean_usd[n] for n in self._voters], self._rule)
 
-    def _in_order(self, left_usd: float) -> Iterator[list[Choice]]:
+    def _is_first(self, left_usd: float) -> bool:
+        """Whether everybody is still asked in the spread order, whatever it is worth."""
+        if not self._is_by_value:
+            return True
+        share = 1 - left_usd / self._money_usd if self._money_usd else 1.0
+        n_projects = len({place.project for place in self._market.places})
+        if self._next_in_order >= len(self._order) or share >= _COVER_SHARE:
+            return False
+        is_covered = len(self._reached) >= min(n_projects, _N_PROJECTS)
+        return not is_covered or (len(self._asked) < _N_FIRST and share < _FIRST_SHARE)
+
+    def _in_order(self) -> Iterator[list[Choice]]:
         """Ask everybody, state after state, in the spread order."""
-        is_first = self._is_by_value
-        n_states, most_usd, usd = 0, left_usd * _FIRST_SHARE if is_first else math.inf, 0.0
+        n_states = 0
         while self._next_in_order < len(self._order):
-            if is_first and n_states and (n_states >= _N_FIRST or usd >= most_usd):
+            if self._is_by_value and n_states >= _FIRST_ROUND:
                 return
             state = self._order[self._next_in_order]
-            choices = [Choice(state, n) for n in self._voters_at(state)]
-            usd += sum(self._cost(choice) for choice in choices)
             self._next_in_order += 1
-            n_states += 1
-            if choices:
+            if choices := [Choice(state, number) for number in self._voters_at(state)]:
+                n_states += 1
+                self._reached.add(self._market.places[state].project)
                 yield choices
 
     def _valued(self) -> Iterator[list[Choice]]:

@@ -187,8 +187,10 @@ def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
     )
 
 
-def _n_bytes(action: Message) -> int:
-    """Bytes that a model wrote to take this action."""
+def n_bytes_written(action: Message | str) -> int:
+    """Count the bytes that a model wrote to take this action."""
+    if isinstance(action, str):
+        return len(action.encode("utf-8", "replace"))
     calls = [call["function"] for call in action.get("tool_calls") or ()]
     written = "".join(f"{call['name']}{call['arguments']}" for call in calls)
     return len(((action.get("content") or "") + written).encode("utf-8", "replace"))
@@ -210,7 +212,7 @@ def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned)
                 added = question.size.added_bound_tokens(before.question.size)
                 most = min(most, cached + added)
             cached = round(cached * learned.cache_share) if cached >= _MIN_CACHED_TOKENS else 0
-            n_student_bytes = _n_bytes(task.state["student_action"])
+            n_student_bytes = n_bytes_written(task.state["student_action"])
             completion = learned.answer_tokens(n_student_bytes, question.max_completion_tokens)
             n_calls += 1
             n_prompt += prompt

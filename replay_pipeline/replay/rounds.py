@@ -1,8 +1,7 @@
 """A replay in rounds: what a buyer chooses is asked, and its answers decide what is chosen next."""
 
-import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replay_pipeline.families import family_of_model
@@ -13,20 +12,17 @@ from replay_pipeline.replay.asking import Asking
 from replay_pipeline.replay.buying import Buyer, Choice, Market, Place, outcome_of
 from replay_pipeline.replay.calls import Found
 from replay_pipeline.replay.engine import Engine, Task
+from replay_pipeline.replay.estimates import n_bytes_written
 from replay_pipeline.replay.gates import Gates
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.sizes import Learned
 from replay_pipeline.types import GateReport, TeacherSpec, TraceState
-
-logger = logging.getLogger(__name__)
 
 Lanes = list[tuple[TeacherSpec, deque[Task]]]
 
 BY_VALUE = "value"
 """The gate that buys where it pays most."""
 _MIN_CACHED_TOKENS = 1024
-_ANSWER_TOKENS = 300
-"""Taken for the length of an answer before any has come."""
 
 
 def place_of(state: TraceState, number: int) -> Place:
@@ -38,7 +34,23 @@ def place_of(state: TraceState, number: int) -> Place:
         kind=kind_of_state(state),
         has_failed=outcome_of(state),
         family=family_of_model(state.get("student_model")),
+        n_answer_bytes=n_bytes_written(state["student_action"]),
     )
+
+
+def coverage(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
+    """Count what there is, and where somebody was asked at the states of these numbers."""
+    numbers = set(asked)
+    names: dict[str, list[str]] = {
+        "projects": [place.project for place in places],
+        "sessions": [place.session for place in places],
+        "kinds": [place.kind for place in places],
+        "states": [str(number) for number in range(len(places))],
+    }
+    return {
+        what: {"asked": len({named[number] for number in numbers}), "all": len(set(named))}
+        for what, named in names.items()
+    }
 
 
 @dataclass(kw_only=True)
@@ -137,7 +149,9 @@ class Rounds:
         cached = cached if cached >= _MIN_CACHED_TOKENS else 0
         price = self.prices[self.teachers[teacher].name]
         written = tokens - cached if price.cache_write > price.prompt else 0
-        answer = min(_ANSWER_TOKENS, task.question.max_completion_tokens)
+        answer = Learned().answer_tokens(
+            self.places[state].n_answer_bytes, task.question.max_completion_tokens
+        )
         return usd(
             price.cost_nano(tokens, answer, n_cached_tokens=cached, n_written_tokens=written)
         )

@@ -35,7 +35,7 @@ from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
-from replay_pipeline.replay.rounds import Rounds, place_of
+from replay_pipeline.replay.rounds import Rounds, coverage, place_of
 from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import (
@@ -478,7 +478,7 @@ class _Replay:
         learned: Mapping[str, Learned],
     ) -> Board | None:
         """The votes, with teachers in order of what they cost; `None` without gates."""
-        if not (self.gates.names and prices):
+        if not (self.gates.names and prices) or self.gates.is_by_value:
             return None
         costs = {
             (task.state_id, teacher.name): usd(
@@ -567,6 +567,10 @@ class _Replay:
             unknown_usd=usd(unknown_nano),
             held_until=held_until.isoformat(timespec="seconds") if held_until else None,
             gates=self._gate_reports(),
+            coverage=coverage(
+                self.places,
+                {index // len(self.teachers) for index in engine.decided},
+            ),
             n_overruns=engine.n_overruns,
             n_disputed=engine.n_disputed,
         )
