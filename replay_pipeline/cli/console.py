@@ -203,6 +203,8 @@ def show_summary(summary: Report) -> None:
         ]
     if train and "blank_prompt_accuracy_before" in train:
         rows += [("accuracy", _accuracy(train)), ("learned", _learned(train))]
+    if train and "valid_calls_after" in train:
+        rows.append(("acts", _acts(train)))
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
 
@@ -223,6 +225,20 @@ def _learned(train: Report) -> str:
         f"{100 * train['prompt_gain_after']:+.1f} points by reading the prompt: right in "
         f"{100 * train['preference_accuracy_after']:.1f} % of {train['held_out_pairs']} held-out "
         f"pairs, with a blank prompt in {100 * train['blank_prompt_accuracy_after']:.1f} %"
+    )
+
+
+def _acts(train: Report) -> str:
+    """Say what the model does by itself at held-out states, before and after."""
+    low, high = train["intervals_after"]["consensus_rate"]
+    return ". ".join(
+        [
+            f"takes the consensus action at {100 * train['consensus_rate_before']:.0f} → "
+            f"{100 * train['consensus_rate_after']:.0f} % of {train['held_out_states']} held-out "
+            f"states ({100 * low:.0f} to {100 * high:.0f}), writes well-formed calls at "
+            f"{100 * train['valid_calls_before']:.0f} → {100 * train['valid_calls_after']:.0f} %",
+            *train["findings"],
+        ]
     )
 
 
@@ -268,6 +284,15 @@ def show_workspace(report: Report) -> None:
         sure = ("yes" if file["is_sure"] else "no") if file["exists"] else "no file"
         table.add_row(escape(file["path"]), file["source"], sure, escape(file["origin"][:12]))
     out.print(table)
+
+
+def show_checks(report: Report) -> None:
+    """Show proposed checks as settings."""
+    out.print("[workspaces.checks]", markup=False)
+    for root, commands in sorted(report.items()):
+        first, *others = commands or ["", "nothing that is known checks it"]
+        line = f"{json.dumps(root)} = {json.dumps(first)}" if first else f"# {json.dumps(root)}"
+        out.print(escape(line + (f"  # or: {', '.join(others)}" if others else "")), soft_wrap=True)
 
 
 def show_fidelity(report: Report) -> None:
@@ -413,6 +438,15 @@ def show_replay(reports: Report) -> None:
     if not any(report["n_sent"] for report in reports.values()):
         out.print("Nothing was asked now.")
     out.print(f"Asked at {_covered(reports)}.", highlight=False, soft_wrap=True)
+    for report in reports.values():
+        for name, why in (report.get("stopped_teachers") or {}).items():
+            out.print(f"{escape(name)} was asked no more: {escape(why)}", soft_wrap=True)
+        if until := report.get("held_until"):
+            out.print(
+                f"Calls whose outcome is not known hold ${report['unknown_usd']:.4f} until {until}; from "
+                "then on the same command settles them and goes on with what they leave.",
+                soft_wrap=True,
+            )
     if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
         out.print(
             f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "

@@ -14,7 +14,7 @@ from replay_pipeline.cli.console import (
     show_ranked,
 )
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import chosen, open_pipeline, open_project, ranked_row
+from replay_pipeline.cli.shared import chosen, open_pipeline, ranked_row
 
 
 @pairs_app.callback()
@@ -91,7 +91,7 @@ def review(
     ] = None,
 ) -> None:
     """Write a page that shows pairs side by side, the newest batches first; it needs no server."""
-    work = open_project(settings, data)
+    work = open_pipeline(settings, data)
     shown = look if look.exists() else None
     path = work.review_sample(sample, to, look=shown) if sample else None
     path = path or work.review(to, look=shown, page=page)

@@ -77,7 +77,7 @@ def replay(
 ) -> None:
     """Ask the teachers, under a hard ceiling. Answers that are paid for are never asked again."""
     from replay_pipeline.stages import pipeline
-    from replay_pipeline.stages.summary import open_work
+    from replay_pipeline.stages.replay import open_work
 
     loaded = load(settings, data, max_total_usd=max_total_usd, teachers=teachers)
     work = pipeline.Pipeline(loaded)

@@ -16,8 +16,8 @@ from replay_pipeline.settings import Settings, config_dir
 from replay_pipeline.storage.trust import trust_file
 
 if TYPE_CHECKING:
-    from replay_pipeline.stages.pipeline import OnProgress, Pipeline
-    from replay_pipeline.stages.project import Project
+    from replay_pipeline.stages.pipeline import Pipeline
+    from replay_pipeline.stages.project import OnProgress
     from replay_pipeline.stages.receipts import Receipt
 
 
@@ -54,15 +54,6 @@ def open_pipeline(
     return Pipeline(
         load(settings, data, teachers=teachers, changes=changes), on_progress=on_progress
     )
-
-
-def open_project(
-    settings: Path | None, data: Path | None, *, teachers: str | None = None
-) -> "Project":
-    """Open a data root to look at it, without what only stages need."""
-    from replay_pipeline.stages.project import Project
-
-    return Project(load(settings, data, teachers=teachers))
 
 
 def exit_if_failed(report: dict[str, Any]) -> None:

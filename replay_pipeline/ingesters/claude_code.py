@@ -240,7 +240,8 @@ class _Tree:
             turn.message_id = message.id
             turn.model = message.model
             turn.request = row.request_ref
-            self.n_snapshots[turn] = len(self.snapshots)
+            if self.snapshots:
+                self.n_snapshots[turn] = len(self.snapshots)
         self.by_row[row.uuid or ""] = turn
         self.tips[bool(row.is_sidechain)] = turn
         self.counts.rows_used += 1

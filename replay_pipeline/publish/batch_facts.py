@@ -128,11 +128,11 @@ _MOVED, _SIDES = "brought_to_train", "earlier_sides"
 def known_sides(
     manifests: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> dict[str, Split]:
-    """Return the side of every conversation and project that was ever published, by hash."""
+    """Return the side of every conversation that was ever published, and of what it shares, by hash."""
     published = (
         sides_in(manifest.get(name, {}))
         for manifest in manifests
-        for name in ("conversations", "projects")
+        for name in ("conversations", "ties")
     )
     return joined(*published, sides_in(facts.get(_SIDES, {})))
 
@@ -143,7 +143,7 @@ def side_facts(
     """Return what of all sides no manifest tells, as facts.
 
     Args:
-        sides: of conversations and projects, by hash.
+        sides: of conversations and what they share, by hash.
         moved: conversations, by hash, that had rows on both sides and were brought to train.
         manifests: those of the dataset.
     """
@@ -151,6 +151,13 @@ def side_facts(
     gone = {sha: side for sha, side in sides.items() if sha not in told}
     facts = {_SIDES: _by_side(gone)} if gone else {}
     return facts | ({_MOVED: sorted(moved)} if moved else {})
+
+
+def n_with_message(manifests: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Return in how many published conversations each message, or project, stands, by hash."""
+    return Counter(
+        sha for manifest in manifests for shas in manifest.get("ties", {}).values() for sha in shas
+    )
 
 
 def n_moved(facts: Mapping[str, Any]) -> int:
@@ -212,7 +219,7 @@ def manifest_of(
     n_positives: int,
     sessions: Mapping[str, Sequence[str]],
     conversations: Mapping[str, Sequence[str]],
-    projects: Mapping[str, Sequence[str]],
+    ties: Mapping[str, Sequence[str]],
     test_fraction: float,
     stages: Mapping[str, Any],
     counted: str | None = None,
@@ -226,7 +233,7 @@ def manifest_of(
         "files": files,
         "sessions": sessions,
         "conversations": conversations,
-        **({"projects": projects} if any(projects.values()) else {}),
+        **({"ties": ties} if any(ties.values()) else {}),
         "counts": {name: dict(sorted(counts.items())) for name, counts in pairs.counts.items()},
         "teachers_agreeing": dict(sorted(pairs.teachers.items())),
         **{name: pairs.totals[name] for name in totals},

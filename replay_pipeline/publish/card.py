@@ -102,7 +102,6 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         digest=digest,
         n_sessions=len({sha for batch in batches for sha in sessions_of(batch)}),
         n_conversations=len({sha for m in batches for sha in sessions_of(m, "conversations")}),
-        n_by_project=len([batch for batch in batches if batch.get("projects")]),
         n_moved=n_moved(facts),
         n_batches=len(batches),
         n_pairs=n_pairs,

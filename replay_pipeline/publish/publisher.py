@@ -5,7 +5,7 @@ import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, product
 from pathlib import Path
@@ -106,6 +106,7 @@ def publish(
     private: bool = True,
     test_fraction: float = TEST_FRACTION,
     projects: Callable[[str], Mapping[str, str]] | None = None,
+    messages: Callable[[str], Mapping[str, Collection[str]]] | None = None,
     look: Callable[[Path], object] | None = None,
     card_facts: Mapping[str, Any] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -134,6 +135,8 @@ def publish(
             before keep their side, whatever the fraction was.
         projects: the project of each conversation of a batch, by its key, where those of one
             project are to come to one side.
+        messages: hashes of the long messages of each conversation of a batch, by its key: two or three
+            that share one come to one side, and what more share is common.
         look: called with the folder of the new version before it takes the place of the old one;
             what it raises keeps the old one.
         card_facts: what the card should say beyond what the rows say, as in `CardFacts`.
@@ -173,8 +176,14 @@ def publish(
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
         there = {key: manifest for key, manifest in every.items() if key not in keys}
         belong, named = _conversations_of(keys, given, agreed, projects)
+        said = _messages_of(keys, belong, messages)
         sides, moved = _earlier_sides(folder, hub, list(every.values()), facts, named)
-        split = ConversationSplit.over(belong, test_fraction=test_fraction, sides=sides)
+        split = ConversationSplit.over(
+            belong,
+            test_fraction=test_fraction,
+            sides=sides,
+            ties=_shared(said, batch_facts.n_with_message(there.values())),
+        )
         old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
         version = _Version(Path(aside), facts=facts, owned=keys | old.keys(), before=before)
 
@@ -191,7 +200,7 @@ def publish(
                 key,
                 *_rows_of(key, given[key], agreed[key], states),
                 split=split,
-                projects=belong,
+                ties={name: [project, *said.get(name, ())] for name, project in belong.items()},
                 stages=batch_facts.stage_facts(card_facts or {}, key),
                 scored=scored.get(key),
             )
@@ -200,7 +209,7 @@ def publish(
                 map(gone.without, _published_rows(folder, hub, manifest, config, named))
                 for config in ("pairs", "positives")
             )
-            add(key, pairs, positive, split=split, projects={}, stages=manifest["stages"])
+            add(key, pairs, positive, split=split, ties={}, stages=manifest["stages"])
         version.know(batch_facts.side_facts(split.sides, moved, [*there.values(), *version.new]))
         version.measure(folder)
         report = version.write(folder, options, look)
@@ -252,7 +261,7 @@ def shards_of(
         split=ConversationSplit(
             manifest["test_fraction"], sides_in(manifest.get("conversations", {}))
         ),
-        projects={},
+        ties={},
         stages=manifest["stages"],
         scored=None if logprobs is None else ScoredAnswers.of(logprobs),
     )
@@ -359,7 +368,7 @@ class _Version:
         key: str,
         parts: Iterable[tuple[str, pa.Table]],
         split: ConversationSplit,
-        projects: Mapping[str, str | None],
+        ties: Mapping[str, Iterable[str | None]],
         *,
         stages: Mapping[str, Any],
         counted: str | None,
@@ -373,7 +382,7 @@ class _Version:
             key: the batch.
             parts: rows of `pairs`, `positives` and the configs that are cut.
             split: who is in which split.
-            projects: the project of each conversation, where those of one go together.
+            ties: what each conversation shares with those that are to be on its side.
             stages: what the stages reported about the batch.
             counted: how tokens were counted, in words.
             not_cut: pairs too long for a config that is cut, by reason.
@@ -429,7 +438,10 @@ class _Version:
             for name, path in shard.files.items():
                 self._files[f"{layout.batch_dir(config, side, key)}/{name}"] = path
                 counts.setdefault(config, {}).setdefault(side, {})[name] = shard.n_rows[name]
-        units = {side: {projects.get(each) for each in found} for side, found in talks.items()}
+        shared = {
+            side: [name for each in found for name in ties.get(each, ())]
+            for side, found in talks.items()
+        }
         self._manifests[key] = batch_facts.manifest_of(
             key,
             files=counts,
@@ -437,7 +449,7 @@ class _Version:
             n_positives=n_positives,
             sessions=_shas(sessions),
             conversations=_shas(talks),
-            projects=_shas(units),
+            ties=_shas(shared),
             test_fraction=split.test_fraction,
             stages=stages,
             counted=counted,
@@ -644,6 +656,38 @@ def _conversations_of(
     return belong, named
 
 
+MAX_SHARING = 3
+"""Conversations that share a message: what more of them share comes from a program."""
+
+
+def _messages_of(
+    keys: Iterable[str],
+    belong: Collection[str],
+    messages: Callable[[str], Mapping[str, Collection[str]]] | None,
+) -> dict[str, set[str]]:
+    """Return the long messages of the conversations at hand."""
+    said: dict[str, set[str]] = {}
+    for key in sorted(keys) if messages else ():
+        for name, hashes in messages(key).items() if messages else ():
+            if name in belong:
+                said.setdefault(name, set()).update(hashes)
+    return said
+
+
+def _shared(
+    said: Mapping[str, Iterable[str]], n_published: Mapping[str, int]
+) -> Iterator[list[str]]:
+    """Yield conversations that share a message, with the message; what is common is left out."""
+    having: dict[str, list[str]] = {}
+    for name, hashes in said.items():
+        for each in sorted(hashes):
+            having.setdefault(each, []).append(name)
+    for each, names in having.items():
+        n_elsewhere = n_published.get(sha_of(each), 0)
+        if 1 < len(names) + n_elsewhere <= MAX_SHARING:
+            yield [*names, each]
+
+
 def _rows_of(
     key: str, pairs: pa.Table, positives: pa.Table, states: PromptsOf | None
 ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
@@ -790,13 +834,16 @@ class SecretScan:
         names = [
             field.name
             for field in rows.schema
-            if pa.types.is_string(field.type) or pa.types.is_nested(field.type)
+            if pa.types.is_string(field.type)
+            or (
+                pa.types.is_nested(field.type) and not pa.types.is_integer(field.type.field(0).type)
+            )
         ]
         for row in rows.select(names).to_pylist():
             for name, value in row.items():
                 for each in value if isinstance(value, list) else [value]:
                     text = layout.json_of(each) if isinstance(each, dict) else each
-                    if text is None or (sha := _sha(text)) in self._seen:
+                    if not isinstance(text, str) or (sha := _sha(text)) in self._seen:
                         continue
                     self._seen.add(sha)
                     self._texts.append(text)

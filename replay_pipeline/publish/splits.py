@@ -51,42 +51,71 @@ class ConversationSplit:
         *,
         test_fraction: float,
         sides: Mapping[str, Split],
+        ties: Iterable[Iterable[str]] = (),
     ) -> "ConversationSplit":
         """Return a split that keeps every side that is known.
 
-        Conversations of one project come to one side: that of the project, else train if one of
-        them is in train, else test if one is in test, else by the hash of the project. When all
-        that is known and all that is new falls on one side, the new one whose hash lies nearest to
-        the other side is put there.
+        What belongs together comes to one side: train if something of it is in train, else test if
+        something is in test, else by the hash of the first of it. When all that is known and all
+        that is new falls on one side, what is new and lies nearest to the other side is put there.
 
         Args:
             projects: the conversations at hand, each with its project, or `None` where every
                 conversation is decided by itself.
             test_fraction: share of what is new for the test split; at 0 all of it is train.
-            sides: conversations and projects, by hash, that were published before.
+            sides: conversations, projects and ties, by hash, that were published before.
+            ties: names that belong together beside that: a long message, and who has it.
         """
-        members: dict[str, list[str]] = {}
-        for conversation, project in sorted(projects.items()):
-            members.setdefault(project or conversation, []).append(conversation)
+        together = _Together()
+        for conversation, project in projects.items():
+            together.tie([project or conversation, conversation])
+        for names in ties:
+            together.tie(names)
         by_hash = cls(test_fraction, {})
-        placed, new = dict(sides), []
-        for unit, conversations in members.items():
-            shas = list(map(sha_of, conversations))
+        placed, new = dict(sides), list[list[str]]()
+        for unit in together.units():
+            shas = list(map(sha_of, unit))
             known = {sides[sha] for sha in shas if sha in sides}
-            if sha_of(unit) in sides:
-                known = {sides[sha_of(unit)]}
-            side: Split = "train" if "train" in known else "test" if known else by_hash.of(unit)
-            for sha in (sha_of(unit), *shas):
+            side: Split = "train" if "train" in known else "test" if known else by_hash.of(unit[0])
+            for sha in shas:
                 placed.setdefault(sha, side)
             if not known:
-                new.append(unit)
+                new.append(shas)
         filled = {*placed.values()}
-        if test_fraction and new and len(filled) == 1 and len(members) + len(sides) > 1:
-            new.sort(key=lambda unit: position(sha_of(unit)))
+        if test_fraction and new and len(filled) == 1 and len(new) + len(sides) > 1:
+            new.sort(key=lambda shas: position(shas[0]))
             lacks: Split = "train" if filled == {"test"} else "test"
-            unit = new[0] if lacks == "test" else new[-1]
-            placed |= dict.fromkeys(map(sha_of, [unit, *members[unit]]), lacks)
+            placed |= dict.fromkeys(new[0] if lacks == "test" else new[-1], lacks)
         return cls(test_fraction, placed)
+
+
+class _Together:
+    """Names that belong together, directly or by others."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, str] = {}
+        self._order: dict[str, int] = {}
+
+    def tie(self, names: Iterable[str]) -> None:
+        """Tie these names to each other."""
+        first, *others = [self._top(name) for name in names]
+        for other in others:
+            if other != first:
+                first, other = sorted([first, other], key=self._order.__getitem__)
+                self._above[other] = first
+
+    def units(self) -> Iterable[list[str]]:
+        """Return what belongs together, in the order in which it was first named."""
+        units: dict[str, list[str]] = {}
+        for name in self._order:
+            units.setdefault(self._top(name), []).append(name)
+        return units.values()
+
+    def _top(self, name: str) -> str:
+        self._order.setdefault(name, len(self._order))
+        while (above := self._above.get(name, name)) != name:
+            name = above
+        return name
 
 
 def sides_in(manifest: Mapping[str, Iterable[str]]) -> dict[str, Split]:

@@ -283,7 +283,6 @@ class Buyer:
             chance = min(1.0, n_calls / len(voters) / max(1, n_open))
             found.append([Choice(state, number, chance) for number in voters])
             n += len(voters)
-        self.n_explored += n
         return found
 
     def _paid_for(self, wanted: Iterator[list[Choice]], left_usd: float) -> list[Choice]:
@@ -309,6 +308,7 @@ class Buyer:
                 self._asked[choice.state].add(choice.teacher)
                 self._round.add(choice.state)
             found += choices
+            self.n_explored += sum(choice.propensity < 1 for choice in choices)
         self._n_bought += len(found)
         return sorted(found, key=lambda choice: (choice.state, choice.teacher))
 

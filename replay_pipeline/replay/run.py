@@ -573,6 +573,9 @@ class _Replay:
             ),
             n_overruns=engine.n_overruns,
             n_disputed=engine.n_disputed,
+            stopped_teachers={
+                name: failure.message for name, failure in engine.stopped_teachers.items()
+            },
         )
 
 

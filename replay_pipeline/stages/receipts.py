@@ -65,8 +65,10 @@ class Receipt:
     """Digest of each part of the code that decided what was written; empty in receipts of 0.1.0."""
     code_version: str = ""
     """Digest of that code and of the settings that decided; empty where they are not all known."""
+    settings: dict[str, Any] | None = None
+    """The settings that decided, by name; `None` in receipts that do not say."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Digest of each table of the batch that was read."""
+    """Digest of each table of the batch, and of all else, that was read."""
     outputs: dict[str, str] = field(default_factory=dict)
     """Digest of each table of the batch that was written."""
     files: dict[str, str] = field(default_factory=dict)
@@ -208,6 +210,7 @@ class Written(msgspec.Struct):
     stage: str
     batch: str
     versions: dict[str, str] = {}
+    settings: dict[str, Any] | None = None
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
     at: str = ""

@@ -172,7 +172,7 @@ def test_one_made_up_vote_among_real_ones_makes_a_pair_play(root):
         for row in work.root.read("dpo_pairs", batch).to_pylist()
         if row["source"] == "rehearsal"
     )
-    state = next(s for s in work._states([batch]) if s["state_id"] == pair["state_id"])
+    state = next(s for s in work.states([batch]) if s["state_id"] == pair["state_id"])
     played = teacher_actions_from_table(work.root.read("teacher_actions", batch))
     action = next(
         row.action
@@ -200,7 +200,7 @@ def test_a_batch_of_play_among_real_ones_keeps_all_of_them_back(root, to_hub, tm
     play = work.root.read("normalized_pairs", batch)
     real = full_table([], "normalized_pairs")
     hub = {"repo_id": REPO, "token": TOKEN}
-    prompts = {"prompts": work._prompts, "folder": tmp_path / "set"}
+    prompts = {"prompts": work.prompts, "folder": tmp_path / "set"}
     with pytest.raises(PublishError, match="made up"):
         publish([("real", real), (batch, play)], **hub, **prompts)
     publish([(batch, play)], **prompts)
@@ -215,7 +215,7 @@ def test_positives_of_a_rehearsal_are_kept_back_too(root, to_hub, tmp_path):
     batch = work.batches()[0]
     with pytest.raises(PublishError, match="made up"):
         publish(
-            [], positives=[(batch, work.root.read("positives", batch))], prompts=work._prompts,
+            [], positives=[(batch, work.root.read("positives", batch))], prompts=work.prompts,
             folder=tmp_path / "set", repo_id=REPO, token=TOKEN,
         )  # fmt: skip
 

@@ -74,6 +74,38 @@ def test_a_project_follows_what_was_published_of_it():
     assert over({"new": "project"}, sides={sha_of("project"): "test"}).of("new") == "test"
 
 
+def test_two_or_three_that_share_a_message_come_to_one_side_and_follow_what_was_published():
+    low, *_, high = ids_by_position()
+    split = over([high, low], ties=[[high, low, "message"]])
+    assert split.of(low) == split.of(high) == "train"  # by the first of them
+    split = over([low], sides={sha_of("message"): "train"}, ties=[[low, "message"]])
+    assert split.of(low) == "train"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_sharing", "is_kept_together"), [(3, True), (4, False)])
+def test_what_more_than_three_conversations_share_ties_nobody(
+    n_sharing, is_kept_together, tmp_path, kept_table, make_kept
+):
+    """Also where they come one after the other."""
+    low = ids_by_position()[:2]
+    high = ids_by_position()[-2:]
+    names = [*low, *high][-n_sharing:] if n_sharing == 3 else [*low, *high]
+    said = {name: ["message"] for name in names}
+    for n, name in enumerate([*names[:0], *names]):
+        publish(
+            [(f"b{n}", kept_table(make_kept(n, session=name)))],
+            folder=tmp_path / "set",
+            test_fraction=0.25,
+            messages=lambda batch: said,
+            lengths=[],
+        )
+    found = sides_of(tmp_path / "set")
+    together = {side for name in names[:3] for side in found[name]}
+    assert len(together) == 1
+    assert (found[names[-1]] <= together) == is_kept_together
+
+
 def sides_of(folder):
     """The side of each conversation by the rows themselves."""
     found = {}
