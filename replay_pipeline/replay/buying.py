@@ -157,7 +157,6 @@ class Buyer:
         self._reached: set[str] = set()
         self._next_in_order = 0
         self.model: Reliability | None = None
-        self.n_explored = 0
         self.is_out_of_money = False
         """Whether something is left that was worth its money, and that there was none for."""
 
@@ -308,7 +307,6 @@ class Buyer:
                 self._asked[choice.state].add(choice.teacher)
                 self._round.add(choice.state)
             found += choices
-            self.n_explored += sum(choice.propensity < 1 for choice in choices)
         self._n_bought += len(found)
         return sorted(found, key=lambda choice: (choice.state, choice.teacher))
 

@@ -118,7 +118,10 @@ class Rounds:
             gate=BY_VALUE,
             n_calls_saved=len(saved),
             saved_usd=round(sum(self._cost_usd(*key, is_warm=True) for key in saved), 9),
-            n_explored=self.buyer.n_explored,
+            n_explored=sum(
+                task.propensity < 1 and task.index in self.engine.decided
+                for task in self.tasks.values()
+            ),
         )
 
     def _buyer(self) -> Buyer:
