@@ -377,6 +377,8 @@ def show_estimate(report: Report) -> None:
                 "at no charge beside the tokens",
                 soft_wrap=True,
             )
+    for said in report["prospect"]["words"]:
+        out.print(f"{escape(said)}.", highlight=False, soft_wrap=True)
     for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
         if each and each["buys"]:
             out.print(
@@ -388,12 +390,14 @@ def show_estimate(report: Report) -> None:
 
 def _bought(estimate: Report, usd: float) -> str:
     """Say what so much money buys of what was estimated."""
-    buys, n_all = estimate["buys"], estimate["n_states"]
+    n_all = estimate["n_states"]
     n_states = min(n_all, int(n_all * usd / estimate["expected_usd"]))
-    n_pairs = round(n_states * buys["n_pairs"] / buys["n_states"]) if buys["n_states"] else 0
+    seen = estimate["prospect"]
+    low, high = (round(n_states * seen[end]) for end in ("low", "high"))
+    basis = f"by the answers at {seen['n_states']:,}" if seen["n_states"] else "assumed"
     return (
-        f"your ceiling of ${usd:.2f} asks {n_states:,} of {n_all:,} states, for some "
-        f"{n_pairs:,} pairs"
+        f"your ceiling of ${usd:.2f} asks {n_states:,} of {n_all:,} states, for "
+        f"{low:,} to {high:,} right pairs ({basis})"
     )
 
 
@@ -480,6 +484,9 @@ def show_pairs(reports: Report) -> None:
 
     poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
     words = poll.precision().words()
+    for key, report in reports.items():
+        for said in (report.get("reliability") or {}).get("words", ()):
+            out.print(f"{escape(key)}: {escape(said)}.", highlight=False, soft_wrap=True)
     out.print(f"How many are right: {words}.", highlight=False, soft_wrap=True)
     if poll.n_pairs and not poll.checks:
         out.print("`replay-pipeline review --sample 40` shows those whose check tells most.")

@@ -135,6 +135,16 @@ class Worth:
             self._solved[key] = self._solve(kind, has_failed=has_failed)
         return self._solved[key][self._places[in_order(pattern)]]
 
+    def right_pairs(self, kind: int) -> float:
+        """Return how many right pairs a state of a kind brings where everybody is asked."""
+        rows = _all_rows(len(self._model.raters))
+        likely = likelihoods(self._model, kind, rows)
+        total_P = np.maximum(np.add.reduceat(likely, rows.starts_P), 1e-300)
+        whole = [place for place, pattern in enumerate(self._patterns) if -1 not in pattern]
+        return sum(
+            float(total_P[place]) * self._stopped(place, rows, likely, total_P) for place in whole
+        )
+
     def _solve(self, kind: int, *, has_failed: bool | None) -> list[Advice | None]:
         rows = _all_rows(len(self._model.raters))
         likely = likelihoods(self._model, kind, rows, has_failed=has_failed)

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from replay_pipeline.replay.engine import Task
 from replay_pipeline.replay.gates import DEFAULT_GATES
 from replay_pipeline.replay.prices import Price, usd
+from replay_pipeline.replay.prospects import Prospect
 from replay_pipeline.replay.sizes import Learned
 from replay_pipeline.types import Message, TeacherSpec
 
@@ -72,6 +73,8 @@ class Estimate:
     """The cost should lie between these two."""
     buys: Purchase | None = None
     """What five dollars buy."""
+    prospect: Prospect = field(default_factory=Prospect)
+    """How many right pairs a state should bring."""
     gated: "Estimate | None" = None
     """The same with the recommended gates, where none are set."""
 

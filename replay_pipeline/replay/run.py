@@ -33,6 +33,7 @@ from replay_pipeline.replay.gates import is_error_site
 from replay_pipeline.replay.ledger import Ledger, batched_requests
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, usd
+from replay_pipeline.replay.prospects import prospect
 from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.rounds import Rounds, coverage, place_of
@@ -283,13 +284,14 @@ def estimate(
     check(teachers, 0.0, asking)
     keys = keys_of(teachers, is_required=False)
     prices = run_apart(fetch_prices(teachers, asking, keys=keys))
-    lanes = lanes_of(indexed(states), teachers, asking)
-    known: set[str] = set()
+    states = indexed(states)
+    lanes = lanes_of(states, teachers, asking)
+    known: Mapping[str, Known] = {}
     learned: dict[str, Learned] = {}
     if ledger is not None and exists(ledger):
         with Ledger(ledger) as opened:
             shas = [task.question.sha for _, lane in lanes for task in lane]
-            known = set(opened.lookup(shas).decided)
+            known = opened.lookup(shas).decided
             learned = opened.do(lambda database: read_learned(database, teachers)).result()
     left = [
         (teacher, [task for task in lane if task.question.sha not in known])
@@ -297,9 +299,15 @@ def estimate(
     ]
     builder = RequestBuilder(asking.request_options())
     adapted = {t.name: builder.adaptations(t, prices[t.name]) for t in teachers}
-    return forecast(
+    rows: dict[int, list[TeacherAction]] = {}
+    for task in (task for _, lane in lanes for task in lane if task.question.sha in known):
+        rows.setdefault(task.state_index, []).append(decode_row(known[task.question.sha].row))
+    found = forecast(
         left, prices, gates=asking.gates, learned=learned, adaptations=adapted, is_full=True
     )
+    seen = prospect(states, teachers, rows, asking)
+    gated = replace(found.gated, prospect=seen) if found.gated else None
+    return replace(found, prospect=seen, gated=gated)
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
