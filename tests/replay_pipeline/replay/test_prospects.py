@@ -18,10 +18,7 @@ def right_per_state(world, states):
 
 
 def said_after(world, n_asked):
-    rows = {
-        number: world.rows([state])
-        for number, state in enumerate(world.states[:n_asked])
-    }
+    rows = {number: world.rows([state]) for number, state in enumerate(world.states[:n_asked])}
     return prospect(world.states, world.teachers, rows, Asking())
 
 
