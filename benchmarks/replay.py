@@ -39,6 +39,8 @@ from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 MODEL = "deepseek/deepseek-v4-pro"
 N_BYTES = 100_000
 """Of a prompt where CPU time is measured, as sessions have them."""
+LATENCY_S = 0.2
+"""Of a call there, so that as many are in flight as may be: that is what costs a pool its time."""
 ANSWER = {"content": "I would read the failing test first. " * 40}
 
 
@@ -170,7 +172,7 @@ async def litellm_sdk(server: TeacherServer, states: list[TraceState], concurren
 def cpu_ms_per_call(client: Client, n: int, concurrency: int) -> float:
     best = float("inf")
     for _ in range(3):
-        with TeacherServer(script=ANSWER) as server:
+        with TeacherServer(script=ANSWER, latency=LATENCY_S) as server:
             states = make_states(n, n_bytes=N_BYTES)
             start = cpu_s()
             asyncio.run(client(server, states, concurrency))
