@@ -286,6 +286,15 @@ def show_workspace(report: Report) -> None:
     out.print(table)
 
 
+def show_checks(report: Report) -> None:
+    """Show proposed checks as settings."""
+    out.print("[workspaces.checks]", markup=False)
+    for root, commands in sorted(report.items()):
+        first, *others = commands or ["", "nothing that is known checks it"]
+        line = f"{json.dumps(root)} = {json.dumps(first)}" if first else f"# {json.dumps(root)}"
+        out.print(escape(line + (f"  # or: {', '.join(others)}" if others else "")), soft_wrap=True)
+
+
 def show_fidelity(report: Report) -> None:
     """Show what rebuilt files reproduce, by project and tool."""
     for project, tools in report["projects"].items():

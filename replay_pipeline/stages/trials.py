@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.actions import canonical_action
-from replay_pipeline.ingesters.log_rows import state_ids_for
 from replay_pipeline.settings import WorkspaceSettings
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message, TeacherAction, TraceState, Trial
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log
@@ -107,8 +106,7 @@ def _places(
     log: Log, history: History, wanted: Mapping[str, Any]
 ) -> Iterator[tuple[str, StatePlace, list[Call]]]:
     """Give each wanted state of a log as a place, with the calls that the agent made there."""
-    decisions = list(dict.fromkeys(step.decision for step in log.steps))
-    id_of = dict(zip(decisions, state_ids_for(decisions), strict=True))
+    id_of = ids_of(log)
     calls: dict[str, list[Call]] = defaultdict(list)
     for step in sorted(log.steps, key=lambda step: step.called):
         calls[step.decision].append(Call(step.name, step.arguments))
