@@ -11,6 +11,7 @@ from replay_pipeline.cli.console import (
     print_report,
     show_checks,
     show_fidelity,
+    show_survival,
     show_workspace,
 )
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
@@ -81,6 +82,19 @@ def workspace_fidelity(
     work = _workspaces(settings, data, sessions, repository)
     report = work.fidelity(is_later_used=not before_only)
     print_report(report, as_json=as_json, show=show_fidelity)
+
+
+@workspace_app.command("survival")
+def workspace_survival(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    sessions: SourcesOption = None,
+    repository: RepositoriesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What became of recorded edits: undone in the session, committed, still there. `--json` lists them."""
+    report = _workspaces(settings, data, sessions, repository).survival()
+    print_report(report, as_json=as_json, show=show_survival)
 
 
 @workspace_app.command("checks")

@@ -117,7 +117,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
     if (path := options.tokenizer) is not None:
         told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
-    return {"publish": told}
+    return {"publish": told, "ingest.window": settings.ingest.window}
 
 
 def _inputs(project: "Project", _: str) -> Mapping[str, str]:
@@ -146,7 +146,6 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
         tables.append(_SCORES)
     return hash_of([
         json.dumps(project.known_digests(batch, tables)),
-        project.settings.ingest.window,
         project.tools_seen.before(batch),
         json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
     ])  # fmt: skip

@@ -24,6 +24,7 @@ from replay_pipeline.workspaces.logs import Log, Step, read_log
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.roots import Roots
 from replay_pipeline.workspaces.sightings import paths_of
+from replay_pipeline.workspaces.survival import fates
 
 
 class Workspaces:
@@ -119,6 +120,33 @@ class Workspaces:
         raise ConfigError(
             f"{state}: no call of these sessions was made at this state; texts have no files"
         )
+
+    def survival(self) -> dict[str, Any]:
+        """Return what became of each recorded edit, and how many were undone or are still there."""
+        edits: list[dict[str, Any]] = []
+        for log, history in self.histories():
+            ids = ids_of(log)
+            edits += [
+                {
+                    "state_id": ids[fate.step.decision],
+                    "call_id": fate.step.call_id,
+                    "tool": fate.step.name,
+                    "path": fate.path,
+                    "n_added": fate.n_added,
+                    "n_at_end_of_session": fate.n_at_end_of_session,
+                    "n_committed": fate.n_committed,
+                    "n_now": fate.n_now,
+                    "is_undone": fate.is_undone,
+                }
+                for fate in fates(history, log)
+            ]
+        return {
+            "n_edits": len(edits),
+            "n_undone_in_session": sum(edit["is_undone"] for edit in edits),
+            "n_committed": sum(edit["n_committed"] is not None for edit in edits),
+            "n_still_there": sum(2 * (e["n_now"] or 0) >= e["n_added"] for e in edits),
+            "edits": edits,
+        }
 
     def proposed_checks(self) -> dict[str, list[str]]:
         """Return commands that would check each working tree, guessed from its newest files."""
