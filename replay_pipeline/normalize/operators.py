@@ -690,7 +690,9 @@ class PairEachSideFilter(PairFilter):
         """
         super().__init__(*args, **kwargs)
         self._judged_by, self._arguments = operator, dict(arguments or {})
-        (self._filter,) = load_ops([{operator: dict(self._arguments)}]) if operator else (None,)
+        if not operator:
+            raise ValueError("operator is missing: the filter of data-juicer that judges")
+        self._filter: Any = load_ops([{operator: dict(self._arguments)}])[0]
 
     def judge(self, batch: PairBatch, alive: np.ndarray) -> RowVerdict:
         """By the filter's own statistics, which start empty for each side."""
