@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -192,6 +193,7 @@ def show_summary(summary: Report) -> None:
         ("dropped", summary["dropped"]),
         ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
         *((name, verdict) for name, verdict in summary.get("checks", {}).items()),
+        *([("stale", _stale_words(summary["stale"]))] if summary.get("stale") else []),
     ]
     if train:
         rows += [
@@ -207,6 +209,17 @@ def show_summary(summary: Report) -> None:
         rows.append(("acts", _acts(train)))
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+
+
+def _stale_words(batches: Report) -> str:
+    """Say of each stage why what it made is stale, in how many batches."""
+    found = Counter(
+        f"{stage}: {why}"
+        for row in batches.values()
+        for stage, reasons in row.items()
+        for why in reasons
+    )
+    return "; ".join(f"{why} ({n})" for why, n in found.items())
 
 
 def _accuracy(train: Report) -> str:
@@ -579,11 +592,14 @@ def _is_shared(scope: Report) -> bool:
 
 
 def show_stale(report: Report) -> None:
-    """What older code made, why it is stale, and what doing it again costs."""
+    """What older code or other settings made, why it is stale, and what doing it again costs."""
+    from replay_pipeline.stages import chain
+
     if not report["batches"]:
-        out.print("Nothing is stale: the installed code would make the same of everything.")
+        out.print("Nothing is stale: code and settings would make the same of everything.")
         return
-    stages = ("ingest", "replay", "pairs", "normalize", "publish")
+    found = {stage for row in report["batches"].values() for stage in row}
+    stages = tuple(stage.name for stage in chain.STAGES if stage.name in found)
     rows = {key: {s: row.get(s, "") for s in stages} for key, row in report["batches"].items()}
     _draw_batches("Stale, and why", stages, rows)
     if cost := report["cost"]:

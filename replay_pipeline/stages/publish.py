@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay_pipeline.errors import ConfigError
+from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location, Markdown
 from replay_pipeline.stages.overview import Overview, hash_of
@@ -35,8 +35,9 @@ def publish_dataset(task: Task) -> Report:
         SecretFoundError: a secret is in the data; nothing was published.
         CheckFailedError: a batch breaks a contract, or was redacted by older rules; nothing was
             published.
+        PublishError: the Hub refused, or what it holds now cannot be loaded.
     """
-    from replay_pipeline.publish import publish, to_be_published
+    from replay_pipeline.publish import problems_on_hub, publish, to_be_published
     from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
     from replay_pipeline.stages.audit.tables import refuse_unfit
     from replay_pipeline.stages.staleness import refuse_stale
@@ -81,6 +82,13 @@ def publish_dataset(task: Task) -> Report:
         )
         if not checks:  # it had nothing new
             look(folder)
+    if options.repo_id is not None:
+        if problems := problems_on_hub(options.repo_id):
+            raise PublishError(
+                f"{options.repo_id} has the new version, but it cannot be loaded: "
+                + "; ".join(problems)
+            )
+        checks["hub_loads"] = "holds"
     return {**report.to_json(), "checks": checks}
 
 
@@ -117,7 +125,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
     if (path := options.tokenizer) is not None:
         told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
-    return {"publish": told}
+    return {"publish": told, "ingest.window": settings.ingest.window}
 
 
 def _inputs(project: "Project", _: str) -> Mapping[str, str]:
@@ -146,7 +154,6 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
         tables.append(_SCORES)
     return hash_of([
         json.dumps(project.known_digests(batch, tables)),
-        project.settings.ingest.window,
         project.tools_seen.before(batch),
         json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
     ])  # fmt: skip
