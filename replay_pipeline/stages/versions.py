@@ -42,7 +42,14 @@ PARTS: dict[str, tuple[str, ...]] = {
         "replay/wellformed.py",
         "replay/dialects/**/*",
     ),
-    "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
+    "gates": (
+        "replay/gates.py",
+        "replay/board.py",
+        "replay/buying.py",
+        "replay/rounds.py",
+        "reliability/**/*",
+        "types.py:FAILURES",
+    ),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
     "pairs": (
         "pairs/**/*",
