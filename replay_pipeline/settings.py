@@ -18,6 +18,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
@@ -92,7 +93,7 @@ class ReplaySettings(_Section):
     """How states are replayed through teachers, and what that may cost."""
 
     teachers: tuple[TeacherSpec, ...] = DEFAULT_TEACHERS
-    """Models that are asked."""
+    """Models that are asked; or the name of some: `openrouter`, `frontier`, `sample`, `rehearsal`."""
     max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     """Hard ceiling on the spend of one run, in US dollars."""
     max_nightly_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
@@ -120,12 +121,23 @@ class ReplaySettings(_Section):
     """Play made-up answers at one's own sessions, without a key and for nothing. All that comes of it
     is marked as play, and is not published to the Hub."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _teachers_by_name(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and isinstance(choice := fields.get("teachers"), str):
+            others = {name: value for name, value in fields.items() if name != "teachers"}
+            return {**others, **_teachers(choice)}
+        return fields
+
 
 class PairSettings(_Section):
     """When teachers agree, and which pairs that makes."""
 
     agreement_threshold: Annotated[int, Field(ge=1)] = 2
     """Votes of distinct model families that make a consensus."""
+    min_p_better: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Keep a pair by the probability that its chosen side is right and its rejected one is not, instead
+    of by the number of families: .7, say. By default the families decide."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
     include_natural: bool = True
@@ -141,7 +153,7 @@ class NormalizeSettings(_Section):
     """Which pairs are fit to publish."""
 
     recipe: str = "tool_calls"
-    """A bundled recipe (`default`, `tool_calls`, `strict`, `lint`, `none`) or a path to a YAML file."""
+    """A bundled recipe (`agent`, `default`, `tool_calls`, `strict`, `lint`, `none`) or a path to a YAML file."""
     executor: Literal["in_process", "default", "ray"] = "in_process"
     """Where row filters run: in this process, or in data-juicer's `ray` or `default` executor."""
     allow_operators: tuple[str, ...] = ()
@@ -160,14 +172,18 @@ class PublishSettings(_Section):
     """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
     is_private: bool = True
     """Visibility of a repository that is created."""
+    split_by: Literal["conversation", "project"] = "conversation"
+    """What is never cut: a conversation (a session, its subagents, whatever was resumed or forked from
+    it) or all conversations of a project folder, which asks more of a held-out figure."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = TEST_FRACTION
-    """Share of sessions (by hash) that go to the test split."""
+    """Share of conversations (by hash) that go to the test split. What was published keeps its side:
+    another fraction is for what comes new."""
     lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
     """Lengths in tokens to which prompts are cut, each in a config of its own: 8192 is `pairs_8k`.
-    The first request and the last steps stay."""
+    What both sides need stays."""
     tokenizer: Path | None = None
     """What counts the tokens: a `tokenizer.json`, or the folder of a model that has one. Without it
-    they are estimated by bytes, rather too many."""
+    they are estimated by words and signs, rather too many."""
     teacher_logprobs: Annotated[bool, Field(exclude_if=lambda is_asked: not is_asked)] = False
     """Publish the answers of each consensus with their token probabilities too, as far as they came
     (`replay.teachers.top_logprobs`): the config `teacher_logprobs`, for a trainer's channel 2."""
@@ -228,6 +244,34 @@ def _is_zone(name: str) -> str:
 TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
+class WorkspaceSettings(_Section):
+    """The files behind states, and what may be executed on copies of them."""
+
+    repositories: tuple[Path, ...] = ()
+    """Git repositories of the projects, where they are not found from the folders that sessions
+    name. They are only read."""
+    execute: Literal["off", "files", "commands"] = "off"
+    """What answers may do on copies of a state's files: nothing; what file tools do, by emulation
+    (`files`); or shell commands in a sandbox as well (`commands`)."""
+    runner: Literal["bubblewrap", "docker", "podman"] = "bubblewrap"
+    """The sandbox of commands: no network, no home, no environment, no other process."""
+    image: str | None = None
+    """Image of `docker` or `podman`."""
+    mounts: tuple[Path, ...] = ()
+    """Folders that commands may read and not write, such as a project's dependencies. The `bin` of
+    each is on their path."""
+    checks: dict[str, str] = {}
+    """By working tree, the command that tells whether the project is in order, such as `pytest -q`."""
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """How long a command may take, in seconds."""
+    max_memory_bytes: Annotated[int, Field(ge=1_000_000)] = 2_000_000_000
+    """Memory that one process of a command may take."""
+    max_disk_bytes: Annotated[int, Field(ge=1_000_000)] = 512_000_000
+    """Size to which a copy of the files may grow; it lies in memory."""
+    max_processes: Annotated[int, Field(ge=8)] = 128
+    """Processes of a command at once."""
+
+
 class NightSettings(_Section):
     """When the nightly jobs of Dagster begin; read when its code location is loaded."""
 
@@ -278,6 +322,7 @@ class Settings(_Section):
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
     trainee: TraineeSettings = TraineeSettings()
+    workspaces: WorkspaceSettings = WorkspaceSettings()
     night: NightSettings = NightSettings()
     notify: NotifySettings = NotifySettings()
 
@@ -452,7 +497,7 @@ def _teachers(choice: str) -> dict[str, Any]:
     }
     if choice not in named:
         raise ConfigError(
-            f"REPLAY_TEACHERS={choice!r} is not one of {', '.join(named)}; list other models "
+            f"teachers={choice!r} is not one of {', '.join(named)}; list other models "
             "in the settings file"
         )
     return {"sample_teachers": False, "rehearsal_teachers": False, **named[choice]}
@@ -490,6 +535,19 @@ def key_for(name: str | None, base_url: str) -> SecretStr | None:
     if name:
         check_binding(name, base_url, folder=config_dir())
     return api_key(name)
+
+
+def key_of(teacher: TeacherSpec) -> SecretStr | None:
+    """Give the key of `teacher` if its host may have it: it is bound to it, or the program says so.
+
+    Raises:
+        UntrustedError: the key is not bound to that host.
+        ConfigError: there is no key, or others may read its file.
+    """
+    # The default key is the default of a teacher, too: nobody has said that another host gets it.
+    if teacher.names_its_key and teacher.api_key_env != "OPENROUTER_API_KEY":
+        return api_key(teacher.api_key_env)
+    return key_for(teacher.api_key_env, teacher.base_url)
 
 
 def _private_text(path: Path, *, variable: str) -> str:

@@ -6,9 +6,9 @@ Read this file first. Nothing here does I/O, or imports anything of ours but the
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from replay_pipeline.families import family_of_model
 
@@ -70,6 +70,20 @@ PAIR_LENGTHS = (8_192,)
 """Tokens of prompt, tools and the longer side to which pairs are cut unless somebody says otherwise."""
 
 
+_PART_OF_SESSION = re.compile(r"\.agent-.*|~[^~]*$", re.DOTALL)
+
+
+def conversation_of(session_id: str) -> str:
+    """Return the conversation of a session of which nothing but its id is known.
+
+    A subagent, and what was read of a file that was rewritten, bear the id of their session.
+
+    >>> conversation_of("4f9d.agent-a1"), conversation_of("4f9d~03ab12"), conversation_of("4f9d")
+    ('4f9d', '4f9d', '4f9d')
+    """
+    return _PART_OF_SESSION.sub("", session_id) or session_id
+
+
 class TraceState(TypedDict):
     """One decision point of a recorded agent session: what the agent saw, and what it did.
 
@@ -87,6 +101,10 @@ class TraceState(TypedDict):
     outcome: NotRequired[Outcome]
     error_kind: NotRequired[str | None]
     session_id: NotRequired[str]
+    conversation: NotRequired[str | None]
+    """The conversation that the session is a part of: train and test never share one."""
+    project: NotRequired[str | None]
+    """The project folder of the session, or its hash."""
     turn_idx: NotRequired[int]
     cwd: NotRequired[str | None]
     """Working directory of the session at this step; relative paths are read against it."""
@@ -95,6 +113,14 @@ class TraceState(TypedDict):
     """Other actions recorded at the very same prefix (a rewound branch), newest last."""
     n_context_tokens: NotRequired[int | None]
     """Prompt tokens that the provider recorded for this step."""
+    fidelity: NotRequired[Literal["exact", "rebuilt"]]
+    """`exact` where the log holds the request as it was sent, each message met by its hash: `messages`,
+    their roles, `system`, `tools` and `params` are then those of the request."""
+    system: NotRequired[list[str]]
+    """The texts of the system prompt as it was sent, where the log has it; `messages` begins with
+    them. It has no neutral prompt in their place."""
+    params: NotRequired[dict[str, Any]]
+    """The other parameters of the request, where it is logged: model, thinking, context management, …"""
 
 
 RESERVED_PARAMS = ("model", "messages", "tools", "stream", "n")
@@ -156,7 +182,34 @@ class TeacherSpec(BaseModel):
     """How many of the likeliest tokens are asked for at each token of an answer, with their
     log-probabilities; 0: none. They are kept with the answer. Endpoints that have none are refused."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit of one call, in seconds. Long on purpose: an aborted call is paid for."""
+    """Time limit of one call, in seconds from its last byte, however much or little comes back. Long on
+    purpose: an aborted call is paid for."""
+
+    _names_its_key: bool = PrivateAttr(default=False)
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None:
+            """Make a teacher in a program; what files say goes through `model_validate` instead."""
+            super().__init__(**fields)
+            self._names_its_key = bool(fields.get("api_key_env"))
+
+        # Validation would call it for teachers in settings files, too, as it does with any other.
+        __init__.__pydantic_base_init__ = True
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same of a teacher, whoever says it."""
+        return isinstance(other, TeacherSpec) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def names_its_key(self) -> bool:
+        """Whether a program names address and key in one line, which binds them to each other.
+
+        What a settings file says binds nothing: it may have come with a folder.
+        """
+        return self._names_its_key
 
     @field_validator("base_url")
     @classmethod
@@ -242,8 +295,8 @@ class RetryPolicy(BaseModel):
     longest_pause_s: Annotated[float, Field(ge=0)] = 600.0
     """An endpoint that asks for a longer pause is left alone for the rest of the run."""
     settle_s: Annotated[float, Field(ge=0)] = 60.0
-    """How long a run waits at its end for lost calls that may still be running, in seconds. What
-    is left then is asked again by the next run."""
+    """How long a run waits at its end for lost calls that may still be running, in seconds, and how
+    long calls in flight are awaited after a stop. What is left then is asked again by the next run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,6 +341,25 @@ class TeacherAction:
         return any((name or "").lower().startswith(REHEARSAL) for name in told)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What became of an action where it was tried on a copy of the files of its state."""
+
+    works: bool
+    """Whether every call of it was carried out; a command may have ended with any status."""
+    error_kind: str | None = None
+    """How it failed, as `error_kind` of a state."""
+    effect: str | None = None
+    """Names what it changed, and of commands also output and status: equal for actions with one
+    and the same effect. None where nothing was changed or run."""
+    was_run: bool = False
+    """Whether a command was run, instead of file tools alone."""
+
+    def in_words(self) -> str:
+        """Return `works`, or `fails: ` and how."""
+        return "works" if self.works else f"fails: {self.error_kind}"
+
+
 class DPOPair(TypedDict):
     """A preference: at `state_messages`, the teachers' `chosen` beats the student's `rejected`.
 
@@ -305,6 +377,7 @@ class DPOPair(TypedDict):
     """The chosen side as an assistant message in canonical form."""
     rejected_action: NotRequired[Message]
     session_id: NotRequired[str]
+    conversation: NotRequired[str | None]
     tools: NotRequired[list[Tool]]
     teachers_agreeing: NotRequired[list[str]]
     n_teachers_asked: NotRequired[int]
@@ -329,8 +402,17 @@ class DPOPair(TypedDict):
     """Whether the student's own model, asked again at this state, left its recorded action."""
     cost_usd: NotRequired[float]
     """What all answers at this state cost, in US dollars."""
+    p_chosen_right: NotRequired[float]
+    """Probability that the chosen side is a right action here, as votes and record tell."""
+    p_better: NotRequired[float]
+    """Probability that the chosen side is right and the rejected one is not."""
+    chosen_trial: NotRequired[str]
+    """What became of the chosen side where it was tried: `works`, or `fails: ` and how."""
+    rejected_trial: NotRequired[str]
+    is_checked_right: NotRequired[bool]
+    """What was found when the pair was checked, by execution or by a person; missing where nobody did."""
     weight: NotRequired[float]
-    """How much the pair should count in training; 1 is a plain unanimous pair."""
+    """How much the pair should count in training: `p_better`."""
 
 
 class NormalizedDPOPair(DPOPair):
@@ -389,7 +471,7 @@ class ReplayReport:
     """Settled cost of what this run sent."""
     max_total_usd: float
     """The ceiling that was set."""
-    stop_reason: Literal["completed", "budget", "stopped"]
+    stop_reason: Literal["completed", "budget", "stopped", "teacher_stopped"]
     skipped: dict[str, int] = field(default_factory=dict)
     """(state, teacher) questions that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""
     cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)
@@ -399,6 +481,15 @@ class ReplayReport:
     """Failed calls that the next run asks again: their reason need not last."""
     unknown_usd: float = 0.0
     """Reserved for calls of this run whose outcome is not known; it counts against the budget."""
+    held_until: str | None = None
+    """When the last of these is surely over, so that a run can go on with their money (ISO 8601)."""
     gates: tuple[GateReport, ...] = ()
+    coverage: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of `projects`, `sessions`, `kinds` of decision and `states`: how many there are (`all`), and at
+    how many somebody was asked (`asked`)."""
     n_overruns: int = 0
     """Calls that cost more than could be expected at most; booked as they are."""
+    stopped_teachers: dict[str, str] = field(default_factory=dict)
+    """Why teachers were not asked any more, by name."""
+    n_disputed: int = 0
+    """Calls whose reported cost was not believed; booked at the most they should cost."""

@@ -69,12 +69,16 @@ def window_messages(messages: list[Message], window: str) -> list[Message]:
 
 
 def merged_users(messages: list[Message]) -> list[Message]:
-    """User messages that follow each other as one, as every chat template takes them."""
+    """User messages that follow each other as one, as every chat template takes them.
+
+    So are messages of the system between them.
+    """
     merged: list[Message] = []
     for message in messages:
-        if merged and message["role"] == "user" and merged[-1]["role"] == "user":
+        role = message["role"]
+        if merged and role in ("user", "system") and merged[-1]["role"] == role:
             both = _joined(merged[-1]["content"], message["content"])
-            merged[-1] = {"role": "user", "content": both}
+            merged[-1] = {"role": role, "content": both}
         else:
             merged.append(message)
     return merged

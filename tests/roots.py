@@ -1,10 +1,17 @@
 """Data roots on the bundled sample, and what is done to them again and again."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.stage import Stage, Task
 from replay_pipeline.storage.store import as_path
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
@@ -54,6 +61,18 @@ def served_root(root: Path, server: TeacherServer) -> Pipeline:
     """A data root on the sample's sessions, with the default teachers at a server of one's own."""
     write_settings(root, ingest={"sources": [SESSIONS_DIR]}, replay={"teachers": server.teachers()})
     return pipeline_at(root)
+
+
+def with_work(monkeypatch: pytest.MonkeyPatch, name: str, around: Callable[..., Any]) -> None:
+    """Have a stage of the chain worked by `around`, which is given its own work and the task."""
+
+    def changed(stage: Stage) -> Stage:
+        def work(task: Task, **options: Any) -> Any:
+            return around(partial(stage.work, **options), task)
+
+        return replace(stage, work=work) if stage.name == name else stage
+
+    monkeypatch.setattr(chain, "STAGES", [*map(changed, chain.STAGES)])
 
 
 def run_batches(work: Pipeline) -> None:

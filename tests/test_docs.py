@@ -1,6 +1,6 @@
 """Every snippet in the README and the docs runs.
 
-Python blocks of one page run in order in one process; `console` blocks run their `$` lines in a
+Python blocks of one page run in order in one process, those of the short programs each alone; `console` blocks run their `$` lines in a
 shell. Each page has an empty folder of its own.
 """
 
@@ -19,6 +19,7 @@ from tests.support.forked import BIN, forked, forked_python, scripts
 
 REPO = Path(__file__).parents[1]
 PAGES = sorted([REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")])
+PROGRAMS = REPO / "docs" / "how-to" / "in-python.md"
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 RUNNABLE = {"python", "console"}
 INERT = {"text", "yaml", "toml", "json", "jsonl", "mermaid", "diff", "make"}
@@ -90,9 +91,28 @@ def test_snippets_run(page, tmp_path, tmp_path_factory, left_by):
             left_by[text] = tmp_path_factory.mktemp("left")
             shutil.copytree(tmp_path, left_by[text], dirs_exist_ok=True)
     python = [body for language, body in blocks(page) if language == "python"]
-    if python:
-        script = tmp_path / "page.py"
-        script.write_text("\n".join(python), "utf-8")
-        imported = re.findall(r"^(?:from|import) (\w+)", script.read_text("utf-8"), re.MULTILINE)
-        kind = "trainer" if {"torch", "trainer"} & set(imported) else "pipeline"
-        run(forked([sys.executable, script], kind, children=forked_python()), tmp_path)
+    if python and page != PROGRAMS:
+        run_python("\n".join(python), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("title", "text"),
+    re.findall(r"^## (.*?)$.*?^```python\n(.*?)^```", PROGRAMS.read_text("utf-8"), re.M | re.S),
+)
+def test_each_short_program_runs_alone(title, text, tmp_path):
+    run_python(text, tmp_path)
+
+
+def test_there_are_fifteen_short_programs():
+    assert (
+        len(blocks(PROGRAMS)) == len(re.findall(r"^## ", PROGRAMS.read_text("utf-8"), re.M)) == 15
+    )
+
+
+def run_python(text: str, folder: Path) -> None:
+    script = folder / "page.py"
+    script.write_text(text, "utf-8")
+    imported = re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
+    kind = "trainer" if {"torch", "trainer", "trl"} & set(imported) else "pipeline"
+    run(forked([sys.executable, script], kind, children=forked_python()), folder)

@@ -32,7 +32,7 @@ from repositories import BLANK, Repository, conversation, execute, repositories
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer.data.evaluation import end_tokens
+from trainer.data.acting import end_tokens
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message, consensus_reward
 from trainer.losses.channels import ReplayOptions, replay_per_pair

@@ -9,7 +9,7 @@ from replay_pipeline.actions.agreement import (
     TextComparator,
     agreement_level,
     agrees_at,
-    differ_in_number_only,
+    differ_in_calls_alone,
 )
 from replay_pipeline.actions.canonical import Action, Call, canonical_action, parse_rendered
 from replay_pipeline.actions.reward import (
@@ -31,6 +31,6 @@ __all__ = [
     "consensus_reward",
     "consensus_rewards",
     "consensus_score",
-    "differ_in_number_only",
+    "differ_in_calls_alone",
     "parse_rendered",
 ]

@@ -64,17 +64,17 @@ def agrees_at(level: AgreementLevel, found: AgreementLevel | None) -> bool:
     return _STRICTNESS[found] >= _STRICTNESS[level]
 
 
-def differ_in_number_only(
+def differ_in_calls_alone(
     a: Action | Message | str, b: Action | Message | str, *, level: AgreementLevel = "effect"
 ) -> bool:
-    """Whether one action does all that the other does, and some more besides.
+    """Whether one action does all that the other does, in another order or with some more besides.
 
     Each call of the one with fewer has a call of its own in the other that agrees with it at
     `level`. Where one side was allowed a single call and the other several, as in two harnesses,
-    that is no difference of judgement.
+    that is no difference of judgement; nor is the order in which the same calls are made.
     """
     fewer, more = sorted((_as_action(a).calls, _as_action(b).calls), key=len)
-    if not fewer or len(fewer) == len(more) or len(more) > _MAX_CALLS:
+    if not fewer or len(more) > _MAX_CALLS or len(more) == 1:
         return False
     edges = [
         [n for n, other in enumerate(more) if agrees_at(level, _call_level(call, other))]

@@ -5,7 +5,7 @@ other), so a group is a clique, and the grouping does not depend on the order of
 asked next and what becomes a pair both go by this module.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -86,12 +86,26 @@ class Panel:
     Inside, a group of `actions` is a bit mask of their places, and so is a set of families.
     """
 
-    def __init__(self, votes: Sequence[Vote], same_text: TextComparator | None = None) -> None:
+    def __init__(
+        self,
+        votes: Sequence[Vote],
+        same_text: TextComparator | None = None,
+        *,
+        effects: Mapping[Action, str] | None = None,
+    ) -> None:
+        """Compare votes.
+
+        Args:
+            votes: all of them.
+            same_text: judge of texts that differ.
+            effects: of actions that were tried, what names their effect: one effect is one vote.
+        """
         by_action: dict[Action, list[Vote]] = {}
         for vote in votes:
             by_action.setdefault(vote.action, []).append(vote)
         self._by_action = by_action
         self._same_text = same_text
+        self._effects = effects or {}
 
     @property
     def distinct(self) -> Collection[Action]:
@@ -133,6 +147,8 @@ class Panel:
         for i, action in enumerate(actions):
             for j in range(i):
                 found = strictness(agreement_level(action, actions[j], same_text=self._same_text))
+                if has_one_effect(action, actions[j], self._effects):
+                    found = max(found, strictness("effect"))
                 table[i][j] = table[j][i] = found
         return table
 
@@ -226,6 +242,12 @@ class Panel:
             # Agreement happens to be transitive here: the groups do not overlap.
             return list(closed_groups)
         return _cliques([mask & ~(1 << i) for i, mask in enumerate(near)])
+
+
+def has_one_effect(one: Action, other: Action, effects: Mapping[Action, str]) -> bool:
+    """Return whether two actions were tried and did one and the same."""
+    effect = effects.get(one)
+    return effect is not None and effect == effects.get(other)
 
 
 def _cliques(near: list[int]) -> list[int]:

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import dagster as dg
 
 from replay_pipeline.assets.failures import failure_facts
-from replay_pipeline.assets.partitions import RANGE_END, RANGE_START, trace_batch
+from replay_pipeline.assets.partitions import IN_EVERY_RUN, RANGE_END, RANGE_START, trace_batch
 from replay_pipeline.orchestration.reconcile import reconcile
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import NightSettings
@@ -14,32 +14,42 @@ from replay_pipeline.stages.webhook import notify
 
 _MAX_BATCHES_PER_RUN = 200
 
-_BATCH_ASSETS = ("trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs")
-
 _MAX_RUNTIME_S = {"publish": 6 * 3600, "summarize_night": 3600}
 """When Dagster ends a run that hangs. What buys or trains goes on for as long as it takes."""
 
 JOBS = {
     name: dg.define_asset_job(
         name,
-        selection=dg.AssetSelection.assets(*assets),
+        selection=selection,
         description=text,
         tags={"dagster/max_runtime": str(_MAX_RUNTIME_S[name])} if name in _MAX_RUNTIME_S else None,
     )
-    for name, assets, text in (
-        ("replay_batches", _BATCH_ASSETS, "Trace states to normalized pairs, by batch."),
+    for name, selection, text in (
+        (
+            "replay_batches",
+            dg.AssetSelection.tag(*next(iter(IN_EVERY_RUN.items()))),
+            "Trace states to normalized pairs, by batch.",
+        ),
         (
             "sample_trainee",
-            ("samples", "normalized_pairs"),
+            dg.AssetSelection.assets("samples", "normalized_pairs"),
             "Sample the model to be trained, and normalize the pairs again, by batch.",
         ),
-        ("publish", ("published_dataset",), "Publish all normalized pairs."),
+        (
+            "publish",
+            dg.AssetSelection.assets("published_dataset"),
+            "Publish all normalized pairs.",
+        ),
         (
             "publish_and_train",
-            ("published_dataset", "trained_model"),
+            dg.AssetSelection.assets("published_dataset", "trained_model"),
             "Publish all normalized pairs and train on them.",
         ),
-        ("summarize_night", ("night_summary",), "Say what was done since the last summary."),
+        (
+            "summarize_night",
+            dg.AssetSelection.assets("night_summary"),
+            "Say what was done since the last summary.",
+        ),
     )
 }
 """The jobs by name: each takes some assets from where they are."""

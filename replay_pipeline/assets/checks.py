@@ -15,8 +15,9 @@ from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import newest
-from replay_pipeline.stages.audit import dataset, drift, tables
+from replay_pipeline.stages.audit import dataset, tables
 from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.chain import by_batch
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.store import Place
 from replay_pipeline.storage.tables import DataRoot
@@ -128,30 +129,20 @@ def schema_check(asset: str, *names: str) -> dg.AssetChecksDefinition:
     return batch_check(asset, f"{asset}_schema", look, blocking=True)
 
 
-CHECKS = [
-    schema_check("trace_states", "sessions", "turns", "states", "tools"),
-    batch_check("trace_states", "every_row_is_accounted_for", tables.rows_accounted),
-    batch_check("trace_states", "states_are_whole", tables.whole_states, blocking=True),
-    batch_check("trace_states", "prefixes_are_faithful", tables.faithful_prefixes),
-    schema_check("teacher_actions", "teacher_actions"),
-    batch_check("teacher_actions", "answers_match_states", tables.answers_of_states, blocking=True),
-    batch_check("teacher_actions", "budget_is_kept", tables.budget_kept),
-    schema_check("dpo_pairs", "dpo_pairs", "positives", "outcomes"),
-    batch_check("dpo_pairs", "sides_differ", tables.sides_differ, blocking=True),
-    batch_check("dpo_pairs", "agreement_is_steady", drift.agreement_drift),
-    schema_check("samples", "samples", "sampled_pairs", "sampled_positives"),
-    schema_check("normalized_pairs", "normalized_pairs", "dropped_pairs"),
-    batch_check(
-        "normalized_pairs",
-        "every_pair_is_kept_or_dropped",
-        tables.kept_or_dropped,
-        blocking=True,
-    ),
-    batch_check("normalized_pairs", "drops_are_steady", drift.drop_drift),
-    dataset_check("shards_match_manifests", dataset.shards_against_manifests, blocking=True),
-    dataset_check("splits_share_no_session", dataset.shared_sessions, blocking=True),
-    dataset_check("splits_share_no_prompt", dataset.shared_prompts),
-    dataset_check("prompts_decide", dataset.prompts_decide),
-    dataset_check("no_secret_is_published", dataset.published_secrets, blocking=True),
-]
-"""Every check, asset by asset."""
+def all_checks() -> list[dg.AssetChecksDefinition]:
+    """Return every check, asset by asset."""
+    found = []
+    for stage in by_batch():
+        found.append(schema_check(stage.asset, *stage.writes))
+        found += [
+            batch_check(stage.asset, check.name, check.look, blocking=check.is_blocking)
+            for check in stage.checks()
+        ]
+    return [
+        *found,
+        dataset_check("shards_match_manifests", dataset.shards_against_manifests, blocking=True),
+        *(dataset_check(name, look, blocking=True) for name, look in dataset.BLOCKING.items()),
+        dataset_check("splits_share_no_similar_prompt", dataset.shared_prompts),
+        dataset_check("prompts_decide", dataset.prompts_decide),
+        dataset_check("no_secret_is_published", dataset.published_secrets, blocking=True),
+    ]

@@ -1,14 +1,18 @@
 """Everything that Dagster is told of: assets, checks, jobs, schedules and sensors."""
 
 import logging
-from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.assets import automation, checks, night, pairs, publish, replay, traces, train
+from replay_pipeline.assets import automation, checks
+from replay_pipeline.assets.night import night_summary
+from replay_pipeline.assets.of_stages import asset_of, claude_code_sessions
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.stage import Stage
+from replay_pipeline.stages.staleness import declared, told_reasons
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +29,10 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     """
     work = pipeline.open()
     night_settings = work.settings.night
-    modules = [traces, replay, pairs, publish, train, night]
-    assets: list[Any] = [*dg.load_assets_from_modules(modules, include_specs=True)]
+    assets = [_asset(stage, work) for stage in chain.STAGES]
     return dg.Definitions(
-        assets=dg.map_asset_specs(
-            lambda spec: spec.replace_attributes(code_version=_code_version(work, spec)), assets
-        ),
-        asset_checks=checks.CHECKS,
+        assets=[claude_code_sessions, *assets, night_summary],
+        asset_checks=checks.all_checks(),
         jobs=[*automation.JOBS.values()],
         schedules=automation.nightly_schedules(night_settings),
         sensors=[
@@ -44,10 +45,12 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     )
 
 
-def _code_version(work: Pipeline, spec: dg.AssetSpec) -> str | None:
+def _asset(stage: Stage, work: Pipeline) -> dg.AssetsDefinition:
     try:
-        return work.code_version(spec.tags["stage"]) if "stage" in spec.tags else None
+        declares = declared(stage, work.settings)
     except ConfigError as error:
         # Its stage says so when it is run; until then the other assets are to be seen.
-        logger.info("%s: %s", spec.key.to_user_string(), error)
-        return None
+        logger.info("%s: %s", stage.name, error)
+        return asset_of(stage)
+    stale = told_reasons(work, stage, declares)
+    return asset_of(stage, code_version=declares.code_version, stale=stale)

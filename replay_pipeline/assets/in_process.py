@@ -9,7 +9,8 @@ from replay_pipeline.orchestration.resources import (
     console_progress,
     own_settings,
 )
-from replay_pipeline.stages.pipeline import OnProgress, Pipeline
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.project import OnProgress
 
 
 def run_jobs(

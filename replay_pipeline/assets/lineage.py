@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from replay_pipeline.publish import layout
-from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, TABLES
+from replay_pipeline.storage.schemas import NORMALIZED_PAIRS
 
 _ACTION = ("action_text", "action_tool_calls_json")
 _STATE = {"trace_states": ("state_id",)}
@@ -50,9 +50,6 @@ SOURCES: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     | {name: {"normalized_pairs": ("state_id",)} for name in ("prompt", "tools")},
 }
 """Asset, column → upstream asset, columns."""
-
-TABLE_OF = {name: name for name in TABLES} | {"trace_states": "states"}
-"""The table in which an asset's columns are."""
 
 
 def column_lineage(asset: str) -> dict[str, dg.TableColumnLineage]:

@@ -6,10 +6,11 @@ from typing import Any
 import dagster as dg
 
 from replay_pipeline.assets.failures import failed_runs
-from replay_pipeline.assets.metadata import markdown_table
+from replay_pipeline.assets.metadata import metadata_value
 from replay_pipeline.assets.partitions import GROUP, OWNERS
-from replay_pipeline.assets.pictures import bars
 from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.markdown import markdown_table
+from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.summary import night_words
 from replay_pipeline.stages.webhook import notify
 
@@ -36,7 +37,9 @@ def night_summary(
     night = work.night(since=since, failures=failures)
     if work.settings.notify.is_nightly:
         notify(work.settings.notify, "night", night_words(night), _plain(night))
-    return dg.MaterializeResult(metadata=night_facts(night))
+    return dg.MaterializeResult(
+        metadata={k: metadata_value(v) for k, v in night_facts(night).items()}
+    )
 
 
 def _last_time(context: dg.AssetExecutionContext) -> datetime:

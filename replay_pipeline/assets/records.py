@@ -6,23 +6,13 @@ from itertools import groupby
 
 import dagster as dg
 
-from replay_pipeline.assets import pairs, publish, replay, traces, train
+from replay_pipeline.assets.of_stages import asset_of
 from replay_pipeline.assets.partitions import trace_batch
-from replay_pipeline.assets.reporting import Facts, Provenance, as_metadata
+from replay_pipeline.assets.reporting import Provenance, as_metadata
 from replay_pipeline.orchestration.instance import open_instance
-from replay_pipeline.stages.pipeline import Pipeline, Receipt
-
-_ASSETS: dict[str, tuple[dg.AssetsDefinition, Facts]] = {
-    "ingest": (traces.trace_states, traces.state_facts),
-    "replay": (replay.teacher_actions, replay.answer_facts),
-    "pairs": (pairs.dpo_pairs, pairs.pair_facts),
-    "sample": (replay.samples, replay.sample_facts),
-    "normalize": (pairs.normalized_pairs, pairs.kept_facts),
-    "publish": (publish.published_dataset, publish.dataset_facts),
-    "train": (train.trained_model, train.model_facts),
-}
-"""The asset that a stage's receipt belongs to, and how it is shown."""
-
+from replay_pipeline.stages import chain
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.receipts import Receipt
 
 _MAX_EVENTS_READ = 500
 
@@ -38,24 +28,25 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
     """
     with open_instance(pipeline, runs_are_here=runs_are_here) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
-        order = list(_ASSETS)
-        receipts = [r for r in pipeline.receipts.all() if r.stage in _ASSETS]
+        stages = {stage.name: stage for stage in chain.STAGES}
+        order = list(stages)
+        receipts = [r for r in pipeline.receipts.all() if r.stage in stages]
         receipts.sort(key=lambda receipt: order.index(receipt.stage))
         shown = {
-            stage: _shown_at(instance, _ASSETS[stage][0].key)
-            for stage in {r.stage for r in receipts}
+            name: _shown_at(instance, dg.AssetKey(stages[name].asset))
+            for name in {r.stage for r in receipts}
         }
         missing = [r for r in receipts if not _is_shown(r, shown[r.stage])]
         # In the order of the stages, so that each finds the records of what it was made of.
-        for stage, of_stage in groupby(missing, key=lambda receipt: receipt.stage):
-            asset, facts = _ASSETS[stage]
-            provenance = Provenance(instance, asset.get_asset_spec())
+        for name, of_stage in groupby(missing, key=lambda receipt: receipt.stage):
+            stage = stages[name]
+            provenance = Provenance(instance, asset_of(stage).get_asset_spec())
             for receipt in of_stage:
                 instance.report_runless_asset_event(
                     dg.AssetMaterialization(
-                        asset.key,
+                        stage.asset,
                         partition=None if receipt.batch == "all" else receipt.batch,
-                        metadata=as_metadata(pipeline, receipt, facts),
+                        metadata=as_metadata(pipeline, stage, receipt),
                         tags=provenance.of(receipt, code_version=receipt.code_version),
                     )
                 )

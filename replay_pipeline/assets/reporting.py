@@ -7,8 +7,12 @@ from typing import Any
 
 import dagster as dg
 
+from replay_pipeline.assets.lineage import column_lineage
+from replay_pipeline.assets.metadata import metadata_value
 from replay_pipeline.errors import StorageError
-from replay_pipeline.stages.pipeline import Pipeline, Receipt
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.stage import Stage
 
 _OBSERVED_EVERY_S = 3.0
 _DATA_VERSION = "dagster/data_version"
@@ -16,17 +20,12 @@ _DATA_VERSION = "dagster/data_version"
 _MAX_RETRIES, _RETRY_AFTER_S = 3, 120.0
 """An object store that is gone for some minutes costs no night."""
 
-Facts = Callable[[Pipeline, Receipt], Mapping[str, Any]]
-"""What a receipt shows in Dagster."""
-
 
 def each_batch(
     context: dg.AssetExecutionContext,
     pipeline: Pipeline,
+    stage: Stage,
     work: Callable[[str], Receipt],
-    facts: Facts,
-    *,
-    is_free: bool = True,
 ) -> Iterator[dg.MaterializeResult]:
     """Do `work` for every partition of the run, in the order of the batches.
 
@@ -36,22 +35,21 @@ def each_batch(
     Args:
         context: the run.
         pipeline: whose batches they are.
+        stage: what is done; where nothing is paid, it may be tried again after an outage.
         work: does one batch.
-        facts: what its receipt shows.
-        is_free: whether nothing is paid, so that a step may be tried again after an outage.
     """
     spec = context.assets_def.get_asset_spec(context.asset_key)
     provenance = Provenance(context.instance, spec)
     done: list[dg.AssetMaterialization] = []
     order = {key: i for i, key in enumerate(pipeline.batches())}
     for batch in sorted(context.partition_keys, key=lambda key: (order.get(key, len(order)), key)):
-        with tried_again() if is_free else nullcontext():
+        with nullcontext() if stage.pays else tried_again():
             receipt = work(batch)
         done.append(
             dg.AssetMaterialization(
                 context.asset_key,
                 partition=batch,
-                metadata=as_metadata(pipeline, receipt, facts),
+                metadata=as_metadata(pipeline, stage, receipt),
                 tags=provenance.of(receipt, code_version=spec.code_version),
             )
         )
@@ -109,20 +107,24 @@ class Provenance:
         }
 
 
-def whole_result(pipeline: Pipeline, receipt: Receipt, facts: Facts) -> dg.MaterializeResult:
+def whole_result(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dg.MaterializeResult:
     """Give what an asset without batches shows, and the version of its data."""
     return dg.MaterializeResult(
-        metadata=as_metadata(pipeline, receipt, facts),
+        metadata=as_metadata(pipeline, stage, receipt),
         data_version=dg.DataVersion(receipt.data_version),
     )
 
 
-def as_metadata(pipeline: Pipeline, receipt: Receipt, facts: Facts) -> dict[str, Any]:
+def as_metadata(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dict[str, Any]:
     """The facts of a receipt, with how long the stage took and whether there was anything to do."""
-    metadata = {**facts(pipeline, receipt), "seconds": receipt.seconds, "reused": receipt.is_reused}
+    facts = {**stage.facts(pipeline, receipt), "seconds": receipt.seconds}
     return {
-        name: float(f"{value:.4g}") if isinstance(value, float) else value
-        for name, value in metadata.items()
+        **{
+            name: float(f"{value:.4g}") if isinstance(value, float) else metadata_value(value)
+            for name, value in facts.items()
+        },
+        "reused": receipt.is_reused,
+        **column_lineage(stage.asset),
     }
 
 

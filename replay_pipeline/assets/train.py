@@ -1,39 +1,24 @@
-"""Asset: the trained model. The trainer is a process of its own, heard through Dagster Pipes."""
+"""How the asset of the model hears its trainer, a process of its own: through Dagster Pipes."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.assets.partitions import GROUP, OWNERS
-from replay_pipeline.assets.pictures import curve
 from replay_pipeline.assets.reporting import LiveCurves, whole_result
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.stages.pipeline import Pipeline, Receipt
+from replay_pipeline.stages.chain import named
 from replay_pipeline.stages.trainer_process import CURVES, TrainerJob, run_trainer
 from replay_pipeline.types import Progress
 
 
-@dg.asset(
-    deps=["published_dataset"],
-    group_name=GROUP,
-    owners=OWNERS,
-    kinds={"pytorch", "huggingface"},
-    tags={"stage": "train"},
-    pool="training",
-)
-def trained_model(
+def train_in_run(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
-    """A model trained on the dataset with three channels: policy + α·SDPO + β·replay.
-
-    Its metrics are drawn while it runs. Terminate asks it to save a checkpoint, from which the
-    next run goes on bit for bit.
-    """
+    """Train, and draw the metrics while it runs."""
     work = pipeline.open()
     receipt = work.train(launch=PipedTrainer(context))
-    return whole_result(work, receipt, model_facts)
+    return whole_result(work, named("train"), receipt)
 
 
 class PipedTrainer:
@@ -74,22 +59,3 @@ class PipedTrainer:
             }
         self._n_heard = len(messages)
         return self._newest
-
-
-def model_facts(pipeline: Pipeline, receipt: Receipt) -> dict[str, Any]:
-    """Losses, live channels, curves and the evaluation on held-out sessions."""
-    report = receipt.report
-    folder = pipeline.settings.model_dir().absolute()
-    measured = ("prompt_gain_", "preference_", "blank_", "shuffled_", "consensus_")
-    evaluation = {key: report[key] for key in sorted(report) if key.startswith(measured)}
-    return {
-        "dagster/uri": str(folder),
-        "loss_first": report["loss_first"],
-        "loss_last": report["loss_last"],
-        "steps": report["steps"],
-        "channels": ", ".join(report["channels_live"]),
-        **{f"{name} by step": curve(name, line) for name, line in report.get("curves", {}).items()},
-        "card": dg.MetadataValue.path(str(folder / "README.md")),
-        "log": dg.MetadataValue.path(str(folder / "trainer.log")),
-        **evaluation,
-    }

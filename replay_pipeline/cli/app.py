@@ -20,8 +20,12 @@ app = typer.Typer(
 )
 teachers_app = typer.Typer(no_args_is_help=True, help="Look at the teachers, or serve local ones.")
 pairs_app = typer.Typer(invoke_without_command=True, help="Extract pairs, and look at them.")
+workspace_app = typer.Typer(
+    no_args_is_help=True, help="Look at the files behind states, as they were."
+)
 app.add_typer(teachers_app, name="teachers")
 app.add_typer(pairs_app, name="pairs")
+app.add_typer(workspace_app, name="workspace")
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -20,7 +20,7 @@ from replay_pipeline.cli.console import (
     show_verify,
 )
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption, TeachersOption
-from replay_pipeline.cli.shared import load, open_pipeline, open_project, prepare_demo
+from replay_pipeline.cli.shared import load, open_pipeline, prepare_demo
 
 
 @app.command()
@@ -39,13 +39,14 @@ def status(
 ) -> None:
     """What is done, what it cost, and what is still open."""
     if stale:
-        work = open_project(settings, data, teachers=teachers)
+        work = open_pipeline(settings, data, teachers=teachers)
         print_report(work.stale(), as_json=as_json, show=show_stale)
     else:
         from replay_pipeline.stages.overview import Overview
+        from replay_pipeline.stages.status import status_of
 
-        overview = Overview(load(settings, data, teachers=teachers))
-        print_report(overview.status(), as_json=as_json, show=show_status)
+        report = status_of(Overview(load(settings, data, teachers=teachers)))
+        print_report(report, as_json=as_json, show=show_status)
 
 
 @app.command()

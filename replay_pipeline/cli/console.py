@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -178,7 +179,11 @@ def show_summary(summary: Report) -> None:
             f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
             f"ceiling ${summary['max_total_usd']:.2f}",
         ),
-        *([("play", _PLAY)] if summary["rehearsed_answers"] else []),
+        *(
+            [("play", f"{summary['rehearsed_answers']:,} answers: {_PLAY}")]
+            if summary["rehearsed_answers"]
+            else []
+        ),
         ("left", open_words(summary["open"])),
         (
             "agreements",
@@ -187,6 +192,8 @@ def show_summary(summary: Report) -> None:
         ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
         ("dropped", summary["dropped"]),
         ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
+        *((name, verdict) for name, verdict in summary.get("checks", {}).items()),
+        *([("stale", _stale_words(summary["stale"]))] if summary.get("stale") else []),
     ]
     if train:
         rows += [
@@ -198,8 +205,21 @@ def show_summary(summary: Report) -> None:
         ]
     if train and "blank_prompt_accuracy_before" in train:
         rows += [("accuracy", _accuracy(train)), ("learned", _learned(train))]
+    if train and "valid_calls_after" in train:
+        rows.append(("acts", _acts(train)))
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+
+
+def _stale_words(batches: Report) -> str:
+    """Say of each stage why what it made is stale, in how many batches."""
+    found = Counter(
+        f"{stage}: {why}"
+        for row in batches.values()
+        for stage, reasons in row.items()
+        for why in reasons
+    )
+    return "; ".join(f"{why} ({n})" for why, n in found.items())
 
 
 def _accuracy(train: Report) -> str:
@@ -218,6 +238,20 @@ def _learned(train: Report) -> str:
         f"{100 * train['prompt_gain_after']:+.1f} points by reading the prompt: right in "
         f"{100 * train['preference_accuracy_after']:.1f} % of {train['held_out_pairs']} held-out "
         f"pairs, with a blank prompt in {100 * train['blank_prompt_accuracy_after']:.1f} %"
+    )
+
+
+def _acts(train: Report) -> str:
+    """Say what the model does by itself at held-out states, before and after."""
+    low, high = train["intervals_after"]["consensus_rate"]
+    return ". ".join(
+        [
+            f"takes the consensus action at {100 * train['consensus_rate_before']:.0f} → "
+            f"{100 * train['consensus_rate_after']:.0f} % of {train['held_out_states']} held-out "
+            f"states ({100 * low:.0f} to {100 * high:.0f}), writes well-formed calls at "
+            f"{100 * train['valid_calls_before']:.0f} → {100 * train['valid_calls_after']:.0f} %",
+            *train["findings"],
+        ]
     )
 
 
@@ -252,6 +286,54 @@ def show_look(overview: Report) -> None:
     out.print(escape(replay["words"]), soft_wrap=True)
 
 
+def show_workspace(report: Report) -> None:
+    """Show the files at a state, those first that are not as the commit has them."""
+    names = ("state_id", "session_id", "cwd", "branch", "root", "commit", "n_files", "calls")
+    _table("Workspace", [(name, report[name]) for name in names])
+    table = Table(title="Files", title_justify="left", title_style="bold")
+    for name in ("path", "source", "sure", "origin"):
+        table.add_column(name, overflow="fold")
+    for file in report["files"]:
+        sure = ("yes" if file["is_sure"] else "no") if file["exists"] else "no file"
+        table.add_row(escape(file["path"]), file["source"], sure, escape(file["origin"][:12]))
+    out.print(table)
+
+
+def show_survival(report: Report) -> None:
+    """Show how many edits were undone, were committed and are still there."""
+    n_edits = report["n_edits"]
+    names = {
+        "n_undone_in_session": "at least half undone in the session",
+        "n_committed": "in a later commit of the branch",
+        "n_still_there": "at least half in its newest commit",
+    }
+    rows = [(words, f"{report[name]:,} of {n_edits:,}") for name, words in names.items()]
+    _table("Edits that added lines", rows)
+
+
+def show_checks(report: Report) -> None:
+    """Show proposed checks as settings."""
+    out.print("[workspaces.checks]", markup=False)
+    for root, commands in sorted(report.items()):
+        first, *others = commands or ["", "nothing that is known checks it"]
+        line = f"{json.dumps(root)} = {json.dumps(first)}" if first else f"# {json.dumps(root)}"
+        out.print(escape(line + (f"  # or: {', '.join(others)}" if others else "")), soft_wrap=True)
+
+
+def show_fidelity(report: Report) -> None:
+    """Show what rebuilt files reproduce, by project and tool."""
+    for project, tools in report["projects"].items():
+        table = Table(title=escape(project), title_justify="left", title_style="bold")
+        for name in ("call", "recorded", "reproduced", "share", "whole file", "otherwise because"):
+            table.add_column(name, overflow="fold")
+        for tool, row in sorted(tools.items()):
+            share = f"{100 * row['n_same'] / row['n']:.1f} %"
+            why = _words(dict(row["reasons"].most_common()))
+            numbers = [str(row["n"]), str(row["n_same"]), share, str(row["n_exact"])]
+            table.add_row(tool, *numbers, why)
+        out.print(table)
+
+
 def _cost_words(overview: Report) -> str:
     words = f"${overview['cost_usd']:,.2f} at list prices of {overview['prices_of']}"
     unpriced = ", ".join(overview["models_without_price"])
@@ -282,6 +364,12 @@ def show_ingest(report: Report) -> None:
 def open_words(work: Report) -> str:
     """Say in a line what is left to ask, why it stopped, and what finishing costs."""
     reasons = _words(work["stop_reasons"])
+    if n := work.get("n_never_asked"):
+        ceiling = work.get("max_total_usd")
+        price = "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
+        never = f"up to {n:,} questions that no real teacher was asked{price}"
+        rest = open_words({**work, "n_never_asked": 0}) if work["stop_reasons"] else ""
+        return f"{never}. Of those that were: {rest}" if rest else never
     if not work["n_questions_left"]:
         return f"no question ({reasons})"
     cost = work["left_usd"]
@@ -314,6 +402,8 @@ def show_estimate(report: Report) -> None:
                 "at no charge beside the tokens",
                 soft_wrap=True,
             )
+    for said in report["prospect"]["words"]:
+        out.print(f"{escape(said)}.", highlight=False, soft_wrap=True)
     for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
         if each and each["buys"]:
             out.print(
@@ -325,12 +415,14 @@ def show_estimate(report: Report) -> None:
 
 def _bought(estimate: Report, usd: float) -> str:
     """Say what so much money buys of what was estimated."""
-    buys, n_all = estimate["buys"], estimate["n_states"]
+    n_all = estimate["n_states"]
     n_states = min(n_all, int(n_all * usd / estimate["expected_usd"]))
-    n_pairs = round(n_states * buys["n_pairs"] / buys["n_states"]) if buys["n_states"] else 0
+    seen = estimate["prospect"]
+    low, high = (round(n_states * seen[end]) for end in ("low", "high"))
+    basis = f"by the answers at {seen['n_states']:,}" if seen["n_states"] else "assumed"
     return (
-        f"your ceiling of ${usd:.2f} asks {n_states:,} of {n_all:,} states, for some "
-        f"{n_pairs:,} pairs"
+        f"your ceiling of ${usd:.2f} asks {n_states:,} of {n_all:,} states, for "
+        f"{low:,} to {high:,} right pairs ({basis})"
     )
 
 
@@ -374,6 +466,16 @@ def show_replay(reports: Report) -> None:
         out.print(f"Play: {_PLAY}.", soft_wrap=True)
     if not any(report["n_sent"] for report in reports.values()):
         out.print("Nothing was asked now.")
+    out.print(f"Asked at {_covered(reports)}.", highlight=False, soft_wrap=True)
+    for report in reports.values():
+        for name, why in (report.get("stopped_teachers") or {}).items():
+            out.print(f"{escape(name)} was asked no more: {escape(why)}", soft_wrap=True)
+        if until := report.get("held_until"):
+            out.print(
+                f"Calls whose outcome is not known hold ${report['unknown_usd']:.4f} until {until}; from "
+                "then on the same command settles them and goes on with what they leave.",
+                soft_wrap=True,
+            )
     if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
         out.print(
             f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "
@@ -382,20 +484,51 @@ def show_replay(reports: Report) -> None:
         )
 
 
+def _covered(reports: Report) -> str:
+    """How much of what there is was asked about, over all batches."""
+    found = [report.get("coverage") or {} for report in reports.values()]
+    parts = []
+    for what in ("states", "sessions", "projects", "kinds"):
+        asked, everything = (
+            sum(each[what][part] for each in found if what in each) for part in ("asked", "all")
+        )
+        word = "kinds of decision" if what == "kinds" else what
+        parts.append(f"{asked:,} of {everything:,} {word}")
+    return ", ".join(parts) + (" (each batch counted by itself)" if len(reports) > 1 else "")
+
+
 def _draw_facts(title: str, report: Report) -> None:
     _table(title, [(key, value) for key, value in report.items() if not isinstance(value, list)])
 
 
-show_pairs = partial(
-    _draw_batches, "Pairs", ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
-)
+def show_pairs(reports: Report) -> None:
+    """Pairs by batch, and how many of them are right."""
+    figures = ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
+    _draw_batches("Pairs", figures, reports)
+    from replay_pipeline.reliability import Poll
+
+    poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
+    words = poll.precision().words()
+    for key, report in reports.items():
+        for said in (report.get("reliability") or {}).get("words", ()):
+            out.print(f"{escape(key)}: {escape(said)}.", highlight=False, soft_wrap=True)
+    out.print(f"How many are right: {words}.", highlight=False, soft_wrap=True)
+    if poll.n_pairs and not poll.checks:
+        out.print("`replay-pipeline review --sample 40` shows those whose check tells most.")
+
+
 show_samples = partial(
     _draw_batches, "Sampled", ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
 )
 show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
 show_control = partial(_draw_facts, "Control")
 show_upgrade = partial(_draw_facts, "Brought over")
-show_publish = partial(_draw_facts, "Published")
+
+
+def show_publish(report: Report) -> None:
+    """Show what a publication did, and the verdict of each check that it stood."""
+    checks = report.get("checks") or {}
+    _draw_facts("Published", {k: v for k, v in report.items() if k != "checks"} | checks)
 
 
 def show_verify(report: Report) -> None:
@@ -439,7 +572,9 @@ def show_status(report: Report) -> None:
     if not report["batches"]:
         out.print("No sessions yet: run `replay-pipeline ingest` first.")
         return
-    _draw_batches("Batches", ("ingest", "replay", "pairs", "normalize"), report["batches"])
+    play = ("rehearsal",) if report.get("rehearsed") else ()
+    names = ("ingest", "replay", *play, "pairs", "normalize")
+    _draw_batches("Batches", names, report["batches"])
     if rehearsed := report.get("rehearsed"):
         out.print(f"Play in {escape(_words(rehearsed))}: {_PLAY}.", soft_wrap=True)
     ledger = report["ledger"]
@@ -478,11 +613,14 @@ def _is_shared(scope: Report) -> bool:
 
 
 def show_stale(report: Report) -> None:
-    """What older code made, why it is stale, and what doing it again costs."""
+    """What older code or other settings made, why it is stale, and what doing it again costs."""
+    from replay_pipeline.stages import chain
+
     if not report["batches"]:
-        out.print("Nothing is stale: the installed code would make the same of everything.")
+        out.print("Nothing is stale: code and settings would make the same of everything.")
         return
-    stages = ("ingest", "replay", "pairs", "normalize", "publish")
+    found = {stage for row in report["batches"].values() for stage in row}
+    stages = tuple(stage.name for stage in chain.STAGES if stage.name in found)
     rows = {key: {s: row.get(s, "") for s in stages} for key, row in report["batches"].items()}
     _draw_batches("Stale, and why", stages, rows)
     if cost := report["cost"]:
@@ -496,13 +634,21 @@ def show_stale(report: Report) -> None:
 def show_ranked(report: Report) -> None:
     """One row per pair: why it is worth a look, and what its sides are."""
     table = Table(
-        "score", "pair", "margin", "doubts", "rejected → chosen",
+        "open", "right", "pair", "margin", "doubts", "rejected → chosen",
         title="Pairs to look at first", title_justify="left", title_style="bold",
     )  # fmt: skip
     for pair in report["pairs"]:
         sides = f"{pair['rejected'][:60]} → {pair['chosen'][:60]}"
         doubts = "; ".join(pair["doubts"]) or "none"
-        cells = (f"{pair['score']:.3f}", pair["pair_id"], str(pair["margin"]), doubts, sides)
+        p_better = "" if pair["p_better"] is None else f"{pair['p_better']:.2f}"
+        cells = (
+            f"{pair['score']:.2f}",
+            p_better,
+            pair["pair_id"],
+            str(pair["margin"]),
+            doubts,
+            sides,
+        )
         table.add_row(*map(escape, cells))
     out.print(table)
 

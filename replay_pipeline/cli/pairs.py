@@ -14,7 +14,7 @@ from replay_pipeline.cli.console import (
     show_ranked,
 )
 from replay_pipeline.cli.options import BatchOption, DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import chosen, open_pipeline, open_project, ranked_row
+from replay_pipeline.cli.shared import chosen, open_pipeline, ranked_row
 
 
 @pairs_app.callback()
@@ -62,7 +62,7 @@ def pairs_rank(
     top: Annotated[int, typer.Option(min=1, help="How many to show.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Order pairs for review: first those that count much and may well be wrong."""
+    """Order pairs for review: first those about which most is open."""
     shown = [ranked_row(pair) for pair in open_pipeline(settings, data).ranked_pairs()[:top]]
     print_report({"pairs": shown}, as_json=as_json, show=show_ranked)
 
@@ -81,10 +81,27 @@ def review(
     page: Annotated[
         int, typer.Option(min=1, help="Which page, where the pairs fill more than one.")
     ] = 1,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Show the N pairs only whose check tells most about how many are right.",
+            metavar="N",
+        ),
+    ] = None,
 ) -> None:
     """Write a page that shows pairs side by side, the newest batches first; it needs no server."""
-    work = open_project(settings, data)
-    path = work.review(to, look=look if look.exists() else None, page=page)
+    work = open_pipeline(settings, data)
+    shown = look if look.exists() else None
+    path = work.review_sample(sample, to, look=shown) if sample else None
+    path = path or work.review(to, look=shown, page=page)
     out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")
+    if sample:
+        out.print(
+            "Accept each pair whose chosen side is right and whose rejected one is not, reject the "
+            "others, export the marks, and run `replay-pipeline pairs --marks marks.json`.",
+            soft_wrap=True,
+        )
+        return
     if (n_pages := work.n_review_pages()) > 1:
         out.print(f"It is page {page} of {n_pages}; `--page` writes another.")

@@ -77,7 +77,7 @@ def replay(
 ) -> None:
     """Ask the teachers, under a hard ceiling. Answers that are paid for are never asked again."""
     from replay_pipeline.stages import pipeline
-    from replay_pipeline.stages.summary import open_work
+    from replay_pipeline.stages.replay import open_work
 
     loaded = load(settings, data, max_total_usd=max_total_usd, teachers=teachers)
     work = pipeline.Pipeline(loaded)
@@ -92,10 +92,12 @@ def replay(
         err.print(f"{by_batch.n_sent} asked by batch for ${by_batch.newly_spent_usd:.4f}")
         left_usd = 0.0
     with progress_bars() as on_progress:
-        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(left_usd)
+        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(
+            left_usd, batches=batches
+        )
         reports = {key: of_now(replay_one(key)) for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
-    work_left = open_work(list(reports.values()))
+    work_left = open_work(list(reports.values()), n_teachers=work.n_teachers())
     if not as_json:
         out.print(f"Left to ask: {escape(open_words(work_left))}", soft_wrap=True)
     exit_if_most_failed(work_left)

@@ -16,8 +16,8 @@ from replay_pipeline.settings import Settings, config_dir
 from replay_pipeline.storage.trust import trust_file
 
 if TYPE_CHECKING:
-    from replay_pipeline.stages.pipeline import OnProgress, Pipeline
-    from replay_pipeline.stages.project import Project
+    from replay_pipeline.stages.pipeline import Pipeline
+    from replay_pipeline.stages.project import OnProgress
     from replay_pipeline.stages.receipts import Receipt
 
 
@@ -56,15 +56,6 @@ def open_pipeline(
     )
 
 
-def open_project(
-    settings: Path | None, data: Path | None, *, teachers: str | None = None
-) -> "Project":
-    """Open a data root to look at it, without what only stages need."""
-    from replay_pipeline.stages.project import Project
-
-    return Project(load(settings, data, teachers=teachers))
-
-
 def exit_if_failed(report: dict[str, Any]) -> None:
     """End the command with status 1 if batches have failed, after everything else was done."""
     if failed := report.get("failed_batches"):
@@ -77,7 +68,7 @@ def exit_if_failed(report: dict[str, Any]) -> None:
 
 
 def exit_if_most_failed(work: dict[str, Any]) -> None:
-    """End the command with status 1 if more calls failed than were answered, and say why most did.
+    """End the command with status 1 if a teacher stopped or most calls failed, and say why.
 
     Args:
         work: what `open_work` found.
@@ -89,6 +80,14 @@ def exit_if_most_failed(work: dict[str, Any]) -> None:
         err.print(
             f"{n_failed} of {n_failed + work['n_answers']} calls failed, most often with {worst} "
             f"({errors[worst]}); `replay-pipeline doctor` asks the teachers what is wrong",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
+    if n_stopped := work.get("stop_reasons", {}).get("teacher_stopped"):
+        err.print(
+            f"a teacher stopped in {n_stopped} batches before all was asked; once that is mended the "
+            "same command goes on",
             markup=False,
             soft_wrap=True,
         )
@@ -143,7 +142,7 @@ def ranked_row(pair: Mapping[str, Any]) -> dict[str, Any]:
     """Give what is shown of a pair in the order of review."""
     from replay_pipeline.review import doubts, review_score
 
-    names = ("pair_id", "state_id", "weight", "margin", "chosen", "rejected")
+    names = ("pair_id", "state_id", "p_better", "margin", "chosen", "rejected")
     judged = {"score": review_score(pair), "doubts": doubts(pair)}
     return {name: pair[name] for name in names} | judged | {"evidence": pair["evidence"] or []}
 

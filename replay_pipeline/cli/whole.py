@@ -34,7 +34,8 @@ from replay_pipeline.cli.shared import (
 from replay_pipeline.storage.store import as_path
 
 if TYPE_CHECKING:
-    from replay_pipeline.stages.pipeline import OnProgress, Pipeline
+    from replay_pipeline.stages.pipeline import Pipeline
+    from replay_pipeline.stages.project import OnProgress
 
 
 @app.command()

@@ -40,6 +40,8 @@ def trajectories(tables: IngestResult) -> Iterator[dict[str, Any]]:
     states = {(row["session_id"], row["turn_idx"]): row for row in tables.states.to_pylist()}
     turns: dict[str, dict[int, dict[str, Any]]] = {}
     for row in tables.turns.to_pylist():
+        if row["turn_idx"] < 0:  # the same once more, as it was sent
+            continue
         turns.setdefault(row["session_id"], {})[row["turn_idx"]] = row
     tools = {row["name"]: msgspec.json.decode(row["tool_json"]) for row in tables.tools.to_pylist()}
     for session in tables.sessions.to_pylist():

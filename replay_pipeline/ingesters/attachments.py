@@ -215,10 +215,45 @@ SHOWN_BEFORE: dict[str, tuple[tuple[int, ...], Callable[[Fields], str]]] = {
 }
 """Types that the model was shown by clients of versions below this, and is not any more."""
 
+SNAPSHOT = "prompt_snapshot"
+"""An attachment that holds the system prompt and the tools, and is no message."""
+_BEFORE_THE_REQUEST = {
+    "instructions": "context",
+    "session_context": "context",
+    "remote_session_change": "preface",
+}
+"""Kinds of the turns that the model is shown before what the user typed, by the type of attachment."""
+_REMINDER = re.compile(r"\s*<system-reminder>\n?(.*?)\n?</system-reminder>\s*", re.DOTALL)
+
+
+def rendered(fields: Fields, value: Any, role: str | None) -> tuple[str, str]:
+    """Give the kind of the turn that an attachment makes and its text, as the log says it was shown.
+
+    From 2.1.280 on the log holds the text itself. What is said in the system's name goes without the
+    tags that mark it in the user's; 2.1.280 does not log in whose name it was.
+
+    Args:
+        fields: what was logged, with its `type`.
+        value: `rendered` of the row.
+        role: `renderedRole` of the row.
+    """
+    parts = value if isinstance(value, list) else [value]
+    text = "\n\n".join(filter(None, map(plain, parts)))
+    kind = str(fields.get("type"))
+    if kind in _BEFORE_THE_REQUEST:
+        return _BEFORE_THE_REQUEST[kind], text
+    match = _REMINDER.fullmatch(text)
+    if kind == "queued_command" and (role == "user" or match is None):
+        return "queued", text
+    if role == "user":
+        return "attachment", text
+    return "system", match[1] if match else text
+
+
 NEVER_SHOWN = frozenset({
     "already_read_file", "auto_mode", "autocheckpointing", "background_task_status",
     "command_permissions", "companion_intro", "compaction_reminder", "context_efficiency",
-    "dynamic_skill", "edited_image_file", "hook_cancelled", "hook_error_during_execution",
+    "deferred_tools_record", "dynamic_skill", "edited_image_file", "hook_cancelled", "hook_error_during_execution",
     "hook_non_blocking_error", "hook_permission_decision", "hook_system_message",
     "structured_output", "task_progress", "ultramemory",
 })  # fmt: skip

@@ -15,11 +15,16 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import pyarrow as pa
 
 from replay_pipeline.types import Outcome, Tool
 
 NO_RESULT = "[no result]"
 """Stands for the result of a call that the log never answered."""
+
+
+_WORTH_PACKING = 400
+_CODEC = pa.Codec("zstd", compression_level=1)
 
 
 class Usage(msgspec.Struct, gc=False):
@@ -61,6 +66,24 @@ class Result(msgspec.Struct, gc=False):
     """Outcome and error kind, once somebody has asked for them."""
     n_tokens: float | None = None
     """Estimated tokens, likewise."""
+    packed: bytes = b""
+    n_bytes: int = 0
+    """Of its text, where that is packed."""
+
+    def pack(self) -> None:
+        """Keep a long text in a fraction of its memory: of a long file most is never looked at at once."""
+        if len(self.text) < _WORTH_PACKING or self.packed:
+            return
+        data = self.text.encode("utf-8", "surrogatepass")
+        self.packed, self.n_bytes = _CODEC.compress(data, asbytes=True), len(data)
+        del self.text
+
+    def __getattr__(self, name: str) -> str:
+        # Asked for what was deleted alone, so that a text that was never packed costs nothing.
+        if name != "text" or not self.packed:
+            raise AttributeError(name)
+        data = _CODEC.decompress(self.packed, self.n_bytes, asbytes=True)
+        return data.decode("utf-8", "surrogatepass")
 
 
 class Turn(msgspec.Struct, eq=False):
@@ -69,7 +92,8 @@ class Turn(msgspec.Struct, eq=False):
     parent: "Turn | None"
     kind: str
     """`assistant`, `user`, `summary`, `meta`, `command`, `queued`, `attachment`, `interrupt`,
-    `task_notification` or `microcompact`."""
+    `task_notification` or `microcompact`; `context` and `preface` are shown before what the user typed,
+    `system` after it and in the system's name, `developer` in that name where it was logged; `sent` and `shape` stand outside the conversation."""
     offset: int
     """Byte offset of its first row in the file."""
     uuid: str
@@ -94,7 +118,17 @@ class Turn(msgspec.Struct, eq=False):
     n_tokens: float | None = None
     """Estimated tokens of its messages, once somebody has asked for them."""
     index: int = -1
-    """Position among the turns of its session, in the order of the file."""
+    """Position among the turns of its session, in the order of the file; below 0 of what was sent."""
+    request: str | None = None
+    """The logged request that it answers."""
+    sent: "Turn | None" = None
+    """The last message of that request, where every hash in it is met."""
+    shape: "Turn | None" = None
+    """The system prompt and the tools of that request."""
+    params_json: str | None = None
+    """The other parameters of that request."""
+    wire_json: str | None = None
+    """Of a turn that was sent: the message, or the system prompt and the tools."""
 
     def __repr__(self) -> str:
         return f"Turn(kind={self.kind!r}, uuid={self.uuid!r}, index={self.index})"
@@ -126,6 +160,7 @@ class Turn(msgspec.Struct, eq=False):
     def let_go(self) -> None:
         """Forget all texts, once there are rows of them."""
         self.texts, self.thinking, self.calls, self.results = [], [], [], {}
+        self.wire_json = None
 
 
 @dataclass(slots=True)
@@ -141,8 +176,16 @@ class SessionLog:
     parent_session_id: str | None = None
     tools: list[Tool] = field(default_factory=list)
     """Tool definitions, where the log records them."""
+    origins: frozenset[str] = frozenset()
+    """Ids of other sessions that its rows name: those it was forked from, or copied out of."""
+    rows: frozenset[str] = frozenset()
+    """Ids of its rows beside those of its turns, where they have any."""
+    follows: frozenset[str] = frozenset()
+    """Ids of rows that it goes on from and does not hold."""
     is_continued: bool = False
     """Whether it goes on with the conversation of a log before it, with no path into that one."""
+    sent: list[Turn] = field(default_factory=list)
+    """What the log says was sent: messages below each other, and shapes."""
 
 
 @dataclass(frozen=True, slots=True)

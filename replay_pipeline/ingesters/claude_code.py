@@ -22,6 +22,14 @@ from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, Ses
 from replay_pipeline.ingesters.fidelity import clear_unlogged
 from replay_pipeline.ingesters.json_lines import LONG_BYTES, as_dict, as_list, lines_in
 from replay_pipeline.ingesters.rows import Block, Row
+from replay_pipeline.ingesters.sent import (
+    REQUEST_ROWS,
+    SentRequests,
+    SentTurns,
+    join_siblings,
+    read_sent,
+    shape_of_snapshot,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +40,17 @@ _COMMAND = re.compile(
 _UUID_KEY = b'"uuid"'
 _UUID_VALUE = re.compile(rb'\s*:\s*"([^"]+)"')
 _PART_BYTES = 8_000_000
+_BOOKKEEPING = frozenset({
+    "agent-color", "agent-name", "agent-setting", "ai-title", "artifact-autoreact-ledger",
+    "artifact-comment-monitor", "atis-latch", "attribution-snapshot", "bridge-session",
+    "cost-state", "custom-title", "file-history-delta",
+    "file-history-snapshot", "frame-link", "last-prompt", "marble-origami-commit",
+    "marble-origami-snapshot", "mode", "permission-mode", "pr-link", "relocated",
+    "speculation-accept", "summary", "tag", "task-summary", "tools-used", "turn_end",
+    "worktree-state",
+})  # fmt: skip
+"""Rows without a `uuid` that nobody was shown."""
+_ROWS_APART = frozenset({"content-replacement", "queue-operation", *REQUEST_ROWS})
 _ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"})
 
 
@@ -58,21 +77,24 @@ class _Tree:
         self.last_preserved: _Preserved | None = None
         self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
         self.later_uuids: set[bytes] | None = None
+        self.origins: set[str] = set()
+        """Sessions that rows name: a fork names its parent, a copied row the session it is of."""
+        self.follows: set[str] = set()
         self.queue = _Queue()
+        self.is_long = False
+        """Whether the file is one of which little is held in memory."""
+        self.snapshots: list[dict[str, Any]] = []
+        """System prompts and tools, as the client logged them."""
+        self.n_snapshots: dict[Turn, int] = {}
+        """How many of these each decision has seen logged."""
 
     def add(self, offset: int, row: Row) -> None:
         """Take one row in; it is counted as used or skipped exactly once."""
         uuid = row.uuid
-        if row.type == "content-replacement":
-            self._replace(row)
+        if uuid is None or row.type in _ROWS_APART:
+            self._take_apart(offset, row)
             return
-        if row.type == "queue-operation":
-            self._queue(offset, row)
-            return
-        if uuid is None:
-            # Titles and snapshots stand outside the graph: nobody was shown them.
-            self.counts.skipped["bookkeeping"] += 1
-            return
+        self.origins.update(rows.origins_of(row))
         if uuid in self.by_row:
             # A resumed session writes its history into the file once more; the first copy counts.
             self.counts.skipped["duplicate_row"] += 1
@@ -93,10 +115,24 @@ class _Tree:
         else:
             # A parent that no row of the file is: rows of another process, or of a lost tail. The
             # last turn of the same chain stands in for it, or else the prefix would end here.
+            self.follows.add(parent_uuid)
             parent = self._instead_of_phantom(self.tips[is_side])
         self._place(offset, row, parent)
         if self.waiting:
             self._wake(uuid)
+
+    def _take_apart(self, offset: int, row: Row) -> None:
+        """Take in a row that stands outside the graph."""
+        if row.type == "content-replacement":
+            self._replace(row)
+        elif row.type == "queue-operation":
+            self._queue(offset, row)
+        elif row.type in REQUEST_ROWS:
+            self.counts.rows_used += 1
+        elif row.type in _BOOKKEEPING:
+            self.counts.skipped["bookkeeping"] += 1
+        else:
+            self._unknown(f"row_{str(row.type)[:40]}", row)
 
     def finish(self) -> None:
         """Place the rows whose parent never came."""
@@ -158,7 +194,12 @@ class _Tree:
         elif kind in _ROW_TYPES:
             self.counts.skipped["no_message"] += 1
         else:
-            self.counts.skipped["unknown_type"] += 1
+            self._unknown(f"row_{str(kind)[:40]}", row)
+
+    def _unknown(self, what: str, row: Row) -> None:
+        """Count what this reader does not know, by name and by the version that wrote it."""
+        version = f"_of_{row.version[:20]}" if row.version else ""
+        self.counts.skipped[f"unknown_{what}{version}"] += 1
 
     def _turn(self, offset: int, row: Row, parent: Turn | None, kind: str) -> Turn:
         if parent is not None:
@@ -200,6 +241,9 @@ class _Tree:
             turn = self.by_message[key] = self._turn(offset, row, parent, "assistant")
             turn.message_id = message.id
             turn.model = message.model
+            turn.request = row.request_ref
+            if self.snapshots:
+                self.n_snapshots[turn] = len(self.snapshots)
         self.by_row[row.uuid or ""] = turn
         self.tips[bool(row.is_sidechain)] = turn
         self.counts.rows_used += 1
@@ -298,6 +342,8 @@ class _Tree:
                         row.tool_denial_kind,
                         row.user_feedback,
                     )
+                    if self.is_long:
+                        turn.results[call_id].pack()
             elif block.type == "text":
                 texts.append(block.text or "")
             else:
@@ -392,15 +438,24 @@ class _Tree:
 
     def _attachment(self, offset: int, row: Row, parent: Turn | None) -> None:
         fields = rows.loose(row.attachment)
-        text = attachments.shown(fields, row.version)
+        if fields.get("type") == attachments.SNAPSHOT:
+            self.counts.rows_used += 1
+            self.snapshots.append(shape_of_snapshot(fields))
+            return
+        said = rows.value_of(row.rendered)
+        if said is not None:
+            kind, text = attachments.rendered(fields, said, row.rendered_role)
+        else:
+            kind = "queued" if fields.get("type") == "queued_command" else "attachment"
+            text = attachments.shown(fields, row.version)
         if text is None:
             # The model may have seen it, and nobody knows in which words: this must be told.
-            self.counts.skipped[f"unknown_attachment_{str(fields.get('type'))[:40]}"] += 1
+            self._unknown(f"attachment_{str(fields.get('type'))[:40]}", row)
             return
         self.counts.rows_used += 1
         if text:
-            kind = "queued" if fields["type"] == "queued_command" else "attachment"
-            if kind == "queued" and self.queue.is_logged(text):
+            is_queued = fields.get("type") == "queued_command"
+            if is_queued and self.queue.is_logged(attachments.plain(fields.get("prompt"))):
                 self.counts.skipped["bookkeeping"] += 1
             turn = self._turn(offset, row, parent, kind)
             turn.texts = [text]
@@ -442,6 +497,7 @@ class _Tree:
         tree = self.agents.get(agent_id)
         if tree is None:
             tree = self.agents[agent_id] = _Tree(None, ReadCounts(), agent_id)
+            tree.is_long = self.is_long
         inner.version, inner.cwd = row.version, row.cwd
         inner.uuid = inner.uuid or row.uuid
         # Progress rows come in order and name parents of another file: each follows the last.
@@ -505,23 +561,41 @@ def _thread_queued(turns: list[Turn]) -> None:
         if parent.kind != "assistant" or not parent.calls or len(below) < 2:
             continue
         for turn in tuple(below):
-            if turn.kind in _QUEUED_KINDS and turn not in children:
-                _thread(turn, parent, children)
+            if turn.kind in _QUEUED_KINDS and (line := _dead_end(turn, children)):
+                _thread(line, parent, children)
 
 
-_QUEUED_KINDS = frozenset({"user", "queued", "meta", "attachment", "task_notification"})
+_QUEUED_KINDS = frozenset({
+    "user", "queued", "meta", "attachment", "task_notification", "system", "context", "preface"
+})  # fmt: skip
 
 
-def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
+_TOLD_KINDS = _QUEUED_KINDS - {"user", "queued"}
+
+
+def _dead_end(turn: Turn, children: dict[Turn, list[Turn]]) -> list[Turn]:
+    """Give the turn and what the client told below it; nothing where the conversation goes on there."""
+    line = [turn]
+    while below := children.get(line[-1]):
+        is_told = len(below) == 1 and {below[0].kind, turn.kind} <= _TOLD_KINDS
+        if not is_told:
+            return []
+        line += below
+    return line
+
+
+def _thread(line: list[Turn], parent: Turn, children: dict[Turn, list[Turn]]) -> None:
+    turn, last = line[0], line[-1]
     above = parent
     # The bodies of skills that were loaded side by side stand one below the other. Of two messages
     # that a person typed there, though, one was taken back.
-    is_told = turn.kind in {"meta", "attachment"}
+    is_told = turn.kind in _TOLD_KINDS
     while True:
         steps = [
             c
             for c in children.get(above, ())
-            if c.kind == "assistant" or (is_told and c.kind == turn.kind and c in children)
+            if c.kind == "assistant"
+            or (is_told and c is not turn and c.kind in _TOLD_KINDS and c in children)
         ]
         if not steps:
             return
@@ -532,8 +606,8 @@ def _thread(turn: Turn, parent: Turn, children: dict[Turn, list[Turn]]) -> None:
     children[parent].remove(turn)
     children[above].remove(step)
     children[above].append(turn)
-    children[turn] = [step]
-    turn.parent, step.parent = above, turn
+    children[last] = [step]
+    turn.parent, step.parent = above, last
 
 
 def _uuids_in(line: bytes | bytearray) -> Iterator[bytes]:
@@ -606,9 +680,10 @@ class ClaudeCode:
         size = path.stat().st_size if end is None else end
         session_id, cuts = _parts_of(path, size) if size > LONG_BYTES else (None, [0, size])
         segment, n_turns, queue = 0, Counter[str](), _Queue()
+        sent: SentRequests | None = None
         for start, stop in pairwise(cuts):
             tree = _Tree(path, counts, file_agent, stop)
-            tree.segment, tree.queue = segment, queue
+            tree.segment, tree.queue, tree.is_long = segment, queue, size > LONG_BYTES
             for offset, row in rows.read_rows(path, counts, stop, start):
                 session_id = _session_id(session_id, row, path.stem)
                 tree.add(offset, row)
@@ -616,7 +691,12 @@ class ClaudeCode:
             segment = tree.segment
             if stop == cuts[-1]:
                 tree.end_queue()
-            yield from _logs(tree, session_id or path.stem, n_turns)
+            named = [turn.request for turn in tree.turns if turn.request]
+            if named and sent is None:
+                sent = read_sent(path, size)
+            if sent is not None:
+                join_siblings(sent, named, path)
+            yield from _logs(tree, session_id or path.stem, n_turns, sent)
 
 
 def _session_id(known: str | None, row: Row, stem: str) -> str | None:
@@ -697,7 +777,9 @@ def _names_in(row: Row) -> Iterator[str]:
     return (name for name in names if isinstance(name, str) and name)
 
 
-def _logs(tree: _Tree, session_id: str, n_turns: Counter[str]) -> Iterator[SessionLog]:
+def _logs(
+    tree: _Tree, session_id: str, n_turns: Counter[str], sent: SentRequests | None
+) -> Iterator[SessionLog]:
     by_agent: dict[str, list[Turn]] = {}
     for turn in tree.turns:
         by_agent.setdefault(turn.agent, []).append(turn)
@@ -708,6 +790,7 @@ def _logs(tree: _Tree, session_id: str, n_turns: Counter[str]) -> Iterator[Sessi
             turn.index = index
         is_continued = agent_id in n_turns
         n_turns[agent_id] += len(turns)
+        shown = _shown(turns, sent, tree)
         if n_times := clear_unlogged(turns):
             tree.counts.notes["inferred_clearing"] += n_times
         yield SessionLog(
@@ -716,5 +799,26 @@ def _logs(tree: _Tree, session_id: str, n_turns: Counter[str]) -> Iterator[Sessi
             turns=turns,
             agent_id=agent_id or None,
             parent_session_id=session_id if agent_id else None,
+            origins=frozenset(tree.origins),
+            rows=frozenset() if agent_id else frozenset(tree.by_row),
+            follows=frozenset(tree.follows),
             is_continued=is_continued,
+            sent=shown,
         )
+
+
+def _shown(turns: list[Turn], sent: SentRequests | None, tree: _Tree) -> list[Turn]:
+    """Tell each decision what it was shown, as far as the log says that; gives the turns of that."""
+    if sent is None and not tree.snapshots:
+        return []
+    shown = SentTurns(sent or SentRequests())
+    for turn in turns:
+        if not turn.is_state:
+            continue
+        if turn.request is not None:
+            shown.put(turn)
+        if turn.shape is None and (n_seen := tree.n_snapshots.get(turn)):
+            # The first snapshot of a run has no tools yet: those of the next are the same.
+            after = tree.snapshots[n_seen - 1 :]
+            shown.put_shape(turn, next((s for s in after if s["tools"]), after[0]))
+    return shown.turns

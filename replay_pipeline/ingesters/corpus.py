@@ -4,8 +4,8 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,7 @@ from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.cline import Cline
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
+from replay_pipeline.ingesters.conversations import Conversation, Conversations, InConversations
 from replay_pipeline.ingesters.copilot import Copilot
 from replay_pipeline.ingesters.cursor import Cursor
 from replay_pipeline.ingesters.fidelity import OF_STATES, shares_by_client
@@ -75,6 +76,9 @@ _HEAD_BYTES = 65_536
 _TAIL_BYTES = 4_096
 _SUFFIXES = frozenset({".jsonl", ".json"})
 
+IN_CONVERSATIONS = ("sessions", "turns", "states")
+"""The tables whose rows say which conversation they belong to."""
+
 
 @dataclass(kw_only=True)
 class IngestReport:
@@ -99,6 +103,9 @@ class IngestReport:
     outcomes: Counter[str] = field(default_factory=Counter)
     usage: Counter[str] = field(default_factory=Counter)
     """Recorded tokens, each API message once."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """Decisions that name the request they answer: `exact` where the log meets the hash of each
+    message, else `not_met`."""
     redactions: dict[str, int] = field(default_factory=dict)
     fidelity: dict[str, dict[str, float]] = field(default_factory=dict)
     """By agent and client version: states with a recorded usage, and the share whose prefix is
@@ -122,6 +129,21 @@ class IngestResult:
     decided: frozenset[str] = frozenset()
     """Ids of the decisions that belong to it, those included that were left out for want of a
     prefix."""
+    conversation_of: Mapping[str, str] = field(default_factory=dict)
+    """The conversation of each session."""
+    conversations: Mapping[str, Conversation] = field(default_factory=dict)
+    """What ties each conversation to those of earlier ingestions."""
+
+    def renamed(self, names: Mapping[str, str]) -> "IngestResult":
+        """Return the same with other names for some conversations, as earlier ingestions have them."""
+        if not names:
+            return self
+        of = {session: names.get(name, name) for session, name in self.conversation_of.items()}
+        parts = {
+            name: InConversations(parts, of) if name in IN_CONVERSATIONS else parts
+            for name, parts in self.parts.items()
+        }
+        return replace(self, parts=parts, conversation_of=of)
 
     @property
     def state_ids(self) -> set[str]:
@@ -158,12 +180,14 @@ def ingest(
     known_state_ids: Collection[str] = frozenset(),
     superseded_state_ids: Collection[str] = frozenset(),
     tool_overrides: Mapping[str, Tool] | None = None,
+    ingesters: Sequence[Ingester] = (),
     salt: str = "",
     on_progress: Callable[[Progress], None] | None = None,
 ) -> IngestResult:
     """Read session files into tables.
 
-    `paths` are files, folders or slices of files. Each decision is taken once, by its message
+    `paths` are files, folders or slices of files. `ingesters` of your own are tried before those
+    of `INGESTERS`. Each decision is taken once, by its message
     id, over all files and `known_state_ids`. Of a file that has grown since it was last read,
     decisions are taken again that have changed; those of `superseded_state_ids` are left to
     whoever read them later. Equal input gives equal tables.
@@ -179,6 +203,7 @@ def ingest(
         hash_project=hash_project,
         known=known_state_ids,
         superseded=superseded_state_ids,
+        ingesters=(*ingesters, *INGESTERS),
     )
     with without_collector():
         sizes = {source: _size(source) for source in slices}
@@ -287,11 +312,13 @@ class _Corpus:
         hash_project: bool,
         known: Container[str],
         superseded: Container[str],
+        ingesters: Sequence[Ingester],
     ) -> None:
         self.redactor = redactor
         self.hash_project = hash_project
         self.known = known
         self.superseded = superseded
+        self.ingesters = ingesters
         self.taken: set[str] = set()
         self.session_ids: set[str] = set()
         self.users: set[str] = set()
@@ -299,6 +326,7 @@ class _Corpus:
         self.turns = Columns("turns")
         self.states = Columns("states")
         self.tools = ToolLearner()
+        self.conversations = Conversations()
         self.counts = ReadCounts()
         self.report = IngestReport()
         self.n_read = 0
@@ -320,7 +348,7 @@ class _Corpus:
         if not head.strip():
             self.report.skipped_files["empty"] += 1
             return
-        reader = next((i for i in INGESTERS if i.sniff(head)), None)
+        reader = next((i for i in self.ingesters if i.sniff(head)), None)
         if reader is None:
             self.report.skipped_files["foreign"] += 1
             return
@@ -372,6 +400,7 @@ class _Corpus:
                 session_id = self._unique_id(log, source, fresh)
             else:
                 session_id = sessions[before]["session_id"]
+            self.conversations.part(session_id, log)
             cleaner = Cleaner(self.redactor, users)
             rows = LogRows(log, session_id, needed, fresh, cleaner)
             self._add_rows(rows, labels, cleaner)
@@ -409,7 +438,7 @@ class _Corpus:
         self._learn_tools(log)
         fresh = self._fresh(log, source, before, labels)
         self.report.outcomes.update(labels[turn].outcome for _, turn in fresh)
-        return fresh, _needed(log.turns, fresh), labels
+        return fresh, _needed(log, fresh), labels
 
     def _people(self, turns_of: Iterable[tuple[list[Turn], list[Turn]]]) -> frozenset[str]:
         """Collect who is named in a file: a subagent is told of people whom the session knows.
@@ -448,16 +477,20 @@ class _Corpus:
         """
         states = [turn for turn in log.turns if turn.is_state]
         now = digests_of(log, labels) if before else {}
-        fresh = []
+        fresh, copied = [], []
         for state_id, turn in zip(state_ids_of(states), states, strict=True):
             if state_id in before and before[state_id] == now[state_id]:
                 continue
             is_again = state_id in before or bool(source.revision)
             is_known = state_id in self.known and not is_again
+            if is_known:
+                copied.append(state_id)
             if is_known or state_id in self.taken or state_id in self.superseded:
                 self.report.n_duplicate_states += 1
                 continue
             self.taken.add(state_id)
+            if turn.request is not None:
+                self.report.requests["exact" if turn.sent is not None else "not_met"] += 1
             if turn.parent is None:
                 self.report.n_states_without_prefix += 1
             else:
@@ -469,6 +502,7 @@ class _Corpus:
                 sums["cache_creation_1h_input_tokens"] += usage.n_cache_creation_1h or 0
                 sums["cache_read_input_tokens"] += usage.n_cache_read
                 sums["output_tokens"] += usage.n_output
+        self.conversations.add(log, copied)
         return fresh
 
     def _unique_id(
@@ -510,41 +544,51 @@ class _Corpus:
         report.n_states = states.num_rows
         report.rows, report.rows_used = self.counts.rows, self.counts.rows_used
         report.skipped, report.notes = self.counts.skipped, self.counts.notes
+        if n_unmet := report.requests.get("not_met"):
+            logger.warning(
+                "%d decisions name a request whose messages the log does not hold: their prefixes are "
+                "put together from rows",
+                n_unmet,
+            )
         report.redactions = self.redactor.counts if self.redactor else {}
         report.fidelity = shares_by_client(sessions, states)
         if unknown := [reason for reason in report.skipped if reason.startswith("unknown_")]:
             logger.warning(
                 "rows that the model may have seen are not shown: %s", ", ".join(unknown)
             )
+        conversation_of, conversations = self.conversations.result()
+        parts = {"sessions": self.sessions, "turns": self.turns, "states": self.states}
         return IngestResult(
             parts={
-                "sessions": self.sessions,
-                "turns": self.turns,
-                "states": self.states,
+                **{name: InConversations(each, conversation_of) for name, each in parts.items()},
                 "tools": tools,
             },
             report=report,
             decided=frozenset(self.taken),
+            conversation_of=conversation_of,
+            conversations=conversations,
         )
 
 
-def _needed(turns: list[Turn], fresh: list[tuple[str, Turn]]) -> list[Turn]:
-    """The new states and everything on their paths, in the order of the file."""
+def _needed(log: SessionLog, fresh: list[tuple[str, Turn]]) -> list[Turn]:
+    """The new states and everything on their paths, in the order of the file; last what was sent."""
     needed: set[Turn] = set()
     for _, state in fresh:
-        turn: Turn | None = state
-        while turn is not None and turn not in needed:
-            needed.add(turn)
-            turn = turn.parent
-    return [turn for turn in turns if turn in needed]
+        for end in (state, state.sent, state.shape):
+            turn = end
+            while turn is not None and turn not in needed:
+                needed.add(turn)
+                turn = turn.parent
+    return [turn for turns in (log.turns, log.sent) for turn in turns if turn in needed]
 
 
-def write_traces(result: IngestResult, out_dir: Path) -> None:
+def write_traces(result: IngestResult, out_dir: Path | str) -> None:
     """Write the four tables and `report.json` into `out_dir`.
 
     Raises:
         StorageError: the folder cannot be written.
     """
+    out_dir = Path(out_dir)
     for name, parts in result.parts.items():
         write_table(parts, out_dir / f"{name}.parquet", name)
     with written_whole(out_dir / "report.json") as file:

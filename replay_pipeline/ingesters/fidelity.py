@@ -147,7 +147,7 @@ def clear_unlogged(turns: Sequence[Turn]) -> int:
         before = last[above] if above is not None else None
         costs.add(turn)
         last[turn] = turn if _n_recorded(turn) else before
-        if not (_n_recorded(turn) and before is not None and above is not None):
+        if turn.sent is not None or before is None or above is None or not _n_recorded(turn):
             continue
         n_fallen = _n_recorded(before) - _n_recorded(turn)
         is_alike = costs.run[before] is costs.run[turn] and before.segment == turn.segment

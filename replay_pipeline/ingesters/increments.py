@@ -29,7 +29,8 @@ def digests_of(log: SessionLog, labels: Mapping[Turn, Label]) -> dict[str, bytes
     for turn in log.turns:
         above = seen[turn.parent] if turn.parent is not None else b""
         seen[turn] = _digest(above, _encode([
-            turn.kind, turn.cwd, turn.texts, turn.thinking, turn.calls, turn.results,
+            turn.kind, turn.cwd, turn.texts, turn.thinking, turn.calls,
+            [(i, r.text, r.is_error, r.denial, r.feedback) for i, r in turn.results.items()],
             sorted(turn.flags), turn.cleared,
         ]))  # fmt: skip
     states = [turn for turn in log.turns if turn.is_state]
@@ -72,7 +73,7 @@ def without_states(tables: Mapping[str, pa.Table], taken: Set[str]) -> dict[str,
             row["messages_json"] = _encode([action, *_decode(row["messages_json"])]).decode()
     rows = [row for row in rows if (row["session_id"], row["turn_idx"]) in needed]
     had_states = set(states["session_id"].to_pylist())
-    n_turns = Counter(row["session_id"] for row in rows)
+    n_turns = Counter(row["session_id"] for row in rows if row["turn_idx"] >= 0)
     n_states = Counter(kept["session_id"].to_pylist())
     return {
         **tables,
@@ -101,8 +102,11 @@ def _paths(rows: list[dict[str, Any]], states: pa.Table) -> set[tuple[str, int]]
     """Turns on the paths of the states, by session and index."""
     parents = {(row["session_id"], row["turn_idx"]): row["parent_turn_idx"] for row in rows}
     needed: set[tuple[str, int]] = set()
-    for session_id, index in zip(
-        states["session_id"].to_pylist(), states["turn_idx"].to_pylist(), strict=True
+    ends = ("turn_idx", "sent_turn_idx", "shape_turn_idx")
+    for session_id, index in (
+        place
+        for name in ends
+        for place in zip(states["session_id"].to_pylist(), states[name].to_pylist(), strict=True)
     ):
         while index is not None and (session_id, index) not in needed:
             needed.add((session_id, index))

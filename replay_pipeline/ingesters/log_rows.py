@@ -17,7 +17,7 @@ from replay_pipeline.ingesters.labels import Label
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.types import Message
 
-_PIECE_CHARS = 4_000_000
+_PIECE_CHARS = 1_500_000
 _ID_BYTES = 10
 """A multiple of 5, so that ids in base 32 lie side by side without padding."""
 _ID_CHARS = _ID_BYTES * 8 // 5
@@ -32,9 +32,13 @@ Rows = dict[str, list[Any]]
 
 def state_ids_of(turns: Sequence[Turn]) -> list[str]:
     """Ids of decisions: stable under copies, forks, redaction and versions of this program."""
+    return state_ids_for([turn.message_id or turn.uuid for turn in turns])
+
+
+def state_ids_for(messages: Sequence[str]) -> list[str]:
+    """Ids of the decisions that messages made, each known by its id, else the `uuid` of its row."""
     digests = b"".join(
-        hashlib.blake2b((turn.message_id or turn.uuid).encode(), digest_size=_ID_BYTES).digest()
-        for turn in turns
+        hashlib.blake2b(message.encode(), digest_size=_ID_BYTES).digest() for message in messages
     )
     # Base 32 of all ids at once: five bits are a digit.
     bits = np.unpackbits(np.frombuffer(digests, np.uint8)).reshape(-1, 5)
@@ -106,6 +110,9 @@ def texts_of(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
     """
     yield from {turn.cwd for turn in turns if turn.cwd}
     for turn in turns:
+        if turn.wire_json is not None:
+            yield from _strings_in(turn.wire_json)
+            continue
         yield "\n\n".join(turn.texts)
         yield "\n\n".join(turn.thinking)
         for call in turn.calls:
@@ -144,7 +151,8 @@ def pieces_of(turns: list[Turn]) -> Iterator[list[Turn]]:
     """The turns in order, cut where the results of calls come to some megabytes."""
     start = n_chars = 0
     for position, turn in enumerate(turns, 1):
-        n_chars += sum(len(result.text) for result in turn.results.values())
+        n_chars += sum(result.n_bytes or len(result.text) for result in turn.results.values())
+        n_chars += len(turn.wire_json or "")
         if n_chars > _PIECE_CHARS:
             yield turns[start:position]
             start, n_chars = position, 0
@@ -211,14 +219,18 @@ class LogRows:
         usages = [turn.usage for turn in kept]
         return {
             "session_id": [self._session_id] * len(kept),
+            "conversation": [None] * len(kept),  # known when all files are read
             "turn_idx": [turn.index for turn in kept],
             "parent_turn_idx": [turn.parent.index if turn.parent else None for turn in kept],
             "segment": [turn.segment for turn in kept],
             "kind": [turn.kind for turn in kept],
-            "timestamp": [self._moments[turn.index - self._first] for turn in kept],
+            "timestamp": [
+                self._moments[turn.index - self._first] if turn.index >= 0 else None
+                for turn in kept
+            ],
             "model": [turn.model for turn in kept],
             "cwd": clean.texts([turn.cwd for turn in kept]),
-            "messages_json": [_encode(self._messages(turn)) for turn in kept],
+            "messages_json": [self._messages_json(turn) for turn in kept],
             "thinking": clean.texts(["\n\n".join(turn.thinking) for turn in kept]),
             "n_input_tokens": [usage.n_input if usage else None for usage in usages],
             "n_cache_creation_tokens": [u.n_cache_creation if u else None for u in usages],
@@ -237,6 +249,7 @@ class LogRows:
         return {
             "state_id": [self._state_ids[turn] for turn in states],
             "session_id": [self._session_id] * len(states),
+            "conversation": [None] * len(states),
             "turn_idx": [turn.index for turn in states],
             "depth": [depth[turn] for turn in states],
             "segment": [turn.segment for turn in states],
@@ -256,8 +269,15 @@ class LogRows:
             "n_context_tokens": [n or None for n in n_context],
             "n_predicted_tokens": [predicted.get(turn) for turn in states],
             "fidelity": [
-                predicted[turn] / n if turn in predicted else None
+                (1.0 if turn.sent is not None else predicted[turn] / n)
+                if turn in predicted
+                else None
                 for turn, n in zip(states, n_context, strict=True)
+            ],
+            "sent_turn_idx": [turn.sent.index if turn.sent else None for turn in states],
+            "shape_turn_idx": [turn.shape.index if turn.shape else None for turn in states],
+            "params_json": [
+                clean.arguments(turn.params_json) if turn.params_json else None for turn in states
             ],
         }
 
@@ -279,7 +299,7 @@ class LogRows:
             "models": sorted({turn.model for turn in log.turns if turn.model}),
             "first_timestamp": min(moments, default=None),
             "last_timestamp": max(moments, default=None),
-            "n_turns": len(self.kept),
+            "n_turns": sum(turn.index >= 0 for turn in self.kept),
             "n_states": n_states,
         }
 
@@ -297,13 +317,19 @@ class LogRows:
             for call in turn.calls
         ]
 
+    def _messages_json(self, turn: Turn) -> str | bytes:
+        if turn.wire_json is not None:
+            return f"[{self._cleaner.arguments(turn.wire_json)}]"
+        return _encode(self._messages(turn))
+
     def _messages(self, turn: Turn) -> list[Message]:
         """What the turn adds to a prefix, apart from an action that `states` holds."""
         if turn.kind == "microcompact":
             return []
         clean = self._cleaner
         if turn.kind != "assistant":
-            return [{"role": "user", "content": clean.text("\n\n".join(turn.texts))}]
+            role = "system" if turn.kind in ("developer", "system") else "user"
+            return [{"role": role, "content": clean.text("\n\n".join(turn.texts))}]
         messages: list[Message] = []
         if turn not in self._state_ids:
             action: Message = {"role": "assistant", "content": clean.text("\n\n".join(turn.texts))}

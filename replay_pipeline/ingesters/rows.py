@@ -68,6 +68,7 @@ class Row(msgspec.Struct, rename="camel"):
     uuid: str | None = None
     parent_uuid: str | None = None
     session_id: str | None = None
+    forked_from: msgspec.Raw = _NO_JSON
     agent_id: str | None = None
     timestamp: str | None = None
     version: str | None = None
@@ -81,6 +82,7 @@ class Row(msgspec.Struct, rename="camel"):
     user_feedback: str | None = None
     interrupted_message_id: str | None = None
     operation: str | None = None
+    request_ref: str | None = None
     message: RowMessage | None = None
     data: msgspec.Raw = _NO_JSON
     attachment: msgspec.Raw = _NO_JSON
@@ -88,6 +90,8 @@ class Row(msgspec.Struct, rename="camel"):
     microcompact_metadata: msgspec.Raw = _NO_JSON
     retracted_message_uuids: list[str] | None = None
     content: msgspec.Raw = _NO_JSON
+    rendered: msgspec.Raw = _NO_JSON
+    rendered_role: str | None = None
     replacements: msgspec.Raw = _NO_JSON
 
 
@@ -144,7 +148,8 @@ def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
 
 
 _RAW_FIELDS = {
-    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "replacements"
+    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "forkedFrom",
+    "rendered", "replacements",
 }  # fmt: skip
 
 
@@ -272,6 +277,14 @@ def loose(raw: msgspec.Raw) -> dict[str, Any]:
     """A side-car as plain JSON; empty when it is absent or no object."""
     value = value_of(raw)
     return value if isinstance(value, dict) else {}
+
+
+def origins_of(row: Row) -> Iterator[str]:
+    """Yield the sessions that a row names: the one it is of, and the one it was forked from."""
+    if row.session_id:
+        yield row.session_id
+    if row.forked_from and isinstance(origin := loose(row.forked_from).get("sessionId"), str):
+        yield origin
 
 
 def replacements(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -25,6 +25,7 @@ from replay_pipeline.ingesters.tool_schemas import (
     offered_tools,
     series_of,
 )
+from replay_pipeline.ingesters.wire import messages_of, system_of, tool_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.tables import read_table
 from replay_pipeline.types import Message, Tool, TraceState
@@ -78,6 +79,12 @@ def system_prompt(cwd: str | None = None) -> str:
     return f"{_SYSTEM_PROMPT}\n\nEnvironment\nWorking directory: {cwd}" if cwd else _SYSTEM_PROMPT
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    system: list[str]
+    tools: list[Tool]
+
+
 @dataclass(slots=True)
 class _StoredTurn:
     parent: int | None
@@ -89,6 +96,7 @@ class _StoredTurn:
     state: int | None
     """Row of `states` that holds its action."""
     messages: list[Message] | None = None
+    shape: _Shape | None = None
 
 
 class Traces:
@@ -160,6 +168,11 @@ class Traces:
         return {state_id: i for i, state_id in enumerate(self._columns["state_id"])}
 
     @cached_property
+    def _projects(self) -> dict[str, str | None]:
+        columns = (self._sessions.column(name).to_pylist() for name in ("session_id", "project"))
+        return dict(zip(*columns, strict=True))
+
+    @cached_property
     def _turn_rows(self) -> dict[str, list[int]]:
         rows: dict[str, list[int]] = {}
         for row, session_id in enumerate(self._turns.column("session_id").to_pylist()):
@@ -202,25 +215,64 @@ class Traces:
         """The trace state in row `position` of `states`."""
         row = {name: values[position] for name, values in self._columns.items()}
         turns = self._session(row["session_id"])
-        path = _path(turns, row["turn_idx"])
-        cwd = path[0].cwd if path else row["cwd"]
-        messages = policy.apply(merged_users(self._shown(path)))
         siblings = [i for i in row["siblings"] or () if i in self._position_of]
+        if row["sent_turn_idx"] is not None:
+            prompt: dict[str, Any] = self._as_sent(turns, row, policy)
+        else:
+            path = _path(turns, row["turn_idx"])
+            cwd = path[0].cwd if path else row["cwd"]
+            messages = policy.apply(merged_users(self._shown(path)))
+            prompt = {
+                "messages": [{"role": "system", "content": system_prompt(cwd)}, *messages],
+                "tools": self._tools_for(row["session_id"]),
+                "fidelity": "rebuilt",
+            }
+            if row["shape_turn_idx"] is not None:
+                shape = self._shape(turns[row["shape_turn_idx"]])
+                prompt["messages"][0]["content"] = "\n\n".join(shape.system)
+                prompt |= {"system": shape.system}
+                prompt["tools"] = shape.tools or prompt["tools"]
         return TraceState(
+            **prompt,
             state_id=row["state_id"],
-            messages=[{"role": "system", "content": system_prompt(cwd)}, *messages],
             student_action=self._action(position),
-            tools=self._tools_for(row["session_id"]),
             hint=row["hint"],
             outcome=row["outcome"],
             error_kind=row["error_kind"],
             session_id=row["session_id"],
+            conversation=row["conversation"],
+            project=self._projects.get(row["session_id"]),
             turn_idx=row["turn_idx"],
             cwd=row["cwd"],
             student_model=row["student_model"],
             alternatives=[self._action(self._position_of[i]) for i in siblings],
             n_context_tokens=row["n_context_tokens"],
         )
+
+    def _as_sent(
+        self, turns: dict[int, _StoredTurn], row: dict[str, Any], policy: WindowPolicy
+    ) -> dict[str, Any]:
+        """Give what a logged request sent: its messages, system prompt, tools and parameters."""
+        last = turns[row["sent_turn_idx"]]
+        path = [*_path(turns, row["sent_turn_idx"]), last]
+        shape = self._shape(turns[row["shape_turn_idx"]])
+        messages = [message for turn in path for message in self._messages(turn)]
+        system = {"role": "system", "content": "\n\n".join(shape.system)}
+        return {
+            "messages": [system, *policy.apply(messages)],
+            "tools": shape.tools,
+            "fidelity": "exact",
+            "system": shape.system,
+            "params": _decode(row["params_json"]),
+        }
+
+    def _shape(self, turn: _StoredTurn) -> _Shape:
+        if turn.shape is None:
+            (sent,) = _decode(turn.messages_json)
+            turn.shape = _Shape(
+                system_of(sent), [tool_of(tool) for tool in sent.get("tools") or ()]
+            )
+        return turn.shape
 
     def _action(self, position: int) -> Message:
         action: Message = {
@@ -236,14 +288,19 @@ class Traces:
         """The messages of the turns on a path, as the model saw them at its end."""
         cleared: set[str] = set()
         shown: list[Message] = []
-        for turn in path:
+        turns = _as_shown(path)
+        is_rendered = turns is not path
+        for turn, after in zip_longest(turns, turns[1:]):
             if turn.flags:
                 cleared.update(
                     f.removeprefix("clear:") for f in turn.flags if f.startswith("clear:")
                 )
                 if "retracted" in turn.flags:
                     continue
-            shown += self._messages(turn)
+            messages = self._messages(turn)
+            if is_rendered and after is not None and _is_seam(turn, after):
+                messages = [{**messages[0], "content": f"{messages[0]['content']}\n"}]
+            shown += messages
         if not cleared:
             return shown
         return [
@@ -254,7 +311,9 @@ class Traces:
     def _messages(self, turn: _StoredTurn) -> list[Message]:
         if turn.messages is None:
             turn.messages = _decode(turn.messages_json)
-            if turn.state is not None:
+            if turn.kind == "sent":
+                turn.messages = [message for wire in turn.messages for message in messages_of(wire)]
+            elif turn.state is not None:
                 turn.messages.insert(0, self._action(turn.state))
             elif turn.kind == "assistant" and not _begins_with_action(turn.messages):
                 raise SchemaError(
@@ -403,6 +462,34 @@ def _frame(table: pa.Table) -> "pl.DataFrame":
 
 def _begins_with_action(messages: list[Message]) -> bool:
     return bool(messages) and messages[0]["role"] == "assistant"
+
+
+_PLACES = {"context": 0, "preface": 1, "system": 3}
+"""Where turns stand that are not in the order in which they were logged, between two answers."""
+
+
+def _place(turn: _StoredTurn) -> int:
+    return _PLACES.get(turn.kind, 2)
+
+
+def _is_seam(turn: _StoredTurn, after: _StoredTurn) -> bool:
+    """Whether the client ends a text with a line break, as it puts another of the user's behind it."""
+    kinds = {turn.kind, after.kind}
+    return turn.kind != "context" and kinds.isdisjoint(("assistant", "system", "microcompact"))
+
+
+def _as_shown(path: list[_StoredTurn]) -> list[_StoredTurn]:
+    if not any(turn.kind in _PLACES for turn in path):
+        return path
+    shown: list[_StoredTurn] = []
+    waiting: list[_StoredTurn] = []
+    for turn in path:
+        if turn.kind == "assistant":
+            shown += [*sorted(waiting, key=_place), turn]
+            waiting = []
+        else:
+            waiting.append(turn)
+    return [*shown, *sorted(waiting, key=_place)]
 
 
 def _path(turns: dict[int, _StoredTurn], turn_idx: int) -> list[_StoredTurn]:

@@ -52,7 +52,8 @@ def look(
     if not sources:
         raise IngestError("no session found: name a folder or a .jsonl file")
     result = ingest(sources, salt=salt, on_progress=on_progress)
-    turns, states = result.turns.to_pylist(), result.states.to_pylist()
+    states = result.states.to_pylist()
+    turns = [turn for turn in result.turns.to_pylist() if turn["turn_idx"] >= 0]
     turns_of, states_of = _by_session(turns), _by_session(states)
     facts, pieces = [], []
     for session in result.sessions.to_pylist():

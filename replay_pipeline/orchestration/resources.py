@@ -5,7 +5,8 @@ import contextvars
 import dagster as dg
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.pipeline import OnProgress, Pipeline
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.project import OnProgress
 from replay_pipeline.types import Progress
 
 console_progress: contextvars.ContextVar[OnProgress | None] = contextvars.ContextVar(

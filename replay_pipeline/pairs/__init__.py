@@ -13,14 +13,12 @@ from replay_pipeline.pairs.rows import (
     pairs_table,
     positives_table,
 )
-from replay_pipeline.pairs.weights import PairWeights
 from replay_pipeline.storage.pair_rows import pairs_of
 
 __all__ = [
     "WITH_CONSENSUS",
     "OnPolicyReport",
     "PairReport",
-    "PairWeights",
     "extract_dpo_pairs",
     "extract_pairs",
     "family_of_model",

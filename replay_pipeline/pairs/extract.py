@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
 from replay_pipeline.actions import (
@@ -13,7 +13,7 @@ from replay_pipeline.actions import (
     agreement_level,
     agrees_at,
     canonical_action,
-    differ_in_number_only,
+    differ_in_calls_alone,
 )
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.actions.votes import (
@@ -22,17 +22,21 @@ from replay_pipeline.actions.votes import (
     Verdict,
     Vote,
     family_of_answer,
+    has_one_effect,
     read_answer,
 )
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.families import family_of_model
-from replay_pipeline.pairs.evidence import Prompt, is_early_stop, is_refusal
+from replay_pipeline.feasibility import PromptState
+from replay_pipeline.pairs.claims import Claims
+from replay_pipeline.pairs.evidence import is_refusal, stop_objection
 from replay_pipeline.pairs.natural import NaturalPair, natural_pairs
 from replay_pipeline.pairs.report import AgreementStatistics, PairReport, TeacherTally
-from replay_pipeline.pairs.weights import FAILURES, PairWeights
+from replay_pipeline.reliability import BallotBox, Reliability, Verdicts
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import (
+    FAILURES,
     REHEARSAL,
     AgreementLevel,
     DPOPair,
@@ -41,6 +45,7 @@ from replay_pipeline.types import (
     TeacherAction,
     Tool,
     TraceState,
+    Trial,
 )
 
 
@@ -61,10 +66,22 @@ class ExtractOptions(TypedDict, total=False):
     control: Iterable[TeacherAction]
     """Answers of the student's own model at the same states. Rows of `teacher_actions` from the
     student's model itself are taken as control too."""
+    trials: Mapping[str, Mapping[str, Trial]]
+    """By state and rendered action, what became of actions that were tried: one effect is one vote,
+    and what would fail is no better side."""
     same_text: TextComparator | None
     """Judge of final texts that differ."""
-    weights: PairWeights
-    """How pairs are weighted."""
+    min_p_better: float | None
+    """Keep a pair by the probability that it is right, instead of by the number of families: then
+    `states` are gone through twice."""
+    reliability: Reliability | None
+    """Estimates of who is right, made elsewhere; by default from these states and answers."""
+    verdicts: Verdicts
+    """By state and candidate (a teacher, or `agent`), whether its action is known to be right."""
+    checked: Mapping[str, bool]
+    """By pair, whether a person found it to be right."""
+    chances: Mapping[str, float]
+    """By pair, with which probability it was drawn to be checked; equal where not given."""
     on_progress: Callable[[Progress], None] | None
     """Called every 1,000 states."""
 
@@ -129,16 +146,39 @@ def extract_pairs(
     level = options.get("level", "effect")
     if level not in LEVELS:
         raise ConfigError(f"level={level!r} is not one of {', '.join(LEVELS)}")
-    extraction = _Extraction(
-        PairReport(level=level, agreement_threshold=agreement_threshold), options
-    )
+    minimum = options.get("min_p_better")
+    if minimum is not None and not 0 <= minimum <= 1:
+        raise ConfigError(f"min_p_better={minimum} is no probability")
+    rows, control = list(teacher_actions), list(options.get("control", ()))
     with without_collector():
-        extraction.file_answers(teacher_actions, options.get("control", ()))
+        if minimum is not None and options.get("reliability") is None:
+            states = states if isinstance(states, Sequence) else list(states)
+            options["reliability"] = _estimated(states, rows, control, agreement_threshold, options)
+        extraction = _Extraction(
+            PairReport(level=level, agreement_threshold=agreement_threshold), options
+        )
+        extraction.file_answers(rows, control)
         judged = extraction.judge_all(states, options.get("on_progress"))
         extraction.defer()
         if options.get("include_natural", True):
             extraction.add_natural(judged)
         return extraction.finished()
+
+
+def _estimated(
+    states: Iterable[TraceState],
+    rows: Iterable[TeacherAction],
+    control: Iterable[TeacherAction],
+    threshold: int,
+    options: ExtractOptions,
+) -> Reliability:
+    """Estimate who is right before anything is decided by it."""
+    without: ExtractOptions = {**options, "min_p_better": None}
+    report = PairReport(level=options.get("level", "effect"), agreement_threshold=threshold)
+    first = _Extraction(report, without)
+    first.file_answers(rows, control)
+    first.judge_all(states, None)
+    return first.reliability()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +251,10 @@ class _Extraction:
         self.look_ahead_steps = options.get("look_ahead_steps", 3)
         self.samples = options.get("samples") or {}
         self.same_text = options.get("same_text")
-        self.weights = options.get("weights") or PairWeights()
+        self.trials = options.get("trials") or {}
+        self.min_p_better = options.get("min_p_better")
+        self.options = options
+        self.claims: Claims = self._claims([])
         self.statistics = AgreementStatistics(report.level)
         self._found: list[_Found] = []
         self._steps: dict[str, list[_Step]] = {}
@@ -231,6 +274,28 @@ class _Extraction:
                 by_teacher[row.teacher] = row
         for row in control:
             self._control.setdefault(row.state_id, row)
+
+        self.claims = self._claims(sorted({family_of_answer(row) for row in self._rows()}))
+
+    def _rows(self) -> Iterable[TeacherAction]:
+        return (row for rows in self._answers.values() for row in rows.values())
+
+    def _claims(self, families: Iterable[str]) -> Claims:
+        verdicts = self.options.get("verdicts")
+        box = BallotBox(
+            families, level=self.report.level, same_text=self.same_text, verdicts=verdicts
+        )
+        return Claims(
+            box,
+            verdicts=verdicts,
+            checked=self.options.get("checked"),
+            known=self.options.get("reliability"),
+        )
+
+    def reliability(self) -> Reliability:
+        """Return the estimates that the states judged so far give."""
+        n = self.report.n_control
+        return self.claims.fitted(1 - self.report.n_control_mismatch / n if n else None)
 
     def judge_all(
         self, states: Iterable[TraceState], on_progress: Callable[[Progress], None] | None
@@ -255,13 +320,17 @@ class _Extraction:
     def judge(self, state: TraceState) -> None:
         side = self.student_side(state)
         answers = self.answers(state, side)
-        everyone = Panel(answers.valid, self.same_text)
+        effects = self.effects(state, side, answers)
+        everyone = Panel(answers.valid, self.same_text, effects=effects)
         all_vote = len(answers.voting) == len(answers.valid)
-        panel = everyone if all_vote else Panel(answers.voting, self.same_text)
+        panel = everyone if all_vote else Panel(answers.voting, self.same_text, effects=effects)
         verdict = panel.verdict(self.report.level, self.report.agreement_threshold)
-        with_student = self.levels_with_student(side, everyone)
+        with_student = self.levels_with_student(side, everyone, effects)
         self.count_agreement(state, answers, everyone, with_student)
+        self.claims.file(state, side.action, answers.voting, is_recorded=side.source == "recorded")
         outcome, found = self.outcome(side, answers, verdict, with_student)
+        if self.min_p_better is not None:
+            outcome, verdict = self.by_probability(state, answers, verdict, outcome)
         near = (
             panel.nearest_level(self.report.level, self.report.agreement_threshold)
             if outcome == "no_consensus" and not verdict.is_tie
@@ -300,9 +369,28 @@ class _Extraction:
                 pair = self.pair(state, side, answers, balance, verdict.winner)
                 place = state.get("session_id") or "", len(state["messages"])
                 chosen = verdict.winner.action
+                self.claims.claim(pair, [vote.family for vote in verdict.winner.votes])
                 self._found.append(_Found(pair, row, chosen, side.action, place, step))
             elif outcome == "agreement":
                 self.report.positives.append(_positive(state, side, answers, verdict.winner))
+
+    def by_probability(
+        self, state: TraceState, answers: _Answers, verdict: Verdict, outcome: str
+    ) -> tuple[str, Verdict]:
+        """Give the outcome and the winner by how likely a pair is to be right, not by counting."""
+        seen = self.claims.beliefs(state["state_id"])
+        if seen is None or outcome == "invalid_action":
+            return outcome, verdict
+        ballot, beliefs = seen
+        best = max(range(len(beliefs.better)), key=lambda group: (beliefs.better[group], -group))
+        if beliefs.better[best] < (self.min_p_better or 0.0):
+            return ("doubtful" if outcome == "pair" else outcome), verdict
+        families = self.claims.families_of(ballot, best)
+        votes = [vote for vote in answers.voting if vote.family in families]
+        chosen = Panel(votes, self.same_text).verdict(self.report.level, 1)
+        if chosen.winner is None:
+            return outcome, verdict
+        return "pair", replace(verdict, winner=chosen.winner)
 
     def step(self, state: TraceState, side: _Side) -> _Step | None:
         """Tell what the student did, kept for the look-ahead of earlier states."""
@@ -347,15 +435,19 @@ class _Extraction:
         """Give the outcome of a state whose student differs from the consensus, and why no pair."""
         if is_refusal(consensus.action):
             return "refusal", None
-        if is_early_stop(consensus.action, side.action):
-            return "early_stop", None
+        trial = self.trial(state, consensus.action)
+        if trial is not None and not trial.works:
+            return "would_fail", trial.error_kind
+        if stops := stop_objection(consensus.action, side.action):
+            return stops, None
         level = self.report.level
-        if any(differ_in_number_only(v.action, side.action, level=level) for v in consensus.votes):
+        if any(differ_in_calls_alone(v.action, side.action, level=level) for v in consensus.votes):
             return "call_count", None
-        if why := Prompt(state["messages"], side.action).obstacle(consensus.action):
-            return "infeasible", why
+        prompt = PromptState(state["messages"], side.action, cwd=state.get("cwd"))
+        if obstacle := prompt.obstacle(consensus.action):
+            return obstacle
         # Alone against them the student is what a pair is about; with others it is a dispute.
-        if balance.n_against > 1 and balance.margin <= 0:
+        if self.min_p_better is None and balance.n_against > 1 and balance.margin <= 0:
             return "contested", f"{balance.n_against} for the student's action"
         return "pair", None
 
@@ -392,14 +484,28 @@ class _Extraction:
                 return n
         return None
 
+    def trial(self, state: TraceState, action: Action) -> Trial | None:
+        """Return what became of an action where it was tried."""
+        return self.trials.get(state["state_id"], {}).get(action.render())
+
+    def effects(self, state: TraceState, side: _Side, answers: _Answers) -> dict[Action, str]:
+        """Return the effects of the actions at a state that were tried and had one."""
+        if state["state_id"] not in self.trials:
+            return {}
+        actions = {side.action, *(vote.action for vote in answers.valid)}
+        tried = {action: self.trial(state, action) for action in actions}
+        return {a: t.effect for a, t in tried.items() if t is not None and t.effect is not None}
+
     def levels_with_student(
-        self, side: _Side, everyone: Panel
+        self, side: _Side, everyone: Panel, effects: Mapping[Action, str]
     ) -> dict[Action, AgreementLevel | None]:
         """Tell how close the student's action comes to each distinct answer."""
-        return {
-            action: agreement_level(side.action, action, same_text=self.same_text)
-            for action in everyone.distinct
-        }
+        found: dict[Action, AgreementLevel | None] = {}
+        for action in everyone.distinct:
+            level = agreement_level(side.action, action, same_text=self.same_text)
+            is_one = has_one_effect(side.action, action, effects)
+            found[action] = "effect" if is_one and not agrees_at("effect", level) else level
+        return found
 
     def outcome(
         self,
@@ -529,15 +635,15 @@ class _Extraction:
             "is_distillable": _is_distillable(consensus),
             "control_mismatch": is_mismatch,
             "cost_usd": answers.cost_usd,
-            "weight": self.weights.of_consensus(
-                share=balance.n_for / balance.n_families,
-                level=consensus.level,
-                outcome=state.get("outcome") if side.source == "recorded" else None,
-                shares_vendor=shares_vendor,
-                is_control_mismatch=is_mismatch,
-            ),
+            **self.trials_of(state, consensus.action, side.action),
         }
         return _without_none(pair)
+
+    def trials_of(self, state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any]:
+        """Return what became of both sides where they were tried."""
+        sides = {"chosen_trial": chosen, "rejected_trial": rejected}
+        tried = {name: self.trial(state, action) for name, action in sides.items()}
+        return {name: trial.in_words() for name, trial in tried.items() if trial is not None}
 
     def add_natural(self, states: list[TraceState]) -> None:
         """Add what the record itself prefers; where the teachers say the same, it joins their row."""
@@ -575,11 +681,29 @@ class _Extraction:
             "rejected_source": "recorded",
             "shares_vendor": False,
             "cost_usd": 0.0,
-            "weight": getattr(self.weights, found.source),
         }
         return _without_none(pair)
 
+    def refute(self) -> None:
+        """Take out the pairs that were found to be wrong when they were checked."""
+        rows = {id(found.pair): found.row for found in self._found}
+        kept: list[DPOPair] = []
+        for pair in self.report.pairs:
+            if pair.get("is_checked_right") is not False:
+                kept.append(pair)
+                continue
+            self.report.refuted.append(pair)
+            if (row := rows.get(id(pair))) is not None:
+                row["outcome"] = "refuted"
+        self.report.pairs = kept
+
     def finished(self) -> PairReport:
+        report, chances = self.report, self.options.get("chances")
+        report.reliability, claims = self.claims.settle(
+            report.pairs, n_control=report.n_control, n_mismatch=report.n_control_mismatch
+        )
+        report.poll = self.claims.poll(claims, report.pairs, chances)
+        self.refute()
         self.report.matrix = self.statistics.matrix()
         self.report.agreement = self.statistics.by_level()
         return self.report
@@ -590,6 +714,7 @@ def _shared(state: TraceState) -> dict[str, Any]:
     return {
         "state_id": state["state_id"],
         "session_id": state.get("session_id"),
+        "conversation": state.get("conversation"),
         "state_messages": state["messages"],
         "tools": state.get("tools"),
         "hint": state.get("hint"),

@@ -9,9 +9,10 @@ from replay_pipeline.actions import (
     agreement_level,
     agrees_at,
     canonical_action,
-    differ_in_number_only,
+    differ_in_calls_alone,
 )
-from replay_pipeline.pairs.evidence import Prompt, is_early_stop, is_refusal
+from replay_pipeline.feasibility import PromptState
+from replay_pipeline.pairs.evidence import is_refusal, stop_objection
 from replay_pipeline.types import AgreementLevel, TraceState
 
 _ABANDONED = ("rewound", "retracted")
@@ -42,16 +43,17 @@ class NaturalPair:
         found = agreement_level(self.chosen, self.rejected)
         if agrees_at(level, found):
             return "same_action"
-        if differ_in_number_only(self.chosen, self.rejected, level=level):
+        if differ_in_calls_alone(self.chosen, self.rejected, level=level):
             return "call_count"
         if is_refusal(self.chosen):
             return "refusal"
-        if is_early_stop(self.chosen, self.rejected):
-            return "early_stop"
+        if stops := stop_objection(self.chosen, self.rejected):
+            return stops
         if self.source == "rejection" and not agrees_at("target", found):
             return "other_object"
-        is_shown = Prompt(self.state["messages"], self.rejected).obstacle(self.chosen) is None
-        return None if is_shown else "infeasible"
+        prompt = PromptState(self.state["messages"], self.rejected, cwd=self.state.get("cwd"))
+        found = prompt.obstacle(self.chosen)
+        return found.kind if found is not None else None
 
 
 def natural_pairs(states: Sequence[TraceState]) -> Iterator[NaturalPair]:

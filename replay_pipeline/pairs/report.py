@@ -4,13 +4,14 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from heapq import heappush, heappushpop
 from typing import Any
 
 from replay_pipeline.actions import LEVELS, Action, agreement_level
 from replay_pipeline.actions.agreement import strictness
 from replay_pipeline.actions.votes import Vote
+from replay_pipeline.reliability import Poll, Precision, Reliability
 from replay_pipeline.types import AgreementLevel, DPOPair
 
 _N_CHANCE_STATES = 1_000
@@ -77,6 +78,12 @@ class PairReport:
     matrix: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     """Teacher by teacher: (states at which both were valid, at which they agree)."""
     agreement: dict[str, LevelAgreement] = field(default_factory=dict)
+    reliability: Reliability | None = None
+    """Who is right how often, as far as the votes tell."""
+    poll: Poll = field(default_factory=Poll)
+    """What there is to say how many of `pairs` are right."""
+    refuted: list[DPOPair] = field(default_factory=list)
+    """Pairs that were checked and found to be wrong: they are not among `pairs`."""
     """Raw and chance agreement by level."""
 
     @property
@@ -98,6 +105,11 @@ class PairReport:
     def pairs_by_source(self) -> dict[str, int]:
         """Pairs by where they come from."""
         return _counts(pair.get("source", "consensus") for pair in self.pairs)
+
+    @property
+    def precision(self) -> Precision:
+        """How many of `pairs` are right."""
+        return self.poll.precision()
 
     @property
     def n_ties(self) -> int:
@@ -131,6 +143,10 @@ class PairReport:
             "n_states": self.n_states,
             "n_pairs": len(self.pairs),
             "n_positives": len(self.positives),
+            "n_refuted": len(self.refuted),
+            "precision": asdict(self.precision) | {"words": self.precision.words()},
+            "poll": self.poll.to_json(),
+            "reliability": self.reliability.to_json() if self.reliability else None,
             "outcomes": self.outcome_counts,
             "pairs_by_source": self.pairs_by_source,
             "natural_left_out": dict(sorted(self.natural_left_out.items())),

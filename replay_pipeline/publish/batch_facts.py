@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from replay_pipeline.publish import layout
-from replay_pipeline.publish.splits import SPLITS, session_sha
+from replay_pipeline.publish.splits import SPLITS, Split, joined, sha_of, sides_in
 
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 _SHORTEST = 1_024
@@ -55,7 +55,14 @@ class CardFacts(TypedDict, total=False):
 _GENERAL = ("title", "license", "teachers", "accepted_terms", "control_run", "notes", "url")
 STAGE_FACTS = {
     "ingest": ("n_sessions", "n_turns", "n_states"),
-    "replay": ("n_answers", "n_failed", "spent_usd", "cost_by_teacher_usd", "errors"),
+    "replay": (
+        "n_answers",
+        "n_rehearsed",
+        "n_failed",
+        "spent_usd",
+        "cost_by_teacher_usd",
+        "errors",
+    ),
     "pairs": ("n_consensus", "n_agreement", "n_pairs", "outcomes"),
     "normalize": ("recipe", "n_in", "n_kept", "dropped", "length_bias"),
 }
@@ -99,16 +106,67 @@ class Retracted:
         if not self.sessions:
             return table
         pairs = zip(table["session_id"].to_pylist(), table["state_id"].to_pylist(), strict=True)
-        stays = [session_sha(session or state) not in self.sessions for session, state in pairs]
+        stays = [sha_of(session or state) not in self.sessions for session, state in pairs]
         return table.filter(pa.array(stays, pa.bool_()))
 
 
 def merge_facts(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """New facts over those that are there; what was retracted stays so."""
+    """New facts over those that are there; what was retracted, or in train, stays so."""
     one, other = Retracted.of(there), Retracted.of(new)
     both = Retracted(one.sessions | other.sessions, one.batches | other.batches)
     merged = {**there, **new}
-    return {**merged, **both.facts()} if both != Retracted() else merged
+    merged |= both.facts() if both != Retracted() else {}
+    moved = {*there.get(_MOVED, ()), *new.get(_MOVED, ())}
+    merged |= {_MOVED: sorted(moved)} if moved else {}
+    sides = joined(*(sides_in(facts.get(_SIDES, {})) for facts in (there, new)))
+    return merged | ({_SIDES: _by_side(sides)} if sides else {})
+
+
+_MOVED, _SIDES = "brought_to_train", "earlier_sides"
+
+
+def known_sides(
+    manifests: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]
+) -> dict[str, Split]:
+    """Return the side of every conversation that was ever published, and of what it shares, by hash."""
+    published = (
+        sides_in(manifest.get(name, {}))
+        for manifest in manifests
+        for name in ("conversations", "ties")
+    )
+    return joined(*published, sides_in(facts.get(_SIDES, {})))
+
+
+def side_facts(
+    sides: Mapping[str, Split], moved: Iterable[str], manifests: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what of all sides no manifest tells, as facts.
+
+    Args:
+        sides: of conversations and what they share, by hash.
+        moved: conversations, by hash, that had rows on both sides and were brought to train.
+        manifests: those of the dataset.
+    """
+    told = known_sides(manifests, {})
+    gone = {sha: side for sha, side in sides.items() if sha not in told}
+    facts = {_SIDES: _by_side(gone)} if gone else {}
+    return facts | ({_MOVED: sorted(moved)} if moved else {})
+
+
+def n_with_message(manifests: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Return in how many published conversations each message, or project, stands, by hash."""
+    return Counter(
+        sha for manifest in manifests for shas in manifest.get("ties", {}).values() for sha in shas
+    )
+
+
+def n_moved(facts: Mapping[str, Any]) -> int:
+    """Return how many conversations were brought to train, since an older version cut them."""
+    return len(facts.get(_MOVED, ()))
+
+
+def _by_side(sides: Mapping[str, Split]) -> dict[str, list[str]]:
+    return {side: sorted(sha for sha, each in sides.items() if each == side) for side in SPLITS}
 
 
 class Summed:
@@ -160,8 +218,9 @@ def manifest_of(
     pairs: Summed,
     n_positives: int,
     sessions: Mapping[str, Sequence[str]],
+    conversations: Mapping[str, Sequence[str]],
+    ties: Mapping[str, Sequence[str]],
     test_fraction: float,
-    pins: Mapping[str, str],
     stages: Mapping[str, Any],
     counted: str | None = None,
     not_cut: Mapping[str, Mapping[str, int]] | None = None,
@@ -171,9 +230,10 @@ def manifest_of(
     return {
         "trace_batch": batch,
         "test_fraction": test_fraction,
-        "pins": dict(sorted(pins.items())),
         "files": files,
         "sessions": sessions,
+        "conversations": conversations,
+        **({"ties": ties} if any(ties.values()) else {}),
         "counts": {name: dict(sorted(counts.items())) for name, counts in pairs.counts.items()},
         "teachers_agreeing": dict(sorted(pairs.teachers.items())),
         **{name: pairs.totals[name] for name in totals},
@@ -213,9 +273,9 @@ def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     return digest.hexdigest()[:12]
 
 
-def sessions_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Hashes of the sessions of a batch."""
-    return [sha for side in SPLITS for sha in manifest["sessions"][side]]
+def sessions_of(manifest: Mapping[str, Any], name: str = "sessions") -> list[str]:
+    """Hashes of the sessions, or the conversations, of a batch."""
+    return [sha for side in SPLITS for sha in manifest[name][side]]
 
 
 def rows_by_split(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:

@@ -14,7 +14,7 @@ import yaml
 from jinja2 import Template
 
 from replay_pipeline.publish import layout
-from replay_pipeline.publish.batch_facts import digest_of, rows_by_split, sessions_of
+from replay_pipeline.publish.batch_facts import digest_of, n_moved, rows_by_split, sessions_of
 from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
@@ -51,13 +51,17 @@ _COLUMNS = {
     "log-probability, as JSON; bytes in place of a token that is no text (`teacher_logprobs`).",
     "teacher": "Who wrote it (`teacher_logprobs`).",
     "n_tokens": "Tokens of prompt, tools and the longer side together.",
-    "session_id": "The session; splits never cut one.",
+    "needs": "Places in `prompt` (from 0) of the messages without which a side would not be possible; "
+    "a cut must leave them, and the step that each belongs to.",
+    "session_id": "The session; a subagent has one of its own.",
+    "conversation": "The conversation that the session is a part of; splits never cut one.",
     "trace_batch": "The batch it came with; a batch is replaced as a whole.",
 }
 """Columns that the pipeline's own tables do not have, or not like this."""
 _FIGURES = {
     "states of recorded sessions": ("ingest", "n_states"),
     "answers of teachers": ("replay", "n_answers"),
+    "answers made up in a rehearsal": ("replay", "n_rehearsed"),
     "failed calls": ("replay", "n_failed"),
     "US dollars spent on answers": ("replay", "spent_usd"),
     "states with a consensus": ("pairs", "n_consensus"),
@@ -75,7 +79,8 @@ _COUNTED = {
 
 def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
     """Write the whole card: metadata for the Hub, then what a reader wants to know."""
-    batches = [manifests[key] for key in sorted(manifests)]
+    # A batch without a row is no part of what is described.
+    batches = [manifests[key] for key in sorted(manifests) if _has_rows(manifests[key])]
     rows = {
         config: {split: count for split, count in counts.items() if count}
         for config, counts in rows_by_split(manifests).items()
@@ -96,6 +101,8 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         url=facts.get("url"),
         digest=digest,
         n_sessions=len({sha for batch in batches for sha in sessions_of(batch)}),
+        n_conversations=len({sha for m in batches for sha in sessions_of(m, "conversations")}),
+        n_moved=n_moved(facts),
         n_batches=len(batches),
         n_pairs=n_pairs,
         n_rehearsed=sum(batch.get("n_rehearsed", 0) for batch in batches),
@@ -132,6 +139,10 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         sample=_sample(batches),
     )
     return f"{card}\n".encode()
+
+
+def _has_rows(batch: Mapping[str, Any]) -> bool:
+    return any(splits for splits in batch["files"].values())
 
 
 def _yaml(metadata: Mapping[str, Any]) -> str:
@@ -175,8 +186,8 @@ def _metadata(
 
 
 def _column_names(configs: Iterable[str]) -> list[str]:
-    """Give every column of every config once, those of a kind of row first."""
-    schemas = [*layout.CONFIGS.values(), *(layout.schema_of(config) for config in configs)]
+    """Return every column of the configs that have rows once, those of a kind of row first."""
+    schemas = [layout.schema_of(config) for config in configs]
     every = dict.fromkeys(name for schema in schemas for name in schema.names)
     return [*(n for n in _COLUMNS if n in every), *(n for n in every if n not in _COLUMNS)]
 
@@ -188,7 +199,7 @@ def _meaning(column: str) -> str:
 def _about(config: str) -> str:
     if (length := layout.length_of(config)) is None:
         return _ABOUT[config]
-    return f"the pairs, prompts cut to {length:,} tokens: the first request and the last steps stay"
+    return f"the pairs, prompts cut to {length:,} tokens: what both sides need stays"
 
 
 def _tokens(batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -272,7 +283,12 @@ def _figures(batches: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
     """Tell what the stages counted, as far as they did."""
     found = []
     for what, (stage, name) in _FIGURES.items():
-        known = [n for batch in batches if (n := _stage(batch, stage).get(name)) is not None]
+        of_stage = [_stage(batch, stage) for batch in batches]
+        if stage == "replay":  # what was made up is no answer, and nobody was paid for it
+            of_stage = [
+                s for s in of_stage if (name == "n_rehearsed") == bool(s.get("n_rehearsed"))
+            ]
+        known = [n for each in of_stage if (n := each.get(name)) is not None]
         if known:
             total = sum(known)
             found.append((what, f"{total:.4f}" if isinstance(total, float) else total))

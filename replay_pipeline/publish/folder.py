@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,11 +53,14 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def replace_files(
-    folder: Path, files: Mapping[str, bytes | Path], removed: set[str]
+    folder: Path,
+    files: Mapping[str, bytes | Path],
+    removed: set[str],
+    look: Callable[[Path], object] | None = None,
 ) -> FolderChange:
     """Bring a folder to its next version: `files` are in it, `removed` are not, the rest stays.
 
-    Nothing is touched when nothing would change.
+    Nothing is touched when nothing would change, or when `look` raises at the next version.
 
     Raises:
         StorageError: the folder cannot be written or the disk is full; it is as before.
@@ -80,6 +83,8 @@ def replace_files(
         _link(folder, next_version, leave_out={*change.written, *change.removed})
         for path in change.written:
             _write(next_version / path, files[path])
+        if look is not None:
+            look(next_version)
         _swap(folder, next_version)
     except OSError as error:
         raise StorageError(

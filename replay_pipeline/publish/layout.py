@@ -12,6 +12,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
-from replay_pipeline.types import Message
+from replay_pipeline.types import Message, conversation_of
 
-VERSION = 2
-"""Of the columns. In 1, messages and tools were lists of JSON texts."""
+VERSION = 3
+"""Of the columns. In 1, messages and tools were lists of JSON texts; until 3, rows did not name their
+conversation, and each session was split by itself, subagents apart from who started them."""
 
 _TEXT = pa.string()
 _FUNCTION = pa.struct([("name", _TEXT), ("arguments", _TEXT)])
@@ -50,7 +52,7 @@ _COMMON = [
     ("is_distillable", pa.bool_()),
     ("cost_usd", pa.float64()),
 ]
-_KEYS = [("state_id", pa.string()), ("session_id", pa.string()), ("trace_batch", pa.string())]
+_KEYS = [(name, _TEXT) for name in ("state_id", "session_id", "conversation", "trace_batch")]
 _OF_PAIRS = [
     ("pair_id", pa.string()),
     ("n_teachers_valid", pa.int32()),
@@ -60,8 +62,14 @@ _OF_PAIRS = [
     ("source", pa.string()),
     ("rejected_source", pa.string()),
     ("shares_vendor", pa.bool_()),
+    ("p_chosen_right", pa.float64()),
+    ("p_better", pa.float64()),
+    ("is_checked_right", pa.bool_()),
+    ("chosen_trial", pa.string()),
+    ("rejected_trial", pa.string()),
     ("weight", pa.float64()),
     ("n_tokens", pa.int32()),
+    ("needs", pa.list_(pa.int32())),
 ]
 
 PAIRS = pa.schema(
@@ -239,7 +247,28 @@ def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
             yield pa.table([_column(part, field) for field in schema], schema=schema)
 
 
+def conversations_in(rows: pa.Table | pa.RecordBatch, named: Mapping[str, str]) -> list[str]:
+    """Return the conversation of each row, as far as the rows themselves tell it.
+
+    Args:
+        rows: with `session_id` and `state_id`; a row without a session is one of its own.
+        named: conversations of sessions, for rows that do not name theirs.
+    """
+    states, sessions = rows["state_id"].to_pylist(), rows["session_id"].to_pylist()
+    known = (
+        rows["conversation"].to_pylist()
+        if "conversation" in rows.schema.names
+        else [None] * len(sessions)
+    )
+    return [
+        conversation or (named.get(session) or conversation_of(session) if session else state)
+        for state, session, conversation in zip(states, sessions, known, strict=True)
+    ]
+
+
 def _column(part: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    if field.name == "conversation" and field.name not in part.schema.names:
+        return pa.array(conversations_in(part, {}), field.type)
     if field.name not in part.schema.names:
         return pa.nulls(len(part), field.type)
     column = part.column(field.name)
@@ -310,6 +339,8 @@ def _table(source: pa.Table, batch: str, schema: pa.Schema, **made: list[Any]) -
             columns.append(pa.array(made[field.name], field.type))
         elif field.name == "trace_batch":
             columns.append(pa.array([batch] * len(source), field.type))
+        elif field.name == "conversation":
+            columns.append(pa.array(conversations_in(source, {}), field.type))
         elif field.name in source.column_names:
             columns.append(source[field.name].cast(field.type))
         else:
@@ -322,8 +353,16 @@ def _each(table: pa.Table, name: str, convert: Callable[[str], Any]) -> list[Any
 
 
 def messages_of(messages_json: str) -> list[Message]:
-    """Give messages as they are published, from their JSON text."""
-    return [message_of(message) for message in json_value(messages_json)]
+    """Give messages as they are published, from their JSON text.
+
+    What a client said in the system's name in mid-conversation is the user's here: most chat templates
+    take a message of the system at the beginning alone.
+    """
+    messages = [message_of(message) for message in json_value(messages_json)]
+    for message in dropwhile(lambda each: each["role"] == "system", messages):
+        if message["role"] == "system":
+            message["role"] = "user"
+    return messages
 
 
 def message_of(message: Mapping[str, Any]) -> Message:
@@ -381,6 +420,11 @@ def with_objects(message: Mapping[str, Any]) -> Message:
 def json_of(message: Mapping[str, Any]) -> str:
     """Give a published message as JSON text."""
     return _encode(with_objects(message)).decode()
+
+
+def tool_name(tool: Mapping[str, Any]) -> str | None:
+    """Give the name of a tool, of the form of OpenAI or of Anthropic."""
+    return (tool.get("function") or tool).get("name")
 
 
 def tools_of(tools_json: str) -> str | None:

@@ -1,11 +1,12 @@
-"""How long pairs are in tokens, and the configs that are cut to a length.
+"""How long pairs are in tokens.
 
 Trainers truncate or drop what is longer than their `max_length`, most of them without a word. So
-every pair says how long it is, and the dataset has pairs that fit.
+every pair says how long it is, and the dataset has pairs that fit (`cuts.py`).
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,25 @@ import xxhash
 from replay_pipeline.errors import ConfigError, MissingDependencyError
 from replay_pipeline.publish import layout
 from replay_pipeline.types import Message
-from replay_pipeline.windows import OMITTED, cut_steps, n_pinned
 
-_BYTES_PER_TOKEN = 2.0
-"""Without a tokenizer. Real sessions of coding agents took 2.2 to 4.3 bytes a token, so what fits by
-this figure fits."""
+_PIECES: tuple[tuple[re.Pattern[str], float, float], ...] = (
+    (re.compile(r"[A-Za-z]+"), 1.0, 0.0),
+    (re.compile(r"(?<![A-Za-z])[A-Za-z]{6}([A-Za-z]+)"), 0.0, 0.19),
+    (re.compile(r"[0-9]"), 1.03, 0.0),
+    (re.compile(r"[^\S\n]{2,}"), 1.33, 0.0),
+    (re.compile(r"\n+"), 1.07, 0.0),
+    (re.compile(r"[^\x00-\x7f]+"), 0.0, 1.9),
+    (re.compile(r"[^\w\s]+"), 1.31, 0.12),
+)
+"""Pieces of text, and the tokens that one of them and each of its characters take: the larger of two
+figures, fitted to 6,000 messages of real sessions with the tokenizers of SmolLM2 (49,152 tokens) and of
+DeepSeek (128,000), each within 12 % of nearly every message; what is not ASCII is counted by Japanese,
+of which there was too little. Of 800 prompts none took more tokens than this says, with either of the
+two; SmolLM2's took 6 to 18 % fewer."""
 _TOOL_FORM_TOKENS = 160
 """What templates write around a list of tools to say how they are called."""
 _GENERATION_TOKENS = 8
-_FILLED = 0.96
+FILLED = 0.96
 """Of a length, by our own count. Templates differ, and two versions of one tokenizer were seen to
 differ by 2 % on the same text; a row that is a token too long is dropped, or its end cut off."""
 
@@ -33,7 +44,7 @@ class TokenSizes:
 
     Args:
         tokenizer: a `tokenizer.json`, or the folder of a model that has one; without it, tokens are
-            estimated by bytes, rather too many.
+            estimated by words and signs, rather too many.
 
     Raises:
         ConfigError: there is no tokenizer.
@@ -41,7 +52,7 @@ class TokenSizes:
     """
 
     def __init__(self, tokenizer: Path | None = None) -> None:
-        self.name = f"estimated, {_BYTES_PER_TOKEN:g} bytes a token"
+        self.name = "estimated by words and signs"
         self._count: Callable[[str], int] = _estimated
         if tokenizer is not None:
             file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
@@ -62,12 +73,16 @@ class TokenSizes:
         sides = (sum(map(self.of, row[side])) for side in ("chosen", "rejected"))
         return self.of_tools(row["tools"]) + max(sides) + _GENERATION_TOKENS
 
+    def whole(self, row: Mapping[str, Any]) -> int:
+        """Count all of a row: prompt, tools and the longer side."""
+        return self.fixed(row) + sum(map(self.of, row["prompt"]))
+
     def counted(self, pairs: pa.Table) -> pa.Table:
         """Fill in the column `n_tokens` of rows of the config `pairs`."""
         rows = pairs.select(["prompt", "chosen", "rejected", "tools"]).to_pylist()
-        sizes = [self.fixed(row) + sum(map(self.of, row["prompt"])) for row in rows]
         column = layout.PAIRS.get_field_index("n_tokens")
-        return pairs.set_column(column, layout.PAIRS.field(column), pa.array(sizes, pa.int32()))
+        sizes = pa.array(map(self.whole, rows), pa.int32())
+        return pairs.set_column(column, layout.PAIRS.field(column), sizes)
 
     def _of_text(self, text: str) -> int:
         # States of one session share most of their messages, and counting is slow.
@@ -75,63 +90,6 @@ class TokenSizes:
         if sha not in self._known:
             self._known[sha] = self._count(text)
         return self._known[sha]
-
-
-def cut_pairs(pairs: pa.Table, n_tokens: int, sizes: TokenSizes, not_cut: Counter[str]) -> pa.Table:
-    """Give the pairs whose prompts fit, or can be cut until they do.
-
-    Whole steps go first, oldest first: the system message, the first request and the last step stay.
-    Where these alone are too long, long messages lose their middle. Sides and tools stay as they are.
-
-    Args:
-        pairs: rows of the config `pairs`.
-        n_tokens: length of prompt, tools and the longer side together.
-        sizes: how tokens are counted.
-        not_cut: how many pairs could not be cut, by reason; added to.
-    """
-    rows = []
-    for row in pairs.to_pylist():
-        fixed = sizes.fixed(row)
-        budget = int(n_tokens * _FILLED) - fixed
-        prompt = _cut(row["prompt"], budget, sizes) if budget > 0 else None
-        if prompt is None:
-            not_cut[_reason(row, budget, sizes)] += 1
-            continue
-        size = fixed + sum(map(sizes.of, prompt))
-        rows.append({**row, "prompt": prompt, "n_tokens": size})
-    return pa.Table.from_pylist(rows, schema=layout.PAIRS)
-
-
-def _cut(prompt: Sequence[Message], budget: int, sizes: TokenSizes) -> Sequence[Message] | None:
-    """Give as much of a prompt as fits into a budget of tokens; `None` if too little does."""
-    for max_chars in (None, budget, budget // 2, budget // 4):
-        shown = list(prompt) if max_chars is None else [_shortened(m, max_chars) for m in prompt]
-        tokens = [sizes.of(message) for message in shown]
-        note = sizes.of({"role": "user", "content": OMITTED})
-        kept = shown
-        if sum(tokens) > budget:
-            kept = cut_steps(shown, tokens, budget=max(budget - note, 0))
-        if sum(map(sizes.of, kept)) <= budget:
-            return kept
-    return None
-
-
-def _shortened(message: Message, max_chars: int) -> Message:
-    content, half = message["content"], max_chars // 2
-    if len(content) <= max_chars:
-        return message
-    n_left_out = len(content) - 2 * half
-    text = f"{content[:half]}\n[{n_left_out} characters left out]\n{content[-half:]}"
-    return {**message, "content": text}
-
-
-def _reason(row: Mapping[str, Any], budget: int, sizes: TokenSizes) -> str:
-    if budget <= 0:
-        return "the tools and a side alone"
-    first = row["prompt"][: n_pinned(row["prompt"])]
-    if sum(map(sizes.of, first)) > budget:
-        return "the first request alone"
-    return "the last step alone"
 
 
 def _chatml(message: Message) -> str:
@@ -149,7 +107,13 @@ def _chatml(message: Message) -> str:
 
 
 def _estimated(text: str) -> int:
-    return -int(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN)
+    n_tokens = 0.0
+    for pattern, by_piece, by_character in _PIECES:
+        pieces = pattern.findall(text)
+        n_tokens += by_piece * len(pieces)
+        if by_character:
+            n_tokens += by_character * sum(map(len, pieces))
+    return math.ceil(n_tokens)
 
 
 def _counting(file: Path) -> Callable[[str], int]:

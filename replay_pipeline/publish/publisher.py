@@ -1,12 +1,13 @@
 """Publish pairs as a dataset folder in the layout of the Hub, and on the Hub itself."""
 
 import importlib
+import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,14 +27,16 @@ from replay_pipeline.errors import (
 from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.answers import ScoredAnswers
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
+from replay_pipeline.publish.cuts import cut_pairs, with_needs
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
-from replay_pipeline.publish.lengths import TokenSizes, cut_pairs
+from replay_pipeline.publish.lengths import TokenSizes
+from replay_pipeline.publish.loading import problems_of_loading
 from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
-from replay_pipeline.publish.splits import SPLITS, SessionSplit, Split, session_sha
+from replay_pipeline.publish.splits import SPLITS, ConversationSplit, Split, sha_of, sides_in
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
-from replay_pipeline.storage.pair_rows import PromptsOf, with_prompts
+from replay_pipeline.storage.pair_rows import PromptsOf, table_with_prompts, with_prompts
 from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, POSITIVES
-from replay_pipeline.types import PAIR_LENGTHS, TEST_FRACTION
+from replay_pipeline.types import PAIR_LENGTHS, TEST_FRACTION, NormalizedDPOPair
 
 logger = logging.getLogger(__name__)
 
@@ -95,14 +98,17 @@ class HubOptions:
 
 
 def publish(
-    batches: Iterable[tuple[str, pa.Table]],
+    batches: Iterable[tuple[str, pa.Table]] | Iterable[NormalizedDPOPair],
     *,
-    folder: Path,
+    folder: Path | str,
     repo_id: str | None = None,
     positives: Iterable[tuple[str, pa.Table]] = (),
     prompts: Callable[[str], PromptsOf] | None = None,
     private: bool = True,
     test_fraction: float = TEST_FRACTION,
+    projects: Callable[[str], Mapping[str, str]] | None = None,
+    messages: Callable[[str], Mapping[str, Collection[str]]] | None = None,
+    look: Callable[[Path], object] | None = None,
     card_facts: Mapping[str, Any] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     lengths: Sequence[int] = PAIR_LENGTHS,
@@ -118,14 +124,22 @@ def publish(
     the same rows again changes nothing.
 
     Args:
-        batches: batch key and table `normalized_pairs`.
+        batches: batch key and table `normalized_pairs`; or the pairs themselves, which become the
+            batch `pairs` and replace what it held before.
         folder: the dataset folder; made when it is missing.
         repo_id: Hub dataset `owner/name` to bring to the same content.
         positives: batch key and table `positives` of the same or other batches.
         prompts: where the states of a batch are, by its key; not needed for tables that hold the
             columns of `PROMPT` themselves.
         private: visibility of a repository that is created.
-        test_fraction: share of sessions, by hash, in the test split.
+        test_fraction: share of conversations, by hash, in the test split. Those that were published
+            before keep their side, whatever the fraction was.
+        projects: the project of each conversation of a batch, by its key, where those of one
+            project are to come to one side.
+        messages: hashes of the long messages of each conversation of a batch, by its key: two or three
+            that share one come to one side, and what more share is common.
+        look: called with the folder of the new version before it takes the place of the old one;
+            what it raises keeps the old one.
         card_facts: what the card should say beyond what the rows say, as in `CardFacts`.
         max_shard_bytes: size at which a batch is written as several files.
         lengths: tokens to which prompts are cut in configs of their own, such as `pairs_8k`.
@@ -138,16 +152,16 @@ def publish(
 
     Raises:
         ConfigError: a batch key cannot be a folder name or comes twice, the repository name is
-            none, there is no such tokenizer, or the test fraction differs from that of batches
-            that stay.
-        SchemaError: there is nowhere to take the prompts from.
+            none, or there is no such tokenizer.
+        SchemaError: there is nowhere to take the prompts from, or a pair was not normalized.
         SecretFoundError: a secret is in the rows or in the card; nothing was published.
         StorageError: the folder cannot be written; it is as before.
         PublishError: a state is gone from its batch, and nothing was published; or the Hub
             refused, and the folder has the new version, the Hub the old one.
         MissingDependencyError: the Hub is asked for, but its client is not installed.
     """
-    given, agreed = _by_key(batches), _by_key(positives)
+    folder = Path(folder)
+    given, agreed = _by_key(_as_batches(batches)), _by_key(positives)
     sizes = TokenSizes(tokenizer)
     options = HubOptions(
         repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
@@ -155,13 +169,22 @@ def publish(
     hub = options.open()
     with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
         before = read_manifests(folder)
-        there, facts = _state_of(folder, before, hub, {*given, *agreed})
+        every, facts = _state_of(folder, before, hub)
         facts = batch_facts.merge_facts(facts, batch_facts.general_facts(card_facts or {}))
         gone = batch_facts.Retracted.of(facts)
         keys = {*given, *agreed} - gone.batches
         given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
-        split = _session_split([*given.values(), *agreed.values()], there, before, test_fraction)
+        there = {key: manifest for key, manifest in every.items() if key not in keys}
+        belong, named = _conversations_of(keys, given, agreed, projects)
+        said = _messages_of(keys, belong, messages)
+        sides, moved = _earlier_sides(folder, hub, list(every.values()), facts, named)
+        split = ConversationSplit.over(
+            belong,
+            test_fraction=test_fraction,
+            sides=sides,
+            ties=_shared(said, batch_facts.n_with_message(there.values())),
+        )
         old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
         version = _Version(Path(aside), facts=facts, owned=keys | old.keys(), before=before)
 
@@ -178,17 +201,19 @@ def publish(
                 key,
                 *_rows_of(key, given[key], agreed[key], states),
                 split=split,
+                ties={name: [project, *said.get(name, ())] for name, project in belong.items()},
                 stages=batch_facts.stage_facts(card_facts or {}, key),
                 scored=scored.get(key),
             )
         for key, manifest in sorted(old.items()):  # one dataset has one form of columns
             pairs, positive = (
-                map(gone.without, _published_rows(folder, hub, manifest, config))
+                map(gone.without, _published_rows(folder, hub, manifest, config, named))
                 for config in ("pairs", "positives")
             )
-            add(key, pairs, positive, split=_split_of(manifest), stages=manifest["stages"])
+            add(key, pairs, positive, split=split, ties={}, stages=manifest["stages"])
+        version.know(batch_facts.side_facts(split.sides, moved, [*there.values(), *version.new]))
         version.measure(folder)
-        report = version.write(folder, options)
+        report = version.write(folder, options, look)
         left_out = sum((each.left_out for each in scored.values()), Counter())
         report = replace(report, answers_left_out=dict(sorted(left_out.items())))
         return version.bring(folder, hub, options, report)
@@ -234,7 +259,10 @@ def shards_of(
         lengths,
         TokenSizes(tokenizer),
         max_shard_bytes,
-        split=_split_of(manifest),
+        split=ConversationSplit(
+            manifest["test_fraction"], sides_in(manifest.get("conversations", {}))
+        ),
+        ties={},
         stages=manifest["stages"],
         scored=None if logprobs is None else ScoredAnswers.of(logprobs),
     )
@@ -273,8 +301,8 @@ def retract(
     hub = options.open()
     with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
         before = read_manifests(folder)
-        there, facts = _state_of(folder, before, hub, set())
-        new = batch_facts.Retracted(frozenset(map(session_sha, session_ids)), frozenset(batches))
+        there, facts = _state_of(folder, before, hub)
+        new = batch_facts.Retracted(frozenset(map(sha_of, session_ids)), frozenset(batches))
         touched = {
             key
             for key, manifest in there.items()
@@ -283,6 +311,9 @@ def retract(
             or manifest.get("layout") != layout.VERSION
         }
         merged = batch_facts.merge_facts(facts, new.facts())
+        sides, moved = _earlier_sides(folder, hub, list(there.values()), facts, {})
+        fractions = [manifest["test_fraction"] for manifest in there.values()]
+        split = ConversationSplit(max(fractions, default=TEST_FRACTION), sides)
         version = _Version(Path(aside), facts=merged, owned=touched, before=before)
         for key in sorted(touched - new.batches):
             manifest = there[key]
@@ -291,22 +322,69 @@ def retract(
             parts = (
                 (config, new.without(part))
                 for config in configs
-                for part in _published_rows(folder, hub, manifest, config)
+                for part in _published_rows(folder, hub, manifest, config, {})
             )
             tokens = manifest.get("tokens", {})
             version.add(
                 key,
                 parts,
-                _split_of(manifest),
+                split,
+                {},
                 stages=manifest["stages"],
                 counted=tokens.get("counted"),
                 not_cut=tokens.get("not_cut"),
             )
+        stay = [manifest for key, manifest in there.items() if key not in touched]
+        version.know(batch_facts.side_facts(sides, moved, [*stay, *version.new]))
         report = version.write(folder, options)
         report = version.bring(folder, hub, options, report)
     if erase and hub is not None:
         hub.erase(lambda path: layout.batch_of(path) is not None)
     return report
+
+
+def problems_on_hub(
+    repo_id: str,
+    *,
+    token: str | None = None,
+    endpoint: str | None = None,
+    patience_s: float = 300.0,
+) -> list[str]:
+    """Load what the Hub holds of a dataset, as `problems_of_loading` does, and return what is wrong.
+
+    Of each config and split the first and the last shard are fetched, with the card that declares
+    them.
+
+    Args:
+        repo_id: the dataset.
+        token: token for the Hub.
+        endpoint: address of the Hub, where it is not the public one.
+        patience_s: how long faults of the Hub are waited out, in seconds.
+
+    Raises:
+        PublishError: it cannot be read.
+    """
+    options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
+    hub = options.open()
+    head = hub.head()
+    shards: dict[tuple[str, str], list[str]] = {}
+    for path in sorted(head.files):
+        if path.startswith(f"{layout.DATA}/") and layout.batch_of(path):
+            _, config, split, *_ = path.split("/")
+            shards.setdefault((config, split), []).append(path)
+    rows: dict[str, dict[str, int]] = {}
+    with TemporaryDirectory(prefix="hub-") as name:
+        folder = Path(name)
+        (folder / layout.CARD).write_bytes(hub.read(layout.CARD, revision=head.sha))
+        for (config, split), paths in shards.items():
+            n_rows = 0
+            for path in {paths[0], paths[-1]}:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(hub.read(path, revision=head.sha))
+                n_rows += pq.read_metadata(folder / path).num_rows
+            rows.setdefault(config, {})[split] = n_rows
+        found = problems_of_loading(folder, rows)
+    return found[0] if found else []
 
 
 class _Version:
@@ -334,7 +412,8 @@ class _Version:
         self,
         key: str,
         parts: Iterable[tuple[str, pa.Table]],
-        split: SessionSplit,
+        split: ConversationSplit,
+        ties: Mapping[str, Iterable[str | None]],
         *,
         stages: Mapping[str, Any],
         counted: str | None,
@@ -348,6 +427,7 @@ class _Version:
             key: the batch.
             parts: rows of `pairs`, `positives` and the configs that are cut.
             split: who is in which split.
+            ties: what each conversation shares with those that are to be on its side.
             stages: what the stages reported about the batch.
             counted: how tokens were counted, in words.
             not_cut: pairs too long for a config that is cut, by reason.
@@ -360,13 +440,14 @@ class _Version:
         shards: dict[tuple[str, Split], layout.Shards] = {}
         scan, summed = SecretScan(key), batch_facts.Summed()
         sessions: dict[str, set[str]] = {side: set() for side in SPLITS}
+        talks: dict[str, set[str]] = {side: set() for side in SPLITS}
 
         n_play = 0
 
         def put(config: str, rows: pa.Table) -> None:
             nonlocal n_play
             n_play += n_rehearsed(rows) if config in ("pairs", "positives") else 0
-            sides = [split.of(session) for session in _sessions(rows)]
+            sides = [split.of(each) for each in layout.conversations_in(rows, {})]
             for side in SPLITS:
                 part = rows.filter(pa.array([s == side for s in sides], pa.bool_()))
                 if (config, side) not in shards:
@@ -376,7 +457,8 @@ class _Version:
                         max_shard_bytes=max_shard_bytes,
                     )
                 shards[config, side].add(part)
-                sessions[side].update(map(session_sha, _sessions(part)))
+                sessions[side].update(_sessions(part))
+                talks[side].update(layout.conversations_in(part, {}))
 
         n_positives = 0
         for config, part in parts:
@@ -401,21 +483,34 @@ class _Version:
             for name, path in shard.files.items():
                 self._files[f"{layout.batch_dir(config, side, key)}/{name}"] = path
                 counts.setdefault(config, {}).setdefault(side, {})[name] = shard.n_rows[name]
-        shas = sessions["train"] | sessions["test"]
+        shared = {
+            side: [name for each in found for name in ties.get(each, ())]
+            for side, found in talks.items()
+        }
         self._manifests[key] = batch_facts.manifest_of(
             key,
             files=counts,
             pairs=summed,
             n_positives=n_positives,
-            sessions={side: sorted(found) for side, found in sessions.items()},
+            sessions=_shas(sessions),
+            conversations=_shas(talks),
+            ties=_shas(shared),
             test_fraction=split.test_fraction,
-            pins={sha: side for sha, side in split.pins.items() if sha in shas},
             stages=stages,
             counted=counted,
             not_cut=not_cut,
         )
         self._manifests[key] |= {"n_rehearsed": n_play} if n_play else {}
         self._files[layout.manifest_path(key)] = batch_facts.encode(self._manifests[key])
+
+    @property
+    def new(self) -> list[dict[str, Any]]:
+        """The manifests of the batches that it owns."""
+        return list(self._manifests.values())
+
+    def know(self, facts: Mapping[str, Any]) -> None:
+        """Take in facts of the dataset."""
+        self._facts = batch_facts.merge_facts(self._facts, facts)
 
     def shards(self) -> dict[str, Path]:
         """Give the data files, by their path in the dataset."""
@@ -448,8 +543,10 @@ class _Version:
         if found.ngrams > WARN_ABOVE:
             logger.warning("%s", in_words(found.to_json()))
 
-    def write(self, folder: Path, options: HubOptions) -> PublishReport:
-        """Bring the folder to this version."""
+    def write(
+        self, folder: Path, options: HubOptions, look: Callable[[Path], object] | None = None
+    ) -> PublishReport:
+        """Bring the folder to this version, if nothing is found at a look at it."""
         here = {**self._stay, **self._manifests}
         refuse_rehearsal(here, options.repo_id)
         shared = {
@@ -459,7 +556,7 @@ class _Version:
         for path, data in shared.items():
             _refuse_secrets([data.decode()], [path])
         stale = {path for path in list_files(folder) if layout.batch_of(path) in self._owned}
-        change = replace_files(folder, {**self._files, **shared}, stale - self._files.keys())
+        change = replace_files(folder, {**self._files, **shared}, stale - self._files.keys(), look)
         return PublishReport(
             dataset=str(folder),
             repo_id=options.repo_id,
@@ -505,17 +602,17 @@ def _hub_room() -> Any:
 
 
 def _state_of(
-    folder: Path, before: Mapping[str, dict[str, Any]], hub: Any, owned: set[str]
+    folder: Path, before: Mapping[str, dict[str, Any]], hub: Any
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Manifests of the batches that are not `owned`, and the facts, of folder and Hub together."""
-    manifests = {key: m for key, m in before.items() if key not in owned}
+    """Manifests of all batches, and the facts, of folder and Hub together."""
+    manifests = dict(before)
     path = folder / layout.FACTS
     facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if hub is not None and hub.exists():
         room = _hub_room().sync
         head = hub.head()
         known = room.Publication(
-            batches=frozenset(owned),
+            batches=frozenset(),
             files={},
             manifests={},
             facts={},
@@ -527,16 +624,113 @@ def _state_of(
 
 
 def _published_rows(
-    folder: Path, hub: Any, manifest: Mapping[str, Any], config: str
+    folder: Path, hub: Any, manifest: Mapping[str, Any], config: str, named: Mapping[str, str]
 ) -> Iterator[pa.Table]:
     """Give the rows of a batch in a config, from the folder, or from the Hub if it is not there."""
-    batch, version = manifest["trace_batch"], manifest.get("layout", 1)
     for side in SPLITS:
-        for name in manifest["files"].get(config, {}).get(side, {}):
-            path = f"{layout.batch_dir(config, side, batch, version=version)}/{name}"
-            local = folder / path
-            file = local if local.exists() else hub.read(path, revision="main")
-            yield from layout.read_shard(file, config)
+        for file in _shards(folder, hub, manifest, config, side):
+            for rows in layout.read_shard(file, config):
+                place = rows.column_names.index("conversation")
+                told = pa.array([
+                    named.get(session or "", conversation)
+                    for session, conversation in zip(
+                        rows["session_id"].to_pylist(),
+                        rows["conversation"].to_pylist(),
+                        strict=True,
+                    )
+                ], pa.string())  # fmt: skip
+                yield rows.set_column(place, rows.field(place), told)
+
+
+def _shards(
+    folder: Path, hub: Any, manifest: Mapping[str, Any], config: str, side: str
+) -> Iterator[Path | bytes]:
+    batch, version = manifest["trace_batch"], manifest.get("layout", 1)
+    for name in manifest["files"].get(config, {}).get(side, {}):
+        path = f"{layout.batch_dir(config, side, batch, version=version)}/{name}"
+        local = folder / path
+        yield local if local.exists() else hub.read(path, revision="main")
+
+
+def _earlier_sides(
+    folder: Path,
+    hub: Any,
+    manifests: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    named: Mapping[str, str],
+) -> tuple[dict[str, Split], set[str]]:
+    """Return the side of all that was published, by hash, and the conversations that were cut.
+
+    An older version split each session by itself, so a conversation could have rows on both sides.
+    It goes to train as a whole: what was ever in train is never in test.
+    """
+    sides = batch_facts.known_sides(manifests, facts)
+    cut: set[str] = set()
+    for manifest in manifests:
+        if "conversations" in manifest:
+            continue
+        for config, side in product(("pairs", "positives"), SPLITS):
+            for file in _shards(folder, hub, manifest, config, side):
+                rows = pq.read_table(
+                    io.BytesIO(file) if isinstance(file, bytes) else file,
+                    columns=["session_id", "state_id"],
+                    partitioning=None,
+                )
+                for sha in {sha_of(name) for name in layout.conversations_in(rows, named)}:
+                    if sides.setdefault(sha, side) != side:
+                        sides[sha] = "train"
+                        cut.add(sha)
+    return sides, cut
+
+
+def _conversations_of(
+    keys: Iterable[str],
+    given: Mapping[str, pa.Table],
+    agreed: Mapping[str, pa.Table],
+    projects: Callable[[str], Mapping[str, str]] | None,
+) -> tuple[dict[str, str | None], dict[str, str]]:
+    """Return the conversations of tables with their projects, and the conversation of each session."""
+    belong: dict[str, str | None] = {}
+    named: dict[str, str] = {}
+    for key in sorted(keys):
+        project_of = projects(key) if projects else {}
+        for table in (given[key], agreed[key]):
+            conversations = layout.conversations_in(table, {})
+            belong |= {each: project_of.get(each) for each in conversations}
+            named |= dict(zip(_sessions(table), conversations, strict=True))
+    return belong, named
+
+
+MAX_SHARING = 3
+"""Conversations that share a message: what more of them share comes from a program."""
+
+
+def _messages_of(
+    keys: Iterable[str],
+    belong: Collection[str],
+    messages: Callable[[str], Mapping[str, Collection[str]]] | None,
+) -> dict[str, set[str]]:
+    """Return the long messages of the conversations at hand."""
+    said: dict[str, set[str]] = {}
+    for key in sorted(keys) if messages else ():
+        for name, hashes in messages(key).items() if messages else ():
+            if name in belong:
+                said.setdefault(name, set()).update(hashes)
+    return said
+
+
+def _shared(
+    said: Mapping[str, Iterable[str]], n_published: Mapping[str, int]
+) -> Iterator[list[str]]:
+    """Yield conversations that share a message, with the message; what is common is left out."""
+    having: dict[str, list[str]] = {}
+    for name, hashes in said.items():
+        for each in sorted(hashes):
+            having.setdefault(each, []).append(name)
+    for each, names in having.items():
+        n_elsewhere = n_published.get(sha_of(each), 0)
+        if 1 < len(names) + n_elsewhere <= MAX_SHARING:
+            yield [*names, each]
 
 
 def _rows_of(
@@ -580,7 +774,7 @@ def _with_cuts(
 ) -> Iterator[tuple[str, pa.Table]]:
     """Give rows of `pairs` with their lengths, and as rows of the configs that are cut."""
     for part in pairs:
-        yield "pairs", (rows := sizes.counted(part))
+        yield "pairs", (rows := with_needs(sizes.counted(part)))
         for length in sorted(set(lengths)):
             config = layout.config_of_length(length)
             yield config, cut_pairs(rows, length, sizes, not_cut.setdefault(config, Counter()))
@@ -593,10 +787,6 @@ def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     elif config == "pairs":
         yield "prompts", layout.prompt_rows(rows, "chosen", "pair")
         yield "pairs_distillable", rows.filter(rows["is_distillable"])
-
-
-def _split_of(manifest: Mapping[str, Any]) -> SessionSplit:
-    return SessionSplit(manifest["test_fraction"], manifest["pins"])
 
 
 def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[pa.Table]:
@@ -620,6 +810,15 @@ def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def _as_batches(
+    given: Iterable[tuple[str, pa.Table]] | Iterable[NormalizedDPOPair],
+) -> list[tuple[str, pa.Table]]:
+    items: list[Any] = list(given)
+    if all(isinstance(item, tuple) for item in items):
+        return items
+    return [("pairs", table_with_prompts(items))]
+
+
 def _by_key(batches: Iterable[tuple[str, pa.Table]]) -> dict[str, pa.Table]:
     tables: dict[str, pa.Table] = {}
     for key, table in batches:
@@ -634,43 +833,21 @@ def _by_key(batches: Iterable[tuple[str, pa.Table]]) -> dict[str, pa.Table]:
     return tables
 
 
-def _session_split(
-    tables: list[pa.Table],
-    stay: Mapping[str, Mapping[str, Any]],
-    before: Mapping[str, Mapping[str, Any]],
-    test_fraction: float,
-) -> SessionSplit:
-    # A session keeps its side when its batch is published again.
-    pins: dict[str, Split] = {
-        sha: side
-        for manifest in before.values()
-        if manifest["test_fraction"] == test_fraction
-        for sha, side in manifest["pins"].items()
-    }
-    filled: set[Split] = set()
-    for key, manifest in stay.items():
-        if manifest["test_fraction"] != test_fraction:
-            raise ConfigError(
-                f"test_fraction is {test_fraction}, but batch {key} was published with "
-                f"{manifest['test_fraction']}: a session could end up in both splits. Keep the "
-                "fraction, or publish all batches again"
-            )
-        pins |= manifest["pins"]
-        filled |= {split for split in SPLITS if manifest["sessions"][split]}
-    sessions = {session for table in tables for session in _sessions(table)}
-    return SessionSplit.over(sessions, test_fraction=test_fraction, pins=pins, published=filled)
-
-
-_SIDES = ["chosen", "rejected", "session_id", "state_id"]
+_SIDES = ["chosen", "rejected", "session_id", "conversation", "state_id"]
 
 
 def _sides(pairs: pa.Table) -> Iterator[tuple[str, str, str]]:
-    """Chosen, rejected and session of rows of the config `pairs`."""
+    """Chosen, rejected and conversation of rows of the config `pairs`."""
     sides = (
         [layout.json_of(side[-1]) for side in pairs[name].to_pylist()]
         for name in ("chosen", "rejected")
     )
-    return zip(*sides, _sessions(pairs), strict=True)
+    return zip(*sides, layout.conversations_in(pairs, {}), strict=True)
+
+
+def _shas(names: Mapping[str, Iterable[str | None]]) -> dict[str, list[str]]:
+    """Return the hashes of names by side."""
+    return {side: sorted(sha_of(each) for each in found if each) for side, found in names.items()}
 
 
 def _sessions(table: pa.Table) -> list[str]:
@@ -702,13 +879,16 @@ class SecretScan:
         names = [
             field.name
             for field in rows.schema
-            if pa.types.is_string(field.type) or pa.types.is_nested(field.type)
+            if pa.types.is_string(field.type)
+            or (
+                pa.types.is_nested(field.type) and not pa.types.is_integer(field.type.field(0).type)
+            )
         ]
         for row in rows.select(names).to_pylist():
             for name, value in row.items():
                 for each in value if isinstance(value, list) else [value]:
                     text = layout.json_of(each) if isinstance(each, dict) else each
-                    if text is None or (sha := _sha(text)) in self._seen:
+                    if not isinstance(text, str) or (sha := _sha(text)) in self._seen:
                         continue
                     self._seen.add(sha)
                     self._texts.append(text)

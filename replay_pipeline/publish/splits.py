@@ -1,4 +1,4 @@
-"""Which split a session belongs to: decided by its hash, and the same for ever."""
+"""Which split a conversation belongs to: decided by its hash, and the same for ever."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -9,57 +9,115 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 
-def session_sha(session_id: str) -> str:
-    """Give the hash under which a session is known in the dataset's manifests."""
-    return hashlib.sha256(session_id.encode()).hexdigest()[:32]
+def sha_of(name: str) -> str:
+    """Return the hash under which a session, a conversation or a project is in the manifests."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def position(sha: str) -> float:
-    """Tell where a session hash lies, from 0 to 1: below the test fraction is the test split."""
+    """Return where a hash lies, from 0 to 1: below the test fraction is the test split."""
     return int(sha[:13], 16) / 16**13
 
 
+def joined(*sides: Mapping[str, Split]) -> dict[str, Split]:
+    """Return the sides of all together: what was ever in train is in train."""
+    known: dict[str, Split] = {}
+    for each in sides:
+        for sha, side in each.items():
+            known[sha] = "train" if known.get(sha) == "train" else side
+    return known
+
+
 @dataclass(frozen=True, slots=True)
-class SessionSplit:
-    """Splits whole sessions, so that train and test never share one."""
+class ConversationSplit:
+    """Splits whole conversations, so that train and test never share one."""
 
     test_fraction: float
-    pins: Mapping[str, Split]
-    """Sessions (by hash) that were put on a side so that no side stays empty."""
+    sides: Mapping[str, Split]
+    """Conversations and projects, by hash, whose side is known: they were published, or set down."""
 
-    def of(self, session_id: str) -> Split:
-        """Give the split of a session."""
-        sha = session_sha(session_id)
-        by_hash: Split = "test" if position(sha) < self.test_fraction else "train"
-        return self.pins.get(sha, by_hash)
+    def of(self, conversation: str) -> Split:
+        """Return the split of a conversation."""
+        sha = sha_of(conversation)
+        return self.sides.get(sha) or self._by_hash(sha)
+
+    def _by_hash(self, sha: str) -> Split:
+        return "test" if position(sha) < self.test_fraction else "train"
 
     @classmethod
     def over(
         cls,
-        session_ids: Iterable[str],
+        projects: Mapping[str, str | None],
         *,
         test_fraction: float,
-        pins: Mapping[str, Split],
-        published: Iterable[Split] = (),
-    ) -> "SessionSplit":
-        """Give a split under which neither side is empty, given at least two sessions.
+        sides: Mapping[str, Split],
+        ties: Iterable[Iterable[str]] = (),
+    ) -> "ConversationSplit":
+        """Return a split that keeps every side that is known.
 
-        When every session falls on one side, the session whose hash lies nearest to the other side
-        is pinned there. Pins are kept with the dataset, so a session never changes its side later.
+        What belongs together comes to one side: train if something of it is in train, else test if
+        something is in test, else by the hash of the first of it. When all that is known and all
+        that is new falls on one side, what is new and lies nearest to the other side is put there.
 
         Args:
-            session_ids: the sessions at hand.
-            test_fraction: share of sessions for the test split; at 0 everything is train.
-            pins: the pins that earlier publications made.
-            published: the splits that other published sessions have filled.
+            projects: the conversations at hand, each with its project, or `None` where every
+                conversation is decided by itself.
+            test_fraction: share of what is new for the test split; at 0 all of it is train.
+            sides: conversations, projects and ties, by hash, that were published before.
+            ties: names that belong together beside that: a long message, and who has it.
         """
-        split = cls(test_fraction, dict(pins))
-        sessions = set(session_ids)
-        filled = {split.of(session) for session in sessions} | set(published)
-        if test_fraction == 0 or len(sessions) < 2 or len(filled) == len(SPLITS):
-            return split
-        shas = sorted(map(session_sha, sessions), key=position)
-        pinned: dict[str, Split] = (
-            {shas[0]: "test"} if "test" not in filled else {shas[-1]: "train"}
-        )
-        return cls(test_fraction, {**pins, **pinned})
+        together = _Together()
+        for conversation, project in projects.items():
+            together.tie([project or conversation, conversation])
+        for names in ties:
+            together.tie(names)
+        by_hash = cls(test_fraction, {})
+        placed, new = dict(sides), list[list[str]]()
+        for unit in together.units():
+            shas = list(map(sha_of, unit))
+            known = {sides[sha] for sha in shas if sha in sides}
+            side: Split = "train" if "train" in known else "test" if known else by_hash.of(unit[0])
+            for sha in shas:
+                placed.setdefault(sha, side)
+            if not known:
+                new.append(shas)
+        filled = {*placed.values()}
+        if test_fraction and new and len(filled) == 1 and len(new) + len(sides) > 1:
+            new.sort(key=lambda shas: position(shas[0]))
+            lacks: Split = "train" if filled == {"test"} else "test"
+            placed |= dict.fromkeys(new[0] if lacks == "test" else new[-1], lacks)
+        return cls(test_fraction, placed)
+
+
+class _Together:
+    """Names that belong together, directly or by others."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, str] = {}
+        self._order: dict[str, int] = {}
+
+    def tie(self, names: Iterable[str]) -> None:
+        """Tie these names to each other."""
+        first, *others = [self._top(name) for name in names]
+        for other in others:
+            if other != first:
+                first, other = sorted([first, other], key=self._order.__getitem__)
+                self._above[other] = first
+
+    def units(self) -> Iterable[list[str]]:
+        """Return what belongs together, in the order in which it was first named."""
+        units: dict[str, list[str]] = {}
+        for name in self._order:
+            units.setdefault(self._top(name), []).append(name)
+        return units.values()
+
+    def _top(self, name: str) -> str:
+        self._order.setdefault(name, len(self._order))
+        while (above := self._above.get(name, name)) != name:
+            name = above
+        return name
+
+
+def sides_in(manifest: Mapping[str, Iterable[str]]) -> dict[str, Split]:
+    """Return the side of each hash, from hashes by side."""
+    return joined(*(dict.fromkeys(manifest.get(side, ()), side) for side in SPLITS))

@@ -17,8 +17,9 @@ _MIN_PLAIN_CHARS = 4
 _NAME = r"[A-Z][\w.'-]*(?: [A-Z][\w.'-]*){1,3}"
 _HOMES = tuple(
     re.compile(rf"{root}\\{{0,3}}([A-Za-z0-9][\w.-]{{0,63}})")
-    for root in (r"Users(?:(?<=/Users)/|\\)", r"home(?<=/home)/")
+    for root in (r"Users(?:(?<![\w.]/Users)(?<=/Users)/|\\)", r"home(?<![\w.]/home)(?<=/home)/")
 )
+"""Of people's machines, and where programs run: there the owner may be a part that a program plays."""
 _AUTHOR = re.compile(rf"(?:ter)?(?:[:= ]{{1,3}}\"?|\\*\": ?\\*\")({_NAME})(?=\"? <|\n|\\*\"|$)")
 _AUTHORS = ("uthor", "ommit", "agger", "-by", "-By", "user.name", "reatedBy", "ssignee", "\tname")
 _ACCOUNT = re.compile(
@@ -28,7 +29,7 @@ _ACCOUNT = re.compile(
 _LOGIN_LINE = re.compile(r"[A-Za-z][\w-]{2,38}(?=\n|$)")
 _BRANCH = re.compile(r"[A-Za-z][\w-]{2,38}(?=/[\w-]+)")
 _OF_ORGANIZATION = re.compile(r".{0,12}from ([\w.-]{1,64}/([A-Za-z][\w-]{2,38}))(?=/[\w-]+)")
-_BRANCHES = ("origin/", "worktrees/", "branch.", "\n[", "branch ", "branch '", "into ", "into '")
+_BRANCHES = ("origin/", "branch.", "\n[", "branch ", "branch '", "into ", "into '")
 _BRANCH_FIELD = re.compile(r"[A-Za-z][\w-]{2,38}(?=/[\w-]+ Is[A-Z])")
 _THANKED = re.compile(
     r"(?:anks(?: to)?|(?:report|suggest|request|review|tribut|merg|prov)ed by|cc) @[A-Za-z][\w-]{2,38}"
@@ -84,7 +85,8 @@ PEOPLE_SIGNALS = {
 def names_in(text: str, pieces: str) -> frozenset[str]:
     """Collect the people of a session: of home folders, commits, accounts and branches.
 
-    Login names and full names are given as they are. What ends with a slash is a login name at the
+    Login names and full names are given as they are. What begins with a tilde owns a home folder and was
+    told of nowhere else: an image's user may have one. What ends with a slash is a login name at the
     head of branch names, alone or behind what stood before it; what begins with a space is a part of
     a full name, and what begins with a question mark somebody's first name if `first_names` says so.
 
@@ -92,7 +94,9 @@ def names_in(text: str, pieces: str) -> frozenset[str]:
         text: what was said and done in the session.
         pieces: those of it that one of `PEOPLE_SIGNALS` begins.
     """
-    found = {name.rstrip(".") for home in _HOMES for name in home.findall(text)}
+    own, others = ({name.rstrip(".") for name in home.findall(text)} for home in _HOMES)
+    found = own | {f"~{name}" for name in others - own}
+    worktrees = {match[0] for match in _after(text, ("worktrees/",), _BRANCH)}
     text = pieces
     for match in _after(text, _AUTHORS, _AUTHOR):
         found.add(match[1])
@@ -110,6 +114,8 @@ def names_in(text: str, pieces: str) -> frozenset[str]:
         for name in {match[0] for match in _after(text, (literal,), _BRANCH)}:
             if _owns_branches(name):
                 found |= {f"{name}/", f"{before}{name}/"}
+    # A worktree may have any name; it is somebody's where there are branches of that name.
+    found.update(f"worktrees/{name}/" for name in worktrees if f"{name}/" in found)
     found.update(
         f"{m[0]}/" for m in _after(text, ("{Name:",), _BRANCH_FIELD) if _owns_branches(m[0])
     )
@@ -118,7 +124,9 @@ def names_in(text: str, pieces: str) -> frozenset[str]:
         if _owns_branches(match[2]):
             found |= {f"{match[2]}/", f"{match[1]}/"}
     return frozenset(
-        name for name in found if {" ", "/", "?"} & set(name) or is_private_login(name)
+        name
+        for name in found
+        if {" ", "/", "?"} & set(name) or is_private_login(name.removeprefix("~"))
     )
 
 
@@ -156,9 +164,13 @@ def _after(text: str, literals: Iterable[str], pattern: re.Pattern[str]) -> Iter
                 yield match
 
 
+_BOTS = ("bot", "-ci", "-app")
+
+
 def is_private_login(name: str) -> bool:
     """Whether a login name tells something about a person."""
-    return len(name) >= _MIN_LOGIN_CHARS and name.lower() not in RULES.common_logins
+    is_known = name.lower() in RULES.common_logins or name.lower().endswith(_BOTS)
+    return len(name) >= _MIN_LOGIN_CHARS and not is_known
 
 
 class People:
@@ -170,17 +182,27 @@ class People:
         self._heads = sorted(heads, key=lambda name: (-len(name), name))
         self._plain: list[str] = []
         short: list[str] = []
+        weak = {name[1:] for name in people if name.startswith("~")}
+        weak = {name for name in weak - people if is_private_login(name)}
         for name in people - {*self._heads}:
-            if " " in name:
+            if " " in name or name.startswith("~"):
                 continue
             is_plain = len(name) >= _MIN_PLAIN_CHARS and name.lower() not in RULES.wordlike_logins
             if is_private_login(name):
                 (self._plain if is_plain else short).append(name)
         self._short = tuple(sorted({*short, *map(str.capitalize, short)}))
-        one = f"(?:{'|'.join(map(re.escape, self._short))})"
+        self._weak = tuple(sorted({*weak, *map(str.capitalize, weak)}))
+        one = _one_of(self._short)
         # As an account, a folder or the head of a branch; in columns of `ls`, `ps` and `lsof`.
         self._as_account = re.compile(
             rf"(?<![\w.-]){one}(?=[@/\\])|(?<=[/\\~@(]){one}(?![\w.-])"
+            rf"|(?<=[\w-] ){one}(?= +\w+ +\d)|(?m:^){one}(?= +\d)|(?<=\d ){one}(?= +\d)"
+            rf"|(?<!\w){one}(?='s (?:machine|laptop|computer)\b)"
+        )
+
+        one = _one_of(self._weak)
+        self._as_owner = re.compile(
+            rf"(?<![\w./-]){one}(?=@\w)|(?<=~){one}(?![\w.-])|(?<=\(){one}(?=\))"
             rf"|(?<=[\w-] ){one}(?= +\w+ +\d)|(?m:^){one}(?= +\d)|(?<=\d ){one}(?= +\d)"
             rf"|(?<!\w){one}(?='s (?:machine|laptop|computer)\b)"
         )
@@ -197,10 +219,11 @@ class People:
             where = max(name.rfind("/", 0, -1), name.rfind(".", 0, -1)) + 1
             for _, end, kind in _found(text, name, _is_path if where else _is_head, "user_name"):
                 yield Mention(end - len(name) + where, end - 1, kind)
-        for name in self._short:
-            for end in _ends_of(text, name):
-                if match := self._as_account.match(text, end - len(name)):
-                    yield Mention(*match.span(), "user_name")
+        for names, pattern in ((self._short, self._as_account), (self._weak, self._as_owner)):
+            for name in names:
+                for end in _ends_of(text, name):
+                    if match := pattern.match(text, end - len(name)):
+                        yield Mention(*match.span(), "user_name")
 
     def _logins_in(self, text: str) -> Iterator[tuple[int, int]]:
         # Bytes are put in lower case ten times faster than text that is not ASCII.
@@ -214,18 +237,33 @@ class People:
             n_chars += len(data[n_bytes:start].decode())
             n_bytes = start
             last = n_chars + len(data[start:end].decode())
-            if _is_apart(text[n_chars - 1 : n_chars] if n_chars else "", text[last : last + 1]):
+            before = text[n_chars - 1 : n_chars] if n_chars else ""
+            is_file = _SUFFIX.match(text, last) or _STEM.search(text, max(0, n_chars - 12), n_chars)
+            if _is_apart(before, text[last : last + 1]) and not is_file:
                 yield n_chars, last
 
     def in_homes(self, text: str) -> list[tuple[str, str]]:
         """Give each home folder that occurs in a text, and what stands for it."""
-        logins = sorted((*self._plain, *self._short), key=lambda name: (-len(name), name))
+        logins = sorted(
+            (*self._plain, *self._short, *self._weak), key=lambda name: (-len(name), name)
+        )
         return [
             (folder, f"{root}user/")
             for name in logins
             for root in ("/Users/", "/home/")
             if (folder := f"{root}{name}/") in text
         ]
+
+
+_SUFFIX = re.compile(
+    r"[\w-]*\.(?:py|pyi|js|jsx|ts|tsx|go|rs|rb|java|kt|c|h|cc|cpp|cs|sh|md|rst|txt|json|ya?ml|toml|lock|css|html|sql)\b"
+)
+"""What makes a name that of a file."""
+_STEM = re.compile(r"(?:Dockerfile|Makefile|Procfile|compose|\.env)[.-]\Z")
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return f"(?:{'|'.join(map(re.escape, names))})"
 
 
 def _ends_of(text: str | bytes, name: Any) -> Iterator[int]:

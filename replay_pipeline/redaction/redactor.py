@@ -16,7 +16,13 @@ from typing import NamedTuple
 
 from replay_pipeline.redaction.people import homes_in, hosts_in, people
 from replay_pipeline.redaction.scanning import Suspect, secrets_by_kingfisher, suspects_in
-from replay_pipeline.redaction.secret_rules import CUT_SIGNAL, SecretHit, own_hits
+from replay_pipeline.redaction.secret_rules import (
+    CUT_SIGNAL,
+    ESCAPED_SIGNAL,
+    SecretHit,
+    own_hits,
+    unescaped,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +69,10 @@ def _find(text: str, suspect: Suspect) -> list[SecretHit]:
         hits += secrets_by_kingfisher(text.translate(_CUT))
     if suspect.signals:
         hits += own_hits(text, signals=suspect.signals, assigned=suspect.assigned)
+    if ESCAPED_SIGNAL in suspect.signals:
+        plain, places = unescaped(text)
+        found = [*secrets_by_kingfisher(plain), *own_hits(plain)]
+        hits += (SecretHit(places[hit.start], places[hit.end], hit.kind) for hit in found)
     if not hits:
         return []
     placeholders = [m.span() for m in _PLACEHOLDER.finditer(text)]

@@ -383,6 +383,29 @@ def _is_text(head: str) -> bool:
 # What a linear-time engine looks for in many texts at once, to spare nearly all of them the rest. It
 # is made from the rules, so that no rule can be forgotten here.
 
+ESCAPED_SIGNAL = "escaped"
+"""A sign that JSON, HTML or JavaScript writes otherwise, in an address or between letters."""
+_ESCAPES = {
+    "\\/": "/", "\\u002F": "/", "\\u002f": "/", "\\u0026": "&", "\\u003D": "=", "\\u003d": "=",
+    "&#x2F;": "/", "&#x2f;": "/", "&#47;": "/", "&amp;": "&", "&#38;": "&", "&quot;": '"', "&#34;": '"',
+    "&#39;": "'", "&#x27;": "'", "&#x3D;": "=", "&#x3d;": "=", "&#61;": "=", "&lt;": "<", "&gt;": ">",
+}  # fmt: skip
+_ESCAPE = re.compile("|".join(map(re.escape, _ESCAPES)))
+
+
+def unescaped(text: str) -> tuple[str, list[int]]:
+    """Return a text with such signs as they are meant, and where each of its characters was."""
+    parts: list[str] = []
+    places: list[int] = []
+    end = 0
+    for match in _ESCAPE.finditer(text):
+        parts += (text[end : match.start()], _ESCAPES[match[0]])
+        places += range(end, match.start() + 1)
+        end = match.end()
+    places += range(end, len(text) + 1)
+    return "".join([*parts, text[end:]]), places
+
+
 CUT_SIGNAL = "cut"
 """A value that ends where a query or an element goes on; not for our own rules, which know that."""
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
@@ -402,6 +425,8 @@ def _signals_of(rules: Rules) -> dict[str, str]:
         "key": "PRIVATE KEY",
         "base64": rf"(?:{_ASCII_GROUP}){{6}}",
         "percent": r"%[0-9A-Fa-f]{2}",
+        ESCAPED_SIGNAL: r"[A-Za-z0-9:](?:\\/|\\u00(?:2[fF6]|3[dD])|&#x?(?:2[fF7]|3[dD489]|47|61);|&(?:amp|quot);)"
+        r"[A-Za-z0-9/\\&=]",
         CUT_SIGNAL: r"[=>\"'][\w.~+/=:%-]{16,512}[&<]",
     }
 

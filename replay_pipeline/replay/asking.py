@@ -3,6 +3,7 @@
 import difflib
 import logging
 import math
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from replay_pipeline.replay.dialects import (
 from replay_pipeline.replay.gates import Gates, parse_gates
 from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano
-from replay_pipeline.settings import key_for
+from replay_pipeline.settings import key_of
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
 from replay_pipeline.windows import window_messages
@@ -41,6 +42,7 @@ class ReplayOptions(TypedDict, total=False):
     limits_usd: Mapping[str, float | None]
     gates: Sequence[str]
     agreement_threshold: int
+    min_p_better: float | None
     level: AgreementLevel
     count_own_family: bool
     counts_recorded: bool
@@ -73,6 +75,8 @@ class Asking:
     """Gating policies by name, in order; see `replay_pipeline.replay.gates`."""
     agreement_threshold: int = 2
     """Votes of distinct families that make a consensus, for gates that look at votes."""
+    min_p_better: float | None = None
+    """The least probability of a pair that is kept, if probability decides; for the gate `value`."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to be one vote, for gates that look at votes."""
     count_own_family: bool = False
@@ -205,7 +209,7 @@ def keys_of(
     keys: dict[str, SecretStr | None] = {}
     for teacher in teachers:
         try:
-            keys[teacher.name] = key_for(teacher.api_key_env, teacher.base_url)
+            keys[teacher.name] = key_of(teacher)
         except UntrustedError as error:
             raise UntrustedError(f"teacher {teacher.name}: {error}") from error
         except ConfigError as error:
@@ -220,8 +224,11 @@ async def fetch_prices(
     asking: Asking,
     *,
     keys: Mapping[str, SecretStr | None],
+    stop: threading.Event | None = None,
 ) -> dict[str, Price]:
     """Find the price of each teacher by name: its own, or today's from its endpoint.
+
+    Once `stop` is set, endpoints have `asking.retry.settle_s` to answer.
 
     Raises:
         ConfigError: an endpoint does not serve a model, or can't be asked.
@@ -231,7 +238,7 @@ async def fetch_prices(
         folder=asking.price_folder, max_stale=timedelta(days=asking.max_price_age_days)
     )
     listed = [t for t in teachers if t.price is None and dialect_of(t).name == "openrouter"]
-    async with Client(max_connections=4) as client:
+    async with Client(max_connections=4, stop=stop, settle_s=asking.retry.settle_s) as client:
         for teacher in listed:
             url = teacher.base_url
             if not book.fresh(url):

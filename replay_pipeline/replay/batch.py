@@ -37,7 +37,6 @@ from replay_pipeline.replay.calls import (
     decode_row,
     encode_row,
 )
-from replay_pipeline.replay.database import Database
 from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.engine import Task, answered_row, failed_row
 from replay_pipeline.replay.ledger import BATCH_KEY, Ledger
@@ -46,6 +45,7 @@ from replay_pipeline.replay.prices import Price, nano, usd
 from replay_pipeline.replay.replies import Answer, Failure, read_reply
 from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
 from replay_pipeline.replay.run import drained, indexed, lanes_of
+from replay_pipeline.replay.schema import Database
 from replay_pipeline.replay.sizes import Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec, TraceState
@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 MAX_BATCH_CALLS = 1000
 _WINDOW_S = 24 * 3600.0
 """A batch is answered within so long, or never."""
+_MOST_ABOVE, _MOST_BELOW = 8, 2000
+"""A batch costs no more than so many times its bound, and no less than such a part of it."""
 _FINAL = ("completed", "failed", "expired", "cancelled")
 
 
@@ -158,7 +160,9 @@ class _BatchRun:
 
     async def run(self, stop: threading.Event) -> ReplayReport:
         self.keys = keys_of(list(self.teachers.values()))
-        async with Client(max_connections=8) as client:
+        async with Client(
+            max_connections=8, stop=stop, settle_s=self.asking.retry.settle_s
+        ) as client:
             await self._collect(client, await self._found_again(client), stop)
             found = await asyncio.to_thread(self.ledger.lookup, self.by_sha)
             n_cached = len(found.decided)
@@ -170,7 +174,7 @@ class _BatchRun:
             ]
             if missing and self.limit_nano and not stop.is_set():
                 teachers = list(self.teachers.values())
-                prices = await fetch_prices(teachers, self.asking, keys=self.keys)
+                prices = await fetch_prices(teachers, self.asking, keys=self.keys, stop=stop)
                 await asyncio.to_thread(self._open_scopes, found)
                 for teacher in teachers:
                     mine = [task for task in missing if task.teacher.name == teacher.name]
@@ -351,7 +355,7 @@ class _BatchRun:
         calls = await self._calls_of(pending)
         calls = {sha: call for sha, call in calls.items() if call.state in ("open", "unknown")}
         read = {sha: _outcome(results.get(sha), batch) for sha in calls}
-        costs = _shared_out(batch, read, calls)
+        costs, disputed = _shared_out(batch, read, calls)
         futures = []
         for sha, call in calls.items():
             outcome, body = read[sha]
@@ -372,6 +376,7 @@ class _BatchRun:
                         error_code=row.error_code,
                         row=encode_row(row),
                         response=body,
+                        disputed=disputed if costs[sha] else None,
                     )
                 )
             )
@@ -446,21 +451,26 @@ def _shared_out(
     batch: Mapping[str, Any],
     read: Mapping[str, tuple[Answer | Failure, bytes]],
     calls: Mapping[str, _Call],
-) -> dict[str, int]:
+) -> tuple[dict[str, int], str | None]:
     """Share the cost of a batch out to its answers by their tokens, to the nano-dollar.
 
     A batch that does not say what it cost is booked answer by answer, at the bound of each that
-    does not say either.
+    does not say either. A cost that can't be true is booked at the bounds, and said why.
     """
     usage = batch.get("usage")
     cost = usage.get("cost") if isinstance(usage, dict) else None
     answers = {sha: answer.usage for sha, (answer, _) in read.items() if isinstance(answer, Answer)}
+    bounds = {sha: calls[sha].reserved for sha in answers}
     costs = dict.fromkeys(read, 0)
     if not isinstance(cost, int | float) or not math.isfinite(cost) or cost < 0:
-        for sha, each in answers.items():
-            costs[sha] = calls[sha].reserved if each.cost_nano is None else each.cost_nano
-        return costs
+        told = {
+            sha: bounds[sha] if u.cost_nano is None else u.cost_nano for sha, u in answers.items()
+        }
+        problem = _incredible(sum(told.values()), sum(bounds.values()))
+        return costs | (bounds if problem else told), problem
     total = nano(round(cost, 12))
+    if problem := _incredible(total, sum(bounds.values())):
+        return costs | bounds, problem
     weights = {
         sha: (each.n_prompt_tokens or 1) + 4 * (each.n_completion_tokens or 1)
         for sha, each in answers.items()
@@ -469,4 +479,11 @@ def _shared_out(
     costs |= {sha: int(total * weight / whole) for sha, weight in weights.items()}
     if weights:
         costs[next(iter(weights))] += total - sum(costs.values())
-    return costs
+    return costs, None
+
+
+def _incredible(cost: int, bound: int) -> str | None:
+    """Say why the cost of a whole batch can't be true, by the bounds of its answers."""
+    if bound // _MOST_BELOW <= cost <= _MOST_ABOVE * bound:
+        return None
+    return f"the batch says that it cost ${usd(cost):.6f}, where ${usd(bound):.6f} was its bound"

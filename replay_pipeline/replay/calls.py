@@ -2,12 +2,15 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 import msgspec
 
 from replay_pipeline.types import TeacherAction
+
+_MOST_SLACK_S = 5.0
+_SLACK = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +25,9 @@ class NewCall:
     scopes: tuple[str, ...]
     reserved_nano: int
     timeout_s: float = 600.0
-    """So long after it was sent, the endpoint is sure to have ended the call."""
+    """So long after its last byte was sent, the endpoint is sure to have ended the call."""
+    body_sha: str | None = None
+    """Name of the bytes that are sent: a router knows an answer by them."""
     partition: str | None = None
     is_patient: bool = True
     """Wait while money that is held may come back; otherwise be refused at once."""
@@ -31,6 +36,11 @@ class NewCall:
     takes_over: bool = False
     """Take the reservations of `lost` over: at most one of all these calls is charged."""
 
+    @property
+    def slack(self) -> timedelta:
+        """Say how long after its reservation a call leaves at the latest, unless the ledger is told."""
+        return timedelta(seconds=min(_MOST_SLACK_S, self.timeout_s * _SLACK))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserved:
@@ -38,6 +48,8 @@ class Reserved:
 
     call_id: int
     reserved_nano: int
+    sent_by: datetime | None = None
+    """Until then it may leave without a further word to the ledger (`Ledger.sending`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +83,35 @@ class LostCall:
     scopes: tuple[str, ...]
     reserved_nano: int
     sent_at: datetime
+    """Its last byte left no later."""
     due_at: datetime
     """From then on it can't be running any more."""
     error_code: str | None = None
     """How it was lost; `None` when its process died."""
     generation_id: str | None = None
     """Under this name the endpoint may know what it cost."""
+    body_sha: str | None = None
+    """Name of the bytes that were sent, where it is known."""
+
+    @property
+    def was_left_alone(self) -> bool:
+        """Whether it was lost on this side alone, so that the endpoint went on with it."""
+        return self.error_code in (None, "given_up")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DisputedCall:
+    """A call whose cost was not believed, so that it was booked at its bound."""
+
+    call_id: int
+    state_id: str
+    teacher: str
+    model: str
+    cost_nano: int
+    why: str
+    sent_at: datetime
+    due_at: datetime
+    generation_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +147,10 @@ class Settlement:
     row: bytes | None = None
     response: bytes | None = None
     generation_id: str | None = None
+    sent_at: datetime | None = None
+    """Of an unknown call: when its last byte left."""
+    disputed: str | None = None
+    """Why the cost that came with the answer is not believed; it is booked at its bound."""
     recovers: tuple[int, ...] = ()
     """Lost calls of which it is known now that they need no money of their own."""
 

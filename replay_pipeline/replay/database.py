@@ -10,10 +10,11 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
-from replay_pipeline.replay.migration import from_version_1
+from replay_pipeline.replay.migration import UPGRADES
+from replay_pipeline.replay.schema import SCHEMA, SCHEMA_VERSION, Database, Row
 from replay_pipeline.storage.permissions import make_private_file
 from replay_pipeline.storage.wal import use_wal
 
@@ -23,93 +24,6 @@ except ImportError:  # pragma: no cover (Windows has no advisory locks of this k
     fcntl = None
 
 _BUSY_S = 60.0
-
-SCHEMA = """
-create table if not exists ledger(key text primary key, value text not null);
-create table if not exists owners(id {serial}, opened_at text not null, host text not null);
-create table if not exists scopes(
-  name text primary key,
-  limit_nano bigint,
-  ceiling_nano bigint,
-  carried_nano bigint not null default 0,
-  spent bigint not null default 0,
-  held bigint not null default 0,
-  unknown bigint not null default 0,
-  overrun bigint not null default 0,
-  constraint never_passed check (ceiling_nano is null or spent + held + unknown - overrun <= ceiling_nano),
-  constraint never_negative check (spent >= 0 and held >= 0 and unknown >= 0 and overrun >= 0)
-);
-create table if not exists calls(
-  id bigint primary key,
-  request_sha text not null,
-  state_id text not null,
-  teacher text not null,
-  model text not null,
-  run_id text not null,
-  trace_batch text,
-  scopes text not null,
-  owner bigint not null,
-  state text not null check (state in ('open', 'answered', 'failed', 'unknown', 'recovered')),
-  reserved bigint not null,
-  cost bigint not null default 0,
-  n_attempts integer not null default 0,
-  is_lasting integer not null default 0,
-  is_overrun integer not null default 0,
-  intent_at text not null,
-  due_at text,
-  settled_at text,
-  error_code text,
-  generation_id text,
-  row {bytes},
-  response {bytes}
-);
-create table if not exists limits(
-  set_at text not null, scope text not null, limit_nano bigint, set_by text not null
-);
-create index if not exists calls_by_request on calls(request_sha);
-create index if not exists calls_by_owner on calls(owner) where state = 'open';
-create index if not exists calls_by_state on calls(state_id, teacher);
-"""
-"""`spent`, `held` (open calls), `unknown` (lost calls at their reservation) and `overrun` (cost
-above a reservation, booked in `spent`) in nano-dollars. The check makes the database itself refuse
-a reservation above a limit, whichever process asks. `limit_nano` is the limit that was set,
-`ceiling_nano` what the check holds: it is higher where a limit was lowered below what was in use.
-`limits` has every change of a limit, and who made it."""
-
-SCHEMA_VERSION = "2"
-
-Row = tuple[Any, ...]
-
-
-class Database(Protocol):
-    """One connection. SQL is written with `?` for parameters."""
-
-    name: str
-
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Run one statement and give back its rows."""
-        ...
-
-    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
-        """Run one statement once per row of parameters."""
-        ...
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Hold the right to write; commit at the end, roll back on an error."""
-        yield
-
-    def claim(self, owner: int) -> bool:
-        """Take the lock that shows that `owner` lives; false if another holds it."""
-        ...
-
-    def is_alive(self, owner: int) -> bool:
-        """Whether another process holds the lock of `owner`."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection and let go of the lock."""
-        ...
 
 
 def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = False) -> Database:
@@ -358,15 +272,21 @@ def _create(database: Database, *, serial: str, bytes_type: str) -> None:
 
 
 def _check_version(database: Database, *, is_read_only: bool = False) -> None:
-    [(version,)] = database.query("select value from ledger where key = 'schema_version'")
-    if version == "1" and not is_read_only:
-        from_version_1(database)
-    elif version != SCHEMA_VERSION:
-        advice = "; the next replay brings it up to date" if version == "1" else ""
+    version = _version(database)
+    while version in UPGRADES and not is_read_only:
+        UPGRADES[version](database)
+        version = _version(database)
+    if version != SCHEMA_VERSION:
+        advice = "; the next replay brings it up to date" if version in UPGRADES else ""
         raise LedgerError(
             f"{database.name}: a ledger of version {version}, this program keeps "
             f"{SCHEMA_VERSION}{advice}"
         )
+
+
+def _version(database: Database) -> str:
+    [(version,)] = database.query("select value from ledger where key = 'schema_version'")
+    return version
 
 
 def _percent(sql: str) -> bytes:

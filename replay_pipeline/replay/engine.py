@@ -7,15 +7,18 @@ import threading
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import xxhash
 from pydantic import SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.asking import Asking, today
+from replay_pipeline.replay.bills import Verdict, judged, replayed_bound, token_problem
 from replay_pipeline.replay.board import Board
 from replay_pipeline.replay.calls import (
     InDoubt,
@@ -34,7 +37,7 @@ from replay_pipeline.replay.lanes import Slots
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client, Reply
 from replay_pipeline.replay.prices import Price, usd
-from replay_pipeline.replay.replies import Answer, Failure
+from replay_pipeline.replay.replies import NO_COMPLETION, Answer, Failure
 from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
 from replay_pipeline.replay.sizes import Learned
 from replay_pipeline.types import Progress, TeacherAction, TeacherSpec, TraceState
@@ -49,8 +52,11 @@ _MOST_KEPT_BYTES = 1 << 20
 """Of a reply that could not be used, no more than this is kept in the ledger."""
 _MOST_OVERRUN = 8.0
 """No more than this many times its bound is reserved for a call, whatever others have cost."""
-_MOST_CREDIBLE = 1000
-"""A reported cost of more than this many times the bound is a mistake of the reply, no bill."""
+_N_FIRST = 3
+"""So many calls are in flight at most until an endpoint has sent a chat completion; and so many
+replies in a row that are none end it."""
+_SILENCE_S = 0.3
+"""At an endpoint that has answered before, the other calls wait no longer than this."""
 _MAX_SENT_AGAIN = 2
 """How often one run sends a request again after it was lost."""
 
@@ -134,7 +140,10 @@ class Engine:
     n_sent: int = 0
     n_cached: int = 0
     n_overruns: int = 0
+    n_disputed: int = 0
     newly_spent_nano: int = 0
+    answered_before: frozenset[str] = frozenset()
+    """Teachers of whom the ledger has answers."""
     stopped_teachers: dict[str, Failure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -144,6 +153,8 @@ class Engine:
         self._total = Slots(self.asking.max_concurrency)
         self._slots: dict[str, Slots] = {}
         self._ratios: dict[str, float] = {}
+        self._n_foreign: Counter[str] = Counter()
+        self._met: set[str] = set()
         self._without_cache: set[str] = set()
         self._later: list[Task] = []
         self._short: list[Task] = []
@@ -208,7 +219,7 @@ class Engine:
     async def _ask_all(self, lanes: Lanes) -> None:
         by_teacher: dict[str, deque[deque[Task]]] = {}
         for teacher, lane in lanes:
-            self._slots.setdefault(teacher.name, Slots(teacher.max_concurrency))
+            self._make_slots(teacher)
             by_teacher.setdefault(teacher.name, deque()).append(lane)
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch())
@@ -220,6 +231,28 @@ class Engine:
             ]  # fmt: skip
             await asyncio.wait(workers) if workers else None
             watcher.cancel()
+
+    def _make_slots(self, teacher: TeacherSpec) -> None:
+        """Make room for a teacher's calls: for a few until its endpoint has introduced itself."""
+        if teacher.name in self._slots:
+            return
+        slots = self._slots[teacher.name] = Slots(teacher.max_concurrency, n_first=_N_FIRST)
+        if teacher.name in self.answered_before:
+            # A page of a hotel's network comes at once; what takes longer is a model at work.
+            asyncio.get_running_loop().call_later(_SILENCE_S, slots.open)
+
+    def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> None:
+        """Look at what answered: a chat endpoint, or something else that gets no more money."""
+        if isinstance(outcome, Answer):
+            self._n_foreign[teacher.name] = 0
+            self._slots[teacher.name].open()
+            if teacher.name not in self._met:
+                self._met.add(teacher.name)
+                _check_model(teacher, outcome.model)
+        elif outcome.code == NO_COMPLETION:
+            self._n_foreign[teacher.name] += 1
+            if self._n_foreign[teacher.name] >= _N_FIRST:
+                self.stop_teacher(teacher, outcome)
 
     async def _left_over(self, *, is_richer: bool) -> Lanes:
         """Give what is worth asking once more: lost calls that are over, and what was too dear.
@@ -321,18 +354,19 @@ class Engine:
         return None
 
     async def _ask(self, task: Task) -> None:
-        if task.lost and not await self._may_ask_again(task):
-            return
         builder, price = RequestBuilder(self.options), self.prices[task.teacher.name]
         before = task.last_asked()
         n_asked = before.question.size.n_messages if before else 0
         body = builder.body(task.state, task.teacher, price, n_asked=n_asked)
+        body_sha = xxhash.xxh3_128_hexdigest(body)
+        if task.lost and not await self._may_ask_again(task, body_sha):
+            return
         if problem := builder.broken_rule(body, task.teacher, price):
             # Refused here for nothing, rather than by an endpoint after money was held for it.
             failure = Failure("invalid_request", f"not sent: {problem}", is_lasting=True)
             self.decided.setdefault(task.index, failed_row(task, failure))
             return
-        call = _Call(self, task, body)
+        call = _Call(self, task, body, body_sha)
         await call.make()
         if call.known:
             self.know(task, call.known)
@@ -358,7 +392,7 @@ class Engine:
                 logger.exception("the answer of %s at %s", task.teacher.name, task.state_id)
                 await self._keep_unread(task, call.reply, call.reserved, error)
 
-    async def _may_ask_again(self, task: Task) -> bool:
+    async def _may_ask_again(self, task: Task, body_sha: str) -> bool:
         """Settle what can be known of lost calls; then whether the question may be asked again.
 
         A call that may still be running is never asked again: both would be paid.
@@ -366,7 +400,7 @@ class Engine:
         if datetime.now(UTC) < _due(task.lost):
             self._later.append(task)
             return False
-        left, keeps = [], self._keeps_answers(task)
+        left, keeps = [], self._keeps_answers(task, body_sha)
         for lost in task.lost:
             cost = None
             if lost.generation_id:
@@ -388,17 +422,19 @@ class Engine:
         task.lost = tuple(left)
         return not is_too_slow
 
-    def _keeps_answers(self, task: Task) -> bool:
+    def _keeps_answers(self, task: Task, body_sha: str) -> bool:
         """Whether the endpoint is sure to charge the lost calls and their repetition once only.
 
         OpenRouter keeps the answer to an equal request (`X-OpenRouter-Cache`) for as long as it
-        was told to, so it is charged by the first call or, where that failed, by the second.
+        was told to, so it is charged by the first call or, where that failed, by the second. It
+        knows a request by its bytes: where they changed, as with a price, it says nothing of the first.
         """
         kept_s = self.options.response_cache_ttl_s
         oldest = min((lost.sent_at for lost in task.lost), default=datetime.now(UTC))
         return (
             dialect_of(task.teacher).name == "openrouter"
             and task.teacher.base_url not in self._without_cache
+            and all(lost.body_sha in (None, body_sha) for lost in task.lost)
             and datetime.now(UTC) - oldest < timedelta(seconds=kept_s)
         )
 
@@ -413,6 +449,7 @@ class Engine:
                     n_attempts=call.n_attempts,
                     error_code=failure.code,
                     generation_id=failure.generation_id,
+                    sent_at=call.reply.sent_at if call.reply else None,
                     response=call.reply.body[:_MOST_KEPT_BYTES] if call.reply else None,
                 )
             )
@@ -421,7 +458,7 @@ class Engine:
         self.lose(task, found.lost.get(task.question.sha, ()))
         task.n_lost += 1
         # A call that outlasted its time limit outlasts it again.
-        if failure.code != "no_reply" and task.n_lost <= _MAX_SENT_AGAIN:
+        if failure.code not in ("no_reply", "given_up") and task.n_lost <= _MAX_SENT_AGAIN:
             self._later.append(task)
 
     async def _keep_unread(
@@ -429,7 +466,9 @@ class Engine:
     ) -> None:
         """Book a reply that this program can't digest, once and for all, with its bytes."""
         usage = reply.outcome.usage if isinstance(reply.outcome, Answer) else None
-        cost = usage.cost_nano if usage and usage.cost_nano is not None else reserved.reserved_nano
+        cost = usage.cost_nano if usage else None
+        if cost is None or cost > _MOST_OVERRUN * reserved.reserved_nano:
+            cost = reserved.reserved_nano
         row = _row(
             task,
             cost_usd=usd(cost),
@@ -458,15 +497,16 @@ class Engine:
         assert call.reply is not None
         made: dict[str, Any] = {"n_attempts": call.n_attempts, "latency_s": call.latency_s}
         if isinstance(outcome, Failure):
-            cost, row = 0, failed_row(task, outcome, **made)
+            verdict, row = Verdict(cost_nano=0), failed_row(task, outcome, **made)
         else:
-            cost = await self._cost(task, call, outcome, reserved)
+            verdict = await self._verdict(task, call, outcome, reserved)
             action = with_recorded_names(outcome.action, task.state)
             outcome = replace(outcome, action=action)
-            row = answered_row(task, _checked(task, outcome), cost, **made)
+            row = answered_row(task, _checked(task, outcome), verdict.cost_nano, **made)
             if not outcome.is_replayed:
                 task.n_read_tokens = _plausible(task, outcome.usage.n_prompt_tokens)
-                self._count(task, row)
+                self._count(task, row, outcome, len(call.reply.body))
+        cost = verdict.cost_nano
         # A free failure says nothing of the lost calls whose reservation this one took over.
         is_doubted = isinstance(outcome, Failure) and call.takes_over
         recovers = task.lost if not call.takes_over and isinstance(outcome, Answer) else ()
@@ -484,6 +524,7 @@ class Engine:
                     response=call.reply.body if row.error_code is None
                     else call.reply.body[:_MOST_KEPT_BYTES],
                     generation_id=row.generation_id,
+                    disputed=verdict.disputed,
                     recovers=tuple(lost.call_id for lost in recovers)
                     if isinstance(outcome, Answer) and outcome.is_replayed else (),
                 )
@@ -491,6 +532,11 @@ class Engine:
         )  # fmt: skip
         self.newly_spent_nano += cost
         self._n_found_out += bool(task.lost)
+        if verdict.disputed:
+            self.n_disputed += 1
+            logger.warning(
+                "%s: %s; the call is booked at its bound", task.teacher.name, verdict.disputed
+            )
         self.decided[task.index] = row
         self._learn(task, call, cost, reserved)
         if isinstance(outcome, Failure) and outcome.stops_teacher:
@@ -502,31 +548,44 @@ class Engine:
             self.stopped_teachers[teacher.name] = failure
             logger.error("%s is not asked again in this run: %s", teacher.name, failure.message)
 
-    async def _cost(self, task: Task, call: "_Call", answer: Answer, reserved: Reserved) -> int:
+    async def _verdict(
+        self, task: Task, call: "_Call", answer: Answer, reserved: Reserved
+    ) -> Verdict:
         """Find what an answer cost, together with the lost calls it stands for."""
-        teacher, usage = task.teacher, answer.usage
-        if answer.is_replayed and task.lost:
-            paid = None
-            if answer.paid_generation_id:
-                paid = await self.client.generation_cost(
-                    teacher.base_url, answer.paid_generation_id, self.keys[teacher.name]
-                )
-            return max(lost.reserved_nano for lost in task.lost) if paid is None else paid
-        cost = usage.cost_nano
-        if cost is None or cost > _MOST_CREDIBLE * max(10**6, call.bound_nano):
-            cost = reserved.reserved_nano
-            if usage.n_prompt_tokens is not None and usage.n_completion_tokens is not None:
-                cost = self.prices[teacher.name].cost_nano(
-                    usage.n_prompt_tokens,
-                    usage.n_completion_tokens,
-                    n_cached_tokens=usage.n_cached_tokens or 0,
-                    n_written_tokens=usage.n_written_tokens or 0,
-                )
-        if call.takes_over and call.reply and not call.reply.has_cache:
+        assert call.reply is not None
+        price, limit = self.prices[task.teacher.name], task.question.max_completion_tokens
+        if answer.is_replayed and dialect_of(task.teacher).name == "openrouter":
+            if not task.lost:
+                return Verdict(cost_nano=0)
+            held = max(lost.reserved_nano for lost in task.lost)
+            if (paid := await self._recorded_cost(task.teacher, answer, held)) is not None:
+                return Verdict(cost_nano=paid)
+            bound = replayed_bound(answer, task.question.size, price=price, n_limit=limit)
+            told = "from the router's cache, which has no record of what the answer had cost"
+            return Verdict(cost_nano=min(bound, held), disputed=told)
+        verdict = judged(
+            answer, task.question.size, price=price, bound_nano=reserved.reserved_nano,
+            n_limit=limit, n_reply_bytes=len(call.reply.body),
+        )  # fmt: skip
+        if call.takes_over and not call.reply.has_cache:
             # The endpoint keeps no answers after all: the lost calls may have been charged too.
-            self._without_cache.add(teacher.base_url)
-            cost += sum(lost.reserved_nano for lost in task.lost)
-        return cost
+            self._without_cache.add(task.teacher.base_url)
+            lost_nano = sum(lost.reserved_nano for lost in task.lost)
+            verdict = replace(verdict, cost_nano=verdict.cost_nano + lost_nano)
+        return verdict
+
+    async def _recorded_cost(self, teacher: TeacherSpec, answer: Answer, held: int) -> int | None:
+        """Ask the router what the call had cost that an answer from its cache was paid with."""
+        for name in (answer.paid_generation_id, answer.generation_id):
+            if name:
+                paid = await self.client.generation_cost(
+                    teacher.base_url, name, self.keys[teacher.name]
+                )
+                # The answer may go by a name of its own, under which it was free.
+                is_its_own = name != answer.paid_generation_id and not paid
+                if paid is not None and not is_its_own and paid <= _MOST_OVERRUN * held:
+                    return paid
+        return None
 
     def _learn(self, task: Task, call: "_Call", cost: int, reserved: Reserved) -> None:
         """Where a provider charged more than can be, reserve more for its next calls.
@@ -544,8 +603,11 @@ class Engine:
             name, usd(cost), usd(call.bound_nano),
         )  # fmt: skip
 
-    def _count(self, task: Task, row: TeacherAction) -> None:
+    def _count(self, task: Task, row: TeacherAction, answer: Answer, n_bytes: int) -> None:
         """Learn the sizes of a teacher's prompts and answers from one that it counted."""
+        question = task.question
+        if token_problem(answer.usage, question.size, question.max_completion_tokens, n_bytes):
+            return
         before, name = task.last_asked(), task.teacher.name
         n_expected = before.n_read_tokens if before and before.n_read_tokens else 0
         self.newly_learned[name] = self.newly_learned.get(name, Learned()).with_answer(
@@ -573,16 +635,17 @@ class Engine:
             timeout_s=teacher.timeout_s,
             lost=tuple(lost.call_id for lost in task.lost),
             takes_over=call.takes_over,
+            body_sha=call.body_sha,
         )  # fmt: skip
 
-    def takes_over(self, task: Task) -> bool:
+    def takes_over(self, task: Task, body_sha: str) -> bool:
         """Whether asking again may use the money that the lost calls of a question hold.
 
         A router that broke a call itself may have charged it without keeping its answer; one
         whose caller died has not.
         """
-        died = all(lost.error_code is None for lost in task.lost)
-        return bool(task.lost) and died and self._keeps_answers(task)
+        went_on = all(lost.was_left_alone for lost in task.lost)
+        return bool(task.lost) and went_on and self._keeps_answers(task, body_sha)
 
     def _day_scope(self) -> str:
         scope = today()
@@ -601,18 +664,21 @@ class Engine:
 class _Call:
     """One reservation and the attempts made under it."""
 
-    def __init__(self, engine: Engine, task: Task, body: bytes) -> None:
+    def __init__(self, engine: Engine, task: Task, body: bytes, body_sha: str) -> None:
         self.engine = engine
         self.task = task
         self.body = body
-        self.takes_over = engine.takes_over(task)
+        self.body_sha = body_sha
+        self.takes_over = engine.takes_over(task, body_sha)
         self.bound_nano = engine.prices[task.teacher.name].bound_nano(
             task.bound_tokens(), task.question.max_completion_tokens
         )
         self.reply: Reply | None = None
         self.n_attempts = 0
         self.latency_s = 0.0
+        self.new = engine.new_call(self)
         self.reserved: Reserved | None = None
+        self.sent_by = datetime.max.replace(tzinfo=UTC)
         self.known: Known | None = None
         self.doubted: tuple[LostCall, ...] = ()
         self.refused: str | None = None
@@ -658,8 +724,9 @@ class _Call:
         backoff *= 0.5 + random.random()
         error = retry_state.outcome.exception() if retry_state.outcome else None
         asked = error.failure.retry_after_s if isinstance(error, _FreeFailure) else None
-        # What the endpoint asked for is a lower bound; jitter spreads the calls that return.
-        return asked + min(backoff, asked) * 0.2 if asked is not None else backoff
+        # What the endpoint asked for is a lower bound; jitter spreads the calls that return. One
+        # that asks for no pause, or for one that has passed, is not asked again at once.
+        return backoff if asked is None else max(backoff, asked + min(backoff, asked) * 0.2)
 
     async def _attempt(self) -> None:
         engine, teacher = self.engine, self.task.teacher
@@ -669,6 +736,8 @@ class _Call:
                 if self.n_attempts == 0:
                     await self._withdraw("stopped" if engine.stop.is_set() else "teacher_stopped")
                 return
+            if datetime.now(UTC) > self.sent_by:
+                await asyncio.wrap_future(self._leaves_now())
             clock = asyncio.get_running_loop().time
             self.n_attempts += 1
             self.task.is_asked = True
@@ -680,9 +749,11 @@ class _Call:
                 headers=RequestBuilder(engine.options).headers(teacher),
                 key=engine.keys[teacher.name],
                 timeout_s=teacher.timeout_s,
+                on_sent=self._has_left,
             )
             self.latency_s = clock() - start
         outcome = self.reply.outcome
+        engine.meet(teacher, outcome)
         if isinstance(outcome, Answer):
             own.succeeded()
             return
@@ -694,10 +765,21 @@ class _Call:
         if outcome.is_retryable and not outcome.may_be_paid:
             raise _FreeFailure(outcome)
 
+    def _leaves_now(self) -> "Future[None]":
+        """Tell the ledger that the call leaves later than it says: from then on counts its limit."""
+        assert self.reserved is not None
+        self.sent_by = datetime.now(UTC) + self.new.slack
+        return self.engine.ledger.sending(self.reserved.call_id, self.sent_by)
+
+    def _has_left(self) -> None:
+        if datetime.now(UTC) > self.sent_by:
+            self._leaves_now()
+
     async def _reserve(self) -> bool:
-        result = await asyncio.wrap_future(self.engine.ledger.reserve(self.engine.new_call(self)))
+        result = await asyncio.wrap_future(self.engine.ledger.reserve(self.new))
         if isinstance(result, Reserved):
             self.reserved = result
+            self.sent_by = result.sent_by or self.sent_by
         elif isinstance(result, Known):
             self.known = result
         elif isinstance(result, InDoubt):
@@ -715,6 +797,16 @@ class _Call:
         await asyncio.wrap_future(self.engine.ledger.settle(settlement))
         self.reserved = None
         self.refused = reason
+
+
+def _check_model(teacher: TeacherSpec, answered: str | None) -> None:
+    """Tell the user where another model answers than the one that was asked."""
+    asked = teacher.model.partition(":")[0].rpartition("/")[2].lower()
+    if answered and asked not in answered.lower():
+        logger.warning(
+            "%s: %s was asked, and the answer says that it is of %s; check that this is the model "
+            "you mean", teacher.name, teacher.model, answered,
+        )  # fmt: skip
 
 
 def _due(lost: Iterable[LostCall]) -> datetime:

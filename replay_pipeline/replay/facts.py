@@ -27,6 +27,9 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "spent_usd": report.spent_usd,
         "newly_spent_usd": report.newly_spent_usd,
         "unknown_usd": report.unknown_usd,
+        "stopped_teachers": report.stopped_teachers,
+        "held_until": report.held_until,
+        "n_disputed": report.n_disputed,
         "max_total_usd": report.max_total_usd,
         "forecast_usd": report.forecast_usd,
         "stop_reason": report.stop_reason,
@@ -35,6 +38,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         and not report.skipped.get("teacher_stopped")
         and not report.skipped.get("in_batch"),
         "skipped": report.skipped,
+        "coverage": report.coverage,
         "cost_by_teacher_usd": report.cost_by_teacher_usd,
         "latency_s": sorted(round(row.latency_s, 3) for row in answered),
         "tokens": {

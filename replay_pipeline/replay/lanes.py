@@ -12,11 +12,25 @@ class Slots:
 
     Additive increase, multiplicative decrease: one more slot per round of successes, a third
     less at most once per cooldown, and nothing is sent while the endpoint asked for a pause.
+
+    Args:
+        size: calls in flight at most.
+        n_first: so many of them until `open` is called.
+        decrease: what is left of the room when the endpoint asks for less.
+        cooldown_s: seconds between two cuts.
     """
 
-    def __init__(self, size: int, *, decrease: float = 0.7, cooldown_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        n_first: int | None = None,
+        decrease: float = 0.7,
+        cooldown_s: float = 1.0,
+    ) -> None:
         self.size = size
-        self.limit = float(size)
+        self.limit = float(size if n_first is None else min(size, n_first))
+        self._is_open = n_first is None
         self.n_in_use = 0
         self.n_cuts = 0
         self._decrease = decrease
@@ -54,9 +68,16 @@ class Slots:
         self.n_in_use -= 1
         self._wake()
 
+    def open(self) -> None:
+        """Let all calls go that there is room for; has no effect the second time."""
+        if not self._is_open:
+            self._is_open = True
+            self.limit = float(self.size)
+            self._wake()
+
     def succeeded(self) -> None:
         """A call went through: room for a little more."""
-        if self.limit < self.size:
+        if self._is_open and self.limit < self.size:
             self.limit = min(self.size, self.limit + 1 / self.limit)
 
     def slow_down(self, pause_s: float | None) -> None:

@@ -36,6 +36,7 @@ import msgspec
 
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.calls import (
+    DisputedCall,
     Found,
     InDoubt,
     Known,
@@ -44,9 +45,13 @@ from replay_pipeline.replay.calls import (
     Refused,
     Reserved,
     Settlement,
+    decode_row,
+    encode_row,
 )
-from replay_pipeline.replay.database import Database, connect
-from replay_pipeline.replay.unbooked import Unbooked
+from replay_pipeline.replay.database import connect
+from replay_pipeline.replay.prices import usd
+from replay_pipeline.replay.schema import Database
+from replay_pipeline.replay.unbooked import Pair, Unbooked, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +87,13 @@ class _Settling:
 
 
 @dataclass(slots=True)
+class _Sending:
+    call_id: int
+    sent_by: datetime
+    future: "Future[None]"
+
+
+@dataclass(slots=True)
 class _Doing:
     action: Callable[[Database], Any]
     future: "Future[Any]"
@@ -89,6 +101,8 @@ class _Doing:
 
 _STOP = object()
 _SEPARATOR = "\n"
+_BOOKED_KEY = "unbooked:"
+"""Under this key and its name the ledger notes an answer of a side file that it has booked."""
 _POLL_S = 0.05
 _ORPHAN_CHECKS_EVERY = 20
 
@@ -146,6 +160,12 @@ class Ledger:
         self._queue.put(_Settling(settlement, future))
         return future
 
+    def sending(self, call_id: int, sent_by: datetime) -> "Future[None]":
+        """Note that a call leaves later than its reservation said: by `sent_by`."""
+        future: Future[None] = Future()
+        self._queue.put(_Sending(call_id, sent_by, future))
+        return future
+
     def do(self, action: Callable[[Database], T]) -> "Future[T]":
         """Run `action` on the database, in a transaction of its own."""
         future: Future[T] = Future()
@@ -192,27 +212,29 @@ class Ledger:
             limits = {name: max(0, limit - carried_nano)}
             _open_scopes(database, (), limits, carried_nano=carried_nano)
             adopted = [each.call_id for each in lost if each.run_id != run_id]
-            for (reserved,) in [
-                row
-                for chunk in _chunks(adopted)
-                for row in database.query(
-                    "update calls set scopes = scopes || ? where state = 'unknown' "
-                    f"and scopes not like ? and id in ({_marks(chunk)}) returning reserved",
-                    (_SEPARATOR + name, f"%{name}%", *chunk),
-                )
-            ]:
-                # They were allowed when they were sent: they must not break the check here.
-                database.query(
-                    "update scopes set unknown = unknown + ?, ceiling_nano = ceiling_nano + ? "
-                    "where name = ?",
-                    (reserved, reserved, name),
-                )
+            reserved = sum(
+                _count_under(database, row, name)
+                for row in _unknown_calls(database, adopted)
+                if name not in row.scopes
+            )
+            # They were allowed when they were sent: they must not break the check here.
+            database.query(
+                "update scopes set unknown = unknown + ?, ceiling_nano = ceiling_nano + ? "
+                "where name = ?",
+                (reserved, reserved, name),
+            )
 
         self.do(open_it).result()
 
-    def unknown_nano(self, scope: str) -> int:
-        """Read what lost calls hold under `scope`."""
-        return self.do(lambda database: _load_scopes(database, [scope])[scope].unknown).result()
+    def held_by_lost(self, scope: str) -> tuple[int, datetime | None]:
+        """Read what lost calls hold under `scope`, and when the last of them is surely over."""
+
+        def read(database: Database) -> tuple[int, datetime | None]:
+            lost = [call for calls in find_lost(database).values() for call in calls]
+            due = [call.due_at for call in lost if scope in call.scopes]
+            return _load_scopes(database, [scope])[scope].unknown, max(due, default=None)
+
+        return self.do(read).result()
 
     def lookup(self, request_shas: Iterable[str]) -> Found:
         """Find what is known of these requests."""
@@ -243,6 +265,7 @@ class Ledger:
             for each in batch:
                 if isinstance(each, _Doing):
                     self._do(each)
+            self._note_sending([each for each in batch if isinstance(each, _Sending)])
             self._book([each for each in batch if isinstance(each, _Settling)])
         for waiting in self._waiting:
             waiting.future.set_exception(LedgerError(f"{self.url}: the ledger was closed"))
@@ -270,6 +293,28 @@ class Ledger:
             doing.future.set_exception(error)
         else:
             doing.future.set_result(result)
+
+    def _note_sending(self, sending: list[_Sending]) -> None:
+        if not sending:
+            return
+        rows = [
+            (
+                _iso(each.sent_by),
+                _iso(each.sent_by + timedelta(seconds=call.timeout_s)),
+                each.call_id,
+            )
+            for each in sending
+            if (call := self._in_flight.get(each.call_id))
+        ]
+        try:
+            with self._database.transaction():
+                self._database.run_many(_SENDING, rows)
+        except Exception as error:  # noqa: BLE001 (raised again where the result is awaited)
+            for each in sending:
+                each.future.set_exception(error)
+        else:
+            for each in sending:
+                each.future.set_result(None)
 
     def _book(self, settling: list[_Settling]) -> None:
         """Settle and reserve in one transaction; tell nobody before it is committed."""
@@ -328,28 +373,42 @@ class Ledger:
             each.future.set_exception(told)
 
     def _book_unbooked(self) -> None:
-        """Book what an earlier process could not; twice does no harm."""
-        for path, pairs in self._unbooked.left_behind(self._database.is_alive):
-            with self._database.transaction():
-                known = _load_calls(self._database, [s.call_id for _, s in pairs])
-                here = [
-                    _Settling(settlement, Future())
-                    for call, settlement in pairs
-                    if (found := known.get(settlement.call_id))
-                    and found.request_sha == call.request_sha
-                    and found.state in ("open", "unknown")
-                ]
-                scopes = _Scopes(self._database)
-                calls = self._calls_of(here)
-                scopes.load(name for call in calls.values() for name in call.scopes)
-                self._settle_all(scopes, calls, here)
-                scopes.save()
-                for call, settlement in pairs:
-                    found = known.get(settlement.call_id)
-                    if found is None or found.request_sha != call.request_sha:
-                        self._book_of_another_ledger(call, settlement)
-            path.unlink()
-            logger.warning("%s: %d answers of %s are booked", self.url, len(pairs), path)
+        """Book what an earlier process could not; each answer once, whoever else opens the ledger."""
+        with self._database.transaction():
+            for path, pairs in self._unbooked.left_behind(self._database.is_alive):
+                self._book_kept(self._not_yet_booked(pairs))
+                path.unlink(missing_ok=True)
+                logger.warning("%s: %d answers of %s are booked", self.url, len(pairs), path)
+
+    def _not_yet_booked(self, pairs: Iterable[Pair]) -> list[Pair]:
+        """Leave out what a process booked that died before its file was gone."""
+        return [
+            pair
+            for pair in pairs
+            if self._database.query(
+                "insert into ledger(key, value) values(?, ?) on conflict(key) do nothing returning key",
+                (f"{_BOOKED_KEY}{name_of(pair)}", _iso(_now())),
+            )
+        ]
+
+    def _book_kept(self, pairs: Sequence[Pair]) -> None:
+        known = _load_calls(self._database, [settlement.call_id for _, settlement in pairs])
+        here = [
+            _Settling(settlement, Future())
+            for call, settlement in pairs
+            if (found := known.get(settlement.call_id))
+            and found.request_sha == call.request_sha
+            and found.state in ("open", "unknown")
+        ]
+        scopes = _Scopes(self._database)
+        calls = self._calls_of(here)
+        scopes.load(name for call in calls.values() for name in call.scopes)
+        self._settle_all(scopes, calls, here)
+        scopes.save()
+        for call, settlement in pairs:
+            found = known.get(settlement.call_id)
+            if found is None or found.request_sha != call.request_sha:
+                self._book_of_another_ledger(call, settlement)
 
     def _book_of_another_ledger(self, call: NewCall, settlement: Settlement) -> None:
         """Book an answer whose ledger was lost: its money is spent, whatever the limits say."""
@@ -364,7 +423,7 @@ class Ledger:
             )
         row = (*self._new_row(call, self._issue(), _now()), "answered")
         self._database.run_many(_INSERT, [row])
-        self._database.run_many(_SETTLE, [(*_settled(settlement, call.reserved_nano), row[0])])
+        self._database.run_many(_SETTLE, [(*_settled(settlement, call), row[0])])
 
     def _calls_of(self, settling: list[_Settling]) -> "dict[int, _Call]":
         settlements = [each.settlement for each in settling]
@@ -389,7 +448,8 @@ class Ledger:
             if each.state == "withdrawn":
                 withdrawn.append((each.call_id,))
             else:
-                rows.append((*_settled(each, call.reserved), each.call_id))
+                sent = self._in_flight.get(each.call_id, call)
+                rows.append((*_settled(each, sent), each.call_id))
             for lost in (calls[i] for i in each.recovers if i in calls):
                 if lost.state == "unknown":
                     scopes.release(lost.scopes, lost.reserved)
@@ -444,7 +504,9 @@ class Ledger:
                 busy.add(call.request_sha)
                 self._in_flight[call_id] = call
                 rows.append((*self._new_row(call, call_id, now), "open"))
-                reserved = Reserved(call_id=call_id, reserved_nano=call.reserved_nano)
+                reserved = Reserved(
+                    call_id=call_id, reserved_nano=call.reserved_nano, sent_by=now + call.slack
+                )
                 told.append((each.future, reserved))
         if rows:
             self._database.run_many(_INSERT, rows)
@@ -467,7 +529,8 @@ class Ledger:
         return (
             call_id, call.request_sha, call.state_id, call.teacher, call.model, call.run_id,
             call.partition, _SEPARATOR.join(call.scopes), self.owner, call.reserved_nano,
-            _iso(now), _iso(now + timedelta(seconds=call.timeout_s)),
+            _iso(now), _iso(now + call.slack),
+            _iso(now + call.slack + timedelta(seconds=call.timeout_s)), call.body_sha,
         )  # fmt: skip
 
     def _issue(self) -> int:
@@ -509,25 +572,33 @@ class Ledger:
 
 _INSERT = (
     "insert into calls(id, request_sha, state_id, teacher, model, run_id, trace_batch, scopes, "
-    "owner, reserved, intent_at, due_at, state) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "owner, reserved, intent_at, sent_at, due_at, body_sha, state) "
+    "values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_SENDING = "update calls set sent_at = ?, due_at = ? where id = ? and state = 'open'"
 _SETTLE = (
     "update calls set state = ?, cost = ?, n_attempts = ?, is_lasting = ?, is_overrun = ?, "
-    "settled_at = ?, error_code = ?, row = ?, response = ?, generation_id = ? where id = ?"
+    "settled_at = ?, error_code = ?, row = ?, response = ?, generation_id = ?, disputed = ?, "
+    "sent_at = coalesce(?, sent_at), due_at = coalesce(?, due_at) where id = ?"
 )
 
 
-def _settled(settlement: Settlement, reserved: int) -> tuple[Any, ...]:
-    cost = settlement.cost_nano
+def _settled(settlement: Settlement, call: "NewCall | _Call") -> tuple[Any, ...]:
+    cost, sent_at, due_at = settlement.cost_nano, None, None
+    is_mine = isinstance(call, NewCall)
+    if settlement.sent_at and is_mine:
+        sent_at = _iso(settlement.sent_at)
+        due_at = _iso(settlement.sent_at + timedelta(seconds=call.timeout_s))
     return (
         settlement.state, cost, settlement.n_attempts, int(settlement.is_lasting),
-        int(cost > reserved), _iso(_now()), settlement.error_code, settlement.row,
-        settlement.response, settlement.generation_id,
+        int(cost > (call.reserved_nano if is_mine else call.reserved)), _iso(_now()),
+        settlement.error_code, settlement.row, settlement.response, settlement.generation_id,
+        settlement.disputed, sent_at, due_at,
     )  # fmt: skip
 
 
 def _recovered(call_id: int) -> tuple[Any, ...]:
-    return ("recovered", 0, 1, 0, 0, _iso(_now()), None, None, None, None, call_id)
+    return ("recovered", 0, 1, 0, 0, _iso(_now()), *[None] * 7, call_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -662,12 +733,13 @@ def find_lost(
     for chunk in [None] if request_shas is None else _chunks(request_shas):
         rows = database.query(
             "select request_sha, id, state_id, teacher, model, run_id, scopes, reserved, "
-            "intent_at, due_at, error_code, generation_id from calls where state = 'unknown'"
+            "coalesce(sent_at, intent_at), due_at, error_code, generation_id, body_sha "
+            "from calls where state = 'unknown'"
             + ("" if chunk is None else f" and request_sha in ({_marks(chunk)})")
             + " order by id",
             chunk or (),
         )
-        for sha, call_id, state_id, teacher, model, run_id, scopes, reserved, *times, error, gen in rows:  # fmt: skip
+        for sha, call_id, state_id, teacher, model, run_id, scopes, reserved, *times, error, gen, body in rows:  # fmt: skip
             sent_at, due_at = times
             call = LostCall(
                 call_id=call_id,
@@ -682,9 +754,52 @@ def find_lost(
                 due_at=datetime.fromisoformat(due_at),
                 error_code=error,
                 generation_id=gen,
+                body_sha=body,
             )
             found[sha] = (*found.get(sha, ()), call)
     return found
+
+
+def find_disputed(database: Database) -> list[DisputedCall]:
+    """Find the calls that are booked at their bound because their cost is not believed."""
+    rows = database.query(
+        "select id, state_id, teacher, model, cost, disputed, coalesce(sent_at, intent_at), "
+        "coalesce(due_at, intent_at), generation_id from calls where disputed is not null order by id"
+    )
+    return [
+        DisputedCall(
+            call_id=call_id,
+            state_id=state_id,
+            teacher=teacher,
+            model=model,
+            cost_nano=cost,
+            why=why,
+            sent_at=datetime.fromisoformat(sent_at),
+            due_at=datetime.fromisoformat(due_at),
+            generation_id=generation_id,
+        )
+        for call_id, state_id, teacher, model, cost, why, sent_at, due_at, generation_id in rows
+    ]
+
+
+def end_dispute(database: Database, call: DisputedCall, cost_nano: int) -> None:
+    """Book a disputed call at `cost_nano` for good, in all its scopes and in its row."""
+    [(scopes, reserved, cost, row)] = database.query(
+        "select scopes, reserved, cost, row from calls where id = ?", (call.call_id,)
+    )
+    names = sorted(scopes.split(_SEPARATOR))
+    _load_scopes(database, names)  # locked in order, as everywhere
+    over = max(0, cost_nano - reserved) - max(0, cost - reserved)
+    for name in names:
+        database.query(
+            "update scopes set spent = spent + ?, overrun = overrun + ? where name = ?",
+            (cost_nano - cost, over, name),
+        )
+    answer = replace(decode_row(bytes(row)), cost_usd=usd(cost_nano))
+    database.query(
+        "update calls set disputed = null, cost = ?, is_overrun = ?, row = ? where id = ?",
+        (cost_nano, int(cost_nano > reserved), encode_row(answer), call.call_id),
+    )
 
 
 BATCH_KEY = "batch:"
@@ -728,6 +843,17 @@ def _load_scopes(database: Database, names: Sequence[str]) -> dict[str, _Scope]:
         missing = set(names) - {row[0] for row in rows}
         raise LedgerError(f"{database.name}: no scope {', '.join(sorted(missing))}")
     return {name: _Scope(*numbers) for name, *numbers in rows}
+
+
+def _unknown_calls(database: Database, ids: Sequence[int]) -> "list[_Call]":
+    return [call for call in _load_calls(database, ids).values() if call.state == "unknown"]
+
+
+def _count_under(database: Database, call: "_Call", scope: str) -> int:
+    """Count a lost call under one more scope; give back what it holds."""
+    scopes = _SEPARATOR.join((*call.scopes, scope))
+    database.query("update calls set scopes = ? where id = ?", (scopes, call.id))
+    return call.reserved
 
 
 def _load_calls(database: Database, ids: Sequence[int]) -> dict[int, _Call]:

@@ -3,15 +3,13 @@
 import types
 from dataclasses import fields
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from replay_pipeline.replay.calls import decode_row, encode_row
+from replay_pipeline.replay.schema import Database
 from replay_pipeline.types import TeacherAction
-
-if TYPE_CHECKING:
-    from replay_pipeline.replay.database import Database
 
 _LONGEST_CALL = timedelta(seconds=600)
 """Version 1 did not keep how long a call may take; this was the default of every teacher."""
@@ -19,7 +17,7 @@ _LONGEST_CALL = timedelta(seconds=600)
 _ROWS_AT_ONCE = 1000
 
 
-def from_version_1(database: "Database") -> None:
+def from_version_1(database: Database) -> None:
     """Add what version 2 keeps, and mend rows that version 1 wrote but could not read again.
 
     Version 1 put what an endpoint sent into rows as it was: one reply with a number for its id
@@ -48,6 +46,17 @@ def from_version_1(database: "Database") -> None:
         (datetime.now().astimezone().isoformat(timespec="milliseconds"),),
     )
     database.query("update ledger set value = '2' where key = 'schema_version'")
+
+
+def from_version_2(database: Database) -> None:
+    """Add what version 3 keeps: when a call was sent and what, and whether its cost is believed."""
+    for column in ("sent_at", "body_sha", "disputed"):
+        database.query(f"alter table calls add column {column} text")
+    database.query("update ledger set value = '3' where key = 'schema_version'")
+
+
+UPGRADES = {"1": from_version_1, "2": from_version_2}
+"""What brings a ledger of each earlier version to the one after it."""
 
 
 def mend(row: bytes) -> bytes | None:

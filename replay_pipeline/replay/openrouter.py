@@ -3,18 +3,25 @@
 It never retries and never gives up early: an aborted call is paid for. Foreign errors end here; a
 `Failure` tells apart a request that never left from one whose outcome is unknown.
 
-It goes through aiohttp, whose pool costs a third of the CPU time of httpx's and does not grow with
-the connections it holds.
+It is an httpx client whose bytes go through the transport of `httpx-aiohttp`, since httpx's own pool
+takes longer the more connections it holds.
 """
 
 import asyncio
 import functools
 import json
 import logging
+import math
+import re
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Mapping
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -28,9 +35,11 @@ from replay_pipeline.replay.prices import nano
 from replay_pipeline.replay.replies import Answer, Failure, generation_of, read_reply
 
 if TYPE_CHECKING:
-    import aiohttp
+    import httpx
+    import httpx_aiohttp
 else:
-    aiohttp = OnFirstUse("aiohttp")
+    httpx = OnFirstUse("httpx")
+    httpx_aiohttp = OnFirstUse("httpx_aiohttp")
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +50,14 @@ _CONNECT_S = 15.0
 _PIECE_BYTES = 1 << 18
 _MOST_BYTES = 64 << 20
 """A longer reply is not read to its end."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_POLL_S = 0.1
+_UPLOAD_S = 60.0
+_LEAST_BYTES_PER_S = 50_000
+"""An endpoint that has not taken a request after so long, at so slow a pace, takes none."""
+_LEAST_KEY = 16
+_LEAST_KEY_BITS = 48
+"""What is shorter, or holds less, is a word like `ollama` or `EMPTY`, and no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +68,59 @@ class Reply:
     body: bytes = b""
     has_cache: bool = False
     """The router said whether its response cache had the answer, so it keeps one."""
+    sent_at: datetime | None = None
+    """When the last byte left; `None` where it never did."""
 
 
 class Client:
-    """Connections to endpoints, shared by all teachers of a run."""
+    """Connections to endpoints, shared by all teachers of a run.
 
-    def __init__(self, *, max_connections: int = 512) -> None:
+    Args:
+        max_connections: calls at once; whoever makes more waits for nothing but the endpoint.
+        stop: once it is set, calls in flight have `settle_s` to end; then they are given up, whatever
+            their endpoints do.
+        settle_s: seconds between the two.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_connections: int = 512,
+        stop: threading.Event | None = None,
+        settle_s: float = 60.0,
+    ) -> None:
         self._max_connections = max_connections
+        self._stop = stop
+        self._settle_s = settle_s
+        self._has_given_up = False
+        self._limits: set[asyncio.Timeout] = set()
+        self._watcher: asyncio.Task[None] | None = None
+        self._calls: dict[str | None, httpx.AsyncClient] = {}
         self._proxies: dict[str, str | None] = {}
 
     async def __aenter__(self) -> "Client":
-        self._calls = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=self._max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=_trusted()
-            ),
-            # Cookies of an endpoint would tie calls to each other.
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        if self._stop is not None:
+            self._watcher = asyncio.create_task(self._watch(self._stop))
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._calls.close()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        for calls in self._calls.values():
+            await calls.aclose()
+
+    async def _watch(self, stop: threading.Event) -> None:
+        while not stop.is_set():  # noqa: ASYNC110 (other threads set it)
+            await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(self._settle_s)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """End every call that is in flight, now; what it cost is not known then."""
+        self._has_given_up = True
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
     async def complete(
         self,
@@ -82,26 +131,75 @@ class Client:
         headers: Mapping[str, str],
         key: SecretStr | None,
         timeout_s: float,
+        on_sent: Callable[[], None] | None = None,
     ) -> Reply:
-        """Send one chat completion, exactly once."""
-        sent = {**headers, **dialect.authorization(key), "content-length": str(len(body))}
-        received: Mapping[str, str] = {}
+        """Send one chat completion, exactly once, and wait `timeout_s` from its last byte at most.
+
+        `on_sent` is called when that leaves.
+        """
+        sending = _Sending(body, timeout_s, on_sent)
+        url = base_url.rstrip("/") + dialect.path
         try:
-            async with self._calls.post(
-                base_url.rstrip("/") + dialect.path,
-                data=_pieces(body) if len(body) > _PIECE_BYTES else body,
-                headers=sent,
-                timeout=_timeout(timeout_s),
-                allow_redirects=False,
-                proxy=self._proxy_of(base_url),
-            ) as response:
-                received = response.headers
-                content = _without(key, await _read_all(response))
-        except (aiohttp.ClientError, OSError, EOFError, ValueError) as error:
-            return Reply(_lost(error, base_url, timeout_s, generation_of(received)))
-        has_cache = "x-openrouter-cache-status" in received
-        outcome = read_reply(response.status, received, dialect.reply(content))
-        return Reply(outcome, content, has_cache)
+            status, content = await self._send(
+                "POST", url, sending, {**headers, **dialect.authorization(key)}
+            )
+        except Exception as error:  # noqa: BLE001 (the transport lets errors of its own through)
+            return Reply(self._lost(error, sending, base_url), sent_at=sending.sent_at)
+        content = _without(key, content.removeprefix(_BYTE_ORDER_MARK))
+        has_cache = "x-openrouter-cache-status" in sending.received
+        outcome = read_reply(status, sending.received, dialect.reply(content))
+        return Reply(outcome, content, has_cache, sending.sent_at)
+
+    @asynccontextmanager
+    async def _limited(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
+        """Limit a call in all, however much or little comes back, and let `give_up` end it."""
+        async with asyncio.timeout(0 if self._has_given_up else seconds) as limit:
+            self._limits.add(limit)
+            try:
+                yield limit
+            finally:
+                self._limits.discard(limit)
+
+    async def _send(
+        self, method: str, url: str, sending: "_Sending", headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        """Send one request and read the reply, both within its limits."""
+        calls = self._calls_to(url)
+        async with self._limited(sending.upload_s) as limit:
+            sending.limit = limit
+            if sending.body:
+                headers = {**headers, "content-length": str(len(sending.body))}
+            else:
+                sending.is_over()
+            request = calls.build_request(
+                method,
+                url,
+                content=sending if sending.body else None,
+                headers=headers,
+                timeout=_timeout(sending.timeout_s),
+            )
+            response = await calls.send(request, stream=True)
+            try:
+                # Looking a header up in those of httpx takes as long as all of them do here.
+                sending.received = {
+                    name.decode("latin-1").lower(): value.decode("latin-1")
+                    for name, value in response.headers.raw
+                }
+                return response.status_code, await _read_all(response)
+            finally:
+                await response.aclose()
+                _forget_cookies(calls)
+
+    def _calls_to(self, url: str) -> "httpx.AsyncClient":
+        proxy = self._proxy_of(url)
+        if proxy not in self._calls:
+            self._calls[proxy] = httpx.AsyncClient(
+                transport=transport(self._max_connections, proxy),
+                # Cookies of an endpoint would tie calls to each other.
+                cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=())),
+                trust_env=False,
+            )
+        return self._calls[proxy]
 
     def _proxy_of(self, url: str) -> str | None:
         """Name the proxy of the environment for an endpoint; none for plain http, as on loopback."""
@@ -113,6 +211,31 @@ class Client:
                 None if is_direct else known.get("https", known.get("all"))
             )
         return self._proxies[place.netloc]
+
+    def _lost(self, error: Exception, sending: "_Sending", base_url: str) -> Failure:
+        """Judge a call that ended without a reply: harmless only if the request never left whole."""
+        why = _words(error.__cause__ or error)
+        if sending.sent_at is None:
+            what = "stopped taking the request" if sending.is_begun else "cannot be reached"
+            return Failure(
+                "unreachable",
+                f"{base_url} {what}: check its address and the network ({why})",
+                is_retryable=not isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol),
+            )
+        if self._has_given_up and isinstance(error, TimeoutError):
+            code, what = "given_up", f"no reply within {self._settle_s:g} s of the stop"
+        elif isinstance(error, TimeoutError | httpx.ReadTimeout):
+            code, what = "no_reply", f"no whole reply within {sending.timeout_s:g} s"
+        else:
+            code = "connection_lost"
+            what = f"the connection broke before the reply was complete ({why})"
+        return Failure(
+            code,
+            f"{what}; the call may have been paid for",
+            is_retryable=True,
+            may_be_paid=True,
+            generation_id=generation_of(sending.received),
+        )
 
     async def models(
         self, base_url: str, key: SecretStr | None = None, *, dialect: Dialect | None = None
@@ -184,50 +307,80 @@ class Client:
             "content-type": "application/json",
             **(Dialect().authorization(key) if headers is None else headers),
         }
-        if body is not None:
-            headers["content-length"] = str(len(body))
+        sending = _Sending(body or b"", 30.0 if body is None else 300.0)
         try:
-            async with self._calls.request(
-                "GET" if body is None else "POST",
-                url,
-                data=None if body is None else _pieces(body),
-                headers=headers,
-                timeout=_timeout(30.0 if body is None else 300.0),
-                allow_redirects=False,
-                proxy=self._proxy_of(url),
-            ) as response:
-                reply = json.loads(await response.read())
-        except (aiohttp.ClientError, OSError) as error:
-            raise TeacherTimeoutError(f"{url}: cannot be reached ({_words(error)})") from error
+            status, content = await self._send(
+                "GET" if body is None else "POST", url, sending, headers
+            )
+            reply = json.loads(content)
         except ValueError as error:
             raise TeacherResponseError(f"{url}: the answer is not JSON") from error
-        if response.status in (401, 403):
-            raise TeacherAuthError(f"{url}: the key was rejected ({response.status})")
-        if response.status >= 400 or not isinstance(reply, dict):
-            raise TeacherResponseError(f"{url}: answered {response.status}")
+        except Exception as error:
+            why = _words(error.__cause__ or error)
+            raise TeacherTimeoutError(f"{url}: cannot be reached ({why})") from error
+        if status in (401, 403):
+            raise TeacherAuthError(f"{url}: the key was rejected ({status})")
+        if status >= 400 or not isinstance(reply, dict):
+            raise TeacherResponseError(f"{url}: answered {status}")
         return reply
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    """A body of megabytes, a little at a time, so that the loop can do other things."""
-    for start in range(0, len(body), _PIECE_BYTES):
-        yield body[start : start + _PIECE_BYTES]
+class _Sending:
+    """A request on its way: what is sent, when its last byte left, and how long it may take."""
+
+    def __init__(
+        self, body: bytes, timeout_s: float, on_sent: Callable[[], None] | None = None
+    ) -> None:
+        self.body = body
+        self.on_sent = on_sent
+        self.timeout_s = timeout_s
+        self.upload_s = min(timeout_s, _UPLOAD_S + len(body) / _LEAST_BYTES_PER_S)
+        self.limit: asyncio.Timeout | None = None
+        self.received: Mapping[str, str] = {}
+        self.is_begun = False
+        self.sent_at: datetime | None = None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Give a body of megabytes a little at a time, so that the loop can do other things."""
+        self.is_begun = True
+        for start in range(0, len(self.body), _PIECE_BYTES):
+            if start + _PIECE_BYTES >= len(self.body):
+                self.is_over()
+            yield self.body[start : start + _PIECE_BYTES]
+
+    def is_over(self) -> None:
+        """Note that the last byte leaves now: from here on counts how long the call may take."""
+        self.sent_at = datetime.now(UTC)
+        if self.on_sent is not None:
+            self.on_sent()
+        if self.limit is not None and not self.limit.expired():
+            self.limit.reschedule(asyncio.get_running_loop().time() + self.timeout_s)
 
 
 @functools.lru_cache(maxsize=64)
-def _timeout(timeout_s: float) -> "aiohttp.ClientTimeout":
-    """Limit the silence, not the whole call: a long reply that goes on is paid for."""
-    return aiohttp.ClientTimeout(
-        total=None, connect=None, sock_connect=_CONNECT_S, sock_read=timeout_s
+def _timeout(timeout_s: float) -> "httpx.Timeout":
+    return httpx.Timeout(connect=_CONNECT_S, read=timeout_s, write=None, pool=None)
+
+
+def transport(max_connections: int, proxy: str | None) -> "httpx.AsyncBaseTransport":
+    """Make what carries the bytes of an httpx client."""
+    return httpx_aiohttp.AiohttpTransport(
+        verify=_trusted(),
+        limits=httpx.Limits(max_connections=max_connections, keepalive_expiry=_KEEPALIVE_S),
+        proxy=httpx.Proxy(proxy) if proxy else None,
     )
 
 
-async def _read_all(response: "aiohttp.ClientResponse") -> bytes:
-    is_packed = "content-encoding" in response.headers
-    if not is_packed and (response.content_length or _MOST_BYTES) < _MOST_BYTES:
-        return await response.read()
+def _forget_cookies(calls: "httpx.AsyncClient") -> None:
+    """Throw away the cookies that the transport keeps beside the client's."""
+    session = getattr(calls._transport, "client", None)
+    if session is not None:
+        session.cookie_jar.clear()
+
+
+async def _read_all(response: "httpx.Response") -> bytes:
     pieces = bytearray()
-    async for piece in response.content.iter_any():
+    async for piece in response.aiter_bytes():
         pieces += piece
         if len(pieces) > _MOST_BYTES:
             raise ValueError(f"the reply has more than {_MOST_BYTES >> 20} MiB")
@@ -248,32 +401,20 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
 
 def _without(key: SecretStr | None, sent: bytes) -> bytes:
     """What an endpoint sent, without the key: some repeat it in their error messages."""
-    return sent if key is None else sent.replace(key.get_secret_value().encode(), b"<API KEY>")
+    pattern = None if key is None else _token_of(key.get_secret_value())
+    return sent if pattern is None else pattern.sub(b"<API KEY>", sent)
 
 
-def _lost(error: Exception, base_url: str, timeout_s: float, generation_id: str | None) -> Failure:
-    """Judge a call that ended without a reply: harmless only if the request surely never left."""
-    if isinstance(
-        error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL
-    ):
-        return Failure(
-            "unreachable",
-            f"{base_url} cannot be reached: check its address and the network ({_words(error)})",
-            is_retryable=not isinstance(error, ValueError),
-        )
-    if isinstance(error, TimeoutError):
-        code, what = "no_reply", f"no reply within {timeout_s:g} s"
-    else:
-        code = "connection_lost"
-        what = f"the connection broke before the reply was complete ({_words(error)})"
-    return Failure(
-        code,
-        f"{what}; the call may have been paid for",
-        is_retryable=True,
-        may_be_paid=True,
-        generation_id=generation_id,
-    )
+@functools.lru_cache(maxsize=64)
+def _token_of(key: str) -> re.Pattern[bytes] | None:
+    """Match a key where it stands alone; `None` where it is a word, which answers may hold."""
+    counts = Counter(key).values()
+    bits = -sum(n * math.log2(n / len(key)) for n in counts)
+    is_mixed = any(c.isdigit() for c in key) or key not in (key.lower(), key.upper())
+    if len(key) < _LEAST_KEY or bits < _LEAST_KEY_BITS or not is_mixed:
+        return None
+    return re.compile(rb"(?<![\w-])" + re.escape(key.encode()) + rb"(?![\w-])")
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' + str(error) if str(error) else ''}"[:200]

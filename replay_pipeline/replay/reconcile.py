@@ -1,17 +1,24 @@
-"""What became of lost calls: shown one by one, and settled where that is wanted."""
+"""Lost calls and disputed costs: shown one by one, and settled where that is wanted."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.asking import keys_of
-from replay_pipeline.replay.calls import LostCall
+from replay_pipeline.replay.calls import DisputedCall, LostCall
 from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import settled_lost
-from replay_pipeline.replay.ledger import Ledger, batched_requests, find_lost
+from replay_pipeline.replay.ledger import (
+    Ledger,
+    batched_requests,
+    end_dispute,
+    find_disputed,
+    find_lost,
+)
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import usd
 from replay_pipeline.types import TeacherSpec
@@ -19,7 +26,7 @@ from replay_pipeline.types import TeacherSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostCallReport:
-    """One call that was sent and whose outcome is not known."""
+    """One call that was sent and whose outcome, or whose cost, is not known."""
 
     state_id: str
     teacher: str
@@ -28,8 +35,10 @@ class LostCallReport:
     due_at: str
     """From then on it is surely over."""
     reserved_usd: float
+    """What it holds, or is booked at."""
     why: str
-    """How it was lost: `its process died`, `no_reply`, `connection_lost`, `truncated_reply`."""
+    """How it was lost: `its process died`, `no_reply`, `connection_lost`, `truncated_reply`,
+    `no_completion`, `given_up`; or `disputed: ` and why its reported cost can't be true."""
     cost_usd: float | None
     """What it cost, by the endpoint's own record; `None` where there is none."""
     what: str
@@ -43,14 +52,15 @@ class LostCallReport:
 def reconcile(
     ledger: str | Path, teachers: Sequence[TeacherSpec] = (), *, settle: bool = False
 ) -> list[LostCallReport]:
-    """List the lost calls of a ledger, and settle those that are over.
+    """List the lost calls and the disputed costs of a ledger, and settle what can be.
 
     Args:
         ledger: path or database URL.
         teachers: whose endpoints may be asked for their record of a call.
         settle: book each call that is over at what its endpoint says, or else at the most it can
             have cost, so that it holds no more money than that. Its question is asked anew by the
-            next run. Without it nothing is changed.
+            next run. A disputed cost becomes what the endpoint's record says, or else stays at its
+            bound for good. Without it nothing is changed.
 
     Raises:
         LedgerError: there is no ledger, or it can't be read or written.
@@ -61,7 +71,8 @@ def reconcile(
         lost = opened.do(find_lost).result()
         batched = opened.do(batched_requests).result()
         calls = [call for sha, calls in lost.items() if sha not in batched for call in calls]
-        costs = run_apart(_costs(calls, teachers)) if calls else {}
+        disputed = opened.do(find_disputed).result()
+        costs = run_apart(_costs([*calls, *disputed], teachers)) if calls or disputed else {}
         reports = []
         for call in calls:
             cost = costs.get(call.call_id)
@@ -70,10 +81,18 @@ def reconcile(
                 booked = call.reserved_nano if cost is None else cost
                 opened.settle(settled_lost(call, booked)).result()
             reports.append(_report(call, cost, is_over=is_over, is_settled=settle and is_over))
+        for call in disputed:
+            cost = costs.get(call.call_id)
+            if settle:
+                booked = call.cost_nano if cost is None else cost
+                opened.do(partial(end_dispute, call=call, cost_nano=booked)).result()
+            reports.append(_dispute(call, cost, is_settled=settle))
     return reports
 
 
-async def _costs(calls: Sequence[LostCall], teachers: Sequence[TeacherSpec]) -> dict[int, int]:
+async def _costs(
+    calls: Sequence[LostCall | DisputedCall], teachers: Sequence[TeacherSpec]
+) -> dict[int, int]:
     """Ask endpoints what they have on record, in nano-dollars by call."""
     by_name = {teacher.name: teacher for teacher in teachers}
     keys = keys_of(teachers, is_required=False)
@@ -88,6 +107,23 @@ async def _costs(calls: Sequence[LostCall], teachers: Sequence[TeacherSpec]) -> 
                 if cost is not None:
                     costs[call.call_id] = cost
     return costs
+
+
+def _dispute(call: DisputedCall, cost: int | None, *, is_settled: bool) -> LostCallReport:
+    what = "booked at its bound; settled with --settle, at the endpoint's record where it has one"
+    if is_settled:
+        what = "stays at its bound" if cost is None else "booked at the endpoint's record"
+    return LostCallReport(
+        state_id=call.state_id,
+        teacher=call.teacher,
+        model=call.model,
+        sent_at=call.sent_at.isoformat(timespec="seconds"),
+        due_at=call.due_at.isoformat(timespec="seconds"),
+        reserved_usd=usd(call.cost_nano),
+        why=f"disputed: {call.why}",
+        cost_usd=None if cost is None else usd(cost),
+        what=what,
+    )
 
 
 def _report(call: LostCall, cost: int | None, *, is_over: bool, is_settled: bool) -> LostCallReport:

@@ -184,16 +184,21 @@ LASTING_CODES = frozenset(
 )
 """Failures that the same request would meet again."""
 
+NO_COMPLETION = "no_completion"
+"""The code of a reply that no chat endpoint sends."""
+
 _CONTEXT_WORDS = re.compile(
     r"context (length|window|size)|maximum context|too many tokens|prompt is too long|"
     r"exceeds? the (available|model'?s) context|reduce the length",
     re.IGNORECASE,
 )
 
-_WRITTEN_COST = re.compile(rb'(?<!\\)"cost"\s*:\s*"?([0-9][0-9.eE+-]*)')
+_WRITTEN_COST = re.compile(rb'(?<!\\)"cost"\s*:\s*"?([0-9][0-9.eE+-]*)(?=["\s,}\]])')
+"""A number that something follows: where the reply was cut inside it, it says nothing."""
 _MOST_USD = 10_000.0
 """No single call costs more: a larger figure is a mistake, and would not fit the ledger."""
 _MOST_TOKENS = 10**9
+_MOST_SHOWN = 200
 
 
 def read_reply(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
@@ -211,6 +216,8 @@ def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Fail
         reply = _decoded(body)
     fields = _mapping(reply)
     is_success = 200 <= status < 300
+    if _is_foreign(status, fields, reply, body):
+        return _no_completion(status, headers, body)
     if reply is _BROKEN:
         return _unreadable(status, headers, body, "the reply broke off or is not JSON")
     if fields.get("error") or not is_success:
@@ -229,6 +236,37 @@ def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Fail
 
 
 _BROKEN = object()
+
+
+def _is_foreign(status: int, fields: Mapping[str, Any], reply: Any, body: bytes) -> bool:
+    """Whether what answered is no chat endpoint: a page, a redirection, JSON of something else."""
+    is_page = reply is _BROKEN and not body.lstrip().startswith((b"{", b"[", b"data:", b":"))
+    if status in (404, 405) or 300 <= status < 400:
+        return is_page or not fields
+    is_other = bool(body.strip()) and reply is not _BROKEN and not fields.keys() & _OF_A_COMPLETION
+    return 200 <= status < 300 and (is_page or is_other)
+
+
+_OF_A_COMPLETION = frozenset({"choices", "error", "usage"})
+
+
+def _no_completion(status: int, headers: Mapping[str, str], body: bytes) -> Failure:
+    kind = headers.get("content-type", "").partition(";")[0] or "no content type"
+    begins = " ".join(body.decode("utf-8", "replace").split())[:_MOST_SHOWN]
+    text = (
+        f"the address answers {status} with {kind}, which is no chat completion: check its base_url; "
+        f"it begins: {_clean(begins)}"
+    )
+    # Whoever answers with a page takes no money as a rule, but nobody has said so.
+    is_success = 200 <= status < 300
+    generation_id = generation_of(headers) if is_success else None
+    return Failure(
+        NO_COMPLETION,
+        text,
+        is_retryable=is_success,
+        may_be_paid=is_success,
+        generation_id=generation_id,
+    )
 
 
 def _decoded(body: bytes) -> Any:

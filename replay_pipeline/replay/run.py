@@ -7,7 +7,9 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -22,6 +24,7 @@ from replay_pipeline.replay.asking import (
     today,
 )
 from replay_pipeline.replay.board import Board
+from replay_pipeline.replay.buying import Place
 from replay_pipeline.replay.calls import Found, Known, decode_row
 from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import Engine, Task
@@ -30,11 +33,20 @@ from replay_pipeline.replay.gates import is_error_site
 from replay_pipeline.replay.ledger import Ledger, batched_requests
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, usd
+from replay_pipeline.replay.prospects import prospect
 from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
+from replay_pipeline.replay.rounds import Rounds, coverage, place_of
 from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
-from replay_pipeline.types import Progress, ReplayReport, TeacherAction, TeacherSpec, TraceState
+from replay_pipeline.types import (
+    GateReport,
+    Progress,
+    ReplayReport,
+    TeacherAction,
+    TeacherSpec,
+    TraceState,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -115,23 +127,82 @@ async def replay_states(
 ) -> ReplayReport:
     """Replay states like `replay_trace`, and say all that was done, skipped and spent.
 
-    Setting `stop` (from any thread) or cancelling the awaiting task stops sending; calls in
-    flight are paid for, so they are awaited and kept.
+    Setting `stop` (from any thread) or cancelling the awaiting task, however often, stops sending;
+    calls in flight are paid for, so they are awaited and kept, for `RetryPolicy.settle_s` at most. It
+    all runs in a thread with a loop of its own; `on_progress` is called in the loop that awaits.
     """
-    asking = Asking.of(**options)
-    limit_nano = check(teachers, max_total_usd, asking)
-    replay = _Replay(
-        indexed(states), teachers, limit_nano, str(ledger or Settings.load().ledger_url()), asking
-    )
-    replay.on_progress = on_progress
+    asking, limit_nano = _checked(teachers, max_total_usd, options)
+    replay = _Replay(indexed(states), teachers, limit_nano, _url(ledger), asking)
     replay.stop = stop or threading.Event()
-    task = asyncio.create_task(replay.run())
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        replay.stop.set()
-        await task
-        raise
+    raised: list[BaseException] = []
+    if on_progress:
+        replay.on_progress = _in_this_loop(on_progress, raised, replay.stop)
+    running = _Running(replay.run())
+    outcome = asyncio.wrap_future(running.outcome)
+    while not outcome.done():
+        try:
+            await asyncio.wait([outcome])
+        except BaseException as error:
+            replay.stop.set()
+            if not isinstance(error, asyncio.CancelledError):
+                raise
+            raised.append(error)
+    if raised:
+        outcome.exception()  # it has been looked at: what came first is what is told
+        raise raised[0]
+    return outcome.result()
+
+
+def _in_this_loop(
+    on_progress: Callable[[Progress], None], raised: list[BaseException], stop: threading.Event
+) -> Callable[[Progress], None]:
+    """Call back in the loop of whoever awaits, from another thread; its first error stops the run."""
+
+    def tell(progress: Progress) -> None:
+        if raised:
+            return
+        try:
+            on_progress(progress)
+        except Exception as error:  # noqa: BLE001 (raised when all that is paid is in)
+            raised.append(error)
+            stop.set()
+
+    loop = asyncio.get_running_loop()
+
+    def tell_there(progress: Progress) -> None:
+        loop.call_soon_threadsafe(tell, progress)
+
+    return tell_there
+
+
+def _checked(
+    teachers: Sequence[TeacherSpec], max_total_usd: float, options: ReplayOptions
+) -> tuple[Asking, int]:
+    asking = Asking.of(**options)
+    return asking, check(teachers, max_total_usd, asking)
+
+
+def _url(ledger: str | Path | None) -> str:
+    return str(ledger or Settings.load().ledger_url())
+
+
+class _Running:
+    """Work in a thread and a loop of its own, where nothing that befalls its caller reaches it."""
+
+    def __init__(self, work: Coroutine[Any, Any, ReplayReport]) -> None:
+        self.outcome: Future[ReplayReport] = Future()
+        self.outcome.set_running_or_notify_cancel()
+        self.is_over = threading.Event()
+        self._work = work
+        threading.Thread(target=self._run, name="replay").start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome.set_result(asyncio.run(self._work))
+        except BaseException as error:  # noqa: BLE001 (raised again by whoever waits)
+            self.outcome.set_exception(error)
+        finally:
+            self.is_over.set()
 
 
 def replay_in_thread(
@@ -152,18 +223,13 @@ def replay_in_thread(
     in flight is answered and booked, and is raised again. Further interrupts change nothing: only
     a kill loses what is in flight.
     """
-    stop = stop or threading.Event()
+    asking, limit_nano = _checked(teachers, max_total_usd, options)
     latest = [Progress(stage="replay", n_done=0, cost_usd=0.0)]
-    work = replay_states(
-        states,
-        teachers,
-        max_total_usd=max_total_usd,
-        ledger=ledger,
-        stop=stop,
-        on_progress=lambda progress: latest.__setitem__(0, progress),
-        **options,
-    )
-    return drained(work, stop, tick=(lambda: tick(latest[0])) if tick else None, tick_s=tick_s)
+    replay = _Replay(indexed(states), teachers, limit_nano, _url(ledger), asking)
+    replay.on_progress = lambda progress: latest.__setitem__(0, progress)
+    replay.stop = stop or threading.Event()
+    told = (lambda: tick(latest[0])) if tick else None
+    return drained(replay.run(), replay.stop, tick=told, tick_s=tick_s)
 
 
 def drained(
@@ -174,33 +240,20 @@ def drained(
     tick_s: float = 1.0,
 ) -> ReplayReport:
     """Run `work` in a thread of its own; an interrupt sets `stop` and waits until it has ended."""
-    done = threading.Event()
-    outcome: list[ReplayReport | BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(asyncio.run(work))
-        except BaseException as error:  # noqa: BLE001 (raised again in the calling thread)
-            outcome.append(error)
-        finally:
-            done.set()
-
-    threading.Thread(target=run, name="replay", daemon=True).start()
+    running = _Running(work)
     try:
         # An event, not `Thread.join`: an interrupted join loses track of the thread.
-        while not done.wait(tick_s):
+        while not running.is_over.wait(tick_s):
             if tick:
                 tick()
     except BaseException:
         stop.set()
-        _wait_however_often_told(done)
+        _wait_however_often_told(running.is_over)
         raise
-    result = outcome[0]
-    if isinstance(result, BaseException):
-        raise result
+    report = running.outcome.result()
     if tick:
         tick()
-    return result
+    return report
 
 
 def _wait_however_often_told(done: threading.Event) -> None:
@@ -231,13 +284,14 @@ def estimate(
     check(teachers, 0.0, asking)
     keys = keys_of(teachers, is_required=False)
     prices = run_apart(fetch_prices(teachers, asking, keys=keys))
-    lanes = lanes_of(indexed(states), teachers, asking)
-    known: set[str] = set()
+    states = indexed(states)
+    lanes = lanes_of(states, teachers, asking)
+    known: Mapping[str, Known] = {}
     learned: dict[str, Learned] = {}
     if ledger is not None and exists(ledger):
         with Ledger(ledger) as opened:
             shas = [task.question.sha for _, lane in lanes for task in lane]
-            known = set(opened.lookup(shas).decided)
+            known = opened.lookup(shas).decided
             learned = opened.do(lambda database: read_learned(database, teachers)).result()
     left = [
         (teacher, [task for task in lane if task.question.sha not in known])
@@ -245,9 +299,15 @@ def estimate(
     ]
     builder = RequestBuilder(asking.request_options())
     adapted = {t.name: builder.adaptations(t, prices[t.name]) for t in teachers}
-    return forecast(
+    rows: dict[int, list[TeacherAction]] = {}
+    for task in (task for _, lane in lanes for task in lane if task.question.sha in known):
+        rows.setdefault(task.state_index, []).append(decode_row(known[task.question.sha].row))
+    found = forecast(
         left, prices, gates=asking.gates, learned=learned, adaptations=adapted, is_full=True
     )
+    seen = prospect(states, teachers, rows, asking)
+    gated = replace(found.gated, prospect=seen) if found.gated else None
+    return replace(found, prospect=seen, gated=gated)
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
@@ -256,14 +316,22 @@ def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
 
 
 def lanes_of(
-    states: Sequence[TraceState], teachers: Sequence[TeacherSpec], asking: Asking
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec],
+    asking: Asking,
+    places: list[Place] | None = None,
 ) -> list[tuple[TeacherSpec, deque[Task]]]:
-    """Put questions in lanes, one per session and teacher; states of no session each in its own."""
+    """Put questions in lanes, one per session and teacher; states of no session each in its own.
+
+    What a buyer needs to know of each state is added to `places`.
+    """
     builder = RequestBuilder(asking.request_options())
     lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[Task]]] = {}
     prefixes: dict[str, Prefix] = {}
     for i, state in enumerate(states):
         session = state.get("session_id") or f"\0{i}"
+        if places is not None:
+            places.append(place_of(state, i))
         goes_on, prefixes[session] = builder.begins_with(state, prefixes.get(session))
         for j, teacher in enumerate(teachers):
             _, lane = lanes.setdefault((session, teacher.name), (teacher, deque()))
@@ -315,9 +383,13 @@ class _Replay:
         self.stop = threading.Event()
         self.gates = asking.gating()
         self.batched: set[str] = set()
+        self.places: list[Place] = []
+        self.rounds: Rounds | None = None
 
     async def run(self) -> ReplayReport:
-        lanes = await asyncio.to_thread(lanes_of, self.states, self.teachers, self.asking)
+        lanes = await asyncio.to_thread(
+            lanes_of, self.states, self.teachers, self.asking, self.places
+        )
         ledger = await asyncio.to_thread(Ledger, self.ledger_url, is_durable=self.asking.is_durable)
         try:
             return await self._run(lanes, ledger)
@@ -338,8 +410,12 @@ class _Replay:
         prices: dict[str, Price] = {}
         if self.limit_nano and any(sha not in found.decided for sha in shas):
             keys = keys_of(self.teachers)
-            prices = await fetch_prices(self.teachers, self.asking, keys=keys)
-        async with Client(max_connections=self.asking.max_concurrency) as client:
+            prices = await fetch_prices(self.teachers, self.asking, keys=keys, stop=self.stop)
+        async with Client(
+            max_connections=self.asking.max_concurrency,
+            stop=self.stop,
+            settle_s=self.asking.retry.settle_s,
+        ) as client:
             engine = Engine(
                 ledger=ledger,
                 client=client,
@@ -354,9 +430,11 @@ class _Replay:
             learned = await asyncio.wrap_future(
                 ledger.do(lambda database: read_learned(database, self.teachers))
             )
+            engine.answered_before = frozenset(learned)
             engine.board = self._board(lanes, prices, learned)
-            open_lanes = self._take_known(engine, lanes, found)
-            expected = None
+            is_by_value = bool(self.gates.is_by_value and prices)
+            open_lanes = lanes if is_by_value else self._take_known(engine, lanes, found)
+            expected, is_short = None, False
             if prices:
                 expected = forecast(open_lanes, prices, gates=self.asking.gates, learned=learned)
                 spent = usd(sum(each.cost_nano for each in found.decided.values()))
@@ -367,8 +445,10 @@ class _Replay:
                 # Nothing of the plan dies while questions are asked, so the collector, which would
                 # walk through all of it again and again, leaves it alone.
                 gc.freeze()
+                is_in_rounds = is_by_value or (is_short and not self.gates.names)
+                rounds = self.rounds = self._rounds(engine, prices, found, is_by_value=is_by_value)
                 try:
-                    await engine.run(open_lanes)
+                    await (rounds.run(open_lanes) if is_in_rounds else engine.run(open_lanes))
                 finally:
                     gc.unfreeze()
                     new = engine.newly_learned
@@ -378,8 +458,26 @@ class _Replay:
             else:
                 for task in (task for _, lane in open_lanes for task in lane):
                     engine.skip(task, "budget")
-        unknown_nano = await asyncio.to_thread(ledger.unknown_nano, f"run:{engine.run_id}")
-        return self._report(engine, expected, unknown_nano)
+        held = await asyncio.to_thread(ledger.held_by_lost, f"run:{engine.run_id}")
+        return self._report(engine, expected, *held)
+
+    def _rounds(
+        self, engine: Engine, prices: Mapping[str, Price], found: Found, *, is_by_value: bool
+    ) -> Rounds:
+        return Rounds(
+            engine=engine,
+            asking=self.asking,
+            gates=self.gates,
+            states=self.states,
+            teachers=self.teachers,
+            places=self.places,
+            prices=prices,
+            limit_nano=self.limit_nano,
+            found=found,
+            take_known=(lambda lanes: self._take_known(engine, lanes, found))
+            if is_by_value
+            else None,
+        )
 
     def _board(
         self,
@@ -388,7 +486,7 @@ class _Replay:
         learned: Mapping[str, Learned],
     ) -> Board | None:
         """The votes, with teachers in order of what they cost; `None` without gates."""
-        if not (self.gates.names and prices):
+        if not (self.gates.names and prices) or self.gates.is_by_value:
             return None
         costs = {
             (task.state_id, teacher.name): usd(
@@ -446,7 +544,17 @@ class _Replay:
         # Calls with an unknown outcome first: learning it frees the money they hold.
         return sorted(open_lanes, key=lambda lane: not any(task.lost for task in lane[1]))
 
-    def _report(self, engine: Engine, expected: Estimate | None, unknown_nano: int) -> ReplayReport:
+    def _gate_reports(self) -> tuple[GateReport, ...]:
+        of_value = self.rounds.report() if self.rounds else None
+        return (of_value,) if of_value else self.gates.reports()
+
+    def _report(
+        self,
+        engine: Engine,
+        expected: Estimate | None,
+        unknown_nano: int,
+        held_until: datetime | None,
+    ) -> ReplayReport:
         actions = _each_paid_once(engine)
         by_teacher = dict.fromkeys((teacher.name for teacher in self.teachers), 0.0)
         for action in actions:
@@ -465,8 +573,17 @@ class _Replay:
             forecast_usd=expected.expected_usd if expected else None,
             n_open=sum(_may_pass(action) for action in actions),
             unknown_usd=usd(unknown_nano),
-            gates=self.gates.reports(),
+            held_until=held_until.isoformat(timespec="seconds") if held_until else None,
+            gates=self._gate_reports(),
+            coverage=coverage(
+                self.places,
+                {index // len(self.teachers) for index in engine.decided},
+            ),
             n_overruns=engine.n_overruns,
+            n_disputed=engine.n_disputed,
+            stopped_teachers={
+                name: failure.message for name, failure in engine.stopped_teachers.items()
+            },
         )
 
 
@@ -497,7 +614,11 @@ def _may_pass(action: TeacherAction) -> bool:
     )
 
 
-def _stop_reason(engine: Engine) -> Literal["completed", "budget", "stopped"]:
+def _stop_reason(
+    engine: Engine,
+) -> Literal["completed", "budget", "stopped", "teacher_stopped"]:
     if engine.stop.is_set():
         return "stopped"
-    return "budget" if engine.skipped["budget"] else "completed"
+    if engine.skipped["budget"]:
+        return "budget"
+    return "teacher_stopped" if engine.stopped_teachers else "completed"

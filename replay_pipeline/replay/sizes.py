@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from replay_pipeline.replay.database import Database
+from replay_pipeline.replay.schema import Database
 from replay_pipeline.types import TeacherSpec
 
 ASSUMED_TOKENS_PER_BYTE = 0.27

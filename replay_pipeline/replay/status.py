@@ -44,6 +44,7 @@ class LedgerStatus:
     spent_usd: float
     held_usd: float
     unknown_usd: float
+    """Held by lost calls, until something is known of them."""
     calls: dict[str, int]
     """Calls by state: `open`, `answered`, `failed`, `unknown`, `recovered`."""
     errors: dict[str, int]
@@ -53,6 +54,12 @@ class LedgerStatus:
     scopes: tuple[ScopeStatus, ...]
     limits: tuple[LimitChange, ...] = ()
     """Every change of a limit, oldest first."""
+    held_until: str | None = None
+    """When the last lost call is surely over: from then on a run settles them (ISO 8601, UTC)."""
+    n_disputed: int = 0
+    """Calls whose reported cost can't be true; `reconcile` says which, and can settle them."""
+    disputed_usd: float = 0.0
+    """What they are booked at, which is the most they should cost."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a report."""
@@ -98,6 +105,10 @@ def ledger_status(url: str | Path) -> LedgerStatus:
         scopes = database.query(
             "select name, spent, held, unknown, overrun, limit_nano from scopes order by name"
         )
+        [(held_until,)] = database.query("select max(due_at) from calls where state = 'unknown'")
+        [disputed] = database.query(
+            "select count(*), coalesce(sum(cost), 0) from calls where disputed is not null"
+        )
         limits = database.query("select set_at, scope, limit_nano, set_by from limits order by 1")
     finally:
         database.close()
@@ -115,6 +126,9 @@ def ledger_status(url: str | Path) -> LedgerStatus:
         spent_usd=usd(spent),
         held_usd=usd(held),
         unknown_usd=usd(unknown),
+        held_until=held_until,
+        n_disputed=disputed[0],
+        disputed_usd=usd(int(disputed[1])),
         calls=calls,
         errors={row[0]: row[1] for row in errors},
         teachers=teachers,

@@ -16,7 +16,12 @@ import msgspec
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.calls import NewCall, Settlement
 
-_Pair = tuple[NewCall, Settlement]
+Pair = tuple[NewCall, Settlement]
+
+
+def name_of(pair: Pair) -> str:
+    """Name an answer by what is kept of it: it may have been written to two places."""
+    return hashlib.sha256(msgspec.json.encode(pair)).hexdigest()[:32]
 
 
 class Unbooked:
@@ -30,7 +35,7 @@ class Unbooked:
             path = Path(ledger)
             self._stems.insert(0, path.with_name(f"{path.name}-unbooked-"))
 
-    def keep(self, pairs: Sequence[_Pair]) -> Path:
+    def keep(self, pairs: Sequence[Pair]) -> Path:
         """Write calls with what became of them, and wait for the disk.
 
         Raises:
@@ -52,16 +57,20 @@ class Unbooked:
                 return path
         raise LedgerError("; ".join(errors))
 
-    def left_behind(self, is_alive: Callable[[int], bool]) -> Iterator[tuple[Path, list[_Pair]]]:
+    def left_behind(self, is_alive: Callable[[int], bool]) -> Iterator[tuple[Path, list[Pair]]]:
         """Read the files of processes that have ended."""
-        decode = msgspec.json.Decoder(_Pair).decode
+        decode = msgspec.json.Decoder(Pair).decode
         for stem in self._stems:
             for path in sorted(stem.parent.glob(f"{glob.escape(stem.name)}*.jsonl")):
                 owner = int(path.stem.rpartition("-")[2])
                 if owner != self.owner and is_alive(owner):
                     continue
+                try:
+                    lines = path.read_bytes().splitlines()
+                except FileNotFoundError:
+                    continue  # another process has just booked it
                 pairs = []
-                for line in path.read_bytes().splitlines():
+                for line in lines:
                     # A line that was cut short was written once more, to the other place.
                     with contextlib.suppress(msgspec.DecodeError):
                         pairs.append(decode(line))

@@ -4,7 +4,7 @@ Session text is untrusted: it reaches the page as data only, and the page's cont
 policy lets nothing run but its own script.
 """
 
-from replay_pipeline.review.marks import Mark, apply_marks, read_marks
+from replay_pipeline.review.marks import Mark, apply_marks, read_chances, read_marks
 from replay_pipeline.review.order import doubts, rank_pairs, review_score
 from replay_pipeline.review.page import write_review
 from replay_pipeline.review.sides import last_request, readable
@@ -16,6 +16,7 @@ __all__ = [
     "doubts",
     "last_request",
     "rank_pairs",
+    "read_chances",
     "read_marks",
     "readable",
     "review_score",

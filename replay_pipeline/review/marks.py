@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.storage.pair_rows import id_of_pair
@@ -21,6 +21,32 @@ def read_marks(path: Path) -> dict[str, Mark]:
         StorageError: the file cannot be read.
         ConfigError: it is no export of a review page.
     """
+    exported = _exported(path)
+    marks = exported.get("marks")
+    if not isinstance(marks, dict):
+        raise ConfigError(f"{path}: 'marks' is no object")
+    for pair_id, mark in marks.items():
+        if mark not in get_args(Mark):
+            raise ConfigError(f"{path}: {pair_id}: {mark!r} is neither 'accept' nor 'reject'")
+    return marks
+
+
+def read_chances(path: Path) -> dict[str, float]:
+    """Read with which probability each pair was drawn for the page; empty where it showed all.
+
+    Raises:
+        StorageError: the file cannot be read.
+        ConfigError: it is no export of a review page.
+    """
+    chances = _exported(path).get("chances") or {}
+    if not isinstance(chances, dict) or not all(
+        isinstance(chance, int | float) and 0 < chance <= 1 for chance in chances.values()
+    ):
+        raise ConfigError(f"{path}: 'chances' are no probabilities by pair")
+    return chances
+
+
+def _exported(path: Path) -> dict[str, Any]:
     try:
         exported = json.loads(path.read_bytes())
     except OSError as error:
@@ -29,13 +55,7 @@ def read_marks(path: Path) -> dict[str, Mark]:
         raise ConfigError(f"{path}: not JSON; export the marks from the review page") from error
     if not isinstance(exported, dict) or exported.get("format") != FORMAT:
         raise ConfigError(f"{path}: not an export of a review page (format {FORMAT!r})")
-    marks = exported.get("marks")
-    if not isinstance(marks, dict):
-        raise ConfigError(f"{path}: 'marks' is no object")
-    for pair_id, mark in marks.items():
-        if mark not in get_args(Mark):
-            raise ConfigError(f"{path}: {pair_id}: {mark!r} is neither 'accept' nor 'reject'")
-    return marks
+    return exported
 
 
 def apply_marks(

@@ -162,7 +162,7 @@
       level: item.level,
       agreeing: item.teachers.length ? `${item.n_agreeing} of ${item.n_asked}` : null,
       teachers: item.teachers.join(", "),
-      weight: item.weight?.toFixed(2),
+      "probability that it is right": item.p_better?.toFixed(2),
       "the record says": item.recorded ? words(item.recorded) : null,
       student: item.student,
       "rejected side": item.rejected_source,
@@ -259,7 +259,8 @@
     const kept = Object.fromEntries(
       Object.entries(marks).filter(([id]) => ids.has(id)).sort(([a], [b]) => (a < b ? -1 : 1)),
     );
-    const text = JSON.stringify({ format: data.format, marks: kept }, null, 1);
+    const text = JSON.stringify(
+      { format: data.format, marks: kept, ...(data.chances && { chances: data.chances }) }, null, 1);
     const link = element("a");
     link.href = URL.createObjectURL(new Blob([`${text}\n`], { type: "application/json" }));
     link.download = "marks.json";

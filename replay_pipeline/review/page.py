@@ -33,6 +33,7 @@ def write_review(
     outcomes: Iterable[Mapping[str, Any]] = (),
     title: str = "Preference pairs",
     look: Path | None = None,
+    chances: Mapping[str, float] | None = None,
     max_prefix_chars: int = 12_000,
 ) -> Place:
     """Write a page to look through pairs side by side and mark them; open it in any browser.
@@ -46,6 +47,7 @@ def write_review(
         outcomes: Rows of the table `outcomes`: states without a pair are listed too.
         title: Heading of the page.
         look: The page of `look`, to whose sessions pairs link.
+        chances: With which probability each pair was drawn, if not all are shown; marks carry it.
         max_prefix_chars: How much of each prefix is kept in the page.
 
     Raises:
@@ -58,6 +60,7 @@ def write_review(
         "format": FORMAT,
         "look": address_of(look, seen_from=path) if look and isinstance(path, Path) else None,
         "outcomes": dict(Counter(str(row["outcome"]) for row in outcomes)),
+        "chances": dict(chances) if chances else None,
     }
     with_pair: set[str] = set()
     key = hashlib.sha256()
@@ -91,7 +94,7 @@ def _pair_item(pair: DPOPair, max_prefix_chars: int) -> dict[str, Any]:
         "teachers": pair.get("teachers_agreeing", []),
         "n_agreeing": pair["n_teachers_agreeing"],
         "n_asked": pair.get("n_teachers_asked"),
-        "weight": pair.get("weight"),
+        "p_better": pair.get("p_better"),
         "margin": pair.get("margin"),
         "evidence": pair.get("evidence", []),
         "score": review_score(pair),

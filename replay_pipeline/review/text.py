@@ -117,8 +117,10 @@ def _pair_lines(pair: DPOPair) -> list[str]:
     facts = [f"pair from {pair.get('source', 'consensus')}"]
     if teachers := pair.get("teachers_agreeing"):
         facts.append(f"chosen by {', '.join(teachers)}")
-    if (weight := pair.get("weight")) is not None:
-        facts.append(f"weight {weight:g}")
+    if (p_better := pair.get("p_better")) is not None:
+        facts.append(f"right with probability {p_better:.2f}")
+    if (is_right := pair.get("is_checked_right")) is not None:
+        facts.append("checked: right" if is_right else "checked: wrong")
     rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
     chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
     diff = unified_diff(rejected, chosen, "rejected", "chosen", n=99, lineterm="")

@@ -5,7 +5,6 @@ dataset are named by their content, or have their digest in the receipt of the p
 """
 
 import hashlib
-import json
 import logging
 import sqlite3
 from collections import Counter
@@ -15,25 +14,24 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from replay_pipeline.errors import ReplayPipelineError
-from replay_pipeline.publish import render_card
-from replay_pipeline.publish.layout import CARD, FACTS, MANIFESTS, batch_dir, batch_of
+from replay_pipeline.ingesters import keep, read_manifest
+from replay_pipeline.publish.layout import batch_dir
 from replay_pipeline.replay import has_ledger
-from replay_pipeline.stages.project import bytes_digest, digest_of
+from replay_pipeline.stages import chain
+from replay_pipeline.stages.engine import COPIED, do_aside
+from replay_pipeline.stages.looking import review
+from replay_pipeline.stages.project import Project, bytes_digest, digest_of
+from replay_pipeline.stages.publish import published_manifests
 from replay_pipeline.stages.receipts import Receipt, digest_in, is_intact, receipt_in
-from replay_pipeline.stages.summary import BATCH_STAGES
 from replay_pipeline.storage.root_index import FILE
 from replay_pipeline.storage.store import files_below, folders_in, written_whole
 
-if TYPE_CHECKING:
-    from replay_pipeline.stages.pipeline import Pipeline
-
 logger = logging.getLogger(__name__)
 
-_STAGES = (*BATCH_STAGES[:3], "sample", *BATCH_STAGES[3:])
 _GONE, _CHANGED = "it is gone", "it is not what was written"
 _OTHERWISE = (
     "today it comes out otherwise than its receipt says: the code, the settings or the ledger have "
@@ -84,7 +82,16 @@ class Verified:
         }
 
 
-def verify(work: "Pipeline") -> Verified:
+def verify(work: Project) -> dict[str, Any]:
+    """Look at every byte that a receipt vouches for. Returns what is damaged, and what was seen.
+
+    Raises:
+        StorageError: the object store that holds the root cannot be reached.
+    """
+    return _verified(work).to_json()
+
+
+def _verified(work: Project) -> Verified:
     """Read everything that receipts vouch for, the receipts, the index and the ledger.
 
     Raises:
@@ -111,10 +118,10 @@ def verify(work: "Pipeline") -> Verified:
 
 def is_copied(name: str) -> bool:
     """Whether a file has a copy in the index, since nothing else says what it says."""
-    return name.rpartition("/")[0] in ("batches", f"dataset/{MANIFESTS}")
+    return name.rpartition("/")[0] in COPIED
 
 
-def _receipts(work: "Pipeline", found: Verified, seen: set[str]) -> Iterator[Receipt]:
+def _receipts(work: Project, found: Verified, seen: set[str]) -> Iterator[Receipt]:
     """Give every receipt; of one that is damaged, its copy."""
     for stage in folders_in(work.root.path / "receipts"):
         work.receipts.figures(stage=stage)  # brings the copies to what the files are
@@ -140,7 +147,7 @@ def _receipts(work: "Pipeline", found: Verified, seen: set[str]) -> Iterator[Rec
             yield receipt
 
 
-def _written(work: "Pipeline", receipt: Receipt) -> dict[str, str]:
+def _written(work: Project, receipt: Receipt) -> dict[str, str]:
     """Digests of all files that a receipt vouches for, by path below the root."""
     tables = {
         work.root.name_of(name, receipt.batch): digest for name, digest in receipt.outputs.items()
@@ -157,9 +164,7 @@ def _judge(found: Verified, name: str, digest: str, wanted: str, receipt: Receip
     return False
 
 
-def _judge_copy(
-    work: "Pipeline", found: Verified, name: str, digest: str, *, is_whole: bool
-) -> None:
+def _judge_copy(work: Project, found: Verified, name: str, digest: str, *, is_whole: bool) -> None:
     folder, _, file = name.rpartition("/")
     copy = work.index.copy(folder, file)
     if copy is not None and bytes_digest(copy) != digest:
@@ -169,9 +174,9 @@ def _judge_copy(
         work.index.put(folder, [(file, work.place_of(name).read_bytes())])
 
 
-def _verify_shards(work: "Pipeline", found: Verified, seen: set[str], receipt: Receipt) -> None:
+def _verify_shards(work: Project, found: Verified, seen: set[str], receipt: Receipt) -> None:
     """Look at the files of the dataset that are named by the hash of their content."""
-    for manifest in _published(work, receipt).values():
+    for manifest in published_manifests(work, receipt).values():
         for path in _shards(manifest):
             seen.add(path)
             place = work.place_of(path)
@@ -179,21 +184,6 @@ def _verify_shards(work: "Pipeline", found: Verified, seen: set[str], receipt: R
             wanted = place.stem
             digest = "-" if data is None else hashlib.sha256(data).hexdigest()[: len(wanted)]
             _judge(found, path, digest, wanted, receipt)
-
-
-def _published(work: "Pipeline", receipt: Receipt) -> dict[str, dict[str, Any]]:
-    """Read the manifests of the dataset, by batch; of one that is damaged, its copy."""
-    manifests = {}
-    for name, digest in receipt.files.items():
-        folder, _, file = name.rpartition("/")
-        if folder == f"dataset/{MANIFESTS}" and not name.endswith(FACTS):
-            place = work.place_of(name)
-            data = place.read_bytes() if place.exists() else b""
-            if bytes_digest(data) != digest:
-                data = work.index.copy(folder, file) or b""
-            if bytes_digest(data) == digest:
-                manifests[file.removesuffix(".json")] = json.loads(data)
-    return manifests
 
 
 def _shards(manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -204,7 +194,7 @@ def _shards(manifest: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"dataset/{folder}/{name}" for name in names)
 
 
-def _verify_ledger(work: "Pipeline", found: Verified, seen: set[str]) -> None:
+def _verify_ledger(work: Project, found: Verified, seen: set[str]) -> None:
     url = work.settings.ledger_url()
     if not has_ledger(url) or "://" in url:
         return
@@ -220,9 +210,17 @@ def _verify_ledger(work: "Pipeline", found: Verified, seen: set[str]) -> None:
         found.damaged.append(Damage(url, _CHANGED, "ledger"))
 
 
-def repair(work: "Pipeline") -> dict[str, Any]:
-    """Make again what is damaged: see `Pipeline.repair`."""
-    before = verify(work)
+def repair(work: Project) -> dict[str, Any]:
+    """Make again what `verify` finds damaged, and nothing else: nobody is asked, nothing is paid.
+
+    Receipts and manifests are restored from their copies in the index, tables are made from the
+    kept bytes of sessions and the ledger, and the dataset from the tables. What does not come
+    out as its receipt says is left as it is. Returns what was repaired and what is left.
+
+    Raises:
+        StorageError: the object store that holds the root cannot be reached.
+    """
+    before = _verified(work)
     if _INDEX in before.damaged:
         work.index.forget()
     reasons: dict[str, str] = {}
@@ -230,18 +228,10 @@ def repair(work: "Pipeline") -> dict[str, Any]:
         if damage.path.startswith("receipts/") or is_copied(damage.path):
             _restore(work, damage)
         elif damage.path.startswith("sources/"):
-            work.keep_again(damage.batch, damage.path)
-    for stage in _STAGES:
-        of_stage = [each for each in before.damaged if each.stage == stage and each.digest]
-        for batch in sorted({each.batch for each in of_stage}):
-            wanted = [d for d in of_stage if d.batch == batch and not _is_kept(d)]
-            if wanted:
-                reasons |= _make_again(work, wanted, partial(work.make_aside, stage, batch))
-    for stage, make in (("publish", _dataset_aside), ("review", _review_aside)):
-        wanted = [d for d in before.damaged if d.stage == stage and d.digest and not _is_kept(d)]
-        if wanted:
-            reasons |= _make_again(work, wanted, partial(make, work, wanted))
-    after = verify(work)
+            _keep_again(work, damage)
+    for stage, batch, wanted in _to_make(before):
+        reasons |= _make_again(work, wanted, partial(_make, work, stage, batch, wanted))
+    after = _verified(work)
     left = {damage.path: damage for damage in after.damaged}
     return {
         "repaired": sorted({damage.path for damage in before.damaged} - left.keys()),
@@ -250,26 +240,63 @@ def repair(work: "Pipeline") -> dict[str, Any]:
     }
 
 
+def _to_make(found: Verified) -> Iterator[tuple[str, str, list[Damage]]]:
+    """Return the damaged files that stages make, by stage and batch, in the order of the stages."""
+    for stage in (*(stage.name for stage in chain.STAGES), "review"):
+        of_stage = [d for d in found.damaged if d.stage == stage and d.digest and not _is_kept(d)]
+        for batch in sorted({each.batch for each in of_stage}):
+            yield stage, batch, [each for each in of_stage if each.batch == batch]
+
+
+def _make(work: Project, name: str, batch: str, wanted: Sequence[Damage], folder: Path) -> None:
+    """Do the stage again below a folder; a page of the review is no stage."""
+    if name == "review":
+        page = 1 if batch == "all" else int(batch.removeprefix("page-"))
+        review(work, folder / wanted[0].path, page=page)
+        return
+    stage = chain.named(name)
+    receipt = work.receipts.read(name, batch)
+    if stage.make_again is not None and receipt is not None:
+        stage.make_again(work, receipt, [damage.path for damage in wanted], folder)
+    elif stage.is_by_batch:
+        do_aside(stage, work, batch, folder)
+
+
+def _keep_again(work: Project, damage: Damage) -> None:
+    """Keep bytes of a session again in place of a damaged copy, if its log is still there."""
+    piece, folder = work.place_of(damage.path), work.kept_folder()
+    if folder is None or not isinstance(piece, Path):
+        return
+    damaged = piece.with_suffix(".damaged")
+    if piece.exists():
+        piece.replace(damaged)
+    keep(read_manifest(damage.batch, work.root.path), folder)
+    if piece.exists():
+        damaged.unlink(missing_ok=True)
+    elif damaged.exists():
+        damaged.replace(piece)
+
+
 def _is_kept(damage: Damage) -> bool:
     """Whether a file is no stage's work, but what it stands on."""
     return damage.path.startswith(("receipts/", "sources/")) or is_copied(damage.path)
 
 
-def _restore(work: "Pipeline", damage: Damage) -> None:
+def _restore(work: Project, damage: Damage) -> None:
     folder, _, file = damage.path.rpartition("/")
     copy = work.index.copy(folder, file)
     if copy and (bytes_digest(copy) == damage.digest if damage.digest else is_intact(copy)):
         _put(work, damage.path, copy)
 
 
-def _put(work: "Pipeline", name: str, data: bytes) -> None:
+def _put(work: Project, name: str, data: bytes) -> None:
     with written_whole(work.place_of(name)) as file:
         file.write(data)
     logger.info("%s: as it was written again", name)
 
 
 def _make_again(
-    work: "Pipeline", wanted: Sequence[Damage], make: Callable[[Path], None]
+    work: Project, wanted: Sequence[Damage], make: Callable[[Path], None]
 ) -> dict[str, str]:
     """Have files made in a folder of their own, and take those that are as they should be."""
     with TemporaryDirectory(prefix="repair-") as name:
@@ -288,28 +315,6 @@ def _make_again(
             else:
                 reasons[damage.path] = _OTHERWISE.format(stage=damage.stage)
         return reasons
-
-
-def _dataset_aside(work: "Pipeline", wanted: Sequence[Damage], folder: Path) -> None:
-    """Make the card and shards of the published dataset again."""
-    receipt = work.receipts.read("publish", "all")
-    manifests = _published(work, receipt) if receipt else {}
-    facts = json.loads(work.place_of(f"dataset/{FACTS}").read_bytes())
-    dataset = folder / "dataset"
-    dataset.mkdir()
-    (dataset / CARD).write_bytes(render_card(manifests, facts))
-    names = {damage.path.removeprefix("dataset/") for damage in wanted}
-    for batch in sorted({key for name in names if (key := batch_of(name)) is not None}):
-        for name, made in work.shards_again(manifests[batch], facts, folder / "made").items():
-            if name in names:
-                (dataset / name).parent.mkdir(parents=True, exist_ok=True)
-                made.rename(dataset / name)
-
-
-def _review_aside(work: "Pipeline", wanted: Sequence[Damage], folder: Path) -> None:
-    for damage in wanted:
-        page = 1 if damage.batch == "all" else int(damage.batch.removeprefix("page-"))
-        work.review(folder / damage.path, page=page)
 
 
 def _why_left(damage: Damage) -> str:

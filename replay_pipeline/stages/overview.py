@@ -1,4 +1,4 @@
-"""What a data root says of itself without a look at a table: its batches, receipts and ledger.
+"""What a data root says of itself without a look at a table: its batches and receipts.
 
 Apart from everything that reads tables or asks somebody, so that who only looks waits for no import
 of those.
@@ -8,29 +8,17 @@ import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.replay import has_ledger, ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import Receipts
-from replay_pipeline.stages.summary import OPEN_WORK, open_work
-from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.root_index import FILE, RootIndex
 from replay_pipeline.storage.store import check_reachable, names_of_json
 
-_TOLD = {
-    "ingest": ("n_states", "fidelity"),
-    "replay": ("n_answers", "n_rehearsed", *OPEN_WORK),
-    "pairs": ("n_pairs",),
-    "normalize": ("n_kept",),
-}
-"""What is told of each stage of a batch: its first figure in a table, and the others."""
-
 
 class Overview:
-    """The batches of a data root, what was done for them, and what it cost.
+    """The batches of a data root, and the receipts of what was done for them.
 
     Args:
         settings: everything the stages are told.
@@ -65,53 +53,14 @@ class Overview:
             self._keys = names_of_json(self.settings.data_dir / "batches")
         return self._keys
 
-    @without_collector()
-    def status(self) -> dict[str, Any]:
-        """Tell what is done for each batch, what it cost, and what the ledger holds."""
-        done = {stage: self.receipts.reports(stage, names=names) for stage, names in _TOLD.items()}
-        batches = {
-            key: {
-                stage: done[stage][key].get(names[0])
-                for stage, names in _TOLD.items()
-                if key in done[stage]
-            }
-            for key in self.batches()
-        }
-        url = self.settings.ledger_url()
-        ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
-                  "calls": {}}  # fmt: skip
-        if has_ledger(url):
-            ledger = ledger_status(url).to_json()
-        return {
-            "batches": batches,
-            "teachers": [t.name for t in self.settings.teachers()],
-            "played": self.settings.played,
-            "ledger": ledger,
-            "other_ledgers_usd": self._other_ledgers_usd(),
-            "dataset": self.receipts.reports("publish").get("all"),
-            "open": open_work(list(done["replay"].values())),
-            "rehearsed": [
-                key for key in self.batches() if done["replay"].get(key, {}).get("n_rehearsed")
-            ],
-            "fidelity": {
-                key: done["ingest"][key].get("fidelity")
-                for key in self.batches()
-                if key in done["ingest"]
-            },
-        }
+    def n_teachers(self) -> int:
+        """Return how many teachers there are to ask; those of a rehearsal are none."""
+        is_play = self.settings.played == "rehearsal"
+        return len(self.settings.replay.teachers if is_play else self.settings.teachers())
 
-    def _other_ledgers_usd(self) -> dict[str, float]:
-        """Tell what the ledgers of other teachers hold, by the way in which those are chosen."""
-        if self.settings.replay.ledger is not None:
-            return {}
-        found = {}
-        for choice in ("openrouter", "sample", "rehearsal"):
-            played = {f"{name}_teachers": name == choice for name in ("sample", "rehearsal")}
-            changed = self.settings.replay.model_copy(update=played)
-            other = self.settings.model_copy(update={"replay": changed}).ledger_url()
-            if other != self.settings.ledger_url() and has_ledger(other):
-                found[choice] = ledger_status(other).spent_usd
-        return found
+    def forget_batches(self) -> None:
+        """Look for the batches anew when they are asked for next."""
+        self._keys = None
 
 
 def hash_of(parts: Iterable[str]) -> str:

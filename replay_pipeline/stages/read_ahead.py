@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +19,12 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import IO, Any, Self
 
+import msgspec
+
 from replay_pipeline.errors import ReplayPipelineError
 from replay_pipeline.ingesters import IngestResult, TraceBatch, ingest, write_traces
 from replay_pipeline.ingesters.base import SourceSlice
+from replay_pipeline.ingesters.conversations import Conversation
 from replay_pipeline.ingesters.corpus import IngestReport
 from replay_pipeline.processes import python, start_environment
 from replay_pipeline.storage.schemas import INGESTED
@@ -127,6 +130,11 @@ class ReadAhead:
         return folder if is_read else None
 
 
+class _Conversations(msgspec.Struct):
+    of: Mapping[str, str]
+    by_name: Mapping[str, Conversation]
+
+
 _DONE = b"done\n"
 
 
@@ -140,7 +148,14 @@ def _result_in(folder: Path) -> IngestResult:
     fields: dict[str, Any] = json.loads((folder / "report.json").read_text())
     fields |= {name: Counter(fields[name]) for name in ("skipped_files", "outcomes", "usage")}
     decided = frozenset((folder / "decided").read_text().split())
-    return IngestResult(parts=parts, report=IngestReport(**fields), decided=decided)
+    told = msgspec.json.decode((folder / "conversations.json").read_bytes(), type=_Conversations)
+    return IngestResult(
+        parts=parts,
+        report=IngestReport(**fields),
+        decided=decided,
+        conversation_of=told.of,
+        conversations=told.by_name,
+    )
 
 
 def _serve() -> None:
@@ -158,6 +173,8 @@ def _serve() -> None:
             result = ingest(slices, **question["options"])
             write_traces(result, folder)
             (folder / "decided").write_text("\n".join(sorted(result.decided)))
+            told = _Conversations(result.conversation_of, result.conversations)
+            (folder / "conversations.json").write_bytes(msgspec.json.encode(told))
             answers.write(_DONE)
         except (ReplayPipelineError, OSError) as error:
             answers.write(repr(str(error)).encode() + b"\n")

@@ -65,8 +65,10 @@ class Receipt:
     """Digest of each part of the code that decided what was written; empty in receipts of 0.1.0."""
     code_version: str = ""
     """Digest of that code and of the settings that decided; empty where they are not all known."""
+    settings: dict[str, Any] | None = None
+    """The settings that decided, by name; `None` in receipts that do not say."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Digest of each table of the batch that was read."""
+    """Digest of each table of the batch, and of all else, that was read."""
     outputs: dict[str, str] = field(default_factory=dict)
     """Digest of each table of the batch that was written."""
     files: dict[str, str] = field(default_factory=dict)
@@ -82,6 +84,8 @@ class Receipt:
     def data_version(self) -> str:
         """What differs once the stage has written other bytes: its tables, or its files if it has none."""
         written = self.outputs or self.files
+        # No later stage is done again for what only `sessions` says, such as where a project lay.
+        written = {name: digest for name, digest in written.items() if name != "sessions"}
         text = json.dumps(written or self.fingerprint, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -208,6 +212,7 @@ class Written(msgspec.Struct):
     stage: str
     batch: str
     versions: dict[str, str] = {}
+    settings: dict[str, Any] | None = None
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
     at: str = ""

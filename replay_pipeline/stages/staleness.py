@@ -1,81 +1,216 @@
-"""Which work the installed code would do otherwise, and what follows for publishing."""
+"""Why work is done again: what a stage was given when it was last done, and what it is given today.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+`run`, `status --stale`, what publishing refuses and the code versions in Dagster all come from here.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from replay_pipeline.errors import CheckFailedError
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.overview import Overview, hash_of
+from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt, Written
+from replay_pipeline.stages.stage import Changes, Stage
+from replay_pipeline.stages.versions import versions_of
 
 UNKNOWN = "unknown"
-"""Reason of a receipt that does not say by what code it was made, as those of 0.1.0."""
+"""Reason of a receipt that does not say of what it was made, as those of older versions."""
 
-_NEW_ROWS = "new rows of {}"
-"""Reason of a receipt whose tables were made from rows that have been written anew since."""
+NEW_ROWS = "new rows of {}"
+"""Reason of a receipt whose inputs have been written anew since."""
 
-_HELD_UP_BY = {
-    "ingest": {"secret rules", UNKNOWN},
-    "pairs": {_NEW_ROWS.format("turns"), _NEW_ROWS.format("states")},
-    "sample": {_NEW_ROWS.format("turns"), _NEW_ROWS.format("states")},
-    "normalize": {_NEW_ROWS.format("dpo_pairs"), _NEW_ROWS.format("sampled_pairs")},
-}
-"""Reasons for which a text may be published that the rules of today would not leave as it is."""
-
-Outdated = Mapping[str, Mapping[str, Sequence[str]]]
-"""Batch, stage → why it is not what the installed code would make."""
+_MAX_NAMED, _MAX_SHOWN = 3, 40
+"""Inputs that are named one by one, and characters of a value that are shown."""
 
 
-def changed_parts(receipt: Receipt | Written, versions: Mapping[str, str]) -> list[str]:
-    """Name the parts of the code that have changed since the receipt was written.
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """All that decides what a stage writes."""
 
-    Replays of 0.1.0 count as unchanged: their answers are paid for, and nothing says that the
-    questions would be others today.
+    versions: Mapping[str, str]
+    """Digest of each part of the code."""
+    settings: Mapping[str, Any]
+    """Values by the full names of the settings."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Digests of what is read."""
+
+    @cached_property
+    def code_version(self) -> str:
+        """One word for the code and the settings, whatever is read."""
+        return hash_of([json.dumps([self.versions, self.settings], sort_keys=True)])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """One word for all of it."""
+        return hash_of([self.code_version, json.dumps(dict(self.inputs), sort_keys=True)])
+
+
+def declared(stage: Stage, settings: Settings) -> Given:
+    """Return the code and the settings that decide what a stage writes, on whatever it reads.
+
+    Raises:
+        ConfigError: a file that the settings name cannot be read.
     """
-    if receipt.stage == "replay" and not receipt.versions:
-        return []
-    return [part for part, digest in versions.items() if receipt.versions.get(part) != digest]
+    flat = dict(sorted(_flat(stage.settings(settings))))
+    return Given(
+        versions=versions_of(stage.parts(settings)),
+        settings=json.loads(json.dumps(flat, default=str)),  # as a receipt brings it back
+    )
 
 
-def find_outdated(
-    receipts: Iterable[Receipt | Written], versions_of: Callable[[str], Mapping[str, str]]
-) -> dict[str, dict[str, list[str]]]:
-    """Say of each batch and stage why it is outdated; what is up to date is left out.
+def given_of(stage: Stage, project: Project, batch: str, *, declares: Given | None = None) -> Given:
+    """Return all that decides what a stage writes for a batch.
 
     Args:
-        receipts: the last receipts of all stages; none is kept, as there may be very many.
-        versions_of: the versions of a stage's parts today.
+        stage: the stage.
+        project: the data root.
+        batch: the batch.
+        declares: what `declared` gives, where it is known.
     """
-    written: dict[tuple[str, str], str] = {}
-    read: list[tuple[str, str, list[str], Mapping[str, str]]] = []
-    for receipt in receipts:
-        written |= {(receipt.batch, table): digest for table, digest in receipt.outputs.items()}
-        versions = versions_of(receipt.stage)
-        reasons = (
-            changed_parts(receipt, versions) if receipt.versions or not versions else [UNKNOWN]
-        )
-        read.append((receipt.batch, receipt.stage, reasons, receipt.inputs))
+    inputs = {**project.known_digests(batch, stage.reads), **stage.inputs(project, batch)}
+    return replace(declares or declared(stage, project.settings), inputs=inputs)
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def changes_since(receipt: Receipt | Written, given: Given) -> Changes:
+    """Return what differs between what a stage was given then and what it is given now."""
+    is_coded = bool(receipt.versions) or not given.versions
+    code = {part for part, now in given.versions.items() if receipt.versions.get(part) != now}
+    code = code if is_coded else set()
+    if receipt.settings is None:
+        return Changes(code=tuple(sorted(code)), is_unknown=True)
+    before, after = receipt.settings, given.settings
+    names = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    if names & before.keys() & after.keys():
+        # One setting may bring others into play, and code: it is the reason, and they are not.
+        names &= before.keys() & after.keys()
+        code &= receipt.versions.keys()
+    return Changes(
+        code=tuple(part for part in given.versions if part in code),
+        is_unknown=not is_coded,
+        settings=tuple(
+            f"{name}: {_shown(before.get(name))} → {_shown(after.get(name))}"
+            for name in sorted(names)
+        ),
+        inputs=tuple(
+            name
+            for name in {**receipt.inputs, **given.inputs}
+            if receipt.inputs.get(name) != given.inputs.get(name)
+        ),
+    )
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= _MAX_SHOWN else hash_of([text])[:8]
+
+
+def reasons(changes: Changes) -> list[str]:
+    """Return changes in words: parts of the code, settings with both values, and what was read."""
+    found = [*changes.code, *changes.settings]
+    if len(changes.inputs) > _MAX_NAMED:
+        found.append(NEW_ROWS.format(f"{len(changes.inputs):,} batches"))
+    else:
+        found += [NEW_ROWS.format(name) for name in changes.inputs]
+    return [*found, UNKNOWN] if changes.is_unknown else found
+
+
+def reasons_by_batch(
+    project: Project, stages: Iterable[Stage], *, batches: Collection[str] | None = None
+) -> dict[str, dict[str, list[str]]]:
+    """Return by batch and stage why what was done is stale; what is up to date is left out.
+
+    Args:
+        project: the data root.
+        stages: which stages to look at; those that a run would not have are left out.
+        batches: which batches to look at; by default all of them.
+
+    Raises:
+        ConfigError: a file that the settings name cannot be read.
+    """
     found: dict[str, dict[str, list[str]]] = {}
-    for batch, stage, reasons, inputs in read:
-        reasons += [
-            _NEW_ROWS.format(table)
-            for table, digest in inputs.items()
-            if written.get((batch, table), digest) != digest
-        ]
-        if reasons:
-            found.setdefault(batch, {})[stage] = reasons
+    for stage in stages:
+        if not stage.is_wanted(project.settings):
+            continue
+        declares = declared(stage, project.settings)
+        for receipt in _receipts(project, stage):
+            if batches is not None and receipt.batch not in batches:
+                continue
+            given = given_of(stage, project, receipt.batch, declares=declares)
+            if why := reasons(changes_since(receipt, given)):
+                found.setdefault(receipt.batch, {})[stage.name] = why
     return dict(sorted(found.items()))
 
 
-def refuse_outdated(outdated: Outdated, batches: Iterable[str]) -> None:
+def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, int]:
+    """Return why batches of a stage are stale by code and settings alone, and how many are.
+
+    It reads no table, so that Dagster's pages can say at once why they call a batch stale. What is
+    read anew they say themselves.
+
+    Args:
+        project: the data root.
+        stage: the stage.
+        declares: what `declared` gives.
+    """
+    found: Counter[str] = Counter()
+    for receipt in _receipts(project, stage):
+        changes = changes_since(receipt, replace(declares, inputs=receipt.inputs))
+        found.update(reasons(changes))
+    return dict(sorted(found.items()))
+
+
+def _receipts(project: Overview, stage: Stage) -> Iterator[Receipt | Written]:
+    """Return the receipts of a stage; those of many batches without what is long."""
+    if stage.is_by_batch:
+        yield from project.receipts.written(stage.name)
+    elif (receipt := project.receipts.read(stage.name, "all")) is not None:
+        yield receipt
+
+
+def read_again(project: Project, stages: Iterable[Stage]) -> set[str]:
+    """Return the batches that have a table which was written anew since another stage has read it."""
+    tables = {
+        (receipt.batch, table): digest
+        for receipt in project.receipts.written()
+        for table, digest in receipt.outputs.items()
+    }
+    return {
+        receipt.batch
+        for stage in stages
+        for receipt in project.receipts.written(stage.name)
+        for table in stage.reads
+        if (digest := receipt.inputs.get(table))
+        and tables.get((receipt.batch, table), digest) != digest
+    }
+
+
+def refuse_stale(project: Project, stages: Iterable[Stage], batches: Collection[str]) -> None:
     """See that what these batches would publish was redacted by the rules of today.
 
     Raises:
         CheckFailedError: one was not, or its pairs come from rows that were redacted anew since.
     """
-    for batch in batches:
-        for stage, blocking in _HELD_UP_BY.items():
-            for reason in blocking.intersection(outdated.get(batch, {}).get(stage, ())):
-                raise CheckFailedError(
-                    f"nothing was published: what batch {batch} has of stage `{stage}` is stale "
-                    f"({reason}), so its texts may not be redacted by the rules of today. "
-                    "`replay-pipeline run` does again what is stale and pays for nothing twice; "
-                    "`replay-pipeline status --stale` lists it"
-                )
+    stages = [stage for stage in stages if stage.unsafe]
+    for batch, found in reasons_by_batch(project, stages, batches=batches).items():
+        for stage in stages:
+            for reason in found.get(stage.name, ()):
+                if reason.startswith(stage.unsafe):
+                    raise CheckFailedError(
+                        f"nothing was published: what batch {batch} has of stage `{stage.name}` is "
+                        f"stale ({reason}), so its texts may not be redacted by the rules of today. "
+                        "`replay-pipeline run` does again what is stale and pays for nothing twice; "
+                        "`replay-pipeline status --stale` lists it"
+                    )

@@ -11,9 +11,13 @@ by the hash of their request, which covers whatever is asked.
 
 import ast
 import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 PARTS: dict[str, tuple[str, ...]] = {
     "session readers": (
@@ -28,6 +32,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "prompts": (
         "ingesters/traces.py",
         "ingesters/tool_schemas.py",
+        "ingesters/wire.py",
         "ingesters/known_tools*",
         "windows.py",
     ),
@@ -37,12 +42,34 @@ PARTS: dict[str, tuple[str, ...]] = {
         "replay/wellformed.py",
         "replay/dialects/**/*",
     ),
-    "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
+    "gates": (
+        "replay/gates.py",
+        "replay/board.py",
+        "replay/buying.py",
+        "replay/rounds.py",
+        "reliability/**/*",
+        "types.py:FAILURES",
+    ),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
-    "pairs": ("pairs/**/*", "review/marks.py", "storage/pair_rows.py", "types.py:FAILURES"),
-    "normalizer": ("normalize/**/*", "!normalize/recipes/**/*"),
+    "pairs": (
+        "pairs/**/*",
+        "reliability/**/*",
+        "feasibility/**/*",
+        "workspaces/**/*",
+        "stages/trials.py",
+        "review/marks.py",
+        "storage/pair_rows.py",
+        "types.py:FAILURES",
+    ),
+    "normalizer": (
+        "normalize/**/*",
+        "!normalize/recipes/**/*",
+        "feasibility/**/*",
+        "py-data-juicer",
+    ),
     "publisher": (
         "publish/**/*",
+        "feasibility/**/*",
         "stages/audit/**/*",
         "ingesters/fidelity.py",
         "ingesters/base.py",
@@ -51,37 +78,29 @@ PARTS: dict[str, tuple[str, ...]] = {
 """What may change, by the name that people are told: files of this package (`!` leaves some out),
 single constants, and packages of others by their installed version."""
 
-STAGE_PARTS: dict[str, tuple[str, ...]] = {
-    "ingest": ("session readers", "secret rules"),
-    "replay": ("prompts", "requests"),
-    "pairs": ("prompts", "matcher", "pairs"),
-    "sample": ("prompts", "requests", "matcher", "pairs"),
-    "normalize": ("prompts", "normalizer", "secret rules"),
-    "publish": ("prompts", "publisher", "secret rules"),
-}
-"""The parts on which the rows of a stage depend. The rows it reads count by their own digests, and
-the trainer is another program: nothing is trained again because its code has changed."""
-
-GATED_PARTS = ("gates", "matcher")
-"""What a replay depends on as well when gates choose its questions."""
-
 _PACKAGE = Path(__file__).parents[1]
 _NOT_CODE = frozenset({".md", ".pyc"})
 
 
-def versions_of(stage: str, *, is_gated: bool = False) -> dict[str, str]:
-    """Digest the installed code that decides what `stage` writes, part by part.
+def versions_of(parts: Iterable[str | Callable[..., Any]]) -> dict[str, str]:
+    """Digest code, part by part.
 
     The sources are read on the first call: some hundredths of a second.
 
     Args:
-        stage: one of `STAGE_PARTS`; any other stage depends on no part.
-        is_gated: whether gates choose the questions of a replay.
+        parts: names of `PARTS`, or functions whose own source counts.
     """
     return {
-        part: _digest_of(part)
-        for part in (*STAGE_PARTS.get(stage, ()), *(GATED_PARTS if is_gated else ()))
+        part if isinstance(part, str) else part.__name__: (
+            _digest_of(part) if isinstance(part, str) else _digest_of_function(part)
+        )
+        for part in parts
     }
+
+
+def _digest_of_function(function: Callable[..., Any]) -> str:
+    source = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return hashlib.blake2b(_spelled(source), digest_size=8).hexdigest()
 
 
 @cache
@@ -93,12 +112,19 @@ def _digest_of(part: str) -> str:
             tree = ast.parse((_PACKAGE / file).read_bytes())
             digest.update(_spelled([node for node in tree.body if _names(node, constant)]))
         elif not name.endswith(("*", ".py")):
-            digest.update(f"{name} {metadata.version(name)}\0".encode())
+            digest.update(f"{name} {_installed(name)}\0".encode())
     for path in _files_of(part):
         content = path.read_bytes()
         digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
         digest.update(_spelled(ast.parse(content)) if path.suffix == ".py" else content)
     return digest.hexdigest()
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # an extra: its stage says so when it is run
+        return ""
 
 
 def _files_of(part: str) -> list[Path]:

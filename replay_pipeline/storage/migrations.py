@@ -10,9 +10,14 @@ from replay_pipeline.errors import SchemaError
 from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.storage.schemas import PROMPT, SCHEMA_VERSION, TABLES
 from replay_pipeline.storage.tables import DataRoot, readable, version_of
+from replay_pipeline.types import conversation_of
 
-_LATER = frozenset({"evidence", "n_against", "n_cache_creation_1h_tokens", "pair_id", "why"})
-"""Columns that tables did not have at first. Older rows have nothing there."""
+_LATER = frozenset({
+    "chosen_trial", "conversation", "evidence", "is_checked_right", "n_against",
+    "n_cache_creation_1h_tokens", "p_better", "p_chosen_right", "pair_id", "params_json",
+    "rejected_trial", "sent_turn_idx", "shape_turn_idx", "why",
+})  # fmt: skip
+"""Columns that tables did not have at first. Older rows have there only what they show themselves."""
 
 
 def upgrade_tables(root: DataRoot) -> dict[str, int]:
@@ -74,5 +79,7 @@ def _with_later_columns(table: pa.Table, name: str) -> pa.Table:
         if field.name == "pair_id":
             sides = (table[column].to_pylist() for column in ("state_id", "chosen", "rejected"))
             values = [pair_id_of(*row) for row in zip(*sides, strict=True)]
+        elif field.name == "conversation":
+            values = [each and conversation_of(each) for each in table["session_id"].to_pylist()]
         table = table.append_column(field, pa.array(values, field.type))
     return table

@@ -10,12 +10,18 @@ import pyarrow as pa
 
 from replay_pipeline.errors import SchemaError
 from replay_pipeline.storage.schemas import PROMPT
-from replay_pipeline.types import DPOPair
+from replay_pipeline.storage.tables import table_of
+from replay_pipeline.types import DPOPair, NormalizedDPOPair
 
 _JSON_COLUMNS = {
     "chosen_action": "chosen_action_json",
     "rejected_action": "rejected_action_json",
     "action_message": "action_json",
+}
+_CHAT_COLUMNS = {
+    "chosen_messages": "chosen_messages_json",
+    "rejected_messages": "rejected_messages_json",
+    "stats": "stats_json",
 }
 _KEYS = {column: key for key, column in _JSON_COLUMNS.items()}
 _OF_THE_STATE = ("state_messages", "tools")
@@ -99,6 +105,37 @@ def pairs_of(table: pa.Table, prompts: PromptsOf) -> Iterator[DPOPair]:
             yield cast("DPOPair", pair)
 
 
+def table_with_prompts(pairs: Iterable[NormalizedDPOPair]) -> pa.Table:
+    """Put normalized pairs into a table `normalized_pairs` that holds its prompts as well.
+
+    Raises:
+        SchemaError: something is no pair, was not normalized, or does not fit its column.
+    """
+    given = list(pairs)
+    for pair in given:
+        if not isinstance(pair, Mapping):
+            raise SchemaError(f"{pair!r} is neither a pair nor a batch: (key, table)")
+        if missing := [key for key in ("state_id", "state_messages") if key not in pair]:
+            raise SchemaError(f"a pair has no {' and no '.join(missing)}")
+        if "chosen_messages" not in pair:
+            raise SchemaError(
+                f"the pair at {pair['state_id']} is not in chat form yet; call "
+                "DJNormalizer().normalize(pairs) first"
+            )
+    table = table_of(
+        [
+            row_of_pair({key: value for key, value in pair.items() if key not in _CHAT_COLUMNS})
+            | {column: json_text(pair.get(key)) for key, column in _CHAT_COLUMNS.items()}
+            for pair in given
+        ],
+        "normalized_pairs",
+    )
+    for column, key in zip(PROMPT.names, _OF_THE_STATE, strict=True):
+        texts = [json_text(pair.get(key)) for pair in given]
+        table = table.append_column(column, pa.array(texts, pa.string()))
+    return table
+
+
 def with_prompts(
     table: pa.Table, prompts: PromptsOf | None, *, n_rows: int = ROWS_AT_ONCE
 ) -> Iterator[pa.Table]:
@@ -114,7 +151,10 @@ def with_prompts(
     """
     is_full = set(PROMPT.names) <= set(table.column_names)
     if len(table) and prompts is None and not is_full:
-        raise SchemaError("the pairs name their states only; say where the states are (`prompts`)")
+        raise SchemaError(
+            "the rows name their states only; say where the states are (`prompts`), or pass pairs "
+            "instead of a table"
+        )
     for start in range(0, len(table), n_rows):
         part = table.slice(start, n_rows)
         if not is_full and prompts is not None:

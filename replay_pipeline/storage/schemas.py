@@ -7,6 +7,7 @@ the file and checks it on reading.
 """
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +30,43 @@ _DECLARED: dict[str, Any] = tomllib.loads(
 )
 
 
-def _columns_of(table: str) -> dict[str, list[str]]:
-    """Kind and meaning of each column, those of the table that it extends first."""
-    declared = _DECLARED["tables"][table]
-    inherited = _columns_of(declared["extends"]) if "extends" in declared else {}
-    return inherited | declared["columns"]
+_COLUMNS: dict[str, dict[str, list[str]]] = {}
+"""Kind and meaning of each column, by table."""
 
-
-_COLUMNS = {table: _columns_of(table) for table in _DECLARED["tables"]}
-
-TABLES: dict[str, pa.Schema] = {
-    table: pa.schema([(name, _KINDS[kind]) for name, (kind, *_) in columns.items()])
-    for table, columns in _COLUMNS.items()
-}
+TABLES: dict[str, pa.Schema] = {}
 """Every table at rest by name."""
 
-REPEATING: dict[str, list[str]] = {
-    table: [name for name, (kind, *_) in columns.items() if kind == "name"]
-    for table, columns in _COLUMNS.items()
-}
+REPEATING: dict[str, list[str]] = {}
 """Columns of names and labels: a dictionary shortens them, unlike texts, ids and numbers."""
 
-ABOUT: dict[str, str] = {name: table["about"] for name, table in _DECLARED["tables"].items()}
+ABOUT: dict[str, str] = {}
 """What a row of each table is."""
 
-WRITTEN_BY: dict[str, str] = {
-    name: table["written_by"] for name, table in _DECLARED["tables"].items()
-}
+WRITTEN_BY: dict[str, str] = {}
 """The command that writes each table."""
+
+
+def declare(table: str, declared: Mapping[str, Any]) -> None:
+    """Declare a table, as `tables.toml` does: what a row is, who writes it, and its columns.
+
+    Args:
+        table: its name.
+        declared: `about`, `written_by`, `columns` (kind and meaning by name), and `extends` where
+            the columns of another table come first.
+
+    Raises:
+        KeyError: a kind is not known.
+    """
+    inherited = _COLUMNS[declared["extends"]] if "extends" in declared else {}
+    columns = _COLUMNS[table] = {**inherited, **declared["columns"]}
+    TABLES[table] = pa.schema([(name, _KINDS[kind]) for name, (kind, *_) in columns.items()])
+    REPEATING[table] = [name for name, (kind, *_) in columns.items() if kind == "name"]
+    ABOUT[table] = declared["about"]
+    WRITTEN_BY[table] = declared["written_by"]
+
+
+for _table, _declared in _DECLARED["tables"].items():
+    declare(_table, _declared)
 
 INGESTED = tuple(name for name, command in WRITTEN_BY.items() if command == "ingest")
 """The tables of an ingestion."""

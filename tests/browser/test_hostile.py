@@ -13,9 +13,10 @@ import pytest
 from markdown_it import MarkdownIt
 from playwright.sync_api import Browser, Page
 
-from replay_pipeline.assets.metadata import code_block, inert, markdown_table
-from replay_pipeline.assets.pictures import bars
+from replay_pipeline.assets.metadata import metadata_value
 from replay_pipeline.orchestration.instance import open_instance
+from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
+from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.pipeline import Pipeline
 from tests.browser.serving import ADDRESSES, PATIENCE_MS, serving
 from tests.hostile import HOSTILE, MARK, REMOTE
@@ -67,17 +68,17 @@ def test_the_trap_catches_what_is_not_made_harmless(trapped):
 
 def facts() -> dict[str, Any]:
     """The corpus through each function that makes Markdown, one entry for each text."""
-    made: dict[str, Any] = {
+    made = {
         "table": markdown_table(
             [dict.fromkeys(HOSTILE, "x"), dict(zip(HOSTILE, HOSTILE, strict=True))]
         ),
         "bars": bars(dict.fromkeys(HOSTILE, 1.0)),
-        "quotes": dg.MetadataValue.md("\n\n".join(f"> {inert(text)}" for text in HOSTILE)),
-        "blocks": dg.MetadataValue.md("\n\n".join(code_block(t, "diff") for t in HOSTILE)),
+        "quotes": Markdown("\n\n".join(f"> {inert(text)}" for text in HOSTILE)),
+        "blocks": Markdown("\n\n".join(code_block(t, "diff") for t in HOSTILE)),
     }
     for n, text in enumerate(HOSTILE):
-        made[f"one {n}"] = dg.MetadataValue.md(f"{inert(text)}\n\n{code_block(text)}")
-    return made
+        made[f"one {n}"] = Markdown(f"{inert(text)}\n\n{code_block(text)}")
+    return {name: metadata_value(text) for name, text in made.items()}
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,8 @@ def pair(state_id, chosen, rejected, **more):
         "agreement_level": "effect",
         "source": "consensus",
         "teachers_agreeing": ["deepseek", "qwen"],
-        "weight": 1.0,
+        "p_better": 0.9,
+        "weight": 0.9,
         "outcome": "ok",
         **more,
     }

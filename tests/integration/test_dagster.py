@@ -28,10 +28,9 @@ from replay_pipeline.assets.records import sync
 from replay_pipeline.errors import CheckFailedError, NormalizeError, StorageError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.processes import child_environment
-from replay_pipeline.stages.pipeline import Pipeline
 from tests.integration.processes import instance_of, wait_until
 from tests.loopback import webhook
-from tests.roots import pipeline_at, project_root, run_batches
+from tests.roots import pipeline_at, project_root, run_batches, with_work
 from tests.support.dagster_web import (
     free_port,
     graphql,
@@ -352,22 +351,23 @@ def test_a_step_that_pays_nothing_is_tried_again_after_an_outage(root, monkeypat
     tries: Counter[str] = Counter()
 
     def out_at_first(stage: str, error: Exception):
-        whole = getattr(Pipeline, stage)
+        receipts = pipeline_at(root).receipts
+        for key in ("all", *pipeline_at(root).batches()):
+            receipts.path(stage, key).unlink(missing_ok=True)  # so that there is something to do
 
-        def work(self, *given, **more):
+        def work(whole, task):
             tries[stage] += 1
             if tries[stage] == 1:
                 raise error
-            return whole(self, *given, **more)
+            return whole(task)
 
-        monkeypatch.setattr(Pipeline, stage, work)
+        with_work(monkeypatch, stage, work)
 
     pipeline_at(root).find_batches()
     batch = pipeline_at(root).batches()[0]
-    defs = define(PipelineResource())
 
     def run(job: str, instance: dg.DagsterInstance, **tags: str) -> bool:
-        resolved = defs.resolve_job_def(job)
+        resolved = define(PipelineResource()).resolve_job_def(job)
         return resolved.execute_in_process(
             instance=instance, tags=tags, raise_on_error=False
         ).success
@@ -477,15 +477,14 @@ def checks_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, tuple[bool
 )
 def test_a_blocking_check_keeps_the_run_from_going_on(root, monkeypatch, table, fields, check):
     stage = {"states": "ingest", "teacher_actions": "replay", "dpo_pairs": "pairs"}[table]
-    plain = getattr(Pipeline, stage)
 
-    def broken(self, batch, **options):
-        receipt = plain(self, batch, **options)
-        if batch == self.batches()[0]:
+    def broken(whole, task):
+        report = whole(task)
+        if task.batch == task.project.batches()[0]:
             damage(root, table, **fields)
-        return receipt
+        return report
 
-    monkeypatch.setattr(Pipeline, stage, broken)
+    with_work(monkeypatch, stage, broken)
     pipeline_at(root).find_batches()
     with instance_of(root) as instance:
         with pytest.raises(CheckFailedError) as stopped, failures_told(instance) as run_id:
@@ -513,14 +512,14 @@ def test_damage_after_the_checks_is_not_published(root):
 
 def test_a_secret_in_a_shard_stops_the_training(root, monkeypatch):
     pipeline_at(root).find_batches()
-    plain = Pipeline.publish
 
-    def leaking(self):
-        receipt = plain(self)
-        (self.settings.dataset_dir() / "README.md").write_text("token = ghp_" + "wJ4kTq9Zx" * 4)
-        return receipt
+    def leaking(whole, task):
+        report = whole(task)
+        card = task.project.settings.dataset_dir() / "README.md"
+        card.write_text("token = ghp_" + "wJ4kTq9Zx" * 4)
+        return report
 
-    monkeypatch.setattr(Pipeline, "publish", leaking)
+    with_work(monkeypatch, "publish", leaking)
     with instance_of(root) as instance:
         assert run_range(root, instance).success
         with (

@@ -65,7 +65,10 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     assert report["train"]["preference_accuracy_after"] >= 0.70
     assert abs(report["train"]["blank_prompt_accuracy_after"] - 0.5) <= 0.05
     assert report["train"]["prompt_gain_after"] > 0.15
-    assert report["train"]["consensus_rate_after"] > 0
+    train = report["train"]
+    assert train["consensus_rate_after"] >= train["consensus_rate_before"]
+    assert train["valid_calls_after"] >= train["valid_calls_before"]
+    assert not train["acts_worse"]
     assert set(report["seconds"]) >= {"ingest", "replay", "pairs", "normalize", "publish", "train"}
     for word in (
         "sessions",

@@ -18,7 +18,7 @@ from replay_pipeline.stages.audit.drift import agreement_drift
 from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.summary import open_work
+from replay_pipeline.stages.replay import open_work
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE

@@ -34,7 +34,7 @@ def sample(tmp_path_factory):
     rows = pairs.to_pylist()
     for n, spoiled in enumerate(SPOILED * 5):
         rows[7 * n].update(spoiled)
-    return pa.Table.from_pylist(rows, pairs.schema), work._prompts(batch)
+    return pa.Table.from_pylist(rows, pairs.schema), work.prompts(batch)
 
 
 @pytest.mark.parametrize("recipe", ["default", "tool_calls", "strict"])

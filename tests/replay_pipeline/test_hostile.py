@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from replay_pipeline.assets.pairs import kept_facts, pair_facts
-from replay_pipeline.assets.replay import answer_facts
-from replay_pipeline.assets.traces import state_facts
 from replay_pipeline.cli import console
 from replay_pipeline.cli.console import PrintableFormatter
 from replay_pipeline.processes import child_environment
 from replay_pipeline.redaction.printable import printable
+from replay_pipeline.stages.chain import by_batch
+from replay_pipeline.stages.markdown import Markdown
 from replay_pipeline.stages.pipeline import Pipeline
 from tests.hostile import HOSTILE, REMOTE, TERMINAL_CONTROLS
 from tests.hostile_data import hostile_root
@@ -142,14 +141,12 @@ def test_log_lines_hold_no_escape():
 
 def markdown_of(work: Pipeline) -> dict[str, str]:
     """Everything that Dagster would render as Markdown, from the spoiled receipts and tables."""
-    shown = {"ingest": state_facts, "replay": answer_facts, "pairs": pair_facts}
-    facts = {**shown, "normalize": kept_facts}
     return {
-        f"{stage}/{name}": value.value
-        for stage, of in facts.items()
-        for receipt in [work.receipts.read(stage, work.batches()[0])]
-        for name, value in of(work, receipt).items()
-        if type(value).__name__ == "MarkdownMetadataValue"
+        f"{stage.name}/{name}": value
+        for stage in by_batch()
+        if (receipt := work.receipts.read(stage.name, work.batches()[0]))
+        for name, value in stage.facts(work, receipt).items()
+        if isinstance(value, Markdown)
     }
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from replay_pipeline.pairs import PairWeights, extract_pairs, outcomes_table
+from replay_pipeline.pairs import extract_pairs, outcomes_table
 from replay_pipeline.types import TeacherAction
 
 
@@ -273,11 +273,11 @@ def test_the_same_words_of_refusal_are_no_pair(words):
     assert judge([state(action=says("Which one?"))], rows)[0] == "refusal"
 
 
-def test_teachers_that_stop_where_the_student_goes_on_are_no_pair():
+def test_an_end_against_going_on_is_no_pair_either_way():
     done = answers(qwen=says("Done."), glm=says("Done."))
     assert judge([state()], done)[0] == "early_stop"
     assert judge([state(action=says("Shall I go on?"))], done)[0] == "pair"
-    assert judge([state(action=says("Done!"))], answers(**LS))[0] == "pair"
+    assert judge([state(action=says("Done!"))], answers(**LS))[0] == "late_stop"
 
 
 def row_of(rows, **options):
@@ -293,7 +293,6 @@ def test_a_family_that_sides_with_the_student_outweighs_a_bare_majority():
     row = row_of(three_to_one)
     assert (row["outcome"], row["n_against"], row["margin"]) == ("pair", 2, 1)
     [pair] = extract_pairs([state()], three_to_one).pairs
-    assert pair["weight"] == pytest.approx(3 / 4)
     assert (pair["margin"], pair["n_against"]) == (1, 2)
 
 
@@ -340,13 +339,14 @@ def test_a_pair_is_named_by_its_state_and_its_sides():
     ("action", "outcome"),
     [
         (bash("pytest"), "call_count"),
-        (together(bash("ls"), bash("pytest")), "agreement"),
+        (together(bash("pytest"), bash("ls")), "agreement"),
+        (together(bash("ls"), bash("pytest")), "call_count"),
         (together(bash("ls"), bash("pytest"), call("Read", file_path="cart.py")), "call_count"),
         (bash("git status"), "pair"),
         (together(bash("ls"), bash("git status")), "pair"),
     ],
 )
-def test_sides_that_differ_in_the_number_of_their_calls_alone_make_no_pair(action, outcome):
+def test_sides_that_differ_in_number_or_order_of_their_calls_alone_make_no_pair(action, outcome):
     seen = state(action=together(bash("pytest"), bash("ls")))
     assert judge([seen], answers(qwen=action, glm=action)) == (outcome, None)
 
@@ -358,37 +358,21 @@ def test_calls_are_counted_off_at_the_level_that_is_asked_for():
     assert judge([state(action=bash("pytest"))], rows, level="target")[0] == "call_count"
 
 
-@pytest.mark.parametrize(
-    ("share", "told", "weight"),
-    [
-        (1.0, {}, 1.0),
-        (0.5, {"level": "exact"}, 0.5),
-        (0.5, {"level": "target"}, 0.25),
-        (0.5, {"level": "tool"}, 0.125),
-        (0.75, {"outcome": "tool_error"}, 1.5),
-        (0.75, {"outcome": "user_rejected"}, 1.5),
-        (0.75, {"outcome": "rewound"}, 1.5),
-        (0.75, {"outcome": None}, 0.75),
-        (0.75, {"shares_vendor": True}, 0.375),
-        (0.75, {"is_control_mismatch": True}, 0.375),
-        (0.75, {"is_control_mismatch": False}, 0.75),
-        (1 / 3, {}, 0.333333),
-        (0.5, {"outcome": "retracted", "shares_vendor": True, "is_control_mismatch": True}, 0.25),
-    ],
-)
-def test_a_pair_weighs_what_the_evidence_for_it_is_worth(share, told, weight):
-    plain = {"level": "effect", "outcome": "ok", "shares_vendor": False}
-    told = plain | {"is_control_mismatch": None} | told
-    assert PairWeights().of_consensus(share=share, **told) == weight
-
-
-def test_weights_of_ones_own_are_multiplied():
-    weights = PairWeights(exact=3, evidence=5, shared_vendor=7, control_mismatch=11)
-    control = TeacherAction(state_id="s0", teacher="again", action=bash("make"))
-    rows = answers(**LS, deepseek=bash("tox"), anthropic=bash("ls"))
-    options = {"count_own_family": True, "control": [control], "weights": weights}
-    [pair] = extract_pairs([state(outcome="tool_error")], rows, **options).pairs
-    assert pair["weight"] == 3 / 4 * 3 * 5 * 7 * 11
+def test_a_pair_weighs_what_its_probability_is():
+    undisputed, disputed = answers(**LS, kimi=bash("ls")), answers(**LS, deepseek=bash("tox"))
+    for rows in (undisputed, disputed):
+        [pair] = extract_pairs([state()], rows).pairs
+        assert pair["weight"] == pair["p_better"] <= pair["p_chosen_right"]
+    weights = [
+        extract_pairs([state(outcome=outcome)], rows).pairs[0]["weight"]
+        for rows in (undisputed, disputed)
+        for outcome in ("tool_error", "ok")
+    ]
+    assert weights == sorted(weights, reverse=True)
+    # The failure of another action says nothing of a sample.
     sampled = {"samples": {"s0": bash("make")}}
-    [pair] = extract_pairs([state(outcome="tool_error")], rows, **options, **sampled).pairs
-    assert pair["weight"] == 3 / 4 * 3 * 7 * 11  # the failure was that of another action
+    [failed], [plain] = (
+        extract_pairs([state(outcome=outcome)], disputed, **sampled).pairs
+        for outcome in ("tool_error", "ok")
+    )
+    assert failed["weight"] == plain["weight"]

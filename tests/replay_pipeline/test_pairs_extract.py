@@ -87,12 +87,13 @@ def test_two_teachers_that_agree_against_the_student_make_a_pair():
     assert pair["agreement_level"] == "exact"
     assert pair["margin"] == 1
     assert pair["cost_usd"] == pytest.approx(0.03)
-    assert pair["weight"] == pytest.approx(2 / 3)
+    assert 0.8 < pair["weight"] == pair["p_better"] <= pair["p_chosen_right"]
     assert pair["state_messages"] == [{"role": "user", "content": "Fix tests/test_cart.py; a.py?"}]
 
 
 TOLD = {
     "session_id": "session",
+    "conversation": "conversation",
     "tools": [{"type": "function", "function": {"name": "Bash", "parameters": {}}}],
     "hint": "Look first.",
     "outcome": "tool_error",
@@ -150,7 +151,9 @@ def test_a_pair_says_all_that_is_known_of_it():
         "is_distillable": True,
         "control_mismatch": True,
         "cost_usd": 0.61,
-        "weight": 0.666667,  # two of three, doubled for the failure, halved for the control
+        "p_chosen_right": pair["p_chosen_right"],
+        "p_better": pair["p_better"],
+        "weight": pair["p_better"],
     }
 
 
@@ -370,7 +373,6 @@ def test_a_teacher_of_the_students_family_does_not_count_by_default():
     [pair] = report.pairs
     assert pair["shares_vendor"] is True
     assert report.n_circular_pairs == 1
-    assert pair["weight"] == pytest.approx(2 / 3 * 0.5)
 
 
 def test_control_run_of_the_students_own_model_is_carried_along():
@@ -385,7 +387,6 @@ def test_control_run_of_the_students_own_model_is_carried_along():
         states, rows, control=[control("s1", bash("pytest")), control("s2", bash("tox"))]
     )
     assert [pair.get("control_mismatch") for pair in report.pairs] == [False, True, None]
-    assert [pair["weight"] for pair in report.pairs] == [1.0, 0.5, 1.0]
     assert report.control_mismatch_rate == 0.5
     left = extract_pairs(states, rows, control=[control(f"s{n}", bash("tox")) for n in (1, 2)])
     assert (left.n_control, left.n_control_mismatch) == (2, 2)
@@ -515,13 +516,13 @@ def test_one_vote_of_a_rehearsal_makes_all_of_a_pair_a_rehearsal():
     assert (pair["source"], pair["teachers_agreeing"]) == ("consensus", ["b", "c"])
 
 
-def test_a_failed_recorded_action_is_evidence_and_raises_the_weight():
+def test_what_became_of_the_recorded_action_is_evidence_for_the_weight():
     rows = answers(a=bash("ls"), b=bash("ls"))
-    plain, failed = (
+    well, plain, failed = (
         extract_dpo_pairs([state(outcome=outcome)], rows)[0]["weight"]
-        for outcome in ("ok", "tool_error")
+        for outcome in ("ok", None, "tool_error")
     )
-    assert failed == 2 * plain
+    assert well < plain < failed < 1
 
 
 def test_two_separate_groups_of_equal_size_are_a_tie():
@@ -696,6 +697,7 @@ def test_report_is_plain_json_with_matrix_and_chance():
         *("n_ties", "near_misses", "pairs_by_source", "natural_left_out"),
         *("n_duplicate_states", "n_duplicate_answers", "n_unmatched_answers"),
         *("control", "teachers", "matrix", "agreement"),
+        *("n_refuted", "precision", "poll", "reliability"),
     }
     assert found["matrix"]["a"]["b"] == {"n": 20, "n_agree": 20, "rate": 1.0}
     assert found["matrix"]["c"]["a"]["rate"] == 0
@@ -754,6 +756,18 @@ def test_the_report_as_json_holds_every_figure():
         "n_states": 7,
         "n_pairs": 6,
         "n_positives": 5,
+        "n_refuted": 0,
+        "precision": {
+            "share": 0.0,
+            "low": 0.0,
+            "high": 0.0,
+            "claimed": 0.0,
+            "n_pairs": 0,
+            "n_checked": 0,
+            "words": "no pairs",
+        },
+        "poll": {"n_pairs": 0, "claimed": 0.0, "open": 0.0, "checks": []},
+        "reliability": None,
         "outcomes": {"agreement": 1, "no_consensus": 4, "pair": 2},
         "pairs_by_source": {"consensus": 3, "rejection": 1, "rewind": 2},
         "natural_left_out": {"rejection_invalid": 1, "rewind_refusal": 2},

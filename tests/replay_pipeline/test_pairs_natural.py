@@ -2,7 +2,7 @@
 
 import json
 
-from replay_pipeline.pairs import PairWeights, extract_dpo_pairs, extract_pairs
+from replay_pipeline.pairs import extract_dpo_pairs, extract_pairs
 from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import TeacherAction
 
@@ -79,20 +79,27 @@ def test_a_natural_pair_says_all_that_is_known_of_it():
         "rejected_source": "recorded",
         "shares_vendor": False,
         "cost_usd": 0.0,
-        "weight": 1.0,
+        "p_chosen_right": 0.65,
+        "p_better": 0.65,
+        "weight": 0.65,
     }
 
 
-def test_a_natural_pair_weighs_what_its_source_is_worth():
+def test_a_natural_pair_is_worth_what_its_source_is_until_such_pairs_were_checked():
     steps = [
         state(0, edit("Go", "b"), "user_rejected"),
         state(1, edit("Go", "c")),
         state(3, bash("tox"), "rewound", alternatives=[bash("make")]),
     ]
     weighed = {pair["source"]: pair["weight"] for pair in extract_dpo_pairs(steps, [])}
-    assert weighed == {"rewind": 1.0, "rejection": 1.5}
-    pairs = extract_dpo_pairs(steps, [], weights=PairWeights(rewind=3.0, rejection=4.0))
-    assert {pair["source"]: pair["weight"] for pair in pairs} == {"rewind": 3.0, "rejection": 4.0}
+    assert weighed == {"rewind": 0.65, "rejection": 0.8}
+    [rejection] = [p for p in extract_dpo_pairs(steps, []) if p["source"] == "rejection"]
+    pairs = extract_dpo_pairs(steps, [], checked={rejection["pair_id"]: True})
+    found = {pair["source"]: pair["weight"] for pair in pairs}
+    assert found == {"rewind": 0.65, "rejection": round(9 / 11, 4)}
+    report = extract_pairs(steps, [], checked={rejection["pair_id"]: False})
+    assert [pair["source"] for pair in report.pairs] == ["rewind"]
+    assert [pair["pair_id"] for pair in report.refuted] == [rejection["pair_id"]]
 
 
 def test_of_several_branches_the_last_was_kept_and_the_others_given_up():

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
+from replay_pipeline.cli.console import open_words
 from replay_pipeline.errors import PublishError
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.replay.rows import teacher_actions_from_table
@@ -70,6 +71,32 @@ def test_a_rehearsal_makes_agreements_pairs_and_disputes_for_nothing(root):
 
 
 @pytest.mark.slow
+def test_answers_of_a_rehearsal_are_in_no_sum_of_real_ones(root):
+    """Whoever the teachers of the settings are: the answers tell."""
+    played = pipeline_at(root)
+    n_states = len(played.root.read_all("states"))
+    n_made_up = sum(row["action_text"] is not None for row in
+                    played.root.read_all("teacher_actions").to_pylist())  # fmt: skip
+    for work in (played, pipeline_at(root, replay={"rehearsal_teachers": False})):
+        n_teachers = len(work.settings.replay.teachers)
+        status, summary = work.status(), work.summary(since={})
+        assert [row.keys() & {"replay", "rehearsal"} for row in status["batches"].values()] == [
+            {"rehearsal"} for _ in work.batches()
+        ]
+        for told in (status["open"], summary["open"]):
+            assert told["n_never_asked"] == n_states * n_teachers > 0
+            assert (told["n_answers"], told["stop_reasons"]) == (0, {})
+            assert told["n_rehearsed"] == n_made_up
+        assert (summary["answers"], summary["calls"], summary["failed_calls"]) == (0, 0, 0)
+        assert summary["rehearsed_answers"] == n_made_up
+        words = open_words(status["open"])
+        assert words == (
+            f"up to {n_states * n_teachers:,} questions that no real teacher was asked; "
+            f"a run pays at most ${work.settings.replay.max_total_usd:.2f} for them"
+        )
+
+
+@pytest.mark.slow
 def test_the_same_sessions_are_rehearsed_alike(root):
     rows = pipeline_at(root).root.read_all("states").to_pylist()
     assert rehearsed_answers(rows) == rehearsed_answers(reversed(rows))
@@ -92,6 +119,9 @@ def test_tables_page_and_card_say_that_it_is_play(root, tmp_path):
     card = (root / "dataset" / "README.md").read_text("utf-8")
     assert "**A rehearsal: the answers behind" in card
     assert "nothing to train on" in card
+    n_made_up = sum(row["action_text"] is not None for row in answers)
+    assert f"| answers made up in a rehearsal | {n_made_up} |" in card
+    assert "| answers of teachers |" not in card
 
 
 @pytest.mark.slow
@@ -142,7 +172,7 @@ def test_one_made_up_vote_among_real_ones_makes_a_pair_play(root):
         for row in work.root.read("dpo_pairs", batch).to_pylist()
         if row["source"] == "rehearsal"
     )
-    state = next(s for s in work._states([batch]) if s["state_id"] == pair["state_id"])
+    state = next(s for s in work.states([batch]) if s["state_id"] == pair["state_id"])
     played = teacher_actions_from_table(work.root.read("teacher_actions", batch))
     action = next(
         row.action
@@ -170,7 +200,7 @@ def test_a_batch_of_play_among_real_ones_keeps_all_of_them_back(root, to_hub, tm
     play = work.root.read("normalized_pairs", batch)
     real = full_table([], "normalized_pairs")
     hub = {"repo_id": REPO, "token": TOKEN}
-    prompts = {"prompts": work._prompts, "folder": tmp_path / "set"}
+    prompts = {"prompts": work.prompts, "folder": tmp_path / "set"}
     with pytest.raises(PublishError, match="made up"):
         publish([("real", real), (batch, play)], **hub, **prompts)
     publish([(batch, play)], **prompts)
@@ -185,7 +215,7 @@ def test_positives_of_a_rehearsal_are_kept_back_too(root, to_hub, tmp_path):
     batch = work.batches()[0]
     with pytest.raises(PublishError, match="made up"):
         publish(
-            [], positives=[(batch, work.root.read("positives", batch))], prompts=work._prompts,
+            [], positives=[(batch, work.root.read("positives", batch))], prompts=work.prompts,
             folder=tmp_path / "set", repo_id=REPO, token=TOKEN,
         )  # fmt: skip
 
@@ -205,4 +235,7 @@ def test_the_command_takes_the_teachers_by_an_option(tmp_path, monkeypatch):
     assert all(report["n_answers"] and not report["n_failed"] for report in reports.values())
     assert "a rehearsal, which is play" in command("status", "--teachers", "rehearsal")
     assert "made up in a rehearsal" in command("replay", "--teachers", "rehearsal")
-    assert "Play in 2" in command("status")  # whoever the teachers of the settings are
+    told = " ".join(command("status").split())  # whoever the teachers of the settings are
+    assert "Play in 2" in told
+    assert "questions that no real teacher was asked; a run pays at most $10.00" in told
+    assert "no question" not in told

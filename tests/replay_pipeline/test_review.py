@@ -156,12 +156,13 @@ def test_a_state_is_shown_with_its_answers_and_its_pair(judged):
         "states": states,
     }
     text = show_state("cc1_a", **known)
+    p_better = report.pairs[0]["p_better"]
     assert text.startswith("state cc1_abc\npair · level exact · 2 agree of 3 valid, 3 asked\n")
     for line in (
         "[user]",
         "student (claude-opus-4-5)",
         "glm (unknown model, $0.0000): same as the student at level tool",
-        "pair from consensus · chosen by deepseek, qwen · weight 0.666667",
+        f"pair from consensus · chosen by deepseek, qwen · right with probability {p_better:.2f}",
         "-  command: make",
     ):
         assert line in text.split("\n")

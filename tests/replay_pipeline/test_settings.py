@@ -249,3 +249,9 @@ def test_what_must_not_leave_is_known_by_name_by_teacher_and_in_addresses(tmp_pa
         "ledger-password",
         "https://chat/hooks/hidden-path",
     }
+
+
+@pytest.mark.parametrize("choice", ["sample", "rehearsal", "openrouter", "frontier"])
+def test_teachers_have_the_same_names_in_settings_and_on_the_command_line(choice):
+    by_name = Settings(replay={"teachers": choice})
+    assert by_name == Settings.load(env={"REPLAY_TEACHERS": choice})

@@ -30,13 +30,12 @@ def listener():
 
 
 def strange_teacher(listener: Stranger, key: str) -> TeacherSpec:
-    return TeacherSpec(
-        name="strange",
-        model="m",
-        base_url=f"{listener.url}/v1",
-        api_key_env=key,
-        dialect="openrouter",
-    )
+    """A teacher as a settings file names it."""
+    fields = {
+        "name": "strange", "model": "m", "base_url": f"{listener.url}/v1", "api_key_env": key,
+        "dialect": "openrouter",
+    }  # fmt: skip
+    return TeacherSpec.model_validate(fields)
 
 
 def strange_settings(listener: Stranger, key: str) -> str:
@@ -62,6 +61,28 @@ def test_no_key_and_no_prompt_goes_to_a_host_it_is_not_bound_to(
         with pytest.raises(UntrustedError, match="nothing was sent"):
             ask()
     assert listener.heard == []
+
+
+def test_a_program_that_names_address_and_key_has_bound_them(listener, monkeypatch, tmp_path):
+    monkeypatch.setenv("OWN_KEY", "planted-0123456789")
+    fields = {"name": "own", "model": "m", "base_url": f"{listener.url}/v1", "dialect": "vllm",
+              "price": {"prompt": 0, "completion": 0}}  # fmt: skip
+    [row] = replay_trace_sync(
+        [STATE], [TeacherSpec(**fields, api_key_env="OWN_KEY")], 1.0, ledger=tmp_path / "l"
+    )
+    assert row.action == {"role": "assistant", "content": "thank you"}
+    assert "Bearer planted-0123456789" in listener.heard[0]
+    heard = len(listener.heard)
+    in_settings = Settings(replay={"teachers": [{**fields, "api_key_env": "OWN_KEY"}]})
+    monkeypatch.setenv("OPENROUTER_API_KEY", KEYS["OPENROUTER_API_KEY"])
+    for teacher in (
+        in_settings.replay.teachers[0],
+        TeacherSpec(**fields),  # it says nothing of the key that it would be sent by default
+        TeacherSpec(**fields, api_key_env="OPENROUTER_API_KEY"),
+    ):
+        with pytest.raises(UntrustedError):
+            replay_trace_sync([STATE], [teacher], 1.0, ledger=tmp_path / "l2")
+    assert len(listener.heard) == heard
 
 
 def test_a_key_goes_to_the_host_that_the_user_has_bound_it_to(listener, monkeypatch):

@@ -38,7 +38,7 @@ _PYTHON = sys.executable  # which tests replace
 BIN = Path(_PYTHON).parent
 _CLIENT = Path(__file__).with_name("forked_client.py")
 _LIBRARIES = (
-    "aiohttp", "boto3", "dill", "fsspec", "httpx", "jsonschema", "matplotlib", "multiprocess", "pandas",
+    "boto3", "dill", "fsspec", "httpx_aiohttp", "jsonschema", "matplotlib", "multiprocess", "pandas",
     "pyarrow.dataset", "pyarrow.parquet", "pydantic", "rich.progress", "torch._dynamo", "typer",
 )  # fmt: skip
 LOADED = {

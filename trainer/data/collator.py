@@ -166,7 +166,12 @@ def build_batch(
 
     With `reference` the pair's log-probs under it are filled in, as `dpo_variant="dpo"` needs;
     without it use `dpo_variant="simpo"` or call `add_reference_logps`.
+
+    Raises:
+        TypeError: `rows` is given by its place, which is the device's.
     """
+    if not isinstance(device, str | torch.device):
+        raise TypeError("name the rows: build_batch(tokenizer, rows=[...])")
     batch = ComposerDataCollator(tokenizer)(rows if rows is not None else [EXAMPLE_ROW])
     batch = {key: value.to(device) for key, value in batch.items()}
     return add_reference_logps(reference, batch) if reference is not None else batch

@@ -8,22 +8,19 @@ actions replaced by filler it can only go by form (length, text or call).
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from trainer.data.acting import Agreement, consensus_rate, general_loss
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
-from trainer.data.rendering import Renderer
-from trainer.data.rewards import agreement, as_message, canonical_calls
+from trainer.data.rewards import agreement, canonical_calls
 from trainer.losses.compose import PairForward, pair_logps
 from trainer.types import Message, PairRow, PromptRow
-
-Agreement = Callable[[Message, Message], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,50 +117,6 @@ def _filler(message: Message) -> Message:
     return filled
 
 
-@torch.no_grad()
-def consensus_rate(
-    model: Any,
-    renderer: Renderer,
-    rows: Sequence[PromptRow],
-    *,
-    level: Agreement = agreement,
-    max_new_tokens: int = 64,
-) -> dict[str, float]:
-    """Measure how often the greedy action agrees with the consensus of held-out states, by level.
-
-    `any` adds the levels up; `n` is the number of states.
-    """
-    was_training = model.training
-    model.eval()
-    device = next(model.parameters()).device
-    levels: Counter[str] = Counter()
-    for row in rows:
-        ids = renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
-        prompt = torch.tensor([ids], device=device)
-        generated = model.generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            pad_token_id=renderer.tokenizer.pad_token_id,
-            eos_token_id=end_tokens(model, renderer.tokenizer),
-        )
-        text = renderer.tokenizer.decode(generated[0, prompt.size(1) :], skip_special_tokens=True)
-        if found := level(as_message(text), row["consensus"]):
-            levels[found] += 1
-    model.train(was_training)
-    n = max(len(rows), 1)
-    rates = {name: count / n for name, count in sorted(levels.items())}
-    return rates | {"any": sum(levels.values()) / n, "n": float(len(rows))}
-
-
-def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """List the ids that end a generation: the model's own, and what ends a turn of the template."""
-    own = model.generation_config.eos_token_id
-    ids = set(own if isinstance(own, list) else [own]) | {tokenizer.eos_token_id}
-    return sorted(i for i in ids if i is not None)
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
     """How much of the held-out sessions is scored."""
@@ -183,7 +136,7 @@ def evaluate(
     level: Agreement = agreement,
     forward: PairForward = pair_logps,
 ) -> dict[str, Any]:
-    """Measure preference score, its controls and the consensus rate of one model.
+    """Measure preference score, its controls, greedy actions and general loss of one model.
 
     `prompt_gain` is the accuracy with the true prompt minus that with a blank one.
     """
@@ -208,4 +161,5 @@ def evaluate(
             level=level,
             max_new_tokens=options.max_new_tokens,
         ),
+        "general_loss": general_loss(model, collator.renderer.tokenizer),
     }

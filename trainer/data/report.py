@@ -48,12 +48,19 @@ def model_card(
         ("the same with another pair's prompt", "shuffled_prompt", "accuracy"),
         ("held-out margin (nats per token)", "preference", "margin"),
         ("format-only control accuracy", "format_only", "accuracy"),
-        ("consensus rate of greedy actions", "consensus", "any"),
+        ("greedy actions that are the consensus", "consensus", "any"),
+        ("greedy actions that are well-formed calls", "consensus", "valid"),
     ]
     gain = f"| **true minus blank prompt** | {before['prompt_gain']:+.3f} | {after['prompt_gain']:+.3f} |"
     table = "\n".join(
         f"| {label} | {before[group][key]:.3f} | {after[group][key]:.3f} |"
         for label, group, key in rows
+    )
+    general = (
+        f"| loss on general text | {before['general_loss']:.3f} | {after['general_loss']:.3f} |"
+    )
+    found = "".join(
+        f"\n**{sentence[0].upper()}{sentence[1:]}.**\n" for sentence in report["findings"]
     )
     channels = ", ".join(report["channels_live"]) or "none"
     return f"""---
@@ -70,7 +77,8 @@ Trained from {base} on the preference dataset `{dataset}`: {report["steps"]} ste
 |---|---|---|
 {gain}
 {table}
-
+{general}
+{found}
 The first line is the figure to judge the model by: what it can tell with a blank prompt it learned
 from how the two actions look, not from reading what was asked. The format-only control scores the same pairs with all content replaced by filler; a gain there
 comes from form, not from judgement. {before["preference"]["n_pairs"]} held-out pairs.

@@ -37,6 +37,9 @@ SPEED_ONLY = frozenset(
 )
 """Fields of the `trl` section that change speed or looks there, and nothing that is learnt."""
 
+LEASH = frozenset({"drift_tokens", "drift_weight"})
+"""Fields of the `trl` section that keep a model near its first weights; TRL alone has that term."""
+
 
 def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
     """Read what a settings file says to `engine`; nothing of it is dropped in silence.
@@ -70,7 +73,7 @@ def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
 def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
     """Leave out and log what changes nothing under `engine`; refuse what would change something."""
     trl = mapping_of("trl", values.get("trl"))
-    known = {entry.name for entry in fields(SharedSettings)} | SPEED_ONLY
+    known = {entry.name for entry in fields(SharedSettings)} | SPEED_ONLY | LEASH
     if foreign := sorted(set(trl) - known):
         raise TrainerConfigError(
             f"trl.{foreign[0]} has no counterpart in {engine}: take it out, and say what you want "
@@ -82,5 +85,12 @@ def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
     about_evaluation = {name for name in ("agreement", "evaluation", "tiny") if values.get(name)}
     for name in sorted(f"trl.{name}" for name in set(trl) & SPEED_ONLY) + sorted(about_evaluation):
         logger.info("%s: %s is not used", engine, name)
+    if trl.get("drift_weight"):
+        logger.warning(
+            "%s: trl.drift_weight is not used, nothing keeps calls as they were; compare greedy "
+            "actions before and after",
+            engine,
+        )
     kept = {name: value for name, value in values.items() if name not in about_evaluation}
-    return kept | {"trl": {name: value for name, value in trl.items() if name not in SPEED_ONLY}}
+    unused = SPEED_ONLY | LEASH
+    return kept | {"trl": {name: value for name, value in trl.items() if name not in unused}}

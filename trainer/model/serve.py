@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer.data.evaluation import end_tokens
+from trainer.data.acting import end_tokens
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import parse_action
 from trainer.errors import DatasetError, TrainerConfigError

@@ -16,6 +16,13 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
     """Steps within which rollouts may change places, so that those of a step are of its pairs'
     sessions and share their tokens; 0: in TRL's own order."""
 
+    drift_weight: float = 0.0
+    """Weight of KL(untouched || trained) per token, on recorded actions that need no change and on
+    general text; 0: off. It keeps the form of calls, which a preference loss alone can spoil."""
+
+    drift_tokens: int = 384
+    """Tokens per step on which the drift is charged."""
+
     logging_nan_inf_filter: bool = False
     """Whether the log shows a mean in place of a loss that is no number. A run that diverges then
     goes on unseen, and every step waits for the device to look."""

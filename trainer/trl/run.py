@@ -17,9 +17,10 @@ from huggingface_hub.errors import HfHubHTTPError
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
+from trainer.data.acting import compared, end_tokens
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
-from trainer.data.evaluation import end_tokens, evaluate
+from trainer.data.evaluation import evaluate
 from trainer.data.rendering import Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
@@ -221,11 +222,8 @@ def _run(
         parts,
         answers,
     )
-    resume_from: Any = config.resume_from
-    if resume_from == LAST:
-        resume_from = last_checkpoint(Path(args.output_dir or output), stopping.identity)
     with without_upstream_warnings():
-        train_replica(trainer, outer, resume_from=resume_from and str(resume_from))
+        train_replica(trainer, outer, resume_from=_checkpoint(config, args, stopping.identity))
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
     # First what took hours, then what only looks at it.
     save_checkpoint(config, trainer, tokenizer, output)
@@ -250,19 +248,13 @@ def _run(
         "preflight": found.as_report(),
         **({"teacher_tokens": teacher_tokens} if teacher_tokens else {}),
         "pairs_forward": trainer.pair_forward,
-        **{
-            f"{name}_accuracy_{when}": scores[name]["accuracy"]
-            for name in ("preference", "blank_prompt", "shuffled_prompt")
-            for when, scores in (("before", before), ("after", after))
-        },
-        "prompt_gain_before": before["prompt_gain"],
-        "prompt_gain_after": after["prompt_gain"],
-        "consensus_rate_after": after["consensus"]["any"],
+        **compared(before, after),
     }
     if trainer.is_world_process_zero():
         plot_metrics(metrics.rows, output / "loss.png")
         write_results(config, report, {"before": before, "after": after})
         if config.push_to_hub is not None:
+            refuse_worse(report, output)
             push_to_hub(config.push_to_hub, output)
     return report
 
@@ -270,6 +262,14 @@ def _run(
 def _outer_callbacks(config: RunConfig, parts: RunParts) -> list[TrainerCallback]:
     joined = section_of(OuterOptions, config.outer_options, "outer_options.")
     return outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
+
+
+def _checkpoint(config: RunConfig, args: ComposerConfig, identity: str) -> str | None:
+    """Return the folder that a run goes on from, if there is one."""
+    found: Any = config.resume_from
+    if found == LAST:
+        found = last_checkpoint(Path(args.output_dir or config.output), identity)
+    return found and str(found)
 
 
 def make_collator(
@@ -371,6 +371,18 @@ def write_results(
     (output / "README.md").write_text(card, "utf-8")
 
 
+def refuse_worse(report: Mapping[str, Any], output: Path) -> None:
+    """Let no model out that acts worse than the one it was made from.
+
+    Raises:
+        TrainerError: it does; everything is in the output folder.
+    """
+    if report["acts_worse"]:
+        raise TrainerError(
+            f"{'; '.join(report['findings'])}. It is not pushed to the Hub, and is whole in {output}"
+        )
+
+
 def push_to_hub(repository: str, output: Path) -> None:
     """Put what was trained, with its card, into a private repository of the Hub, in one commit.
 
@@ -450,6 +462,7 @@ def build_trainer(
             args,
             pairs=data.pairs,
             recorded=recorded,
+            kept=data.positives,
             tokens=renderer.store,
             **options,
             processing_class=tokenizer,

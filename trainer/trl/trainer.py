@@ -26,6 +26,7 @@ from trl.models.utils import _ForwardRedirection
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, pad
 
+from trainer.data.acting import general_texts
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
@@ -47,6 +48,7 @@ from trainer.model.packing import (
 from trainer.model.scoring import pair_logps
 from trainer.model.tree_layout import PackedTree
 from trainer.trl.config import ComposerConfig
+from trainer.trl.drift import Drift
 from trainer.trl.forward import (
     HintedInputs,
     SharedForward,
@@ -90,6 +92,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         recorded: RecordedRollouts | None = None,
         hint: HintFunction = hint_for_row,
         tokens: TokenStore | None = None,
+        kept: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> None:
         """Build TRL's trainer, then the teacher, the pair sampler and the TAID schedule.
@@ -127,6 +130,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.pair_forward = self._choose_pair_forward() if self.has_replay else "none"
         """How pairs run: packed, or padded with the reason."""
         self.teacher = self._make_teacher() if args.alpha_sdpo > 0 else None
+        self.drift = self._make_drift(kept) if args.drift_weight > 0 else None
         self.taid: TAIDScheduler | None = None
         self._taid_window: list[Tensor] = []
         self._payload: HintedInputs | None = None
@@ -178,6 +182,21 @@ class ComposerReplicationTrainer(GRPOTrainer):
         teacher = Teacher(kind, student, ema_rate=self.composer.teacher_ema_rate)
         self.add_callback(teacher)
         return teacher
+
+    def _make_drift(self, kept: Sequence[Mapping[str, Any]]) -> Drift:
+        renderer = self.collator.renderer
+        acted = [
+            renderer.prompt_ids(row["prompt"], row.get("tools"))
+            + renderer.response_ids(row["completion"])
+            for row in kept
+        ]
+        return Drift(
+            self.accelerator.unwrap_model(self.model),
+            acted,
+            general_texts(self._tokenizer)[1::2],
+            n_tokens=self.composer.drift_tokens,
+            seed=self.args.seed,
+        )
 
     @property
     def _reuses_prefix(self) -> bool:
@@ -430,6 +449,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         needs_policy = self.composer.policy_weight > 0 or has_sdpo or "pairs" not in inputs
         payload = self._teacher_inputs(inputs) if has_sdpo else None
         loss = torch.zeros((), device=self.accelerator.device)
+        if self.drift is not None and self._mode == "train":
+            loss = loss + self._drift_term(model)
         passes: Passes = []
         if needs_policy and self._shares_prefixes(model, inputs):
             passes = self._share(model, inputs, payload)
@@ -632,6 +653,21 @@ class ComposerReplicationTrainer(GRPOTrainer):
         noted = torch.stack([measure.float().where(is_real, 0).sum() for measure in measures])
         return (losses * batch["dpo_weight"]).sum(), noted
 
+    def _drift_term(self, model: nn.Module) -> Tensor:
+        """Charge what the model left of its first weights, averaged over an accumulation window.
+
+        Raises:
+            TrainerConfigError: the weights are sharded, so that no rank has the untouched model.
+        """
+        assert self.drift is not None
+        if isinstance(model, FSDPModule):
+            raise TrainerConfigError("drift_weight does not serve sharded models: set it to 0")
+        n_micro = self.current_gradient_accumulation_steps
+        draw = self.state.global_step * n_micro + self._step % n_micro
+        term = self.drift.term(model, draw, self.accelerator.autocast)
+        self._noted.append(("train", "drift", torch.stack([term.detach(), torch.ones_like(term)])))
+        return self.composer.drift_weight * term / n_micro
+
     # -- what is logged ---------------------------------------------------------------------------
 
     def _settle_metrics(self) -> None:
@@ -644,6 +680,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
             metrics = self._metrics[mode]
             loss, *others = figures.tolist()
             n_counted = others[-1]
+            if channel == "drift":
+                metrics["drift/kl"].append(loss)
+                continue
             if mode == "train":
                 is_weighed = channel != "policy" or self.composer.policy_weight > 0
                 self.n_live_steps[channel] += int(n_counted > 0 and is_weighed)

@@ -1,18 +1,25 @@
 """The published dataset folder, read as a stranger would read it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rensa import RMinHash, RMinHashLSH  # pyrefly: ignore[missing-module-attribute]
 
+from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.publish import in_words, layout
+from replay_pipeline.publish.batch_facts import rows_by_split
 from replay_pipeline.publish.blind import WARN_ABOVE
+from replay_pipeline.publish.loading import problems_of_loading
+from replay_pipeline.publish.publisher import read_manifests
 from replay_pipeline.redaction.redactor import find_secrets_in
+from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
 from replay_pipeline.stages.audit.verdict import Verdict
-from replay_pipeline.storage.store import Place, files_below
+from replay_pipeline.storage.store import Place, copy_files, files_below
 from replay_pipeline.storage.tables import readable
 
 SIMILAR = 0.8
@@ -22,19 +29,6 @@ _END_WORDS = 300
 """Prompts of one project share their beginnings; what differs is the end."""
 _N_PERMUTATIONS, _N_BANDS = 120, 20
 _SCANNED_AT_ONCE = 2_000
-
-
-def shared_sessions(folder: Place) -> Verdict:
-    """Is every session in one split only?"""
-    of = {split: _sessions(folder, split) for split in ("train", "test")}
-    shared = sorted(of["train"] & of["test"])
-    return Verdict(
-        problems=[f"session {session} is in both splits" for session in shared],
-        what_to_do="Held-out figures would be worthless: publish all batches again into an empty "
-        "folder with one `publish.test_fraction`.",
-        facts={"shared_sessions": len(shared), **{f"{k}_sessions": len(v) for k, v in of.items()}},
-        judged=len(of["train"] | of["test"]),
-    )
 
 
 def shared_prompts(folder: Place) -> Verdict:
@@ -71,6 +65,50 @@ def shared_prompts(folder: Place) -> Verdict:
         judged=len(of_test),
         is_warning=True,
     )
+
+
+def loaded(folder: Place) -> Verdict:
+    """Does `datasets.load_dataset` open every config and split, as a whole and as a stream?"""
+    with TemporaryDirectory(prefix="published-") as name:
+        here = folder if isinstance(folder, Path) else Path(name)
+        if here is not folder:
+            copy_files(folder, here, files_below(folder))
+        found = problems_of_loading(here, rows_by_split(read_manifests(here)))
+    if found is None:
+        return Verdict(
+            facts={"looked_at": "nothing: pip install 'replay-pipeline[publish]'"}, judged=0
+        )
+    problems, n_rows = found
+    return Verdict(
+        problems=problems,
+        what_to_do="Nobody could use it. If a file was changed by hand, publish again; if not, see "
+        "which version of `datasets` is installed: 5 is what this was tried with.",
+        facts={"rows": n_rows},
+        judged=n_rows,
+    )
+
+
+BLOCKING: Mapping[str, Callable[[Place], Verdict]] = {
+    "splits_share_no_conversation": shared_conversations,
+    "splits_share_no_prompt": shared_messages,
+    "dataset_loads": loaded,
+}
+"""What must hold of a dataset before it takes the place of the one before it, by name of the check."""
+
+
+def refuse_unfit_dataset(folder: Place) -> dict[str, str]:
+    """Return the verdict of each check that must hold, in words.
+
+    Raises:
+        CheckFailedError: one does not hold.
+    """
+    told: dict[str, str] = {}
+    for name, look in BLOCKING.items():
+        verdict = look(folder)
+        if not verdict.holds:
+            raise CheckFailedError(f"nothing was published. {name}: {verdict.message()}")
+        told[name] = verdict.message() or f"holds ({verdict.judged} looked at)"
+    return told
 
 
 def published_secrets(folder: Place) -> Verdict:
@@ -164,14 +202,6 @@ def _end_words(prompt: Sequence[Mapping[str, Any]] | None) -> list[str]:
         if len(words) >= _END_WORDS:
             break
     return words[-_END_WORDS:]
-
-
-def _sessions(folder: Place, split: str) -> set[str]:
-    return {
-        str(row["session_id"] or row["state_id"])
-        for config in ("pairs", "positives")
-        for row in _rows(folder, config, split, ("session_id", "state_id"))
-    }
 
 
 def _rows(

@@ -4,6 +4,7 @@ import pytest
 from dagster import (
     AllPartitionMapping,
     AssetDep,
+    AssetKey,
     AutomationCondition,
     DagsterInstance,
     DagsterRunStatus,
@@ -21,9 +22,9 @@ from hypothesis import strategies as st
 
 from replay_pipeline.assets.automation import missing_ranges, night_goes_on
 from replay_pipeline.assets.code_location import define
-from replay_pipeline.assets.records import _ASSETS
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import NightSettings
+from replay_pipeline.stages.chain import STAGES
 from replay_pipeline.stages.versions import versions_of
 from tests.support.settings_files import write_settings
 
@@ -66,7 +67,7 @@ def test_dagster_knows_the_code_and_the_settings_of_every_stage(tmp_path, monkey
         # Loading asks the newest instance of this process, which another test may have left closed.
         with DagsterInstance.ephemeral():
             graph = define(PipelineResource()).resolve_asset_graph()
-        return {stage: graph.get(asset.key).code_version for stage, (asset, _) in _ASSETS.items()}
+        return {stage.name: graph.get(AssetKey(stage.asset)).code_version for stage in STAGES}
 
     def other(**changes: Any) -> set[str]:
         return {stage for stage, version in versions(**changes).items() if version != plain[stage]}

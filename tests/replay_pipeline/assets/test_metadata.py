@@ -2,9 +2,11 @@
 
 import pytest
 
-from replay_pipeline.assets.lineage import SOURCES, TABLE_OF, column_lineage
-from replay_pipeline.assets.metadata import code_block, column_schema, inert, markdown_table
+from replay_pipeline.assets.lineage import SOURCES, column_lineage
+from replay_pipeline.assets.metadata import column_schema
 from replay_pipeline.publish import layout
+from replay_pipeline.stages.chain import by_batch
+from replay_pipeline.stages.markdown import code_block, inert, markdown_table
 from replay_pipeline.storage.schemas import TABLES
 from tests.hostile import HOSTILE
 
@@ -26,7 +28,7 @@ def test_a_code_block_is_left_only_by_its_own_fence(text):
 
 
 def test_a_table_keeps_its_columns_whatever_the_text():
-    table = markdown_table([{"chosen": text, "a|b": "a\nb"} for text in HOSTILE]).value
+    table = markdown_table([{"chosen": text, "a|b": "a\nb"} for text in HOSTILE])
     assert {line.count("|") for line in table.splitlines()} == {3}
 
 
@@ -36,7 +38,7 @@ def test_long_text_is_cut_to_a_readable_length():
 
 
 def test_lineage_names_columns_that_exist():
-    columns = {name: TABLES[table].names for name, table in TABLE_OF.items()}
+    columns = {stage.asset: TABLES[stage.table].names for stage in by_batch()}
     columns["published_dataset"] = layout.PAIRS.names
     for asset, sources in SOURCES.items():
         for column, upstream in sources.items():

@@ -55,7 +55,7 @@ def read_in_steps(log: Log, cuts: Sequence[int], folder: Path) -> dict[str, Any]
     work = Pipeline(Settings(data_dir=root))
     found: dict[str, Any] = {}
     for batch in work.root.batches("states"):
-        for state in work._states([batch]):
+        for state in work.states([batch]):
             assert state["state_id"] not in found, "two batches have one decision"
             found[state["state_id"]] = comparable(state)
     return found

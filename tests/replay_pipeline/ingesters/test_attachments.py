@@ -213,8 +213,71 @@ def test_an_attachment_of_an_unknown_type_is_counted_by_its_type_and_told(
     log.says("m1", "done")
     with caplog.at_level(logging.WARNING):
         result = ingest(log.write(tmp_path), redact=False)
-    assert result.report.skipped == {"unknown_attachment_brand_new": 1}
-    assert "unknown_attachment_brand_new" in caplog.text
+    name = "unknown_attachment_brand_new_of_2.1.38"
+    assert result.report.skipped == {name: 1}
+    assert name in caplog.text
+
+
+def test_attachments_are_shown_in_the_words_and_the_order_in_which_the_client_shows_them(
+    tmp_path: Path,
+):
+    """From 2.1.280 on the text is logged, and 2.1.280 itself does not say in whose name it was."""
+    log = Log(version="2.1.280")
+
+    def told(kind: str, text: str, role: str | None = None, **fields: Any) -> None:
+        said = [{"content": text}]
+        log.row("attachment", attachment={"type": kind} | fields, rendered=said, renderedRole=role)
+
+    def reminder(text: str) -> str:
+        return f"<system-reminder>\n{text}\n</system-reminder>"
+
+    log.user("go")
+    told("environment", reminder("You are here."))
+    told("brand_new", reminder("Be brief."), "system")
+    told("session_context", reminder("It rains."))
+    told("remote_session_change", reminder("Sign commits."))
+    tool = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}}
+    snapshot = {"type": "prompt_snapshot", "systemPrompt": ["Act.", "Look first."]}
+    log.row("attachment", attachment=snapshot)
+    log.does("m1")
+    tools = [{"name": "Read", "description": "Reads.", "schema": tool}]
+    log.row("attachment", attachment=snapshot | {"cliPrefix": "You are Claude.", "tools": tools})
+    told("queued_command", "and hurry", "user", prompt="and hurry")
+    log.says("m2", "done")
+    result = ingest(log.write(tmp_path), redact=False)
+    states = by_message(result, log)
+    first = [
+        {"role": "system", "content": "You are Claude.\n\nAct.\n\nLook first."},
+        {
+            "role": "user",
+            "content": f"{reminder('It rains.')}\n\n{reminder('Sign commits.')}\n\n\ngo",
+        },
+        {"role": "system", "content": "You are here.\n\nBe brief."},
+    ]
+    assert states["m1"]["messages"] == first
+    assert states["m2"]["messages"][:3] == first
+    assert states["m2"]["messages"][-1] == {"role": "user", "content": "and hurry"}
+    assert states["m1"]["system"] == ["You are Claude.", "Act.\n\nLook first."]
+    assert [tool["function"] for tool in states["m1"]["tools"]] == [
+        {"name": "Read", "description": "Reads.", "parameters": {"type": "object"}}
+    ]
+    assert {state["fidelity"] for state in states.values()} == {"rebuilt"}
+    assert not result.report.skipped
+
+
+def test_a_row_of_an_unknown_kind_is_counted_by_its_kind_and_the_version_that_wrote_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    log = Log(version="9.9.9")
+    log.user("go")
+    log.row("brand-new", uuid=None)
+    log.row("brand-new-too", text="?")
+    log.says("m1", "done")
+    with caplog.at_level(logging.WARNING):
+        result = ingest(log.write(tmp_path), redact=False)
+    names = {"unknown_row_brand-new_of_9.9.9": 1, "unknown_row_brand-new-too_of_9.9.9": 1}
+    assert result.report.skipped == names
+    assert all(name in caplog.text for name in names)
 
 
 def test_a_local_command_goes_to_the_model(tmp_path: Path):

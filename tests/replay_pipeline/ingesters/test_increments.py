@@ -84,12 +84,12 @@ def test_a_batch_read_again_has_the_bytes_it_was_left_with(tmp_path: Path):
     work = pipeline(tmp_path)
     first, _ = work.ingest_new()
     left = {name: work.root.read(name, first).to_pylist() for name in INGESTED}
-    digests = work._digests(first, INGESTED)
+    digests = work.digests(first, INGESTED)
     (tmp_path / "root" / "receipts" / "ingest" / f"{first}.json").unlink()
     work = pipeline(tmp_path)
     assert not work.ingest(first).is_reused
     assert left == {name: work.root.read(name, first).to_pylist() for name in INGESTED}
-    assert digests == work._digests(first, INGESTED)
+    assert digests == work.digests(first, INGESTED)
 
 
 def test_a_batch_without_superseded_states_stays_as_it_is(tmp_path: Path):
@@ -102,12 +102,12 @@ def test_a_batch_without_superseded_states_stays_as_it_is(tmp_path: Path):
     log.write(tmp_path / "logs")
     work = pipeline(tmp_path)
     _, changed = work.ingest_new()
-    before = {key: work._digests(key, INGESTED) for key in (untouched, changed)}
+    before = {key: work.digests(key, INGESTED) for key in (untouched, changed)}
     log.answers("t2")
     log.write(tmp_path / "logs")
     work.ingest_new()
-    assert work._digests(untouched, INGESTED) == before[untouched]
-    assert work._digests(changed, INGESTED) != before[changed]
+    assert work.digests(untouched, INGESTED) == before[untouched]
+    assert work.digests(changed, INGESTED) != before[changed]
 
 
 def test_a_source_that_is_gone_is_read_from_the_bytes_that_were_kept(tmp_path: Path):
@@ -119,14 +119,14 @@ def test_a_source_that_is_gone_is_read_from_the_bytes_that_were_kept(tmp_path: P
     work = pipeline(tmp_path)
     keys = work.ingest_new()
     found = states(work)
-    tables = [work._digests(key, INGESTED) for key in keys]
+    tables = [work.digests(key, INGESTED) for key in keys]
     path.unlink()
     for receipt in (tmp_path / "root" / "receipts" / "ingest").iterdir():
         receipt.unlink()
     work = pipeline(tmp_path)
     assert work.ingest_new() == keys
     assert states(work) == found
-    assert [work._digests(key, INGESTED) for key in keys] == tables
+    assert [work.digests(key, INGESTED) for key in keys] == tables
 
 
 def test_kept_bytes_are_for_their_owner_alone(tmp_path: Path):

@@ -229,7 +229,7 @@ def test_10_glued_lines_give_both_rows(tmp_path: Path):
         (b"not json at all\n", "not_json"),
         (b"[1, 2]\n", "not_an_object"),
         (b'"text"\n', "not_an_object"),
-        (b"{}\n", "bookkeeping"),
+        (b"{}\n", "unknown_row_None"),
     ],
 )
 def test_10_damaged_rows_are_skipped_by_reason(tmp_path: Path, damage: bytes, reason: str):
@@ -539,6 +539,21 @@ def test_18_bodies_of_skills_that_were_loaded_side_by_side_are_all_seen(states):
         last = log.user([{"type": "text", "text": f"Body {number}"}], parent=result, isMeta=True)
     log.says("m2", "done", parent=last)
     assert "> Body 0\n\nBody 1\n\nBody 2" in shape(states(log)["m2"]["messages"])
+
+
+def test_18_what_hooks_say_between_skills_that_are_loaded_side_by_side_is_seen(states):
+    log = Log()
+    log.user("go")
+    calls = [log.calls("m1", f"t{n}", "Skill", skill=f"s{n}") for n in range(2)]
+    for number, call in enumerate(calls):
+        log.answers(f"t{number}", parent=call)
+        hook = {"type": "hook_additional_context", "hookName": "H", "content": f"hook {number}"}
+        log.row("attachment", attachment=hook)
+        last = log.user([{"type": "text", "text": f"Body {number}"}], isMeta=True)
+    log.says("m2", "done", parent=last)
+    (said,) = shape(states(log)["m2"]["messages"])[4:]
+    places = [said.index(words) for words in ("hook 0", "Body 0", "hook 1", "Body 1")]
+    assert places == sorted(places)
 
 
 def test_19_a_local_command_at_a_dead_end_is_no_rewind(states):

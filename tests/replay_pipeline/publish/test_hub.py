@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from replay_pipeline.errors import ConfigError, PublishError, SecretFoundError
-from replay_pipeline.publish import publish, retract
+from replay_pipeline.publish import problems_on_hub, publish, retract
 from replay_pipeline.publish.folder import read_files
-from replay_pipeline.publish.splits import session_sha
+from replay_pipeline.publish.hub import HubDataset
+from replay_pipeline.publish.splits import sha_of
 from tests.support.forked import forked
 from tests.support.hub import HubServer
 
@@ -51,7 +52,7 @@ def _no_pauses(monkeypatch):
 def target(server, request, tmp_path):
     """Arguments that publish into a repository of this test alone."""
     return {
-        "repo_id": f"me/{session_sha(request.node.name)}",
+        "repo_id": f"me/{sha_of(request.node.name)}",
         "endpoint": server.url,
         "token": server.token,
         "folder": tmp_path / "set",
@@ -79,6 +80,21 @@ def test_folder_and_repository_hold_the_same_files(server, target, kept_table, p
     assert report.commits == [repository["commits"][0]["sha"]]
     assert repository["tags"] == {report.tag: report.commits[0]}
     assert len(repository["commits"]) == 2
+
+
+def test_what_the_hub_holds_is_loaded_from_there(server, target, kept_table):
+    publish([(f"b{n}", kept_table(*range(10 * n, 10 * n + 10))) for n in range(3)], **target)
+    where = {name: target[name] for name in ("repo_id", "endpoint", "token")}
+    assert problems_on_hub(**where) == []
+    client = HubDataset(**where)
+    head = client.head()
+    card = client.read("README.md", revision=head.sha)
+    broken = card.replace(
+        b"- name: state_id\n    dtype: string", b"- name: state_id\n    dtype: int32"
+    )
+    assert broken != card
+    client.commit({"README.md": broken}, set(), message="Break it", parent=head.sha)
+    assert any(problem.startswith("pairs: ") for problem in problems_on_hub(**where))
 
 
 def test_publishing_again_makes_no_commit(server, target, kept_table):
@@ -189,7 +205,7 @@ def test_a_retracted_session_leaves_and_does_not_come_back(server, target, kept_
     assert sum(again.rows_by_split["pairs"].values()) == n_left
     manifests = read_files(target["folder"], "manifests")
     assert not any(
-        session_sha("session-3").encode() in data
+        sha_of("session-3").encode() in data
         for path, data in manifests.items()
         if not path.endswith("_card.json")
     )

@@ -77,7 +77,7 @@ def test_what_cannot_be_cut_is_counted_by_reason_and_told(
     step = {"role": "assistant", "content": "", "tool_calls": calls}
     rows = [
         make_kept(
-            1, chosen_messages_json=json.dumps([{"role": "assistant", "content": "x" * 9_000}])
+            1, chosen_messages_json=json.dumps([{"role": "assistant", "content": "word " * 4_000}])
         ),
         make_kept(2, state_messages_json=json.dumps([SYSTEM, REQUEST, step])),
         make_kept(3, state_messages_json=json.dumps([*many[:1] * 400, REQUEST])),
@@ -101,15 +101,15 @@ def test_what_cannot_be_cut_is_counted_by_reason_and_told(
 def test_the_card_tells_lengths_and_the_setting_that_drops_nothing(
     tmp_path, kept_table, make_kept, make_call
 ):
-    table = kept_table(long_row(make_kept, make_call, 1), *range(2, 12))
+    table = kept_table(long_row(make_kept, make_call, 1, n_steps=20), *range(2, 12))
     publish([("b", table)], folder=tmp_path / "set", lengths=[4_096, 5_000])
     card = (tmp_path / "set" / "README.md").read_text("utf-8")
     longest = max(row["n_tokens"] for row in rows_of(tmp_path / "set", "pairs").values())
-    assert f"| `pairs` | 10 | 0 | 1 | {longest} |" in card
+    assert f"| `pairs` | 10 | 0 | 0 | 1 | {longest} |" in card
     assert f"DPOConfig(max_length={-(-longest // 1024) * 1024})  # pairs\n" in card
     assert "DPOConfig(max_length=4096)  # pairs_4k\n" in card
     assert "DPOConfig(max_length=5000)  # pairs_5000\n" in card
-    assert "estimated, 2 bytes a token" in card
+    assert "estimated by words and signs" in card
     there = {path.name for path in (tmp_path / "set" / "data").iterdir()}
     assert {
         info["config_name"] for info in yaml.safe_load(card.split("---\n")[1])["configs"]

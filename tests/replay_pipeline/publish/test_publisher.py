@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from replay_pipeline.errors import ConfigError, SecretFoundError
+from replay_pipeline import DJNormalizer
+from replay_pipeline.errors import ConfigError, SchemaError, SecretFoundError
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.folder import list_files, read_files
 from replay_pipeline.publish.publisher import read_manifests
@@ -79,16 +80,6 @@ def test_a_batch_given_twice_is_refused(tmp_path, kept_table):
         publish([("b", kept_table(1)), ("b", kept_table(2))], folder=tmp_path / "set")
 
 
-def test_another_test_fraction_needs_every_batch(tmp_path, kept_table):
-    folder = tmp_path / "set"
-    batches = [("b1", kept_table(1, 2, 3)), ("b2", kept_table(4, 5, 6))]
-    publish(batches, folder=folder)
-    with pytest.raises(ConfigError, match=r"test_fraction is 0\.5, but batch b1"):
-        publish(batches[1:], folder=folder, test_fraction=0.5)
-    publish(batches, folder=folder, test_fraction=0.5)
-    assert {manifest["test_fraction"] for manifest in read_manifests(folder).values()} == {0.5}
-
-
 def test_large_batches_are_written_as_several_shards(tmp_path, kept_table):
     folder = tmp_path / "set"
     publish([("b", kept_table(*range(100)))], folder=folder, max_shard_bytes=20_000)
@@ -96,3 +87,38 @@ def test_large_batches_are_written_as_several_shards(tmp_path, kept_table):
     assert len(shards) > 1
     rows = read_manifests(folder)["b"]["files"]["pairs"]
     assert sum(sum(counts.values()) for counts in rows.values()) == 100
+
+
+def pairs_of_sessions(n):
+    return [
+        {
+            "state_id": f"s{number}",
+            "session_id": f"session-{number}",
+            "state_messages": [{"role": "user", "content": f"Test {number} fails."}],
+            "chosen": f"I read test {number}.",
+            "rejected": "I edit at once.",
+            "n_teachers_agreeing": 2,
+        }
+        for number in range(n)
+    ]
+
+
+def test_pairs_are_published_as_the_normalizer_returns_them(tmp_path):
+    pairs = DJNormalizer("none").normalize(pairs_of_sessions(8))
+    report = publish(pairs, folder=str(tmp_path / "set"))
+    assert sum(report.rows_by_split["pairs"].values()) == 8
+    again = publish(pairs[:3], folder=tmp_path / "set")
+    assert sum(again.rows_by_split["pairs"].values()) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        (pairs_of_sessions(1), "normalize"),
+        ([{"state_id": "s1", "chosen": "a"}], "state_messages"),
+        (["a pair"], "neither a pair nor a batch"),
+    ],
+)
+def test_what_is_no_normalized_pair_is_refused_with_what_to_call(tmp_path, given, word):
+    with pytest.raises(SchemaError, match=word):
+        publish(given, folder=tmp_path / "set")

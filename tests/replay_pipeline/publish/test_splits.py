@@ -1,26 +1,31 @@
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.publish import publish
+from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.publisher import read_manifests
-from replay_pipeline.publish.splits import SessionSplit, position, session_sha
+from replay_pipeline.publish.splits import ConversationSplit, joined, position, sha_of, sides_in
 
 
 def ids_by_position(n=200):
-    return sorted((f"session-{k}" for k in range(n)), key=lambda s: position(session_sha(s)))
+    return sorted((f"session-{k}" for k in range(n)), key=lambda s: position(sha_of(s)))
 
 
-def over(sessions, **others):
-    return SessionSplit.over(sessions, **{"test_fraction": 0.25, "pins": {}, **others})
+def over(names, **others):
+    projects = dict.fromkeys(names) if not isinstance(names, dict) else names
+    return ConversationSplit.over(projects, **{"test_fraction": 0.25, "sides": {}, **others})
 
 
-def test_the_share_of_test_sessions_is_the_fraction():
+def test_the_share_of_test_conversations_is_the_fraction():
     split = over(ids_by_position(2000))
     share = sum(split.of(s) == "test" for s in ids_by_position(2000)) / 2000
     assert share == pytest.approx(0.25, abs=0.03)
-    assert not split.pins
 
 
-def test_when_all_fall_on_one_side_the_nearest_is_pinned_to_the_other():
+def test_when_all_fall_on_one_side_the_nearest_is_put_on_the_other():
     ordered = ids_by_position()
     highest = ordered[-5:]
     split = over(highest)
@@ -30,7 +35,7 @@ def test_when_all_fall_on_one_side_the_nearest_is_pinned_to_the_other():
     assert [split.of(session) for session in lowest] == ["test"] * 4 + ["train"]
 
 
-def test_one_session_or_no_fraction_pins_nothing():
+def test_one_conversation_or_no_fraction_moves_nothing():
     (last,) = ids_by_position()[-1:]
     assert over([last]).of(last) == "train"
     assert {over(ids_by_position(), test_fraction=0.0).of(s) for s in ids_by_position()} == {
@@ -38,25 +43,176 @@ def test_one_session_or_no_fraction_pins_nothing():
     }
 
 
-def test_a_pin_lasts_when_other_sessions_come(tmp_path, kept_table, make_kept):
+def test_what_was_published_stays_where_it_is_though_the_other_side_is_empty():
     ordered = ids_by_position()
-    folder = tmp_path / "set"
-    first = [make_kept(n, session=session) for n, session in enumerate(ordered[-3:])]
-    publish([("b1", kept_table(*first))], folder=folder)
-    (pin,) = read_manifests(folder)["b1"]["pins"]
-    assert pin == session_sha(ordered[-3])
-    grown = [make_kept(10, session=ordered[-3]), make_kept(11, session=ordered[0])]
-    publish([("b2", kept_table(*grown))], folder=folder)
-    manifests = read_manifests(folder)
-    assert set(manifests["b2"]["sessions"]["test"]) == {pin, session_sha(ordered[0])}
-    publish([("b3", kept_table(make_kept(12, session=ordered[-4])))], folder=folder)
-    assert read_manifests(folder)["b3"]["pins"] == {}
+    sides = dict.fromkeys(map(sha_of, ordered[-3:]), "train")
+    split = over(ordered[-3:], sides=sides)
+    assert {split.of(each) for each in ordered[-3:]} == {"train"}
+    split = over(ordered[-4:], sides=sides)
+    assert [split.of(each) for each in ordered[-4:]] == ["test", "train", "train", "train"]
+
+
+def test_conversations_of_a_project_come_to_one_side():
+    names = ids_by_position()
+    projects = {name: f"project-{int(name.split('-')[1]) % 9}" for name in names}
+    split = over(projects)
+    by_project = {}
+    for name, project in projects.items():
+        by_project.setdefault(project, set()).add(split.of(name))
+    assert {len(sides) for sides in by_project.values()} == {1}
+    assert set.union(*by_project.values()) == {"train", "test"}
+
+
+def test_a_project_follows_what_was_published_of_it():
+    low, *_, high = ids_by_position()
+    new = {low: "project", "new": "project"}
+    assert over(new, sides={sha_of(low): "train"}).of("new") == "train"
+    assert over(new, sides={sha_of(low): "test"}).of("new") == "test"
+    both = {sha_of(low): "test", sha_of(high): "train"}
+    split = over({low: "project", high: "project", "new": "project"}, sides=both)
+    assert [split.of(each) for each in (low, high, "new")] == ["test", "train", "train"]
+    assert over({"new": "project"}, sides={sha_of("project"): "test"}).of("new") == "test"
+
+
+def test_two_or_three_that_share_a_message_come_to_one_side_and_follow_what_was_published():
+    low, *_, high = ids_by_position()
+    split = over([high, low], ties=[[high, low, "message"]])
+    assert split.of(low) == split.of(high) == "train"  # by the first of them
+    split = over([low], sides={sha_of("message"): "train"}, ties=[[low, "message"]])
+    assert split.of(low) == "train"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_sharing", "is_kept_together"), [(3, True), (4, False)])
+def test_what_more_than_three_conversations_share_ties_nobody(
+    n_sharing, is_kept_together, tmp_path, kept_table, make_kept
+):
+    """Also where they come one after the other."""
+    low = ids_by_position()[:2]
+    high = ids_by_position()[-2:]
+    names = [*low, *high][-n_sharing:] if n_sharing == 3 else [*low, *high]
+    said = {name: ["message"] for name in names}
+    for n, name in enumerate([*names[:0], *names]):
+        publish(
+            [(f"b{n}", kept_table(make_kept(n, session=name)))],
+            folder=tmp_path / "set",
+            test_fraction=0.25,
+            messages=lambda batch: said,
+            lengths=[],
+        )
+    found = sides_of(tmp_path / "set")
+    together = {side for name in names[:3] for side in found[name]}
+    assert len(together) == 1
+    assert (found[names[-1]] <= together) == is_kept_together
+
+
+def sides_of(folder):
+    """The side of each conversation by the rows themselves."""
+    found = {}
+    for path in folder.rglob("*.parquet"):
+        side = path.relative_to(folder).parts[2]
+        for name in pq_column(path, "conversation"):
+            found.setdefault(name, set()).add(side)
+    return found
+
+
+def pq_column(path, name):
+    return pq.read_table(path, columns=[name], partitioning=None)[name].to_pylist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_project", [False, True])
+@pytest.mark.parametrize(("seed", "fraction"), [(1, 0.0), (2, 0.1), (3, 0.5), (4, 0.5)])
+def test_no_conversation_changes_its_side_while_a_dataset_grows(
+    seed, fraction, by_project, tmp_path, kept_table, make_kept, positives_table
+):
+    """Of 20 publications some bring new batches, some bring known ones with other rows."""
+    drawn = random.Random(seed)
+    talks = [f"{drawn.getrandbits(64):016x}" for _ in range(12)]
+    project_of = {talk: f"project-{drawn.randrange(4)}" for talk in talks}
+    folder, known = tmp_path / "set", {}
+    for number in range(20):
+        batch = f"b{drawn.randrange(8)}"
+        rows = []
+        for n in range(drawn.randrange(1, 5)):
+            talk = drawn.choice(talks)
+            part = drawn.choice([talk, f"{talk}.agent-a{n}", f"fork-of-{talk}"])
+            rows.append(make_kept(number * 10 + n, session=part) | {"conversation": talk})
+        publish(
+            [(batch, kept_table(*rows))],
+            positives=[(batch, positives_table())],
+            folder=folder,
+            test_fraction=drawn.choice([fraction, 0.1]),
+            projects=(lambda batch: project_of) if by_project else None,
+            lengths=[],
+        )
+        found = sides_of(folder)
+        assert all(len(sides) == 1 for sides in found.values())
+        for talk, (side,) in found.items():
+            assert known.setdefault(talk, side) == side
+    if by_project:
+        for project in set(project_of.values()):
+            assert len({known[t] for t in talks if project_of[t] == project and t in known}) <= 1
+
+
+def test_what_fell_out_comes_back_to_its_side(tmp_path, kept_table, make_kept):
+    first, *_ = ids_by_position()[-3:]
+    rows = [make_kept(n, session=session) for n, session in enumerate(ids_by_position()[-3:])]
+    publish([("b1", kept_table(*rows))], folder=tmp_path / "set")
+    assert sides_of(tmp_path / "set")[first] == {"test"}  # put there, by its hash it would not be
+    publish([("b1", kept_table(*rows[1:]))], folder=tmp_path / "set")
+    publish([("b2", kept_table(rows[0]))], folder=tmp_path / "set")
+    assert sides_of(tmp_path / "set")[first] == {"test"}
+
+
+def test_another_fraction_is_for_what_is_new(tmp_path, kept_table, make_kept):
+    rows = [make_kept(n, session=f"s-{n}") for n in range(40)]
+    publish([("b1", kept_table(*rows[:20]))], folder=tmp_path / "set", test_fraction=0.1)
+    before = sides_of(tmp_path / "set")
+    publish([("b2", kept_table(*rows[20:]))], folder=tmp_path / "set", test_fraction=0.9)
+    after = sides_of(tmp_path / "set")
+    assert before.items() <= after.items()
+    n_test = sum(after[f"s-{n}"] == {"test"} for n in range(20, 40))
+    assert n_test > 15
 
 
 def test_rows_without_a_session_are_split_by_state(tmp_path, kept_table, make_kept):
     rows = [make_kept(n) | {"session_id": None} for n in range(60)]
-    report = publish([("b", kept_table(*rows))], folder=tmp_path)
-    assert report.rows_by_split["pairs"]["test"] > 5
+    report = publish([("b", kept_table(*rows))], folder=tmp_path / "set")
+    assert report.rows_by_split["pairs"]["test"] > 3
+
+
+OLD = Path(__file__).parents[2] / "data" / "dataset_of_layout_2"
+CUT = "5d9b6b43-0c1f-5e0a-9c58-4f5f0f6a7b01"
+
+
+@pytest.fixture
+def old(tmp_path):
+    return shutil.copytree(OLD, tmp_path / "old")
+
+
+def brought_by_a_publication(folder, kept_table):
+    publish([("b3", kept_table(70, 71))], folder=folder, test_fraction=0.24)
+
+
+def brought_by_retracting(folder, kept_table):
+    retract(folder=folder, batches=["nothing"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bring", [brought_by_a_publication, brought_by_retracting])
+def test_an_older_dataset_has_a_cut_conversation_in_train_afterwards(bring, old, kept_table):
+    bring(old, kept_table)
+    found = sides_of(old)
+    assert all(len(sides) == 1 for sides in found.values())
+    assert found[CUT] == {"train"}
+    assert found["c3e1d7a4-2b9f-5c6d-9e70-1a2b3c4d5e03"] == {"test"}  # was there, and nowhere else
+    manifests = read_manifests(old)
+    assert {manifests[batch]["layout"] for batch in ("b1", "b2")} == {3}
+    sides = joined(*(sides_in(manifest["conversations"]) for manifest in manifests.values()))
+    assert sides[sha_of(CUT)] == "train"
+    card = " ".join((old / "README.md").read_text("utf-8").split())
+    assert "1 conversation had rows in both splits" in card
 
 
 @pytest.mark.parametrize(
@@ -71,8 +227,8 @@ def test_rows_without_a_session_are_split_by_state(tmp_path, kept_table, make_ke
         ("séance", "3795e14e1453e36a840eab867f23eae3", 0.21713073879466505),
     ],
 )
-def test_a_session_lies_where_it_has_lain_for_ever(session, sha, where):
-    """Another hash would move sessions of published datasets from train to test."""
-    assert session_sha(session) == sha
+def test_a_conversation_lies_where_it_has_lain_for_ever(session, sha, where):
+    """Another hash would move what is new in published datasets from train to test."""
+    assert sha_of(session) == sha
     assert position(sha) == pytest.approx(where, rel=1e-11)
-    assert SessionSplit(0.25, {}).of(session) == ("test" if where < 0.25 else "train")
+    assert ConversationSplit(0.25, {}).of(session) == ("test" if where < 0.25 else "train")

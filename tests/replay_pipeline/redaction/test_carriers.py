@@ -98,3 +98,26 @@ def test_a_password_in_an_address_is_found_behind_escaped_slashes(slash: str):
 )
 def test_code_that_speaks_of_secrets_holds_none(text: str):
     assert find_secrets(text) == []
+
+
+_WEBHOOK = "hooks.slack.com/services/T02AB3CD4/B05EF6GH7/" + "aZ9xY8wV7uT6" + "sR5qP4oN3mL2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{{"url":"https://{}"}}'.format(_WEBHOOK.replace("/", r"\/")),
+        r'{{"text":"{{\"url\":\"https:\/\/{}\"}}"}}'.format(_WEBHOOK.replace("/", r"\/")),
+        f"<p>https://{_WEBHOOK}</p>",
+        "<p>https:&#x2F;&#x2F;{}</p>".format(_WEBHOOK.replace("/", "&#x2F;")),
+        "https:{}".format(f"//{_WEBHOOK}".replace("/", r"\u002F")),
+        "<td>https://acme.webhook.office.com/webhookb2/%s</td>" % ("8a1b2c3d-1111@" * 6),
+        "curl -u kim:x9^Lq2Zz8 https://shop.dev",
+        r"curl -u \"kim:x9^Lq2Zz8\" https://shop.dev",
+    ],
+)
+def test_a_secret_is_found_however_its_signs_are_written(text: str):
+    redacted = Redactor().text(text)
+    assert "<SECRET:" in redacted
+    for secret in ("mL2", "8a1b2c3d-1111@8a1b2c3d", "x9^", "Zz8"):
+        assert secret not in redacted

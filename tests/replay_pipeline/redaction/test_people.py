@@ -23,7 +23,7 @@ def clean(text: str) -> str:
     [
         (
             r"/Users/janedoe/a, /home/mkowal. C:\Users\tlind\x /home/tli/a /home/ab/a /home/ubuntu/a",
-            {"janedoe", "mkowal", "tlind", "tli"},
+            {"janedoe", "~mkowal", "tlind", "~tli"},
         ),
         ("Author: Jane Doe <jane@shop.dev>", {"Jane Doe", " Jane"}),
         ("Author: Ana Sousa\nDate: today", {"Ana Sousa"}),
@@ -50,7 +50,12 @@ def clean(text: str) -> str:
         ("author:\tmkowal\nstate:\tOPEN", {"mkowal"}),
         ("Thanks @mkowal and @tlind", {"mkowal", "tlind"}),
         ("diff with origin/tlind/fix", {"tlind/", "origin/tlind/"}),
-        ("cd worktrees/tlind/fix", {"tlind/", "worktrees/tlind/"}),
+        ("cd worktrees/tlind/fix", set()),
+        ("cd worktrees/tlind/fix on branch tlind/fix", {"tlind/", "worktrees/tlind/"}),
+        ("diff origin/dependabot/npm origin/claude/fix-1 origin/codex/fix", set()),
+        ('{"login": "shop-bot"}', set()),
+        ("app/Users/profile and lib/home/page", set()),
+        ("/home/tlind/a and /Users/tlind/b", {"tlind"}),
         ("branch.tlind/fix.merge", {"tlind/", "branch.tlind/"}),
         ("commits\n[tlind/fix 1a2b3c4] Fix", {"tlind/"}),
         ("on branch tlind/fix", {"tlind/"}),
@@ -81,7 +86,7 @@ def test_the_people_of_a_session_are_those_of_all_that_is_told():
         "\ud800",
     ]
     assert people_in(told) == {
-        *("tli", "janedoe", "Jane Doe", " Jane", "mkowal", "Maria Kowal", " Maria", " Kowal"),
+        *("~tli", "janedoe", "Jane Doe", " Jane", "mkowal", "Maria Kowal", " Maria", " Kowal"),
         *("tlind/", "origin/tlind/", "lberg/", "acme/lberg/", "dkim"),
     }
 
@@ -104,7 +109,7 @@ def test_the_home_folders_of_a_session_become_those_of_a_user():
 def test_people_are_collected_from_every_text_of_a_long_session(monkeypatch):
     monkeypatch.setattr("replay_pipeline.redaction.scanning._PEOPLE_CHARS", 40)
     texts = ["/home/first/a", "x" * 30, "/home/second/a", "y" * 30, "/home/third/a"]
-    assert people_in(texts) == {"first", "second", "third"}
+    assert people_in(texts) == {"~first", "~second", "~third"}
 
 
 def test_a_name_is_never_put_together_from_two_texts():
@@ -171,6 +176,45 @@ def test_parts_of_a_full_name_and_other_ways_to_tell_an_author_are_replaced(text
 )
 def test_somebody_whom_a_text_tells_of_is_replaced(told: str, text: str, redacted: str):
     assert Redactor().text(text, users=people_in([told])) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "COPY Dockerfile.porter porter.yaml porter/main.py ./",
+        "docker compose up porter --scale porter=3",
+        "class Porter: ...  # the porter's queue",
+        "PORTER_TOKEN and porter_id",
+    ],
+)
+def test_a_part_that_a_program_plays_in_an_image_is_no_persons_name(text: str):
+    told = "WORKDIR /home/porter/app"
+    people = people_in([told, text])
+    assert Redactor().text(text, users=people) == text
+    assert Redactor().text(told, users=people) == "WORKDIR /home/user/app"
+
+
+@pytest.mark.parametrize(
+    "text", ["porter@box: ~porter", "drwxr-xr-x 2 porter staff 64 May 1", "uid=1000(porter)"]
+)
+def test_the_owner_of_a_home_folder_is_replaced_where_an_account_stands(text: str):
+    assert "porter" not in Redactor().text(text, users=people_in(["cd /home/porter/shop", text]))
+
+
+@pytest.mark.parametrize(
+    "text", ["worker.py and Dockerfile.worker", "/home/worker/app", "worktrees/cart/src/cart.py"]
+)
+def test_files_and_worktrees_keep_their_names(text: str):
+    people = people_in([text, "ls /home/worker worktrees/cart/src"])
+    assert Redactor().text(text, users=people) == text
+
+
+def test_a_file_that_has_the_name_of_its_owner_keeps_it():
+    people = people_in(["cd /Users/janedoe/shop"])
+    told = Redactor().text(
+        "janedoe edits janedoe.py, janedoe-test.ts, Dockerfile.janedoe", users=people
+    )
+    assert told == "user edits janedoe.py, janedoe-test.ts, Dockerfile.janedoe"
 
 
 def mentioned(text: str, *names: str) -> list[tuple[str, str]]:

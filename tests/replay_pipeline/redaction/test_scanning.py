@@ -137,4 +137,4 @@ def test_a_name_is_read_with_the_240_bytes_that_follow():
 
 
 def test_text_with_half_a_character_is_searched_for_people():
-    assert people_in(["\ud800 /home/kimlee/a", "\ud800 author:\ttlind\n"]) == {"kimlee", "tlind"}
+    assert people_in(["\ud800 /home/kimlee/a", "\ud800 author:\ttlind\n"]) == {"~kimlee", "tlind"}

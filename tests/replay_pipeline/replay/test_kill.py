@@ -23,7 +23,7 @@ N_KILLS = 50
 
 # Imports once, then forks one replay per line of its input: fifty starts cost as much as one.
 NURSERY = """
-import aiohttp, asyncio, json, os, sys
+import asyncio, httpx_aiohttp, json, os, sys
 sys.path.insert(0, sys.argv[1])
 from replay_pipeline.replay import replay_states
 from replay_pipeline.types import RetryPolicy, TeacherSpec

@@ -33,6 +33,7 @@ from replay_pipeline.replay.database import connect
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.migration import mend
 from replay_pipeline.replay.openrouter import Client
+from replay_pipeline.replay.schema import SCHEMA_VERSION
 from replay_pipeline.replay.unbooked import Unbooked
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec
@@ -43,6 +44,10 @@ from tests.support.odd_server import OddServer
 
 VERSION_1 = Path(__file__).parents[2] / "data" / "ledgers" / "version_1.sqlite"
 MODEL = "deepseek/deepseek-v4-pro"
+
+
+PATIENT = QUICK.model_copy(update={"settle_s": 30.0})
+"""Waits for calls in flight when the run is stopped."""
 
 
 def ask(states, teachers, ledger, *, usd=1.0, **options):
@@ -206,7 +211,7 @@ def lose(path, *calls, due_at=DUE):
     with closing(sqlite3.connect(path)) as database, database:
         for each, code, generation_id in calls:
             database.execute(
-                "update calls set intent_at = ?, due_at = ?, error_code = ?, generation_id = ? "
+                "update calls set sent_at = ?, due_at = ?, error_code = ?, generation_id = ? "
                 "where request_sha = ?",
                 (SENT, due_at, code, generation_id, each.request_sha),
             )
@@ -316,10 +321,10 @@ def test_answers_that_cannot_be_booked_are_kept_and_booked_by_the_next_run(tmp_p
 
         monkeypatch.setattr(Ledger, "_transact", full_disk)
         with pytest.raises(LedgerError, match=r"answers wait in .*unbooked-1.jsonl"):
-            ask(states, [teacher], tmp_path / "l", max_concurrency=8)
+            ask(states, [teacher], tmp_path / "l", max_concurrency=8, retry=PATIENT)
         monkeypatch.undo()
         n_charged = server.bill().n_charged
-        assert 8 <= n_charged < 40, "it stops sending at once"
+        assert 3 <= n_charged < 40, "it stops sending at once"
         kept = replay_trace_sync(states, [teacher], 0, ledger=tmp_path / "l")
         assert [row.error_code for row in kept].count(None) == n_charged
         assert ledger_status(tmp_path / "l").spent_usd == server.bill().total_nano / 1e9
@@ -405,10 +410,18 @@ def test_a_ledger_that_is_gone_stops_the_run_and_its_answers_go_into_the_next(tm
     with TeacherServer(script={"content": "yes"}, latency=0.1) as server:
         [teacher] = server.teachers([MODEL])
 
+        lost = []
+
         def lose(progress):
             # While some calls are in flight, which are answered when the file is gone.
             n_in_flight = server.bill().n_requests - progress.n_done
-            if progress.n_done >= 8 and n_in_flight >= 4 and list(tmp_path.glob("*-wal")):
+            if (
+                not lost
+                and progress.n_done >= 8
+                and n_in_flight >= 4
+                and list(tmp_path.glob("*-wal"))
+            ):
+                lost.append(progress)
                 for each in tmp_path.glob("ledger.sqlite*"):
                     if "owner" not in each.name:
                         each.unlink()
@@ -416,7 +429,7 @@ def test_a_ledger_that_is_gone_stops_the_run_and_its_answers_go_into_the_next(tm
                     Ledger(path).close()
 
         with pytest.raises(LedgerError, match="deleted or replaced"):
-            ask(states, [teacher], path, max_concurrency=8, on_progress=lose)
+            ask(states, [teacher], path, max_concurrency=8, on_progress=lose, retry=PATIENT)
         n_charged = server.bill().n_charged
         assert n_charged < 60
         [kept] = tmp_path.glob("*unbooked*")
@@ -499,7 +512,7 @@ def test_a_ledger_of_version_1_is_brought_up_to_date_and_its_poison_mended(tmp_p
     [lost] = reconcile(path)
     assert (lost.state_id, lost.why, lost.reserved_usd) == ("lost", "its process died", 0.005)
     [(version,)] = connect(path).query("select value from ledger where key = 'schema_version'")
-    assert version == "2"
+    assert version == SCHEMA_VERSION
 
 
 def test_all_of_a_ledger_of_version_1_is_brought_up_to_date(tmp_path, monkeypatch):
@@ -522,7 +535,7 @@ def test_all_of_a_ledger_of_version_1_is_brought_up_to_date(tmp_path, monkeypatc
         calls = new.execute("select id, due_at, generation_id, row from calls").fetchall()
         limits = new.execute("select scope, limit_nano, set_by, set_at from limits").fetchall()
         version = new.execute("select * from ledger").fetchall()
-    assert version == [("schema_version", "2")]
+    assert version == [("schema_version", SCHEMA_VERSION)]
     # It was ten minutes at most that a call of version 1 took.
     due = {call_id: due_at for call_id, due_at, _, _ in calls if due_at is not None}
     over = datetime(2026, 11, 22, 10, 29, 28, 810_000, tzinfo=UTC)

@@ -50,7 +50,8 @@ ALL_OF_RECEIPTS = [
 ]
 ALL_OF_DATASETS = [
     dataset.shards_against_manifests,
-    dataset.shared_sessions,
+    dataset.shared_conversations,
+    dataset.shared_messages,
     dataset.shared_prompts,
     dataset.published_secrets,
 ]
@@ -211,11 +212,11 @@ def rewritten(path: Path, change) -> None:
     pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), table.schema), path)
 
 
-def test_a_session_in_both_splits_is_found(work):
-    session = pq.read_table(shard(work, "test"), partitioning=None)["session_id"][0].as_py()
-    rewritten(shard(work), first(session_id=session))
-    verdict = dataset.shared_sessions(work.settings.dataset_dir())
-    assert f"session {session} is in both splits" in verdict.message()
+def test_a_conversation_in_both_splits_is_found(work):
+    name = pq.read_table(shard(work, "test"), partitioning=None)["conversation"][0].as_py()
+    rewritten(shard(work), first(conversation=name))
+    verdict = dataset.shared_conversations(work.settings.dataset_dir())
+    assert f"conversation {name} is in both splits" in verdict.message()
     assert not verdict.is_warning
 
 

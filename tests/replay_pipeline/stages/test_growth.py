@@ -4,13 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.stages import project
+from replay_pipeline.stages import looking
 from replay_pipeline.storage import folds
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.root_index import FILE, RootIndex
@@ -55,7 +56,7 @@ def test_only_a_batch_that_has_changed_is_published_again(work):
     changed = {**receipt.report, "n_kept": receipt.report["n_kept"] + 1}
     work.receipts.path("normalize", batch).unlink()
     try:
-        work.receipts.write(project.replace(receipt, report=changed))
+        work.receipts.write(replace(receipt, report=changed))
         assert work.publish().report["batches"] == [batch]
     finally:
         work.receipts.write(receipt)
@@ -78,9 +79,10 @@ def test_the_status_needs_neither_arrow_nor_a_client(work):
     look = (
         "import sys; from pathlib import Path; from replay_pipeline.settings import Settings; "
         "from replay_pipeline.stages.overview import Overview; "
-        "told = Overview(Settings.load(None, data_dir=Path(sys.argv[1]))).status(); "
+        "from replay_pipeline.stages.status import status_of; "
+        "told = status_of(Overview(Settings.load(None, data_dir=Path(sys.argv[1])))); "
         "assert told['ledger']['calls'] and told['batches'] and told['dataset'], told; "
-        "print(sorted({'aiohttp', 'jsonschema', 'pandas', 'pyarrow', 'sqlalchemy'} & {*sys.modules}))"
+        "print(sorted({'aiohttp', 'httpx', 'jsonschema', 'pandas', 'pyarrow', 'sqlalchemy'} & {*sys.modules}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", look, str(work.root.path)], capture_output=True, text=True
@@ -121,7 +123,7 @@ def test_states_are_found_by_their_batch_and_only_changed_tables_are_read(work):
     index.bring_ids({"b": "2"}, ids)
     assert index.batch_of("a-1") is None
     table = work.root.read("states", work.batches()[0], columns=["state_id"])
-    assert work._owners.get(table["state_id"][0].as_py()) == work.batches()[0]
+    assert work.owners.get(table["state_id"][0].as_py()) == work.batches()[0]
 
 
 def test_a_fold_goes_on_where_another_process_has_left_it(monkeypatch):
@@ -183,7 +185,7 @@ def test_a_fold_that_is_asked_for_an_older_batch_does_not_start_over(monkeypatch
 
 
 def test_a_review_in_pages_shows_every_pair_once(work, monkeypatch, tmp_path):
-    monkeypatch.setattr(project, "_PAIRS_A_PAGE", 15)
+    monkeypatch.setattr(looking, "_PAIRS_A_PAGE", 15)
     n_pages = work.n_review_pages()
     assert n_pages > 1
     texts = [work.review(tmp_path / f"{n}.html", page=n).read_text() for n in range(1, n_pages + 1)]

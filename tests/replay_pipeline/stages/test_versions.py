@@ -14,9 +14,14 @@ import replay_pipeline
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.processes import child_environment
+from replay_pipeline.replay import DEFAULT_GATES
+from replay_pipeline.settings import ReplaySettings, Settings
 from replay_pipeline.stages import versions
+from replay_pipeline.stages.chain import STAGES
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipts
-from replay_pipeline.stages.versions import PARTS, STAGE_PARTS, versions_of
+from replay_pipeline.stages.replay import REPLAY
+from replay_pipeline.stages.versions import PARTS, versions_of
 from tests.roots import PROJECT, pipeline_at, project_root, run_batches
 from tests.support.forked import forked
 from tests.support.settings_files import write_settings
@@ -43,6 +48,7 @@ CARRIES = {
         "replay.__init__",
     ),
     *("review.__init__", "review.page", "review.text", "review.sides", "stages.receipts"),
+    "stages.workspaces",
 }
 """Modules that carry rows from stage to stage, and decide nothing that is in them."""
 
@@ -74,7 +80,7 @@ CHANGES = {
     ),
     "matcher rule": (
         [("actions/agreement.py", 'return "target" if is_on_same else "tool"', 'return "effect"')],
-        {"pairs": ["matcher"]},
+        {"pairs": ["matcher"], "normalize": ["matcher"]},
         {"pairs", "normalize"},
     ),
     "secret rule": (
@@ -186,7 +192,12 @@ def test_a_change_runs_the_stages_after_it_and_pays_for_new_questions_only(root,
     found = run_changed(root, tmp_path / "code", edits)
     of_dataset = found["stale"]["batches"].get("all", {})
     assert found["stale"]["batches"].get(batch, {}) == reasons
-    shown = {"secret": ["secret rules"], "system": ["prompts"], "tool": ["prompts"]}
+    shown = {
+        "secret": ["secret rules"],
+        "system": ["prompts"],
+        "tool": ["prompts"],
+        "matcher": ["matcher"],
+    }
     part = shown.get(what.split()[0])
     assert of_dataset == ({"publish": part} if part else {})
     assert set(found["ran"]) == stages
@@ -200,12 +211,42 @@ def test_a_change_runs_the_stages_after_it_and_pays_for_new_questions_only(root,
     assert found["is_settled"]
 
 
+def test_a_changed_setting_is_stale_with_both_values_until_its_stage_has_run(root):
+    plain = pipeline_at(root)
+    batch = plain.batches()[0]
+    assert plain.stale() == {"batches": {}, "cost": None}
+    work = pipeline_at(root, pairs={"agreement_threshold": 3})
+    changed = ["pairs.agreement_threshold: 2 → 3"]
+    assert work.stale() == {"batches": {batch: {"pairs": changed}}, "cost": None}
+    assert not work.pairs(batch).is_reused
+    told = {"all": {"publish": [f"new rows of {batch}"]}}  # its manifest has the figures of a stage
+    assert work.stale()["batches"] == told | {batch: {"normalize": ["new rows of dpo_pairs"]}}
+    work.normalize(batch)
+    assert work.stale()["batches"] == told
+    work.publish()
+    assert work.stale()["batches"] == {}
+
+
+def test_an_address_or_the_spelling_of_a_folder_makes_nothing_stale(root, monkeypatch):
+    spelled = {"folder": root.parent / root.name / ".." / root.name / "dataset"}
+    quick = [
+        spec.model_dump() | {"max_concurrency": 3}
+        for spec in pipeline_at(root).settings.replay.teachers
+    ]
+    work = pipeline_at(root, publish=spelled, replay={"teachers": quick})
+    assert work.stale()["batches"] == {}
+    assert work.publish().is_reused
+    monkeypatch.chdir(root.parent)
+    relative = Settings.load(root / "settings.toml", data_dir=Path(root.name))
+    assert Pipeline(relative).stale()["batches"] == {}
+
+
 def unsaid(root: Path, *stages: str) -> None:
     """Make receipts look like those of 0.1.0, which do not say by what code they were made."""
     receipts = Receipts(root)
     for receipt in receipts.all():
         if receipt.stage in stages:
-            receipts.write(replace(receipt, versions={}, inputs={}, outputs={}))
+            receipts.write(replace(receipt, versions={}, settings=None, inputs={}, outputs={}))
 
 
 @pytest.mark.slow
@@ -311,9 +352,9 @@ def imports_of(module: str) -> set[str]:
     return {f"{n}.__init__" if (PACKAGE / n.replace(".", "/")).is_dir() else n for n in own}
 
 
-@pytest.mark.parametrize("stage", STAGE_PARTS)
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_every_module_that_a_stage_depends_on_is_in_its_version_or_only_carries_rows(stage):
-    files = [path for part in STAGE_PARTS[stage] for path in versions._files_of(part)]
+    files = [path for part in stage.parts(Settings()) for path in versions._files_of(part)]
     modules = {
         ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         for path in files
@@ -326,10 +367,25 @@ def test_every_module_that_a_stage_depends_on_is_in_its_version_or_only_carries_
 
 def test_every_part_has_code_and_a_stage():
     assert all(versions._files_of(part) for part in PARTS)
-    used = {part for parts in (*STAGE_PARTS.values(), versions.GATED_PARTS) for part in parts}
-    assert used == set(PARTS)
-    assert set(versions_of("replay", is_gated=True)) - set(versions_of("replay")) == {
-        "gates",
-        "matcher",
-    }
-    assert versions_of("train") == {}
+    gated = Settings(replay=ReplaySettings(gates=DEFAULT_GATES))
+    assert {part for stage in STAGES for part in stage.parts(gated)} == set(PARTS)
+    assert set(REPLAY.parts(gated)) - set(REPLAY.parts(Settings())) == {"gates", "matcher"}
+
+
+def test_a_function_of_ones_own_is_a_part_of_a_version():
+    def one(x: int) -> int:
+        """Add one."""
+        return x + 1
+
+    first = versions_of(["pairs", one])
+    assert set(first) == {"pairs", "one"}
+
+    def one(x: int) -> int:  # in other words, and the same
+        return x + 1
+
+    assert versions_of([one])["one"] == first["one"]
+
+    def one(x: int) -> int:
+        return x + 2
+
+    assert versions_of([one])["one"] != first["one"]

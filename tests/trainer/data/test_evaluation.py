@@ -116,7 +116,15 @@ def test_greedy_actions_are_compared_with_the_consensus(model, tokenizer):
         loss.backward()
         optimizer.step()
     rates = consensus_rate(model, renderer, rows, max_new_tokens=48)
-    assert rates == {"exact": 0.5, "any": 0.5, "n": 2.0}
+    assert rates == {
+        "exact": 0.5,
+        "any": 0.5,
+        "n": 2,
+        "valid": 1.0,
+        "n_calls": 1,
+        "agreed": [True, False],
+        "valid_at": [True],
+    }
 
 
 def test_evaluation_has_all_its_parts_and_respects_its_limits(model, collator):
@@ -128,3 +136,4 @@ def test_evaluation_has_all_its_parts_and_respects_its_limits(model, collator):
     for control in ("blank_prompt", "shuffled_prompt", "format_only"):
         assert result[control]["n_pairs"] == 2
     assert result["consensus"]["n"] == 1
+    assert result["general_loss"] > 0

@@ -9,9 +9,7 @@ import html
 from collections.abc import Mapping, Sequence
 from math import log10
 
-import dagster as dg
-
-from replay_pipeline.assets.metadata import inert
+from replay_pipeline.stages.markdown import Markdown, inert
 
 MAX_CHARS = 999
 _BLUE, _RED, _GRAY = "#43d", "#d41", "#667"
@@ -24,17 +22,17 @@ _N_BINS = 24
 _MAX_POINTS = 50
 
 
-def bars(values: Mapping[str, float]) -> dg.MarkdownMetadataValue:
+def bars(values: Mapping[str, float]) -> Markdown:
     """A table with a bar for each value, the largest first."""
     if not values:
-        return dg.MetadataValue.md("*none*")
+        return Markdown("*none*")
     ordered = sorted(values.items(), key=lambda item: -item[1])
     shown, rest = ordered[:_MAX_BARS], ordered[_MAX_BARS:]
     if rest:
         shown.append((f"{len(rest)} more", sum(value for _, value in rest)))
     top = max(value for _, value in shown) or 1.0
     lines = [f"| {inert(name)} | {value:,.4g} | {_bar(value / top)} |" for name, value in shown]
-    return dg.MetadataValue.md("\n".join(["| | | |", "|---|--:|---|", *lines]))
+    return Markdown("\n".join(["| | | |", "|---|--:|---|", *lines]))
 
 
 def _bar(share: float) -> str:
@@ -42,10 +40,10 @@ def _bar(share: float) -> str:
     return "█" * whole + _EIGHTHS[eighths].strip()
 
 
-def curve(name: str, values: Sequence[float]) -> dg.MarkdownMetadataValue:
+def curve(name: str, values: Sequence[float]) -> Markdown:
     """A line over the steps of a run."""
     if not values:
-        return dg.MetadataValue.md("*none*")
+        return Markdown("*none*")
     shown = _thinned(values)
     low, high = min(shown), max(shown)
     span = (high - low) or 1.0
@@ -66,11 +64,11 @@ def curve(name: str, values: Sequence[float]) -> dg.MarkdownMetadataValue:
 
 def histogram(
     name: str, values: Sequence[float], *, marks: Mapping[str, float], unit: str
-) -> dg.MarkdownMetadataValue:
+) -> Markdown:
     """How positive values are distributed, on a logarithmic axis, with lines at `marks`."""
     positive = [value for value in values if value > 0]
     if not positive:
-        return dg.MetadataValue.md("*none*")
+        return Markdown("*none*")
     low = log10(min(positive))
     span = (log10(max(positive)) - low) or 1.0
     counts = [0] * _N_BINS
@@ -101,13 +99,13 @@ def _thinned(values: Sequence[float]) -> Sequence[float]:
     return values if step <= 1 else [*values[:-1:step], values[-1]]
 
 
-def _picture(name: str, body: str) -> dg.MarkdownMetadataValue:
+def _picture(name: str, body: str) -> Markdown:
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
         f'style="background:#fff" font-size="11" font-family="sans-serif">{body}</svg>'
     )
     data = base64.b64encode(svg.encode()).decode()
-    return dg.MetadataValue.md(f"![{inert(name)}](data:image/svg+xml;base64,{data})")
+    return Markdown(f"![{inert(name)}](data:image/svg+xml;base64,{data})")
 
 
 def _text(x: int, y: int, text: str, *, fill: str = _GRAY) -> str:

@@ -1,0 +1,127 @@
+"""The asset of each stage, made from what the stage says of itself."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import dagster as dg
+
+from replay_pipeline.assets.metadata import column_schema
+from replay_pipeline.assets.partitions import GROUP, IN_EVERY_RUN, OWNERS, trace_batch
+from replay_pipeline.assets.replay import ask_in_run
+from replay_pipeline.assets.reporting import each_batch, tried_again, whole_result
+from replay_pipeline.assets.train import train_in_run
+from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.publish import layout
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages import engine
+from replay_pipeline.stages.chain import upstream
+from replay_pipeline.stages.stage import Stage
+
+claude_code_sessions = dg.AssetSpec(
+    "claude_code_sessions",
+    description="Session logs of Claude Code, as they lie on disk. The sensor `new_sessions` "
+    "watches them and adds a partition for each batch of new or grown files.",
+    group_name=GROUP,
+    owners=OWNERS,
+    kinds={"claude", "json"},
+    partitions_def=trace_batch,
+)
+
+
+def asset_of(
+    stage: Stage, *, code_version: str | None = None, stale: Mapping[str, int] | None = None
+) -> dg.AssetsDefinition:
+    """Return the asset of a stage: one partition per trace batch where it works batch by batch.
+
+    A backfill of many batches is one run; each batch is reported by itself as it finishes.
+
+    Args:
+        stage: what is done.
+        code_version: one word for the code and the settings that decide what it writes.
+        stale: why batches have another code version, with how many there are.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # what a backfill of many batches is
+        return _asset_of(stage, code_version, stale or {})
+
+
+STALE_BECAUSE = "stale because"
+"""What the page of an asset calls the reasons for another code version."""
+
+
+def _asset_of(
+    stage: Stage, code_version: str | None, stale: Mapping[str, int]
+) -> dg.AssetsDefinition:
+    told_more = {"replay": ask_in_run, "train": train_in_run}
+    run = told_more.get(stage.name) or (_by_batch(stage) if stage.is_by_batch else _whole(stage))
+    is_in_every_run = stage.is_by_batch and stage.is_wanted(Settings())
+    columns = _columns(stage)
+    return dg.asset(
+        name=stage.asset,
+        description=stage.about,
+        deps=_deps(stage),
+        code_version=code_version,
+        partitions_def=trace_batch if stage.is_by_batch else None,
+        backfill_policy=dg.BackfillPolicy.single_run() if stage.is_by_batch else None,
+        group_name=GROUP,
+        owners=OWNERS,
+        kinds=set(stage.kinds),
+        tags={
+            "stage": stage.name,
+            **({"costs": "money"} if stage.pays else {}),
+            **(IN_EVERY_RUN if is_in_every_run else {}),
+        },
+        pool=stage.pool,
+        metadata={
+            **({"dagster/column_schema": columns} if columns else {}),
+            **({STALE_BECAUSE: _in_words(stage, stale)} if stale else {}),
+        },
+    )(run)
+
+
+def _in_words(stage: Stage, stale: Mapping[str, int]) -> str:
+    if not stage.is_by_batch:
+        return "; ".join(stale)
+    return "; ".join(f"{why} ({n} batch{'' if n == 1 else 'es'})" for why, n in stale.items())
+
+
+def _by_batch(stage: Stage) -> Any:
+    def run(
+        context: dg.AssetExecutionContext, pipeline: PipelineResource
+    ) -> Iterator[dg.MaterializeResult]:
+        work = pipeline.open()
+        yield from each_batch(context, work, stage, partial(engine.do, stage, work))
+
+    return run
+
+
+def _whole(stage: Stage) -> Any:
+    def run(pipeline: PipelineResource) -> dg.MaterializeResult:
+        with tried_again():
+            work = pipeline.open()
+            receipt = engine.do(stage, work)
+        return whole_result(work, stage, receipt)
+
+    return run
+
+
+def _deps(stage: Stage) -> list[Any]:
+    """Return the assets before a stage; one that reads no table reads sessions."""
+    if stage.is_by_batch:
+        return [each.asset for each in upstream(stage)] or [claude_code_sessions]
+    return [
+        dg.AssetDep(each.asset, partition_mapping=dg.AllPartitionMapping())
+        if each.is_by_batch
+        else each.asset
+        for each in upstream(stage)
+    ]
+
+
+def _columns(stage: Stage) -> dg.TableSchema | None:
+    if stage.asset == "published_dataset":
+        return dg.TableSchema(
+            columns=[dg.TableColumn(field.name, str(field.type)) for field in layout.PAIRS]
+        )
+    return column_schema(stage.table) if stage.table else None

@@ -1,0 +1,166 @@
+"""What files hold as of now, as far as a prompt tells: shown, written, edited, or no longer known."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from replay_pipeline.actions import Call
+from replay_pipeline.actions.edits import Edit, are_same_change, edits_of
+from replay_pipeline.actions.reach import plan_of, reach_of
+
+_NUMBERED = re.compile(r"^ *(\d+)(?:→|\t)(.*)$")
+_REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
+_READ_LIMIT = 2_000
+_DISTINCT = 40
+"""Characters of a text that hardly stands twice in a file."""
+_REWRITES = re.compile(
+    r"\b(?:fmt|format|fix|lint|prettier|black|gofmt|goimports|isort|codegen|generate|tidy|stash"
+    r"|checkout|switch|restore|reset|revert|merge|rebase|pull|cherry-pick|apply|patch|sed -i|clean)\b"
+)
+"""Words of commands that may change any file of the project."""
+_CHANGED_BY_OTHERS = re.compile(
+    r"was modified, either by the user or by a linter|has been modified"
+)
+
+
+class File:
+    """What is known of one file."""
+
+    def __init__(self) -> None:
+        self.content: str | None = None
+        """All of it, where it is known."""
+        self.applied: list[Edit] = []
+        """Edits that were made and not taken back since."""
+
+    def forget(self) -> None:
+        """Know nothing any more of what the file holds."""
+        self.content, self.applied = None, []
+
+    def write(self, content: str) -> None:
+        """Take in the whole content."""
+        self.content, self.applied = content, []
+
+    def show(self, text: str, *, is_all: bool) -> None:
+        """Take in the answer of a read; where it shows something else, somebody changed the file."""
+        if is_all or (self.content is not None and text not in self.content):
+            self.applied = [edit for edit in self.applied if is_all and edit.new in text]
+            self.content = f"{text}\n" if is_all else None
+
+    def edit(self, edit: Edit) -> None:
+        """Take in an edit that was made."""
+        back = Edit(edit.new, edit.old, edit.is_everywhere)
+        self.applied = [one for one in self.applied if one != back]
+        self.applied.append(edit)
+        if self.content is not None:
+            self.content = _edited(self.content, edit)
+
+    def obstacle(self, edit: Edit) -> str | None:
+        """Say what is against an edit: `applied` or `gone`; `None` if nothing is known to be."""
+        if not edit.old:
+            return None
+        if self.content is not None:
+            return _obstacle_in(self.content, edit)
+        if any(are_same_change((edit,), (one,)) for one in self.applied):
+            return "applied"
+        inside = [one for one in self.applied if edit.old in one.old and edit.old not in one.new]
+        if not inside or len(edit.old.strip()) < _DISTINCT:
+            return None
+        return "applied" if edit.new and any(edit.new in one.new for one in inside) else "gone"
+
+
+def _obstacle_in(content: str, edit: Edit) -> str | None:
+    n_old = content.count(edit.old)
+    n_inside = content.count(edit.new) * edit.new.count(edit.old) if edit.new else 0
+    if not n_old:
+        return "applied" if edit.new.strip() and edit.new in content else "gone"
+    if n_inside >= n_old:
+        return "applied"
+    return None
+
+
+def _edited(content: str, edit: Edit) -> str | None:
+    """Give a content after an edit; `None` where the edit shows that it was another one."""
+    if not edit.old or edit.old not in content:
+        return None
+    return content.replace(edit.old, edit.new, -1 if edit.is_everywhere else 1)
+
+
+def shown_by_read(answer: str) -> tuple[str, int, int] | None:
+    """Give what a read showed, its first line and the number of lines; `None` if it showed no file."""
+    lines = _REMINDER.sub("", answer).rstrip().split("\n")
+    found = [match for line in lines if (match := _NUMBERED.match(line))]
+    if not found or len(found) < len(lines):
+        return None
+    return "\n".join(match[2] for match in found), int(found[0][1]), len(found)
+
+
+class Files:
+    """All files that the calls of a prompt name, taken in call by call."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, File] = {}
+
+    def __getitem__(self, path: str) -> File:
+        """Look a file up by its path; one that is seen from another folder is found by its end."""
+        if path in self._files:
+            return self._files[path]
+        if not path.startswith("/"):
+            for known, file in self._files.items():
+                if known.endswith("/" + path):
+                    return file
+        return self._files.setdefault(path, File())
+
+    def take(self, call: Call, answer: str) -> None:
+        """Take in a call that succeeded, and what it answered."""
+        path = path_of(call)
+        if call.name in ("Edit", "MultiEdit") and path is not None:
+            for edit in _edits(call):
+                self[path].edit(edit)
+        elif call.name == "Write" and path is not None:
+            self[path].write(str(call.values().get("content", "")))
+        elif call.name == "Read" and path is not None:
+            shown = shown_by_read(answer)
+            if shown is not None:
+                values = call.values()
+                is_all = not {"offset", "limit"} & values.keys() and shown[1] == 1
+                self[path].show(shown[0], is_all=is_all and shown[2] < _READ_LIMIT)
+        elif reach_of(call) == "anything":
+            for known, file in self._files.items():
+                if may_change(call, known):
+                    file.forget()
+
+    def told(self, text: str) -> None:
+        """Take in what a user message says: files that were changed by somebody else."""
+        if _CHANGED_BY_OTHERS.search(text):
+            for known, file in self._files.items():
+                if known.rpartition("/")[2] in text:
+                    file.forget()
+
+
+def may_change(call: Call, path: str) -> bool:
+    """Whether a call that may change anything is likely to have changed this file."""
+    if call.name != "Bash":
+        return True
+    command = call.values()["command"]
+    is_rewrite = _REWRITES.search(command) is not None and not plan_of(call).only_looks
+    return is_rewrite or path.rpartition("/")[2] in command
+
+
+def path_of(call: Call) -> str | None:
+    """Give the path that a call of Claude Code's file tools names."""
+    values = call.values()
+    path = values.get("file_path") or values.get("notebook_path")
+    return path.replace("\\", "/") if isinstance(path, str) else None
+
+
+def replacements(calls: Sequence[Call]) -> Iterator[tuple[Call, tuple[Edit, ...]]]:
+    """Give the edits of each call that makes some."""
+    for call in calls:
+        if call.name in ("Edit", "MultiEdit") and (edits := _edits(call)):
+            yield call, edits
+
+
+def _edits(call: Call) -> tuple[Edit, ...]:
+    values = call.values()
+    if call.name == "Edit":
+        values.pop("edits", None)  # no argument of its own
+    return edits_of(values) or ()

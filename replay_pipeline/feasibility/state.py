@@ -1,0 +1,362 @@
+"""The feasibility of actions at one prompt: can it be done there, is it done already, was it asked for?
+
+A side of a pair must be possible where it stands: at extraction, and again in whatever is left of its
+prompt after a cut. The rules look at the prompt alone, so the same judge serves everywhere.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from importlib import resources
+from pathlib import PurePosixPath
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from replay_pipeline.actions import Action, Call
+from replay_pipeline.actions.canonical import MalformedCallError, canonical_call
+from replay_pipeline.actions.edits import Edit
+from replay_pipeline.actions.keys import keys_of
+from replay_pipeline.actions.reach import depend, plan_of, reach_of
+from replay_pipeline.feasibility.files import Files, may_change, path_of, replacements
+from replay_pipeline.types import Message
+from replay_pipeline.windows import CLEARED_RESULT
+
+ObstacleKind = Literal["infeasible", "applied", "repeated_look", "unasked"]
+
+_NEED_A_FILE = {
+    "Read": "file_path",
+    "Edit": "file_path",
+    "MultiEdit": "file_path",
+    "NotebookEdit": "notebook_path",
+}
+"""Tools that act on a file that is there already, and the argument that names it."""
+_N_RECENT = 8
+"""Calls back to which a look counts as a repetition."""
+_FAILED = re.compile(
+    r"\s*(?:<tool_use_error>|error\b|exit code [1-9]|string to replace not found|found \d+ matches"
+    r"|file (?:has not been read|does not exist)|no changes to make|the user doesn|user rejected"
+    r"|\[request interrupted|permission|inputvalidationerror|enoent|eacces|cancelled:)",
+    re.IGNORECASE,
+)
+_NOT_OWN_WORDS = re.compile(r"<(system-reminder|local-command-\w+)>.*?</\1>", re.DOTALL)
+_REFUSED = re.compile(
+    r"(?:\bdo(?:n[’']?t| not)|\bnever|\bwithout|\bno|\bnot|\bavoid)(?: \w+){0,2} $"
+)
+_TEMPORARY = ("/tmp/", "/private/tmp/", "/var/folders/", "/var/tmp/", "/dev/")
+_CWD = re.compile(r"^\s*(?:Primary w|W)orking directory: (/.*)$", re.MULTILINE)
+_REQUESTS = {
+    kind: re.compile(pattern)
+    for kind, pattern in msgspec.toml.decode(
+        (resources.files("replay_pipeline.feasibility") / "requests.toml").read_bytes(),
+        type=dict[str, str],
+    ).items()
+}
+
+
+class Obstacle(NamedTuple):
+    """What speaks against an action where it stands."""
+
+    kind: ObstacleKind
+    why: str
+
+
+class Done(NamedTuple):
+    """A call of the prompt, with its answer."""
+
+    call: Call
+    place: int
+    """Of the message that answers it, or that calls where nothing does."""
+    answer: str
+    has_failed: bool
+
+
+def cwd_of(messages: Sequence[Message]) -> str | None:
+    """Give the working directory that the first message tells, if it does."""
+    content = messages[0].get("content") if messages else None
+    found = _CWD.search(content) if isinstance(content, str) else None
+    return found[1].strip() if found else None
+
+
+class PromptState:
+    """What a prompt knows and what was done in it; put together when asked for.
+
+    Args:
+        messages: the prompt.
+        student: the recorded action. A file that it goes for counts as named, since logs leave out the
+            student's system prompt, and what it does itself needs no request.
+        cwd: folder that relative paths are read against; by default what the prompt says.
+    """
+
+    def __init__(
+        self, messages: Sequence[Message], student: Action | None = None, *, cwd: str | None = None
+    ) -> None:
+        self._messages = messages
+        self._student = student
+        self._cwd = cwd or cwd_of(messages)
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Every text of each message, arguments of calls unescaped."""
+        return ["\n".join(_leaves(_opened(message))) for message in self._messages]
+
+    @cached_property
+    def text(self) -> str:
+        """Every text of the messages."""
+        return "\n".join(self.texts)
+
+    @cached_property
+    def done(self) -> list[Done]:
+        """The calls of the prompt, in order, with their answers."""
+        answers = {
+            message.get("tool_call_id"): (place, self.texts[place])
+            for place, message in enumerate(self._messages)
+            if message.get("role") == "tool"
+        }
+        found: list[Done] = []
+        for place, message in enumerate(self._messages):
+            for given in message.get("tool_calls") or ():
+                function = given.get("function") or {}
+                try:
+                    call = canonical_call(
+                        function.get("name"), function.get("arguments"), cwd=self._cwd
+                    )
+                except MalformedCallError:
+                    continue
+                at, answer = answers.get(given.get("id"), (place, ""))
+                found.append(Done(call, at, answer, _FAILED.match(answer) is not None))
+        return found
+
+    @cached_property
+    def files(self) -> Files:
+        """What files hold as of now."""
+        found = Files()
+        users = [i for i, message in enumerate(self._messages) if message.get("role") == "user"]
+        for done in self.done:
+            while users and users[0] < done.place:
+                found.told(self.texts[users.pop(0)])
+            if not done.has_failed:
+                found.take(done.call, done.answer)
+        for place in users:
+            found.told(self.texts[place])
+        return found
+
+    def obstacle(self, action: Action) -> Obstacle | None:
+        """Say what speaks against an action here; `None` when nothing does.
+
+        Args:
+            action: A valid one: what its calls need is there.
+        """
+        if why := self.impossible(action):
+            return Obstacle("infeasible", why)
+        found = self.stale(action) or self.repeated(action)
+        if found is not None:
+            return found
+        kinds = sorted(self.unasked(action))
+        return Obstacle("unasked", f"nobody asked for: {', '.join(kinds)}") if kinds else None
+
+    def impossible(self, action: Action) -> str | None:
+        """Say what an action needs that was never shown.
+
+        A file that is read or changed must have been named, and the text that an edit replaces must
+        have been shown: each of its lines, since results number and indent them.
+        """
+        written: set[str] = set()
+        for call in action.calls:
+            if (key := _NEED_A_FILE.get(call.name)) is None:
+                continue
+            name = PurePosixPath(call.values()[key].replace("\\", "/")).name
+            known_to_student = self._student is not None and name in self._student.render()
+            if name not in self.text and not known_to_student:
+                return f"{name} was never named"
+            for _, edits in replacements([call]):
+                for edit in edits:
+                    if any(line not in self.text and line not in written for line in _lines(edit)):
+                        return f"the text that is replaced in {name} was never shown"
+                    written.update(map(str.strip, edit.new.splitlines()))
+        return None
+
+    def stale(self, action: Action) -> Obstacle | None:
+        """Say which edit is made already, or replaces what is not there any more."""
+        own: set[str] = set()
+        for call in action.calls:
+            path = path_of(call)
+            if path is None:
+                continue
+            name = PurePosixPath(path).name
+            if call.name == "Write":
+                content = call.values().get("content")
+                if content and content == self.files[path].content:
+                    return Obstacle("applied", f"{name} holds that already")
+            for _, edits in replacements([call]):
+                for edit in edits:
+                    if path in own:
+                        break  # what its own earlier calls leave is not followed
+                    found = self.files[path].obstacle(edit)
+                    if found == "applied":
+                        return Obstacle("applied", f"the change of {name} is made already")
+                    if found == "gone":
+                        return Obstacle(
+                            "infeasible", f"the text that is replaced in {name} is gone"
+                        )
+                    own.add(path)
+        return None
+
+    def repeated(self, action: Action) -> Obstacle | None:
+        """Say whether all that an action does is look again at what it was just shown."""
+        if not action.calls or any(reach_of(call) != "look" for call in action.calls):
+            return None
+        if all(self._is_repeated(call) for call in action.calls):
+            return Obstacle("repeated_look", "it was shown already, and nothing changed since")
+        return None
+
+    def _is_repeated(self, look: Call) -> bool:
+        last_word = max(
+            (i for i, message in enumerate(self._messages) if message.get("role") == "user"),
+            default=-1,
+        )
+        for done in reversed(self.done[-_N_RECENT:]):
+            if done.place < last_word:
+                return False
+            if _shows_again(look, done):
+                return True
+            # A change that failed is a reason to look again: what was shown did not hold.
+            is_reason = reach_of(done.call) == "object" if done.has_failed else True
+            if is_reason and _changes_what_is_seen(done.call, look):
+                return False
+        return False
+
+    def unasked(self, action: Action) -> set[str]:
+        """Give the kinds of consequences of an action that nobody asked for."""
+        acts = {kind for call in action.calls for kind in self._acts(call)}
+        if acts and self._student is not None:
+            acts -= {kind for call in self._student.calls for kind in self._acts(call)}
+        return {kind for kind in acts if self.request_place(kind) is None}
+
+    def _acts(self, call: Call) -> set[str]:
+        if call.name != "Bash":
+            return set()
+        plan = plan_of(call)
+        is_own = "delete" in plan.acts and all(map(self._is_own, _deleted(plan.target or ())))
+        return set(plan.acts) - ({"delete"} if is_own else set())
+
+    def _is_own(self, path: str) -> bool:
+        """Whether the agent made what it deletes, in this prompt."""
+        name = PurePosixPath(path).name
+        if path.startswith(_TEMPORARY):
+            return True
+        return bool(name) and any(
+            name in str(done.call.values().get("command") or path_of(done.call))
+            for done in self.done
+            if not done.has_failed and reach_of(done.call) in ("anything", "object")
+            if done.call.name in ("Bash", "Write")
+        )
+
+    def request_place(self, kind: str) -> int | None:
+        """Give the place of the last user message that asks for a kind of consequence."""
+        pattern = _REQUESTS.get(kind)
+        for place in range(len(self._messages) - 1, -1, -1):
+            if self._messages[place].get("role") == "user" and pattern is not None:
+                words = _NOT_OWN_WORDS.sub(" ", self.texts[place]).lower()
+                if any(not _REFUSED.search(words[: m.start()]) for m in pattern.finditer(words)):
+                    return place
+        return None
+
+    def needed(self, action: Action) -> set[int]:
+        """Give the places of the messages without which an action would not be possible here.
+
+        The latest message counts that shows what is needed, and of a request the message that asks.
+        """
+        found: set[int | None] = set()
+        written: set[str] = set()
+        for call in action.calls:
+            if (key := _NEED_A_FILE.get(call.name)) is not None:
+                name = PurePosixPath(call.values()[key].replace("\\", "/")).name
+                found.add(self._last_with([name]))
+                shown: set[int | None] = set()
+                for _, edits in replacements([call]):
+                    for edit in edits:
+                        shown |= self._showing([x for x in _lines(edit) if x not in written])
+                        written.update(map(str.strip, edit.new.splitlines()))
+                first = min((place for place in shown if place is not None), default=None)
+                found |= shown | self._changes_since(first, name)
+            found |= {self.request_place(kind) for kind in self._acts(call)}
+        return {place for place in found if place is not None}
+
+    def _changes_since(self, place: int | None, name: str) -> set[int]:
+        """Give the places of what changed a file after it was shown: without them it would look old."""
+        return {
+            done.place
+            for done in self.done
+            if place is not None and done.place > place and not done.has_failed
+            if reach_of(done.call) == "object" and (path_of(done.call) or "").endswith(name)
+        }
+
+    def _showing(self, lines: list[str]) -> set[int | None]:
+        if not lines:
+            return set()
+        whole = self._last_with(lines)
+        return {whole} if whole is not None else {self._last_with([line]) for line in lines}
+
+    def _last_with(self, parts: list[str]) -> int | None:
+        for place in range(len(self.texts) - 1, -1, -1):
+            text = self.texts[place]
+            if all(part in text for part in parts):
+                return place
+        return None
+
+
+def _shows_again(look: Call, done: Done) -> bool:
+    """Whether what a look would show stands in the answer of a call."""
+    if look.name != done.call.name or done.answer.startswith(CLEARED_RESULT):
+        return False
+    if look == done.call:
+        return True
+    if look.name not in ("Read", "Bash"):
+        return False
+    ours, theirs = keys_of(look), keys_of(done.call)
+    if ours.effect != theirs.effect:
+        return False
+    if theirs.lines is None or ours.lines is None:
+        return theirs.lines is None
+    return theirs.lines[0] <= ours.lines[0] and ours.lines[1] <= theirs.lines[1]
+
+
+def _changes_what_is_seen(call: Call, look: Call) -> bool:
+    if reach_of(call) == "anything" and look.name in ("Read", "NotebookRead"):
+        path = path_of(look)
+        return path is None or may_change(call, path)
+    return depend(call, look)
+
+
+def _deleted(target: Sequence[Any]) -> Iterator[str]:
+    """Give the operands of the commands that delete files; an empty one where they are not plain."""
+    for words in target:
+        if words and words[0] in ("rm", "rmdir", "unlink", "shred"):
+            yield from (word for word in words[1:] if isinstance(word, str))
+        elif words and (words[0] == "find" or words[:2] == ("git", "rm") or words[0] == "xargs"):
+            yield ""
+
+
+def _lines(edit: Edit) -> list[str]:
+    return [line for line in map(str.strip, edit.old.splitlines()) if line]
+
+
+def _opened(message: Message) -> list[Any]:
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    return [message.get("content"), *(_arguments(call.get("arguments")) for call in calls)]
+
+
+def _arguments(arguments: Any) -> Any:
+    try:
+        return msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return arguments
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)

@@ -1,0 +1,282 @@
+"""What a client really sent, where its log says so: requests as chains of messages, checked by hash.
+
+Since about 2.1.310 Claude Code logs every request: `api-request` names the messages by their SHA-256
+(the first `keep` of request `base`, then `tail`), `api-request-shape` holds the system prompt and the
+tools, and `api-request-blob` the messages that the rows alone don't give. The hash is that of the
+message as compact JSON with sorted keys, not escaped to ASCII, without marks of the cache. The rest are
+put together from rows: the blocks of one `message.id`, or user rows side by side. Nothing here is
+inferred: a message whose hash nothing meets makes its request one that is not known.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.ingesters.base import Turn
+from replay_pipeline.ingesters.json_lines import UNREADABLE, as_list, lines_in
+from replay_pipeline.ingesters.wire import WireMessage, blocks_of, unmarked
+
+REQUEST_ROWS = frozenset({"api-request", "api-request-shape", "api-request-blob"})
+"""Kinds of rows that hold requests."""
+_NO_JSON = msgspec.Raw(b"")
+_MAX_SIDE_BY_SIDE = 40
+"""User rows between two answers that are tried in every way of putting them together."""
+_KEPT_OF_MEDIA = ("type", "media_type", "url", "file_id")
+
+
+class _Row(msgspec.Struct, rename="camel"):
+    type: str | None = None
+    id: str | None = None
+    base: str | None = None
+    keep: int = 0
+    tail: list[str] = []
+    shape_hash: str | None = None
+    shape: msgspec.Raw = _NO_JSON
+    params: msgspec.Raw = _NO_JSON
+    hash: str | None = None
+    message: msgspec.Raw = _NO_JSON
+    is_visible_in_transcript_only: bool | None = None
+    is_compact_summary: bool | None = None
+
+
+_decode_row = msgspec.json.Decoder(_Row).decode
+
+
+class Request(msgspec.Struct):
+    """One request of a log."""
+
+    shape: str
+    params_json: str
+    hashes: list[str] | None
+    """Its messages; `None` where the request that it goes on from is not in the log."""
+
+
+def hash_of(value: Any) -> str:
+    """Return the hash under which the client logs a message or a shape."""
+    try:
+        data = msgspec.json.encode(value, order="sorted")
+    except UnicodeEncodeError:  # half of a surrogate pair, which JavaScript writes as an escape
+        text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        data = text.encode("utf-8", "backslashreplace")
+    return hashlib.sha256(data).hexdigest()
+
+
+class SentRequests:
+    """The requests of one session file, each with its messages as far as their hashes are met."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self.shapes: dict[str, dict[str, Any]] = {}
+        self.messages: dict[str, WireMessage] = {}
+        """By their hash."""
+        self.n_false = 0
+        """Blobs and shapes that are not what their hash says."""
+        self._open: dict[str, list[Any]] = {}
+        """Blocks of assistant messages with rows that were not tried yet, by id."""
+        self._answers: dict[str, list[Any]] = {}
+        self._side_by_side: list[list[Any]] = []
+        self._n_tried = 0
+        self._last = ""
+
+    def add(self, line: bytes | bytearray) -> None:
+        """Take in one line of the log."""
+        try:
+            row = _decode_row(line)
+        except UNREADABLE:
+            return
+        if row.type == "api-request" and row.id:
+            self._request(row)
+        elif row.type == "api-request-blob" and row.hash:
+            self._keep(row.hash, _decoded(row.message), self.messages)
+        elif row.type == "api-request-shape" and row.shape_hash:
+            self._keep(row.shape_hash, _decoded(row.shape), self.shapes)
+        elif row.type == "assistant":
+            message = _decoded(row.message)
+            if (message_id := message.get("id")) and isinstance(message_id, str):
+                blocks = self._answers.setdefault(message_id, [])
+                blocks += map(unmarked, as_list(message.get("content")))
+                self._open[message_id] = blocks
+                if (
+                    message_id != self._last
+                ):  # a call is answered while the message is still written
+                    self._try_side_by_side()
+                    self._side_by_side, self._n_tried = [], 0
+                    self._last = message_id
+        elif row.type == "user" and (
+            row.is_compact_summary or not row.is_visible_in_transcript_only
+        ):
+            self._side_by_side.append(blocks_of(_decoded(row.message).get("content")))
+
+    def _keep(self, name: str, value: dict[str, Any], where: dict[str, Any]) -> None:
+        # A content that is one text is sent as a text, or as a block where a cache mark is to be put.
+        in_blocks = value | {"content": blocks_of(value.get("content"))}
+        if hash_of(value) == name or ("content" in value and hash_of(in_blocks) == name):
+            where[name] = value
+        else:
+            self.n_false += 1
+
+    def _request(self, row: _Row) -> None:
+        base = self.requests.get(row.base) if row.base else None
+        hashes: list[str] | None = row.tail
+        if row.base is not None:
+            before = base.hashes if base is not None else None
+            hashes = [*before[: row.keep], *row.tail] if before is not None else None
+        params = str(memoryview(row.params), "utf-8", "replace") or "{}"
+        self.requests[row.id or ""] = Request(row.shape_hash or "", params, hashes)
+        if not self.messages.keys() >= set(row.tail):
+            self._try_answers()
+            self._try_side_by_side()
+
+    def _try_answers(self) -> None:
+        for blocks in self._open.values():
+            message = {"role": "assistant", "content": list(blocks)}
+            self.messages.setdefault(hash_of(message), message)
+        self._open.clear()
+
+    def _try_side_by_side(self) -> None:
+        rows = self._side_by_side
+        for end in range(self._n_tried + 1, min(len(rows), _MAX_SIDE_BY_SIDE) + 1):
+            for start in range(end):
+                blocks = [block for row in rows[start:end] for block in row]
+                message = {"role": "user", "content": blocks}
+                self.messages.setdefault(hash_of(message), message)
+        self._n_tried = len(rows)
+
+    def missing(self, names: Iterable[str]) -> set[str]:
+        """Return those of these requests that are not in the log, or whose base is not."""
+        found = {name for name, request in self.requests.items() if request.hashes is not None}
+        return set(names) - found
+
+    def join(self, other: "SentRequests") -> None:
+        """Take over what another log holds."""
+        self.requests = other.requests | self.requests
+        self.shapes = other.shapes | self.shapes
+        self.messages = other.messages | self.messages
+
+    def met(self, request_id: str) -> tuple[Request, list[str]] | None:
+        """Return a request and the hashes of its messages; `None` where one of them is not met."""
+        request = self.requests.get(request_id)
+        if request is None or request.hashes is None or request.shape not in self.shapes:
+            return None
+        if not all(name in self.messages for name in request.hashes):
+            return None
+        return request, request.hashes
+
+    def n_unmet(self) -> int:
+        """Count the messages of all requests that nothing in the log meets."""
+        named = {name for request in self.requests.values() for name in request.hashes or ()}
+        return len(named - self.messages.keys())
+
+
+def read_sent(path: Path, end: int | None = None) -> SentRequests:
+    """Return every request that a session file holds up to byte `end`."""
+    sent = SentRequests()
+    for line in lines_in(path, 0, end):
+        sent.add(line)
+    return sent
+
+
+def join_siblings(sent: SentRequests, names: Iterable[str], path: Path) -> None:
+    """Look for requests in the sessions beside a file: a fork begins with rows of another's.
+
+    Args:
+        sent: what the file itself holds; what is found is joined to it.
+        names: ids of requests that its rows name.
+        path: the file.
+    """
+    for sibling in sorted(path.parent.glob("*.jsonl")):
+        missing = sent.missing(names)
+        if not missing:
+            return
+        if sibling != path and _holds(sibling, min(missing)):
+            sent.join(read_sent(sibling))
+
+
+def _holds(path: Path, name: str) -> bool:
+    with (
+        suppress(OSError, ValueError),
+        path.open("rb") as file,
+        mmap(file.fileno(), 0, access=ACCESS_READ) as data,
+    ):
+        return data.find(name.encode()) >= 0
+    return False
+
+
+class SentTurns:
+    """The turns of what was sent in one conversation: a tree, in which equal beginnings are one."""
+
+    def __init__(self, sent: SentRequests) -> None:
+        self._sent = sent
+        self.turns: list[Turn] = []
+        self._known: dict[tuple[Turn | None, str], Turn] = {}
+
+    def put(self, turn: Turn) -> bool:
+        """Tell a decision what it was shown; `False` where its request is not met."""
+        found = self._sent.met(turn.request or "")
+        if found is None:
+            return False
+        request, hashes = found
+        above: Turn | None = None
+        for name in hashes:
+            above = self._turn(above, name, "sent", self._sent.messages[name])
+        turn.sent = above
+        turn.shape = self._turn(None, request.shape, "shape", self._sent.shapes[request.shape])
+        turn.params_json = request.params_json
+        return True
+
+    def put_shape(self, turn: Turn, shape: dict[str, Any]) -> None:
+        """Tell a decision the system prompt and the tools that it was shown."""
+        turn.shape = self._turn(None, hash_of(shape), "shape", shape)
+
+    def _turn(self, above: Turn | None, name: str, kind: str, value: Any) -> Turn:
+        turn = self._known.get((above, name))
+        if turn is None:
+            turn = Turn(parent=above, kind=kind, offset=0, uuid=name)
+            turn.wire_json = msgspec.json.encode(_lean(value)).decode()
+            # Below zero, so that they stay what they are while the conversation grows.
+            turn.index = -1 - len(self.turns)
+            self.turns.append(turn)
+            self._known[above, name] = turn
+        return turn
+
+
+def shape_of_snapshot(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the system prompt and the tools of a `prompt_snapshot` as a shape."""
+    prompt = [text for text in as_list(fields.get("systemPrompt")) if isinstance(text, str)]
+    texts = [fields.get("cliPrefix"), "\n\n".join(prompt)]
+    tools = (
+        tool.get("schema", tool) for tool in as_list(fields.get("tools")) if isinstance(tool, dict)
+    )
+    return {
+        "system": [{"type": "text", "text": text} for text in texts if isinstance(text, str)],
+        "tools": list(tools),
+    }
+
+
+def _decoded(raw: msgspec.Raw) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(raw) if raw else None
+    except UNREADABLE:
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _lean(value: Any) -> Any:
+    """Leave out what no other model can read: signatures, and the bytes of images and documents."""
+    if isinstance(value, list):
+        return [_lean(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "base64" and "data" in value:
+        return {key: value[key] for key in _KEPT_OF_MEDIA if key in value}
+    return {
+        key: _lean(item)
+        for key, item in value.items()
+        if not (key == "signature" and value.get("type") == "thinking")
+    }

@@ -1,0 +1,174 @@
+"""How likely each pair is to be right, from all votes of an extraction together."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from replay_pipeline.actions import Action
+from replay_pipeline.actions.votes import Vote
+from replay_pipeline.reliability import (
+    AGENT,
+    Ballot,
+    BallotBox,
+    Beliefs,
+    Poll,
+    Reliability,
+    Verdicts,
+    fit,
+    posterior,
+)
+from replay_pipeline.types import DPOPair, TraceState
+
+_MIN_CONTROL = 20
+"""From so many answers of the agent's own model on, its agreement with itself is used."""
+_NATURAL = {"rejection": 0.8, "rewind": 0.65}
+"""What is taken for the chance that a pair of the record is right, before any such pair was checked;
+ten pairs that were checked count for as much."""
+_NATURAL_STRENGTH = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A pair, and where its chosen side stands on the ballot of its state."""
+
+    pair: DPOPair
+    group: int | None
+
+
+class Claims:
+    """Collects what tells who is right while states are judged, and says it of each pair.
+
+    Args:
+        box: makes the ballots.
+        verdicts: what is known of answers and recorded actions by execution.
+        checked: by pair, whether a person found it to be right.
+        known: estimates made elsewhere, which are taken instead of one's own.
+    """
+
+    def __init__(
+        self,
+        box: BallotBox,
+        *,
+        verdicts: Verdicts | None = None,
+        checked: Mapping[str, bool] | None = None,
+        known: Reliability | None = None,
+    ) -> None:
+        self._box = box
+        self._verdicts = verdicts or {}
+        self._checked = checked or {}
+        self._known = known
+        self._ballots: dict[str, Ballot] = {}
+        self._claims: list[_Claim] = []
+
+    def file(
+        self, state: TraceState, agent: Action, votes: Iterable[Vote], *, is_recorded: bool
+    ) -> None:
+        """Note who did the same as whom at a state."""
+        votes = list(votes)
+        ballot = self._box.ballot(state, agent, votes, is_recorded=is_recorded) if votes else None
+        if ballot is not None:
+            self._ballots[ballot.state_id] = ballot
+
+    def beliefs(self, state_id: str) -> tuple[Ballot, Beliefs] | None:
+        """Return what estimates made elsewhere say of a state; `None` where nothing was seen."""
+        ballot = self._ballots.get(state_id)
+        return (ballot, _beliefs(self._known, ballot)) if self._known and ballot else None
+
+    def families_of(self, ballot: Ballot, group: int) -> set[str]:
+        """Return the families of a group of a ballot."""
+        return {
+            rater
+            for rater, number in zip(self._box.raters, ballot.pattern, strict=True)
+            if number == group
+        }
+
+    def claim(self, pair: DPOPair, families: Iterable[str]) -> None:
+        """Note a pair, and the families that would do what it prefers."""
+        ballot = self._ballots.get(pair["state_id"])
+        group = self._box.group_of(ballot, families) if ballot is not None else None
+        self._claims.append(_Claim(pair, group))
+
+    def is_right(self, pair: DPOPair) -> bool | None:
+        """Whether a pair is known to be right, from a person or by execution."""
+        if (marked := self._checked.get(pair.get("pair_id", ""))) is not None:
+            return marked
+        state_id = pair["state_id"]
+        agent = self._verdicts.get((state_id, AGENT))
+        told = [self._verdicts.get((state_id, name)) for name in pair.get("teachers_agreeing", ())]
+        if agent is True or False in told:
+            return False
+        return True if agent is False and True in told else None
+
+    def fitted(self, self_agreement: float | None = None) -> Reliability:
+        """Return the estimates that all ballots give, what is known of pairs included."""
+        ballots = dict(self._ballots)
+        for claim in self._claims:
+            ballot = ballots.get(claim.pair["state_id"])
+            marked = self._checked.get(claim.pair.get("pair_id", ""))
+            if ballot is not None and claim.group and marked is not None:
+                fact = (-1 - claim.group, marked)
+                ballots[ballot.state_id] = replace(ballot, known=(*ballot.known, fact))
+        return fit(list(ballots.values()), self._box.raters, self_agreement=self_agreement)
+
+    def settle(
+        self, pairs: Iterable[DPOPair], *, n_control: int = 0, n_mismatch: int = 0
+    ) -> tuple[Reliability, dict[str, float]]:
+        """Put `p_chosen_right`, `p_better` and `weight` on every pair.
+
+        Claims rest on votes and record alone, never on what is known of the pair itself: so they can
+        be held against it.
+
+        Returns:
+            The estimates, and `p_better` by pair.
+        """
+        agreement = 1 - n_mismatch / n_control if n_control >= _MIN_CONTROL else None
+        model = self._known or self.fitted(agreement)
+        groups = {id(claim.pair): claim.group for claim in self._claims}
+        natural = self._natural_shares(pairs)
+        claims: dict[str, float] = {}
+        for pair in pairs:
+            ballot = self._ballots.get(pair["state_id"])
+            group = groups.get(id(pair))
+            if ballot is not None and group is not None:
+                beliefs = _beliefs(model, ballot)
+                right, better = beliefs.right[group], beliefs.better[group]
+            else:
+                right = better = natural.get(pair.get("source", ""), 0.5)
+            pair["p_chosen_right"] = round(right, 4)
+            pair["p_better"] = pair["weight"] = round(better, 4)
+            is_right = self.is_right(pair)
+            if is_right is not None:
+                pair["is_checked_right"] = is_right
+            claims[pair.get("pair_id", "")] = better
+        return model, claims
+
+    def poll(
+        self,
+        claims: Mapping[str, float],
+        pairs: Iterable[DPOPair],
+        chances: Mapping[str, float] | None = None,
+    ) -> Poll:
+        """Return what there is to say how many of the pairs are right."""
+        known = {
+            pair.get("pair_id", ""): is_right
+            for pair in pairs
+            if (is_right := self.is_right(pair)) is not None
+        }
+        return Poll.of(claims, known, chances)
+
+    def _natural_shares(self, pairs: Iterable[DPOPair]) -> dict[str, float]:
+        """Share of right pairs among those that need no teacher, by source."""
+        shares: dict[str, float] = {}
+        for source, before in _NATURAL.items():
+            found = [
+                is_right
+                for pair in pairs
+                if pair.get("source") == source and (is_right := self.is_right(pair)) is not None
+            ]
+            shares[source] = (sum(found) + before * _NATURAL_STRENGTH) / (
+                len(found) + _NATURAL_STRENGTH
+            )
+        return shares
+
+
+def _beliefs(model: Reliability, ballot: Ballot) -> Beliefs:
+    return posterior(model, model.kind(ballot.kind), ballot.pattern, has_failed=ballot.has_failed)

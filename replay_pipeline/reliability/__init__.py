@@ -1,0 +1,22 @@
+"""Who is right, how often, and where that is worth a question: from who agreed with whom.
+
+Start with `model.py`; `ballots.py` says what is looked at, `precision.py` how checks correct it.
+"""
+
+from replay_pipeline.reliability.ballots import AGENT, Ballot, BallotBox, Verdicts
+from replay_pipeline.reliability.model import Beliefs, Reliability, fit, posterior
+from replay_pipeline.reliability.precision import Poll, Precision, draw
+
+__all__ = [
+    "AGENT",
+    "Ballot",
+    "BallotBox",
+    "Beliefs",
+    "Poll",
+    "Precision",
+    "Reliability",
+    "Verdicts",
+    "draw",
+    "fit",
+    "posterior",
+]

@@ -1,0 +1,177 @@
+"""What was seen at a state, as far as it tells who is right: who did the same as whom."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from replay_pipeline.actions import Action, TextComparator, agreement_level, agrees_at
+from replay_pipeline.actions.votes import Vote
+from replay_pipeline.types import FAILURES, AgreementLevel, Message, TraceState
+
+AGENT = "agent"
+"""The rater that acted in the session; the others are teachers, by family."""
+
+Pattern = tuple[int, ...]
+"""Who did the same: for each rater the number of its group in order of appearance, the agent first;
+-1 for a rater that was not asked or gave no action that could run."""
+
+Known = tuple[tuple[int, bool], ...]
+"""What is known of a ballot: groups, and whether they are right. `(-1 - n, x)` says instead whether
+group n is right and the agent's action is not."""
+
+Verdicts = Mapping[tuple[str, str], bool]
+"""By state and candidate (the name of a teacher, or `agent`), whether its action is known to be right.
+What is not known is left out."""
+
+_MOST_TEACHERS = 8
+_OTHER_KIND = "other"
+_FEWEST_STATES = 20
+"""A kind with fewer states is counted with the others that are as rare."""
+_ERROR = re.compile(
+    r"\s*(?:<tool_use_error>|error\b|exit code [1-9]|traceback \(most recent|fatal:)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """The raters' actions at one state, as groups of equal ones."""
+
+    state_id: str
+    kind: str
+    pattern: Pattern
+    has_failed: bool | None = None
+    """Whether the recorded action failed, was refused or taken back; `None` if that is not known."""
+    known: Known = ()
+    """What is known, by execution or from a person."""
+
+
+def kind_of_state(state: TraceState) -> str:
+    """Return the kind of decision: the tool that the agent used, and whether after an error.
+
+    It is known before any teacher is asked. An agent that ends with a text is of kind `text`.
+    """
+    action = state["student_action"]
+    calls = (action.get("tool_calls") or ()) if isinstance(action, Mapping) else ()
+    tool = str((calls[0].get("function") or {}).get("name")) if calls else "text"
+    last = state["messages"][-1] if state["messages"] else {}
+    return f"{tool} after an error" if _shows_error(last) else tool
+
+
+def _shows_error(message: Message) -> bool:
+    content = message.get("content")
+    return (
+        message.get("role") == "tool"
+        and isinstance(content, str)
+        and _ERROR.match(content) is not None
+    )
+
+
+def merged_kinds(kinds: Iterable[str]) -> dict[str, str]:
+    """Map each kind to itself, or to one that holds all that are too rare to be estimated alone."""
+    counts = Counter(kinds)
+    return {
+        kind: kind if n >= _FEWEST_STATES else _OTHER_KIND for kind, n in sorted(counts.items())
+    }
+
+
+def groups_of(
+    actions: Sequence[Action], level: AgreementLevel, same_text: TextComparator | None = None
+) -> list[int]:
+    """Number actions by the group of equal ones that each belongs to, the first being group 0.
+
+    Agreement need not be transitive: an action joins the first group all of whose members it
+    agrees with.
+    """
+    members: list[list[Action]] = []
+    found: list[int] = []
+    for action in actions:
+        for number, group in enumerate(members):
+            levels = (agreement_level(action, other, same_text=same_text) for other in group)
+            if all(agrees_at(level, each) for each in levels):
+                group.append(action)
+                found.append(number)
+                break
+        else:
+            found.append(len(members))
+            members.append([action])
+    return found
+
+
+class BallotBox:
+    """Makes ballots of states, all with the same list of raters.
+
+    Args:
+        families: the families of teachers; of many, those named first.
+        level: how strictly two actions must be the same.
+        same_text: judge of final texts that differ.
+        verdicts: by state and candidate (a teacher, or `agent`), whether it is known to be right.
+    """
+
+    def __init__(
+        self,
+        families: Iterable[str],
+        *,
+        level: AgreementLevel = "effect",
+        same_text: TextComparator | None = None,
+        verdicts: Verdicts | None = None,
+    ) -> None:
+        self.raters = (AGENT, *dict.fromkeys(families))[: _MOST_TEACHERS + 1]
+        self._level: AgreementLevel = level
+        self._same_text = same_text
+        self._verdicts = verdicts or {}
+        self._places = {family: place for place, family in enumerate(self.raters)}
+
+    def ballot(
+        self,
+        state: TraceState,
+        agent: Action,
+        votes: Iterable[Vote],
+        *,
+        is_recorded: bool = True,
+        known: Known = (),
+    ) -> Ballot | None:
+        """Return the ballot of a state; `None` where the agent's action could not run.
+
+        Of a family one answer counts, that of the teacher whose name comes first: models of a
+        family err alike.
+
+        Args:
+            state: the decision point.
+            agent: what the agent did, or a sample of the trainee in its place.
+            votes: valid answers.
+            is_recorded: whether `agent` is the recorded action, so that its outcome says something.
+            known: more that is known of the groups.
+        """
+        if not agent.is_valid:
+            return None
+        seen: dict[int, tuple[Action, str]] = {0: (agent, AGENT)}
+        for vote in sorted(votes, key=lambda vote: vote.row.teacher):
+            place = self._places.get(vote.family)
+            if place is not None and place not in seen:
+                seen[place] = vote.action, vote.row.teacher
+        places = sorted(seen)
+        actions = [seen[place][0] for place in places]
+        numbers = groups_of(actions, self._level, self._same_text)
+        pattern = [-1] * len(self.raters)
+        facts: dict[int, bool] = {}
+        for place, number in zip(places, numbers, strict=True):
+            pattern[place] = number
+            is_right = self._verdicts.get((state["state_id"], seen[place][1]))
+            if is_right is not None and (place or is_recorded):
+                facts[number] = facts.get(number, True) and is_right
+        outcome = state.get("outcome") if is_recorded else None
+        return Ballot(
+            state["state_id"],
+            kind_of_state(state),
+            tuple(pattern),
+            True if outcome in FAILURES else False if outcome == "ok" else None,
+            (*sorted(facts.items()), *known),
+        )
+
+    def group_of(self, ballot: Ballot, families: Iterable[str]) -> int | None:
+        """Return the group of a ballot in which most of these families are; `None` if none is."""
+        places = (self._places.get(family) for family in families)
+        numbers = Counter(ballot.pattern[place] for place in places if place is not None)
+        del numbers[-1]
+        return min(numbers, key=lambda number: (-numbers[number], number), default=None)

@@ -1,0 +1,373 @@
+"""Who is right how often: expectation maximization over who agreed with whom.
+
+The raters are the agent and one teacher per family. At a state there are right actions and wrong ones.
+A rater takes a right one with its accuracy at this kind of decision; those that err take, with the
+probability `shared`, the one wrong action that tempts all at this state, else one of their own. Nobody
+sees which is which: only the partition of the raters into those that did the same. Dawid and Skene
+(1979), "Maximum likelihood estimation of observer error-rates using the EM algorithm", is the same
+without the partition; errors that raters share are what Joglekar, Garcia-Molina and Parameswaran
+(2013) warn of, and are modelled here by the tempting action. That some states are hard for everybody
+is a second class of states, after Whitehill et al. (2009), "Whose vote should count more".
+
+Accuracies of a kind are drawn towards those of all kinds, as if each rater had been seen at `_PRIOR`
+more states: Bayes' rule with a beta prior (Gelman et al., "Bayesian data analysis", 5.3).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from replay_pipeline.reliability.ballots import Ballot, Known, Pattern, merged_kinds
+from replay_pipeline.reliability.labels import ALSO_RIGHT, N_LABELS, OWN, RIGHT, TEMPTING, Rows
+
+Array = np.ndarray
+
+_PRIOR = 12.0
+"""States by which an estimate of a kind is drawn towards that of all kinds."""
+_ACCURACY = (0.7, 2.0)
+"""Accuracy before anything was seen, and the states it counts for."""
+_SHARED = (0.35, 6.0)
+_ALIKE = 30.0
+"""Errors by which a rater's share of tempted ones is drawn towards everybody's."""
+_HARD = (0.3, 10.0)
+_FAILS = (0.05, 0.2, 30.0)
+"""How often a right and a wrong action fails before anything was seen, and the states it counts for."""
+_MIN_KNOWN = 25
+"""From so many states with a verdict on, hard states are told from easy ones."""
+_FEWEST_SEEN = 30
+"""Answers of a teacher at a kind of decision below which nothing is said of it."""
+_SAME = 0.03
+"""Accuracies that differ by less are taken for the same."""
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reliability:
+    """Estimates of who is right: arrays by kind (K), class of state (D) and rater (R)."""
+
+    raters: tuple[str, ...]
+    kinds: tuple[str, ...]
+    accuracy_K_D_R: Array
+    shared_K_D_R: Array
+    """How often one that errs takes the action that tempts all."""
+    same_right: float
+    """How often one that is right takes the commonest of several right actions."""
+    classes_D: Array
+    """Shares of the classes of states: alike, or easy and hard."""
+    fails: tuple[float, float]
+    """How often a right and a wrong recorded action fails."""
+    n_states: int = 0
+    n_known: int = 0
+    """States with a verdict."""
+    seen_K_R: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    """Valid answers by kind and rater."""
+    merged: dict[str, str] = field(default_factory=dict)
+
+    def kind(self, name: str) -> int:
+        """Return the place of a kind; one never seen is like the rarest."""
+        name = self.merged.get(name, name)
+        return self.kinds.index(name) if name in self.kinds else len(self.kinds) - 1
+
+    def accuracy(self, rater: str, kind: str | None = None) -> float:
+        """Return how often a rater is right at a kind of decision, or in all."""
+        place = self.raters.index(rater)
+        by_kind = self.accuracy_K_D_R[:, :, place] @ self.classes_D
+        if kind is not None:
+            return float(by_kind[self.kind(kind)])
+        weights = self.seen_K_R[:, 0]
+        return float(np.average(by_kind, weights=weights if weights.sum() else None))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the estimates as plain numbers and names."""
+        return {
+            "n_states": self.n_states,
+            "n_known": self.n_known,
+            "accuracy": {rater: round(self.accuracy(rater), 3) for rater in self.raters},
+            "accuracy_by_kind": {
+                kind: {rater: round(self.accuracy(rater, kind), 3) for rater in self.raters}
+                for kind in self.kinds
+            },
+            "n_by_kind": {
+                kind: dict(zip(self.raters, map(int, seen), strict=True))
+                for kind, seen in zip(self.kinds, self.seen_K_R, strict=False)
+            },
+            "words": self.words(),
+            "shared_errors": round(self.shared(), 3),
+            "hard_states": round(float(self.classes_D[1]), 3) if len(self.classes_D) > 1 else None,
+        }
+
+    def words(self) -> list[str]:
+        """Say where the teachers can teach the agent, and where it is better than they are."""
+        if len(self.raters) < 2:
+            return []
+        places: dict[str, list[str]] = {"stronger": [], "weaker": []}
+        for kind, seen in zip(self.kinds, self.seen_K_R, strict=False):
+            if seen[1:].max(initial=0) < _FEWEST_SEEN:
+                continue
+            best = max(self.accuracy(rater, kind) for rater in self.raters[1:])
+            agent = self.accuracy(self.raters[0], kind)
+            if abs(best - agent) > _SAME:
+                places["stronger" if best > agent else "weaker"].append(kind)
+        stronger, weaker = (", ".join(places[each]) for each in ("stronger", "weaker"))
+        if not stronger and not weaker:
+            return ["your teachers are about as strong as the model that wrote these sessions"]
+        return [
+            "your teachers are "
+            + (f"weaker than the model that wrote these sessions at {weaker}, " if weaker else "")
+            + (f"stronger at {stronger}" if stronger else "stronger at nothing")
+        ]
+
+    def shared(self) -> float:
+        """Return how often one that errs takes the wrong action that tempts all."""
+        weights = self.seen_K_R if self.seen_K_R.sum() else None
+        by_kind = np.einsum("kdr,d->kr", self.shared_K_D_R, self.classes_D)
+        return float(np.average(by_kind, weights=weights))
+
+
+def fit(
+    ballots: Sequence[Ballot],
+    raters: Sequence[str],
+    *,
+    self_agreement: float | None = None,
+    n_steps: int = 300,
+    tolerance: float = 1e-5,
+) -> Reliability:
+    """Return the estimates that make the ballots likeliest, priors included.
+
+    Ballots count by pattern, so the time hardly depends on how many there are.
+
+    Args:
+        ballots: one per state, verdicts included where there are some.
+        raters: the agent and the families, in the order of the patterns.
+        self_agreement: how often the agent's own model, asked again, does what was recorded.
+        n_steps: steps of the algorithm at most.
+        tolerance: it ends when no accuracy changes by more.
+    """
+    merged = merged_kinds(ballot.kind for ballot in ballots)
+    kinds = tuple(dict.fromkeys(sorted(merged.values()))) or ("other",)
+    n_known = sum(bool(ballot.known) for ballot in ballots)
+    found = _start(kinds, len(raters), 2 if n_known >= _MIN_KNOWN else 1, self_agreement)
+    work = _Work(ballots, merged, kinds, len(raters)) if ballots else None
+    for _ in range(n_steps):
+        if work is None:
+            break
+        before, found = found, work.step(found)
+        if np.abs(found.accuracy - before.accuracy).max() < tolerance:
+            break
+    return Reliability(
+        raters=tuple(raters),
+        kinds=kinds,
+        accuracy_K_D_R=found.accuracy,
+        shared_K_D_R=found.shared,
+        same_right=found.same_right,
+        classes_D=found.classes,
+        fails=found.fails,
+        n_states=len(ballots),
+        n_known=n_known,
+        seen_K_R=work.seen_K_R if work else np.zeros((len(kinds), len(raters))),
+        merged=merged,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    accuracy: Array
+    shared: Array
+    same_right: float
+    classes: Array
+    fails: tuple[float, float]
+    same_right_prior: tuple[float, float]
+
+    def logs(self) -> Array:
+        """Log-probability of each label, by kind, class and rater; 0 for a rater without one."""
+        right = np.clip(self.accuracy, 1e-4, 1 - 1e-4)
+        shared = np.clip(self.shared, 1e-4, 1 - 1e-4)
+        same = min(max(self.same_right, 1e-4), 1 - 1e-4)
+        found = np.zeros((*right.shape, N_LABELS + 1))
+        found[..., RIGHT] = np.log(right * same)
+        found[..., ALSO_RIGHT] = np.log(right * (1 - same))
+        found[..., TEMPTING] = np.log((1 - right) * shared)
+        found[..., OWN] = np.log((1 - right) * (1 - shared))
+        return found
+
+
+def _start(
+    kinds: tuple[str, ...], n_raters: int, n_classes: int, self_agreement: float | None
+) -> _Parameters:
+    accuracy = np.full((len(kinds), n_classes, n_raters), _ACCURACY[0])
+    shared = np.full((len(kinds), n_classes, n_raters), _SHARED[0])
+    classes = np.ones(1)
+    if n_classes == 2:
+        accuracy[:, 0], accuracy[:, 1] = 0.8, 0.4
+        shared[:, 1] = 0.5
+        classes = np.array([1 - _HARD[0], _HARD[0]])
+    same, strength = 0.995, 1e6
+    if self_agreement is not None:
+        # Two draws of one model differ where it has a choice of right actions: p^2 + (1 - p)^2.
+        same = (1 + max(0.0, 2 * self_agreement - 1) ** 0.5) / 2
+        strength = 200.0
+    elif n_classes == 2:
+        strength = 60.0
+    return _Parameters(accuracy, shared, same, classes, _FAILS[:2], (same, strength))
+
+
+class _Work:
+    """The counted ballots, and one step of the algorithm."""
+
+    def __init__(
+        self,
+        ballots: Sequence[Ballot],
+        merged: dict[str, str],
+        kinds: tuple[str, ...],
+        n_raters: int,
+    ) -> None:
+        places = {kind: place for place, kind in enumerate(kinds)}
+        counts = Counter(
+            (b.pattern, b.known, b.has_failed, places[merged[b.kind]]) for b in ballots
+        )
+        keys = list(dict.fromkeys((pattern, known) for pattern, known, _, _ in counts))
+        numbers = {key: number for number, key in enumerate(keys)}
+        self.rows = Rows([key[0] for key in keys], [key[1] for key in keys])
+        # By whether the recorded action failed: no, yes, not known.
+        self.counts = np.zeros((3, len(kinds), len(keys)))
+        for (pattern, known, has_failed, kind), n in counts.items():
+            place = 2 if has_failed is None else int(has_failed)
+            self.counts[place, kind, numbers[pattern, known]] += n
+        self.one_hot = np.eye(N_LABELS + 1)[self.rows.labels_N_R][:, :, :N_LABELS]
+        is_seen = np.array([[number >= 0 for number in key[0]] for key in keys], dtype=float)
+        self.seen_K_R = self.counts.sum(axis=0) @ is_seen.reshape(len(keys), n_raters)
+        self.is_agent_right = self.rows.labels_N_R[:, 0] <= ALSO_RIGHT
+
+    def step(self, before: _Parameters) -> _Parameters:
+        """Do one step: what each labeling is worth, then the estimates that follow from it."""
+        counts = self._expected(before)  # kind, class, rater, label
+        by_right = counts[..., : ALSO_RIGHT + 1].sum(axis=3), counts.sum(axis=3)
+        accuracy = _drawn(*by_right, prior=_ACCURACY)
+        errors = counts[..., TEMPTING], counts[..., TEMPTING:].sum(axis=3)
+        shared = _drawn(*errors, prior=_SHARED, is_alike=True)
+        classes = self._by_class + np.array([1 - _HARD[0], _HARD[0]])[: len(before.classes)] * (
+            _HARD[1] if len(before.classes) == 2 else 1
+        )
+        same, strength = before.same_right_prior
+        rights = counts[..., RIGHT].sum(), counts[..., ALSO_RIGHT].sum()
+        same_right = (rights[0] + same * strength) / (sum(rights) + strength)
+        return _Parameters(
+            accuracy, shared, float(same_right), classes / classes.sum(), self._failing(),
+            before.same_right_prior,
+        )  # fmt: skip
+
+    def _expected(self, now: _Parameters) -> Array:
+        """Expected answers by kind, class, rater and label; notes what else the step needs."""
+        rows = self.rows
+        logs = now.logs()
+        raters = np.arange(rows.labels_N_R.shape[1])
+        by_row = logs[:, :, raters, rows.labels_N_R].sum(axis=3) + np.log(now.classes)[:, None]
+        found = np.zeros_like(logs[..., :N_LABELS])
+        self._by_class = np.zeros(len(now.classes))
+        failing = np.zeros((2, 2))  # right or wrong, failed or not
+        for outcome in range(3):
+            likely = np.exp(by_row)
+            if outcome < 2:
+                right, wrong = now.fails
+                fails = np.where(self.is_agent_right, right, wrong)
+                likely = likely * (fails if outcome else 1 - fails)
+            total = np.add.reduceat(likely.sum(axis=1), rows.starts_P, axis=1)
+            share = likely / np.maximum(total, _TINY)[:, None, rows.pattern_N]
+            share = share * self.counts[outcome][:, None, rows.pattern_N]
+            found += np.einsum("kdn,nrl->kdrl", share, self.one_hot, optimize=True)
+            self._by_class += share.sum(axis=(0, 2))
+            if outcome < 2:
+                failing[0, outcome] += share[..., self.is_agent_right].sum()
+                failing[1, outcome] += share[..., ~self.is_agent_right].sum()
+        self._fail_counts = failing
+        return found
+
+    def _failing(self) -> tuple[float, float]:
+        """How often right and wrong actions fail; a wrong one never less often than a right one."""
+        rates = [
+            (self._fail_counts[i, 1] + rate * _FAILS[2]) / (self._fail_counts[i].sum() + _FAILS[2])
+            for i, rate in enumerate(_FAILS[:2])
+        ]
+        return float(min(rates)), float(max(rates))
+
+
+def _drawn(
+    part: Array, whole: Array, *, prior: tuple[float, float], is_alike: bool = False
+) -> Array:
+    """Shares of each kind, drawn towards those of all kinds, and these towards the prior.
+
+    Where raters are alike, those of all kinds are drawn towards those of all raters too.
+    """
+    mean, strength = prior
+    over_kinds = part.sum(axis=0), whole.sum(axis=0)
+    if is_alike:
+        mean = (over_kinds[0].sum(axis=-1, keepdims=True) + mean * strength) / (
+            over_kinds[1].sum(axis=-1, keepdims=True) + strength
+        )
+        strength = _ALIKE
+    pooled = (over_kinds[0] + mean * strength) / (over_kinds[1] + strength)
+    return (part + _PRIOR * pooled) / (whole + _PRIOR)
+
+
+def posterior(
+    reliability: Reliability,
+    kind: int,
+    pattern: Pattern,
+    *,
+    has_failed: bool | None = None,
+    known: Known = (),
+) -> "Beliefs":
+    """Return what to believe of the groups of a ballot.
+
+    Bayes' rule over all labelings and classes of states.
+    """
+    rows = Rows([pattern], [known])
+    likely = likelihoods(reliability, kind, rows, has_failed=has_failed)
+    total = max(float(likely.sum()), _TINY)
+    n_groups = max(pattern) + 1
+    right = [0.0] * n_groups
+    better = [0.0] * n_groups
+    for ways, weight in zip(rows.by_group[0], likely / total, strict=True):
+        for group, label in enumerate(ways):
+            if label <= ALSO_RIGHT:
+                right[group] += float(weight)
+                if ways[0] > ALSO_RIGHT:
+                    better[group] += float(weight)
+    return Beliefs(tuple(right), tuple(better), total)
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """Probabilities about the groups of one ballot; group 0 is the agent's."""
+
+    right: tuple[float, ...]
+    """That what a group did is right."""
+    better: tuple[float, ...]
+    """That it is right and what the agent did is not."""
+    likelihood: float
+
+
+def likelihoods(
+    reliability: Reliability, kind: int, rows: Rows, *, has_failed: bool | None = None
+) -> Array:
+    """Return the probability of each labeling together with what was seen."""
+    parameters = _Parameters(
+        reliability.accuracy_K_D_R[kind : kind + 1],
+        reliability.shared_K_D_R[kind : kind + 1],
+        reliability.same_right,
+        reliability.classes_D,
+        reliability.fails,
+        (0.0, 0.0),
+    )
+    logs = parameters.logs()[0]
+    raters = np.arange(rows.labels_N_R.shape[1])
+    by_row = np.exp(logs[:, raters, rows.labels_N_R].sum(axis=2))
+    likely = reliability.classes_D @ by_row
+    if has_failed is not None:
+        right, wrong = reliability.fails
+        fails = np.where(rows.labels_N_R[:, 0] <= ALSO_RIGHT, right, wrong)
+        likely = likely * (fails if has_failed else 1 - fails)
+    return likely

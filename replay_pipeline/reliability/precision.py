@@ -1,0 +1,225 @@
+"""How many of the pairs are right: what is claimed, corrected by the pairs that were checked.
+
+Prediction-powered inference: the mean of all claims plus the mean error of the claims at pairs that were
+drawn and checked. It is right whatever the claims are; good claims make the interval narrow.
+Angelopoulos et al. (2023), "Prediction-powered inference", arXiv:2301.09633; the claims are weighed as in
+Angelopoulos, Duchi and Zrnic (2023), "PPI++", arXiv:2311.01453. Pairs that were drawn with unequal
+probabilities are weighed by their inverse (Hajek's estimator).
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_Z = 1.959964
+"""Standard errors of an interval of 95 %."""
+_LEAST_CHANCE = 0.3
+"""Of the chance of the most doubtful pair, so much has the surest one to be drawn."""
+FEWEST_CHECKED = 5
+"""From so many checked pairs on, they correct the claims."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Share of pairs whose chosen side is right and whose rejected side is not."""
+
+    share: float
+    low: float
+    high: float
+    """Both ends of an interval of 95 %; where nobody checked, of what the claims alone leave open."""
+    claimed: float
+    """Mean of the claims."""
+    n_pairs: int
+    n_checked: int
+
+    def words(self) -> str:
+        """Return the figure in words."""
+        if not self.n_pairs:
+            return "no pairs"
+        if self.n_checked < FEWEST_CHECKED:
+            if self.n_checked:
+                return (
+                    f"claimed precision {_short(self.claimed)}; {self.n_checked} checked, too few"
+                )
+            return f"claimed precision {_short(self.claimed)}; nobody has checked a pair"
+        return (
+            f"precision {_short(self.share)} ({_short(self.low)} to {_short(self.high)}), "
+            f"{self.n_checked} pairs checked"
+        )
+
+
+def _short(share: float) -> str:
+    return f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.00"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Poll:
+    """What there is to say how many pairs are right: sums of claims, and the checks; polls add up."""
+
+    n_pairs: int = 0
+    claimed: float = 0.0
+    """Sum of the claims."""
+    open: float = 0.0
+    """Sum of `p (1 - p)`."""
+    checks: tuple[tuple[float, bool, float], ...] = ()
+    """Of each pair that was checked the claim, whether it is right, and the chance of being drawn."""
+
+    @classmethod
+    def of(
+        cls,
+        claims: Mapping[str, float],
+        checked: Mapping[str, bool],
+        chances: Mapping[str, float] | None = None,
+    ) -> "Poll":
+        """Make a poll of claims and checks by pair.
+
+        Args:
+            claims: `p_better` by pair, of those that were found wrong too.
+            checked: by pair, whether it was found to be right. Others than those of `claims` are left
+                out.
+            chances: with which probability each pair was drawn to be checked; equal where not given.
+        """
+        return cls(
+            n_pairs=len(claims),
+            claimed=math.fsum(claims.values()),
+            open=math.fsum(p * (1 - p) for p in claims.values()),
+            checks=tuple(
+                (p, checked[key], (chances or {}).get(key, 1.0))
+                for key, p in claims.items()
+                if key in checked
+            ),
+        )
+
+    @classmethod
+    def pooled(cls, reports: Iterable[Mapping[str, Any]]) -> "Poll":
+        """Add up polls that `to_json` has written."""
+        found = list(reports)
+        return cls(
+            n_pairs=sum(each["n_pairs"] for each in found),
+            claimed=math.fsum(each["claimed"] for each in found),
+            open=math.fsum(each["open"] for each in found),
+            checks=tuple((p, bool(y), w) for each in found for p, y, w in each["checks"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain numbers."""
+        return {
+            "n_pairs": self.n_pairs,
+            "claimed": round(self.claimed, 6),
+            "open": round(self.open, 6),
+            "checks": [[round(p, 6), y, round(chance, 6)] for p, y, chance in self.checks],
+        }
+
+    def precision(self) -> Precision:
+        """Return the share of right pairs, and an interval for it.
+
+        Pairs that were found to be wrong are taken out: it is the share among the others.
+        """
+        mean = self.claimed / self.n_pairs if self.n_pairs else 0.0
+        n_wrong = sum(not is_right for _, is_right, _ in self.checks)
+        if len(self.checks) < FEWEST_CHECKED:
+            half = _Z * math.sqrt(self.open) / max(1, self.n_pairs)
+            share, low, high = mean, max(0.0, mean - half), min(1.0, mean + half)
+            grown = 1.0
+        else:
+            weights = [1.0 / chance for _, _, chance in self.checks]
+            truths = [float(is_right) for _, is_right, _ in self.checks]
+            said = [p for p, _, _ in self.checks]
+            trust = _trust(truths, said, weights)
+            errors = [y - trust * p for y, p in zip(truths, said, strict=True)]
+            share = min(1.0, max(0.0, trust * mean + _mean(errors, weights)))
+            low, high = _interval(share, errors, weights, self.n_pairs)
+            # Those found wrong are gone, so that as many right ones are a greater share of the rest.
+            grown = self.n_pairs / max(1, self.n_pairs - n_wrong)
+        return Precision(
+            share=min(1.0, share * grown),
+            low=min(1.0, low * grown),
+            high=min(1.0, high * grown),
+            claimed=mean,
+            n_pairs=self.n_pairs - n_wrong,
+            n_checked=len(self.checks),
+        )
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return math.fsum(w * v for w, v in zip(weights, values, strict=True)) / math.fsum(weights)
+
+
+def _trust(truths: Sequence[float], said: Sequence[float], weights: Sequence[float]) -> float:
+    """Return how much of the claims to use: the slope of what is true on what is claimed, 0 to 1.
+
+    It is drawn towards 1 as if twenty more pairs had been found as claimed: few checked pairs tell
+    little of a slope.
+    """
+    total = math.fsum(weights)
+    scaled = [w * len(weights) / total for w in weights]
+    y, p = _mean(truths, weights), _mean(said, weights)
+    both = math.fsum(w * (a - y) * (b - p) for w, a, b in zip(scaled, truths, said, strict=True))
+    own = math.fsum(w * (b - p) ** 2 for w, b in zip(scaled, said, strict=True))
+    extra = 20 * 0.01
+    return min(1.0, max(0.0, (both + extra) / (own + extra)))
+
+
+def _interval(
+    share: float, errors: Sequence[float], weights: Sequence[float], n_pairs: int
+) -> tuple[float, float]:
+    """Return Wilson's score interval for as many checked pairs as the weights leave (Wilson 1927).
+
+    Claims that err more than a poll's answers would widen it; those that err less do not narrow it, so
+    that it holds where all checked pairs were right. Pairs that were checked are no longer open.
+    """
+    total, n = math.fsum(weights), len(weights)
+    error = _mean(errors, weights)
+    spread = math.fsum((w * (e - error)) ** 2 for w, e in zip(weights, errors, strict=True))
+    variance = spread / total**2 * n / max(1, n - 1)
+    n_effective = total**2 / math.fsum(w * w for w in weights)
+    if variance > 0 and 0 < share < 1:
+        n_effective = min(n_effective, share * (1 - share) / variance)
+    if n >= n_pairs:
+        return share, share
+    n_effective = max(2.0, n_effective) / (1 - n / n_pairs)
+    scale = 1 + _Z**2 / n_effective
+    middle = (share + _Z**2 / (2 * n_effective)) / scale
+    half = _Z * math.sqrt(share * (1 - share) / n_effective + (_Z / (2 * n_effective)) ** 2) / scale
+    high = 1.0 if share > 1 - 1 / (2 * n) else middle + half
+    return max(0.0, min(middle - half, share)), min(1.0, max(high, share))
+
+
+def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:
+    """Return the `n` pairs that tell most about the precision, each with the chance that it had.
+
+    The chance grows with the standard deviation of the claim, `sqrt(p (1 - p))` (Neyman's allocation);
+    no pair is without one, since the claims may be wrong. A hash of the pair decides, so that the same
+    pairs are drawn each time.
+    """
+    if n >= len(claims):
+        return dict.fromkeys(sorted(claims), 1.0)
+    chances = _chances({pair_id: _size(p) for pair_id, p in claims.items()}, n)
+    # Sampford-like order sampling: ranks u / chance, of which the smallest n are taken
+    # (Rosen 1997, "On sampling with probability proportional to size").
+    order = sorted(claims, key=lambda pair_id: (_rank(pair_id, chances[pair_id]), pair_id))
+    return {pair_id: chances[pair_id] for pair_id in order[:n]}
+
+
+def _size(p: float) -> float:
+    return _LEAST_CHANCE * 0.5 + (1 - _LEAST_CHANCE) * math.sqrt(max(0.0, p * (1 - p)))
+
+
+def _chances(sizes: Mapping[str, float], n: int) -> dict[str, float]:
+    """Chances in proportion to sizes that add up to `n`, none above 1."""
+    sure: set[str] = set()
+    while True:
+        rest = math.fsum(size for key, size in sizes.items() if key not in sure)
+        scale = (n - len(sure)) / rest if rest else 0.0
+        more = {key for key, size in sizes.items() if key not in sure and size * scale >= 1}
+        if not more:
+            return {key: 1.0 if key in sure else sizes[key] * scale for key in sizes}
+        sure |= more
+
+
+def _rank(pair_id: str, chance: float) -> float:
+    digest = hashlib.blake2b(f"check\0{pair_id}".encode(), digest_size=8).digest()
+    u = (int.from_bytes(digest, "big") + 0.5) / 2**64
+    return u * (1 - chance) / (chance * (1 - u)) if chance < 1 else 0.0

@@ -1,0 +1,126 @@
+"""Whether what an endpoint says of a call's cost can be true.
+
+Usage, price and the size of what was sent and received bound each other from both sides: no prompt of
+100 kB has no tokens, and none has 10⁹. A cost is believed when it agrees with what else is known; a
+cost that is not is booked at its bound, and flagged.
+"""
+
+from dataclasses import dataclass
+
+from replay_pipeline.replay.prices import Price, usd
+from replay_pipeline.replay.replies import Answer, Usage
+from replay_pipeline.replay.sizes import Size
+
+_MOST_BYTES_PER_TOKEN = 16
+"""Whole prompts have three to six bytes a token; templates of servers may drop parts of them."""
+_FREE_BYTES = 2048
+"""Of a short prompt little can be said."""
+_MOST_TOKENS = 2
+"""Endpoints may add a prompt of their own, and write some tokens beyond the limit."""
+_MOST_OVERRUN = 8
+"""So many times its bound a call may cost: an endpoint may have raised its prices."""
+_LEAST_BOUND_NANO = 1_250_000
+"""Of calls that should cost almost nothing, an eighth of a cent is taken for the bound."""
+_MOST_DISCOUNT = 10
+"""So many times less than its tokens at the lowest listed price a call may cost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What an answer is booked at."""
+
+    cost_nano: int
+    disputed: str | None = None
+    """Why what the endpoint said is not believed; the cost is the bound then."""
+
+
+def judged(
+    answer: Answer, size: Size, *, price: Price, bound_nano: int, n_limit: int, n_reply_bytes: int
+) -> Verdict:
+    """Judge what an answer cost.
+
+    Args:
+        answer: what came back.
+        size: of the prompt.
+        price: of the model.
+        bound_nano: the most that the call should cost; what a cost that is not believed is booked at.
+        n_limit: limit on completion tokens.
+        n_reply_bytes: bytes that came back.
+    """
+    usage = answer.usage
+    problem = token_problem(usage, size, n_limit, n_reply_bytes, has_action=bool(answer.action))
+    tokens_nano = None
+    if problem is None and not (usage.n_prompt_tokens is None or usage.n_completion_tokens is None):
+        tokens_nano = _cost_of(usage, price, n_cached=usage.n_cached_tokens or 0)
+    cost = usage.cost_nano
+    if cost is None:
+        if tokens_nano is not None:
+            return Verdict(cost_nano=tokens_nano)
+        return Verdict(
+            cost_nano=bound_nano, disputed=problem or "no cost and no usage came with it"
+        )
+    if cost > _MOST_OVERRUN * max(bound_nano, _LEAST_BOUND_NANO):
+        told = f"a cost of ${usd(cost):.6f} where ${usd(bound_nano):.6f} is the most it should be"
+        return Verdict(cost_nano=bound_nano, disputed=told)
+    if answer.action is None and cost == 0:
+        return Verdict(cost_nano=0)  # nothing was written, and nothing is charged for it
+    least = (
+        _least_nano(usage, size, price) if problem is None else _least_nano(Usage(), size, price)
+    )
+    if cost * _MOST_DISCOUNT < least:
+        told = f"a cost of ${usd(cost):.6f} where ${usd(least):.6f} is the least its tokens cost"
+        return Verdict(cost_nano=max(bound_nano, cost), disputed=told)
+    return Verdict(cost_nano=cost)
+
+
+def token_problem(
+    usage: Usage, size: Size, n_limit: int, n_reply_bytes: int, *, has_action: bool = True
+) -> str | None:
+    """Say why the tokens that an endpoint counted can't be those of the call; `None` if they can."""
+    n_prompt, n_completion = usage.n_prompt_tokens, usage.n_completion_tokens
+    if n_prompt is not None and not (
+        least_tokens(size) <= n_prompt <= _MOST_TOKENS * size.bound_tokens
+    ):
+        return f"{n_prompt:,} tokens for a prompt of {size.n_bytes:,} bytes"
+    n_read, n_written = usage.n_cached_tokens or 0, usage.n_written_tokens or 0
+    if n_prompt is not None and n_read + n_written > _MOST_TOKENS * n_prompt:
+        return f"{n_read + n_written:,} tokens in the cache of a prompt of {n_prompt:,}"
+    if n_completion is None:
+        return None
+    if n_completion == 0 and has_action:
+        return f"no tokens for an answer of {n_reply_bytes:,} bytes"
+    if n_completion > _MOST_TOKENS * n_limit + n_reply_bytes:
+        return f"{n_completion:,} tokens of an answer for which {n_limit:,} were allowed"
+    return None
+
+
+def least_tokens(size: Size) -> int:
+    """Count the tokens that a prompt has at least."""
+    return max(1, (size.n_bytes - _FREE_BYTES) // _MOST_BYTES_PER_TOKEN)
+
+
+def replayed_bound(answer: Answer, size: Size, *, price: Price, n_limit: int) -> int:
+    """Bound what an answer from the router's cache cost when it was made, from its own size.
+
+    What a model thought and did not show can't be seen; where it may think, its limit counts.
+    """
+    n_written = n_limit
+    if not {"reasoning", "include_reasoning"} & {*price.supported_parameters}:
+        written = str(answer.action or "")
+        n_written = min(n_limit, len(written.encode("utf-8", "replace")) + 1)
+    return price.bound_nano(size.bound_tokens, n_written)
+
+
+def _least_nano(usage: Usage, size: Size, price: Price) -> int:
+    n_prompt = least_tokens(size) if usage.n_prompt_tokens is None else usage.n_prompt_tokens
+    counted = Usage(n_prompt_tokens=n_prompt, n_completion_tokens=usage.n_completion_tokens or 0)
+    return min(_cost_of(counted, price, n_cached=n) for n in (0, n_prompt))
+
+
+def _cost_of(usage: Usage, price: Price, *, n_cached: int) -> int:
+    return price.cost_nano(
+        usage.n_prompt_tokens or 0,
+        usage.n_completion_tokens or 0,
+        n_cached_tokens=n_cached,
+        n_written_tokens=usage.n_written_tokens or 0,
+    )

@@ -1,0 +1,37 @@
+"""The stages, in the order in which a run takes a batch through them."""
+
+from replay_pipeline.stages.ingest import INGEST
+from replay_pipeline.stages.normalize import NORMALIZE
+from replay_pipeline.stages.pairs import PAIRS
+from replay_pipeline.stages.publish import PUBLISH
+from replay_pipeline.stages.replay import REPLAY
+from replay_pipeline.stages.sample import SAMPLE
+from replay_pipeline.stages.stage import Stage
+from replay_pipeline.stages.train import TRAIN
+
+STAGES: list[Stage] = [INGEST, REPLAY, PAIRS, SAMPLE, NORMALIZE, PUBLISH, TRAIN]
+"""Every stage. Who adds one here has it in every command, in every figure and in Dagster."""
+
+
+def named(name: str) -> Stage:
+    """Return the stage of a name. Raises KeyError for none."""
+    return {stage.name: stage for stage in STAGES}[name]
+
+
+def by_batch() -> list[Stage]:
+    """Return the stages that work batch by batch."""
+    return [stage for stage in STAGES if stage.is_by_batch]
+
+
+def on_all() -> list[Stage]:
+    """Return the stages that work on all batches at once."""
+    return [stage for stage in STAGES if not stage.is_by_batch]
+
+
+def upstream(stage: Stage) -> list[Stage]:
+    """Return the stages that a stage follows: those that write what it reads, or that it names."""
+    return [
+        each
+        for each in STAGES
+        if each.name in stage.after or (not stage.after and set(each.writes) & set(stage.reads))
+    ]

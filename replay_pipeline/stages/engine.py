@@ -1,0 +1,175 @@
+"""Does stages: what has not changed is not done again, and what is done leaves a receipt.
+
+A receipt says what the stage was given (code, settings, and what it read), what it wrote, what it counted
+and how long it took. Any run may be repeated: it does what is stale or open, and pays for nothing twice.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.replay import has_ledger
+from replay_pipeline.replay.ledger import Ledger
+from replay_pipeline.stages import chain
+from replay_pipeline.stages.project import Project, digest_of
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.stage import ALL, Changes, Report, Stage, Task
+from replay_pipeline.stages.staleness import Given, changes_since, given_of
+from replay_pipeline.storage.migrations import upgrade_tables
+from replay_pipeline.storage.tables import DataRoot
+
+logger = logging.getLogger(__name__)
+
+COPIED = ("batches", "dataset/manifests")
+"""Folders whose files have a copy in the index, since nothing else says what they say."""
+
+
+def do(stage: Stage, project: Project, batch: str = ALL) -> Receipt:
+    """Do the work of a stage for a batch and write its receipt, unless the last one still holds.
+
+    Raises:
+        ReplayPipelineError: what the stage raises.
+    """
+    given = given_of(stage, project, batch)
+    last = project.receipts.read(stage.name, batch)
+    changes = changes_since(last, given) if last else Changes()
+    if last and not _is_due(stage, project, last, changes):
+        logger.info("%s %s: nothing has changed", stage.name, batch)
+        return last
+    started = time.perf_counter()
+    report = stage.work(
+        Task(
+            project=project,
+            batch=batch,
+            into=project.root,
+            last=last,
+            changes=changes,
+            chain=chain.STAGES,
+        )
+    )
+    seconds = round(time.perf_counter() - started, 3)
+    logger.info("%s %s: done in %.1f s", stage.name, batch, seconds)
+    return project.receipts.write(_receipt(stage, project, batch, given, report, seconds))
+
+
+def _is_due(stage: Stage, project: Project, last: Receipt, changes: Changes) -> bool:
+    """Whether the last receipt does not hold any more.
+
+    Paid answers of a version that did not say by what code it asked stay as they are: nothing says
+    that the questions would be others today.
+    """
+    if changes.is_unknown and stage.pays and not last.versions:
+        changes = replace(changes, is_unknown=False)
+    return bool(changes) or not (
+        all(project.root.has(name, last.batch) for name in stage.writes)
+        and stage.is_there(project, last)
+        and stage.is_final(project, last)
+    )
+
+
+def _receipt(
+    stage: Stage, project: Project, batch: str, given: Given, report: Report, seconds: float
+) -> Receipt:
+    return Receipt(
+        stage=stage.name,
+        batch=batch,
+        fingerprint=given.fingerprint,
+        report=report,
+        seconds=seconds,
+        versions=dict(given.versions),
+        settings=dict(given.settings),
+        code_version=given.code_version,
+        inputs=dict(given.inputs),
+        outputs=project.digests(batch, stage.writes),
+        files=file_digests(project, stage.files(project, batch)),
+    )
+
+
+def file_digests(project: Project, names: Sequence[str]) -> dict[str, str]:
+    """Digest files by their names below the root; those that are small and alone are copied."""
+    digests: dict[str, str] = {}
+    copies: dict[str, list[tuple[str, bytes]]] = {}
+    for name in names:
+        place = project.place_of(name)
+        if name.startswith("dataset/"):  # what was just written, and is not brought up yet
+            place = project.dataset_copy() / name.removeprefix("dataset/")
+        digests[name] = digest_of(place)
+        folder, _, file = name.rpartition("/")
+        if folder in COPIED:
+            copies.setdefault(folder, []).append((file, place.read_bytes()))
+    for folder, files in copies.items():
+        project.index.put(folder, files)
+    return digests
+
+
+def amend_files(stage: Stage, project: Project) -> None:
+    """Note in the receipt of a stage what its files are now: who changed them did so on purpose."""
+    if last := project.receipts.read(stage.name, ALL):
+        files = file_digests(project, stage.files(project, ALL))
+        project.receipts.amend(replace(last, files=files))
+
+
+def do_aside(stage: Stage, project: Project, batch: str, folder: Path) -> None:
+    """Do what a stage did for a batch once more, into another folder; no receipt is written.
+
+    Raises:
+        ReplayPipelineError: it cannot be done, such as when the bytes of a session are gone.
+    """
+    into = DataRoot(folder)
+    stage.work(Task(project=project, batch=batch, into=into, is_aside=True, chain=chain.STAGES))
+
+
+def upgrade(project: Project) -> dict[str, Any]:
+    """Bring what an older version wrote to this one, without the logs and without paying.
+
+    Tables get the columns of today, and their texts the secret rules of today. Receipts are
+    taken over as they are: the settings of the root are taken for those it was made with.
+    Returns what was done: tables by name, and receipts by stage.
+
+    Raises:
+        SchemaError: a table cannot be read, or is of a version that is not known.
+        LedgerError: so is the ledger.
+    """
+    if has_ledger(project.settings.ledger_url()):
+        Ledger(project.settings.ledger_url()).close()  # brings itself up to date as it opens
+    tables = upgrade_tables(project.root)
+    receipts: Counter[str] = Counter()
+    for stage in chain.by_batch():
+        for batch in project.batches():
+            last = project.receipts.read(stage.name, batch)
+            if last is not None and (last.settings is None or not last.digest):
+                _take_over(stage, project, last)
+                receipts[stage.name] += 1
+    return {"tables": tables, "receipts": dict(receipts)}
+
+
+def _take_over(stage: Stage, project: Project, last: Receipt) -> None:
+    """Write a receipt of an older version as one of today, with what it does not say left open."""
+    started = time.perf_counter()
+    given = given_of(stage, project, last.batch)
+    if last.outputs:
+        files = file_digests(project, stage.files(project, last.batch))
+        inputs = {**given.inputs, **last.inputs}
+        of_today = replace(
+            last,
+            settings=dict(given.settings) if last.settings is None else last.settings,
+            code_version=given.code_version if last.versions == given.versions else "",
+            inputs=inputs,
+            files=files,
+            is_reused=False,
+        )
+        project.receipts.amend(of_today)
+        return
+    report, versions = last.report, {}
+    if stage.take_over is not None:
+        task = Task(project=project, batch=last.batch, into=project.root, last=last)
+        report = stage.take_over(task)
+        # What was redacted is known to be so by the rules of today, and nothing else is known.
+        versions = {name: given.versions[name] for name in ("secret rules",)}
+    seconds = round(time.perf_counter() - started, 3)
+    receipt = _receipt(stage, project, last.batch, given, report, seconds)
+    project.receipts.write(replace(receipt, versions=versions, code_version=""))

@@ -1,0 +1,314 @@
+"""The stage that reads sessions."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from replay_pipeline.errors import IngestError
+from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.stages.overview import Overview
+from replay_pipeline.stages.pictures import bars
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.stage import Check, Report, Stage, Task
+from replay_pipeline.stages.sums import added, total
+from replay_pipeline.types import Progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from replay_pipeline.ingesters import TraceBatch
+    from replay_pipeline.ingesters.base import SourceSlice
+    from replay_pipeline.ingesters.corpus import IngestResult
+    from replay_pipeline.stages.project import Owners, Project
+    from replay_pipeline.stages.read_ahead import ReadAhead
+
+logger = logging.getLogger(__name__)
+
+TABLES = ("sessions", "turns", "states", "tools")
+
+
+def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
+    """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
+
+    A decision that an earlier batch had before it was complete moves here; of that batch only
+    what depends on it is made again, and no answer is paid twice. A log that is gone is read
+    from the bytes that were kept of it; if none were, it is counted, and the rest is read.
+
+    Args:
+        task: the batch.
+        ahead: where it may have been read already.
+    """
+    from replay_pipeline.ingesters import read_manifest
+
+    project, batch = task.project, task.batch
+    manifest = read_manifest(batch, project.root.path)
+    lost = lost_sources(project, manifest)
+    is_less_than_before = task.last is not None and len(lost) > _n_lost(task.last.report)
+    changes = task.changes
+    if is_less_than_before and not (changes.settings or changes.inputs):
+        # What was read from logs that are gone now, new rules must reach in the tables.
+        return redact_again(task, n_lost=len(lost))
+    with TemporaryDirectory() as name:
+        result = _read(task, manifest, lost, Path(name), ahead=ahead)
+        _write(task, _with_earlier_conversations(task, result).parts)
+    if lost and task.is_aside:
+        raise IngestError(f"{lost[0].path}: gone, and its bytes were not kept")
+    for source in lost:
+        logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
+        result.report.skipped_files["gone"] += 1
+    if not task.is_aside:
+        _supersede(task, result.state_ids)
+    return result.report.to_json()
+
+
+def _read(
+    task: Task,
+    manifest: "TraceBatch",
+    lost: "Sequence[SourceSlice]",
+    folder: Path,
+    *,
+    ahead: "ReadAhead | None",
+) -> "IngestResult":
+    """Read what is there of a batch; logs that are gone are restored below `folder`."""
+    from replay_pipeline.ingesters import ingest, is_there, restore
+
+    project, batch, options = task.project, task.batch, task.project.settings.ingest
+    kept, owners = project.kept_folder(), project.owners
+    slices = [
+        source
+        if kept is None or is_there(source, cursor.tail_sha)
+        else replace(source, copy=restore(source, kept, folder))
+        for source, cursor in zip(manifest.slices, manifest.cursors, strict=True)
+        if source not in lost
+    ]
+    tell = project.tell_part(batch)
+    # Read elsewhere, it could not know what other batches have.
+    result = ahead.result(manifest) if ahead is not None else None
+    if result and slices == list(manifest.slices) and not any(map(owners.get, result.decided)):
+        n_bytes = manifest.n_bytes
+        tell(Progress(stage="ingest", n_done=n_bytes, n_total=n_bytes, unit="bytes"))
+        return result
+    return ingest(
+        slices,
+        redact=options.is_redacted,
+        hash_project=options.is_project_hashed,
+        known_state_ids=_Owned(owners, lambda owner: owner < batch),
+        superseded_state_ids=_Owned(owners, lambda owner: owner > batch),
+        salt=redaction_salt(),
+        on_progress=tell,
+    )
+
+
+def _with_earlier_conversations(task: Task, result: "IngestResult") -> "IngestResult":
+    """Return what was read with the names of the conversations of earlier batches that go on."""
+    project = task.project
+    moved = project.moved_sessions.before(task.batch)
+    names: dict[str, str] = {}
+    for name, conversation in result.conversations.items():
+        known = {moved[each] for each in conversation.named & moved.keys()}
+        by_owner: dict[str, set[str]] = {}
+        for state_id in conversation.copied:
+            if owner := project.owners.get(state_id):
+                by_owner.setdefault(owner, set()).add(state_id)
+        for owner, copied in by_owner.items():
+            states = project.root.read("states", owner, columns=["state_id", "conversation"])
+            rows = zip(*(column.to_pylist() for column in states.columns), strict=True)
+            known |= {earlier for state_id, earlier in rows if state_id in copied}
+        if known - {name}:
+            names[name] = min(known)
+        if len(known) > 1:
+            logger.warning(
+                "%s: %s goes on with several conversations (%s) and counts as part of the first",
+                task.batch, name, ", ".join(sorted(known)),
+            )  # fmt: skip
+    return result.renamed(names)
+
+
+def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlice]":
+    """Return the logs of a batch that are gone, and of which no bytes were kept."""
+    from replay_pipeline.ingesters import is_kept, is_there
+
+    folder = project.kept_folder()
+    return [
+        source
+        for source, cursor in zip(manifest.slices, manifest.cursors, strict=True)
+        if not is_there(source, cursor.tail_sha)
+        and not (folder is not None and is_kept(source, folder))
+    ]
+
+
+def redact_again(task: Task, *, n_lost: int | None = None) -> Report:
+    """Redact the tables of a batch as they are; its sessions are not read again."""
+    from replay_pipeline.ingesters import read_manifest
+    from replay_pipeline.stages.redacting import redacted_again
+
+    assert task.last is not None
+    logger.info("%s: not read again; its tables are redacted as they are", task.batch)
+    if n_lost is None:
+        n_lost = len(lost_sources(task.project, read_manifest(task.batch, task.project.root.path)))
+    tables = {name: task.read(name) for name in TABLES}
+    counts: Mapping[str, int] = {}
+    if task.project.settings.ingest.is_redacted:
+        tables, counts = redacted_again(tables, salt=redaction_salt())
+    _write(task, tables)
+    redactions = added([task.last.report["redactions"], counts])
+    return {**task.last.report, "redactions": redactions, "n_files_gone": n_lost}
+
+
+def _write(task: Task, tables: "Mapping[str, pa.Table | Iterable[pa.Table]]") -> None:
+    for name, table in tables.items():
+        task.write(name, table)
+
+
+def _supersede(task: Task, state_ids: set[str]) -> None:
+    """Take these states out of the earlier batches that had them."""
+    from replay_pipeline.ingesters import without_states
+    from replay_pipeline.ingesters.fidelity import shares_by_client
+
+    project, owned = task.project, dict[str, set[str]]()
+    for state_id in state_ids:
+        if (owner := project.owners.get(state_id) or task.batch) != task.batch:
+            owned.setdefault(owner, set()).add(state_id)
+    for owner, taken in sorted(owned.items()):
+        left = without_states({name: project.root.read(name, owner) for name in TABLES}, taken)
+        for name, table in left.items():
+            project.write(name, owner, table)
+        logger.info("%s: %d states are complete in %s now", owner, len(taken), task.batch)
+        if receipt := project.receipts.read("ingest", owner):
+            outcomes = Counter(left["states"]["outcome"].to_pylist())
+            report = {
+                **receipt.report,
+                **{f"n_{name}": left[name].num_rows for name in ("sessions", "turns", "states")},
+                "outcomes": dict(sorted(outcomes.items())),
+                "fidelity": shares_by_client(left["sessions"], left["states"]),
+                "n_superseded": receipt.report.get("n_superseded", 0) + len(taken),
+            }
+            outputs = project.digests(owner, TABLES)
+            project.receipts.write(replace(receipt, report=report, outputs=outputs))
+    project.owners.update(dict.fromkeys(state_ids, task.batch))
+
+
+class _Owned(Set[str]):
+    """The states whose batch `is_wanted`, without a set of their own for each question."""
+
+    def __init__(self, owners: "Owners", is_wanted: Callable[[str], bool]) -> None:
+        self._owners = owners
+        self._is_wanted = is_wanted
+
+    def __contains__(self, state_id: object) -> bool:
+        owner = self._owners.get(state_id) if isinstance(state_id, str) else None
+        return owner is not None and self._is_wanted(owner)
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("states are looked up by one, and not gone through")
+
+    def __len__(self) -> int:
+        raise TypeError("states are looked up by one, and not counted")
+
+
+def _decisive(settings: Settings) -> Mapping[str, Any]:
+    return {"ingest": settings.ingest.model_dump(include={"is_redacted", "is_project_hashed"})}
+
+
+def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
+    from replay_pipeline.ingesters import read_manifest
+    from replay_pipeline.stages.overview import hash_of
+
+    return {"sessions": hash_of([read_manifest(batch, project.root.path).to_json()])}
+
+
+def _files(project: "Project", batch: str) -> list[str]:
+    from replay_pipeline.ingesters import kept_files, read_manifest
+
+    folder = project.kept_folder()
+    kept = kept_files(read_manifest(batch, project.root.path), folder) if folder else []
+    names = [f"sources/{path.relative_to(folder).as_posix()}" for path in kept if folder]
+    return [f"batches/{batch}.json", *names]
+
+
+def _n_lost(report: Report) -> int:
+    return report.get("skipped_files", {}).get("gone", 0)
+
+
+def _is_final(project: "Project", receipt: Receipt) -> bool:
+    """Whether no log that was gone has come back."""
+    from replay_pipeline.ingesters import read_manifest
+
+    if not (n_lost := _n_lost(receipt.report)):
+        return True
+    manifest = read_manifest(receipt.batch, project.root.path)
+    return n_lost <= len(lost_sources(project, manifest))
+
+
+def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
+    fresh = [receipt for receipt in receipts if not receipt.is_reused]
+    return {
+        "batches": len(receipts),
+        "sessions": total(receipts, "n_sessions"),
+        "new_sessions": total(fresh, "n_sessions"),
+        "new_states": total(fresh, "n_states"),
+        "redactions": added(r.report.get("redactions", {}) for r in receipts),
+        "fidelity": _fidelity(receipts),
+        "turns": total(receipts, "n_turns"),
+        "states": total(receipts, "n_states"),
+        "rows_skipped": added(r.report.get("skipped", {}) for r in receipts),
+        "files_skipped": added(r.report.get("skipped_files", {}) for r in receipts),
+    }
+
+
+def _fidelity(receipts: Sequence[Receipt]) -> float | None:
+    """Share of the states with a recorded usage whose prefix is predicted within 10 % of it."""
+    clients = [row for r in receipts for row in r.report.get("fidelity", {}).values()]
+    n_states = sum(row["n_states"] for row in clients)
+    n_near = sum(row["n_states"] * row["share_within_10_percent"] for row in clients)
+    return n_near / n_states if n_states else None
+
+
+def _facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
+    report = receipt.report
+    return {
+        "dagster/partition_row_count": report["n_states"],
+        "sessions": report["n_sessions"],
+        "turns": report["n_turns"],
+        "rows": report["rows"],
+        "rows_used": report["rows_used"],
+        "redacted_values": sum(report["redactions"].values()),
+        "outcomes": bars(report["outcomes"]),
+        "rows_skipped": bars(report["skipped"]),
+        "redactions": bars(report["redactions"]),
+    }
+
+
+def _checks() -> tuple[Check, ...]:
+    from replay_pipeline.stages.audit import tables
+
+    return (
+        Check(name="every_row_is_accounted_for", look=tables.rows_accounted),
+        Check(name="states_are_whole", look=tables.whole_states, is_blocking=True),
+        Check(name="prefixes_are_faithful", look=tables.faithful_prefixes),
+    )
+
+
+INGEST = Stage(
+    name="ingest",
+    about="Every decision point of the batch: what the student saw, did, and what came of it.",
+    work=read_sessions,
+    writes=TABLES,
+    settings=_decisive,
+    code=("session readers", "secret rules"),
+    inputs=_inputs,
+    files=_files,
+    is_final=_is_final,
+    told=("n_states", "fidelity"),
+    figures=_figures,
+    facts=_facts,
+    checks=_checks,
+    asset="trace_states",
+    table="states",
+    unsafe=("secret rules", "unknown", "ingest.is_redacted"),
+    take_over=redact_again,
+)

@@ -1,0 +1,59 @@
+"""Markdown for people, in Dagster and elsewhere.
+
+Text of sessions and answers is untrusted: it reaches Markdown through `inert` or `code_block` only.
+"""
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replay_pipeline.redaction.printable import printable
+
+_SHOWN_CHARS = 400
+_BLOCK_CHARS = 4_000
+_MARKS = "\\`*_[]|!#~:@."
+"""What Markdown, and its habit of linking every address it sees, would act on."""
+
+
+class Markdown(str):
+    """Text that is drawn, and not shown as it is."""
+
+    __slots__ = ()
+
+
+class Location(str):
+    """A file or an object that can be opened."""
+
+    __slots__ = ()
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> Markdown:
+    """`rows` as a Markdown table; all text is inert."""
+    if not rows:
+        return Markdown("*none*")
+    names = list(rows[0])
+    lines = [
+        "| " + " | ".join(map(inert, names)) + " |",
+        "|" + " --- |" * len(names),
+        *("| " + " | ".join(inert(row[name]) for name in names) + " |" for row in rows),
+    ]
+    return Markdown("\n".join(lines))
+
+
+def inert(value: object) -> str:
+    """`value` as Markdown text that is shown and never interpreted, cut to a readable length."""
+    text = f"{value:,.4g}" if isinstance(value, float) else str(value)
+    text = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " …"
+    shown = html.escape(printable(text).replace("\n", " ⏎ "), quote=False)
+    # The joiner is invisible; without it, Markdown links the address that the entities spell.
+    shown = re.sub(r"(?i)(https?|ftp|www|mailto|xmpp)(?=[:.])|(?=@)", "\\g<0>\u2060", shown)
+    return re.sub(f"[{re.escape(_MARKS)}]", lambda mark: f"&#{ord(mark[0])};", shown)
+
+
+def code_block(text: str, language: str = "text") -> str:
+    """`text` as a Markdown block in which nothing is interpreted, cut to a readable length."""
+    text = text if len(text) <= _BLOCK_CHARS else text[:_BLOCK_CHARS] + "\n…"
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{printable(text)}\n{fence}"

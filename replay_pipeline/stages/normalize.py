@@ -1,0 +1,142 @@
+"""The stage that sends pairs through data-juicer."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.overview import Overview
+from replay_pipeline.stages.pictures import bars
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.stage import Check, Report, Stage, Task
+from replay_pipeline.stages.sums import added, total
+
+if TYPE_CHECKING:
+    from replay_pipeline.normalize import DJNormalizer
+    from replay_pipeline.stages.dedup_index import DedupIndex
+    from replay_pipeline.stages.project import Project
+    from replay_pipeline.storage.store import Place
+
+
+def normalize_pairs(task: Task) -> Report:
+    """Send the pairs of a batch through data-juicer: into `normalized_pairs` or `dropped_pairs`."""
+    import pyarrow as pa
+
+    project, batch = task.project, task.batch
+    result = normalizer_of(project).run(
+        pa.concat_tables([task.read(name) for name in project.tables_of_pairs(batch)]),
+        prompts=project.prompts(batch),
+        index=_dedup_index(task).of(batch),
+    )
+    task.write("normalized_pairs", result.kept)
+    task.write("dropped_pairs", result.dropped)
+    return result.report.to_json()
+
+
+def normalizer_of(project: "Project") -> "DJNormalizer":
+    """Return the normalizer of the settings; a recipe and its operators take a moment to load.
+
+    Raises:
+        ConfigError: the recipe is wrong.
+    """
+    from replay_pipeline.normalize import DJNormalizer
+
+    options = project.settings.normalize
+    return project.once(
+        "normalizer",
+        lambda: DJNormalizer(
+            options.recipe,
+            executor=options.executor,
+            ray_address=options.ray_address,
+            allow_operators=options.allow_operators,
+        ),
+    )
+
+
+def _dedup_index(task: Task) -> "DedupIndex":
+    """Return what each batch has kept; a batch that is made aside leaves what it keeps there."""
+    project = task.project
+    if task.is_aside:
+        return _dedup(project, task.into.path)
+    return project.once("dedup", lambda: _dedup(project, project.root.path))
+
+
+def _dedup(project: "Project", into: "Place") -> "DedupIndex":
+    from replay_pipeline.stages.dedup_index import DedupIndex
+
+    normalizer = normalizer_of(project)
+    name = f"dedup/{normalizer.recipe.sha}"
+    return DedupIndex(
+        project.root.path / name,
+        batches=project.batches,
+        start=normalizer.memories,
+        into=into / name,
+        kept=lambda encode, decode: project.kept_fold(name, "normalized_pairs", encode, decode),
+    )
+
+
+def _decisive(settings: Settings) -> Mapping[str, Any]:
+    from replay_pipeline.normalize import load_recipe
+
+    options = settings.normalize
+    recipe = load_recipe(options.recipe, allow_operators=options.allow_operators)
+    # A file counts by what it says, wherever it lies.
+    return {
+        "normalize.recipe": f"{recipe.name} ({recipe.sha})",
+        "ingest.window": settings.ingest.window,
+    }
+
+
+def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
+    return {
+        **project.known_digests(batch, project.tables_of_pairs(batch)),
+        **project.tools_digest(batch),
+        "pairs before it": project.seen_pairs.before(batch),
+    }
+
+
+def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
+    return {
+        "normalized_pairs": total(receipts, "n_kept"),
+        "dropped": added(r.report.get("dropped", {}) for r in receipts),
+    }
+
+
+def _facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
+    report = receipt.report
+    return {
+        "dagster/partition_row_count": report["n_kept"],
+        "dropped": report["n_dropped"],
+        "drop_rate": report["n_dropped"] / max(1, report["n_in"]),
+        **{f"dropped {name}": n for name, n in sorted(report["dropped"].items())},
+        "dropped_by": bars(report["dropped"]),
+        "recipe": f"{report['recipe']} ({report['recipe_sha']})",
+    }
+
+
+def _checks() -> tuple[Check, ...]:
+    from replay_pipeline.stages.audit import drift, tables
+
+    return (
+        Check(name="every_pair_is_kept_or_dropped", look=tables.kept_or_dropped, is_blocking=True),
+        Check(name="drops_are_steady", look=drift.drop_drift),
+    )
+
+
+NORMALIZE = Stage(
+    name="normalize",
+    about="The pairs that pass the data-juicer recipe; the others are kept apart with the reason.",
+    work=normalize_pairs,
+    reads=("turns", "states", "dpo_pairs"),
+    writes=("normalized_pairs", "dropped_pairs"),
+    settings=_decisive,
+    code=("prompts", "matcher", "normalizer", "secret rules"),
+    inputs=_inputs,
+    files=lambda project, batch: [f"dedup/{normalizer_of(project).recipe.sha}/{batch}.parquet"],
+    told=("n_kept",),
+    figures=_figures,
+    facts=_facts,
+    checks=_checks,
+    asset="normalized_pairs",
+    after=("pairs", "sample"),
+    unsafe=("new rows of dpo_pairs", "new rows of sampled_pairs"),
+)

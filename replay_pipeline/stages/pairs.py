@@ -1,0 +1,217 @@
+"""The stage that makes pairs of what the teachers would have done."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from difflib import unified_diff
+from typing import TYPE_CHECKING, Any
+
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.markdown import Location, Markdown, code_block, inert, markdown_table
+from replay_pipeline.stages.pictures import bars
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.stage import Check, Report, Stage, Task
+from replay_pipeline.stages.sums import added, total
+from replay_pipeline.types import DPOPair, TeacherAction, Trial
+
+if TYPE_CHECKING:
+    from replay_pipeline.stages.project import Project
+    from replay_pipeline.storage.store import Place
+
+logger = logging.getLogger(__name__)
+
+_N_SAMPLES = 3
+
+
+def make_pairs(task: Task) -> Report:
+    """Make `dpo_pairs`, `positives` and `outcomes` of what teachers would have done at a batch's states."""
+    from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
+    from replay_pipeline.replay.rows import teacher_actions_from_table
+    from replay_pipeline.review import write_review
+
+    project, options = task.project, task.project.settings.pairs
+    marks, chances = _checked(project.settings)
+    answers = list(teacher_actions_from_table(task.read("teacher_actions")))
+    trials, tried = _trials(task, answers)
+    report = extract_pairs(
+        project.states([task.batch]),
+        answers,
+        options.agreement_threshold,
+        trials=trials,
+        level=options.level,
+        include_natural=options.include_natural,
+        count_own_family=options.count_own_family,
+        min_p_better=options.min_p_better,
+        checked={pair_id: mark == "accept" for pair_id, mark in marks.items()},
+        chances=chances,
+    )
+    task.write("dpo_pairs", pairs_table(report.pairs))
+    task.write("positives", positives_table(report.positives))
+    task.write("outcomes", outcomes_table(report.outcomes))
+    page = task.into.path / _review_page(task.batch)
+    write_review(report.pairs, path=page, outcomes=report.outcomes, title=task.batch)
+    return {
+        **report.to_json(),
+        **({"tried": tried} if tried else {}),
+        "n_rejected_in_review": len(report.refuted),
+        "n_consensus": sum(report.consensus_levels.values()),
+        "n_agreement": report.outcome_counts.get("agreement", 0),
+    }
+
+
+def _trials(
+    task: Task, answers: Sequence[TeacherAction]
+) -> tuple[dict[str, dict[str, Trial]], dict[str, int]]:
+    """Try the actions at a batch's states, as far as the settings allow, and count what was done."""
+    from replay_pipeline.ingesters import read_manifest
+    from replay_pipeline.stages.trials import judge_of, try_actions
+    from replay_pipeline.stages.workspaces import Workspaces
+
+    settings, options = task.project.settings, task.project.settings.workspaces
+    if options.execute == "off":
+        return {}, {}
+    manifest = read_manifest(task.batch, task.project.root.path)
+    sources = [source.path for source in manifest.slices if source.path.is_file()]
+    if not sources:
+        logger.warning("%s: its logs are gone, so nothing of it is tried", task.batch)
+        return {}, {"n_states": 0}
+    judge = judge_of(options, kept=settings.local_dir() / "runs.sqlite")
+    work = Workspaces(settings, sources=sources)
+    return try_actions(work, judge, task.project.states([task.batch]), answers)
+
+
+def decisive(settings: Settings) -> Mapping[str, Any]:
+    """Return the settings that decide when teachers agree, and which pairs that makes."""
+    options = settings.pairs.model_dump(mode="json", exclude={"marks"})
+    return {"pairs": options, "ingest.window": settings.ingest.window}
+
+
+def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
+    """Return what a person marked, and the chances with which those pairs were drawn."""
+    from replay_pipeline.review import read_chances, read_marks
+
+    path = settings.pairs.marks
+    return (read_marks(path), read_chances(path)) if path else ({}, {})
+
+
+def _decisive(settings: Settings) -> Mapping[str, Any]:
+    checked = [sorted(each.items()) for each in _checked(settings)]
+    tried = settings.workspaces.model_dump(mode="json", exclude_defaults=True)
+    return {
+        **decisive(settings),
+        "pairs.marks": repr(checked) if any(checked) else None,
+        "workspaces": tried if settings.workspaces.execute != "off" else {},
+    }
+
+
+def check_marks(settings: Settings) -> None:
+    """Find a marks file that cannot be read, before the replay is paid for. Raises ConfigError."""
+    _checked(settings)
+
+
+def _review_page(batch: str) -> str:
+    return f"review/{batch}.html"
+
+
+def review_path(project: "Project", batch: str) -> "Place":
+    """Return where the review page of one batch is, written together with its pairs."""
+    return project.root.path / _review_page(batch)
+
+
+def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
+    return {
+        "agreements": total(receipts, "n_consensus"),
+        "agreements_with_student": total(receipts, "n_agreement"),
+        "pairs": total(receipts, "n_pairs"),
+        "outcomes": added(r.report.get("outcomes", {}) for r in receipts),
+    }
+
+
+def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
+    from replay_pipeline.pairs import pairs_of
+
+    report = receipt.report
+    n_states = sum(report["outcomes"].values())
+    usd = sum(tally["cost_usd"] for tally in report["teachers"].values())
+    n_judged = report["n_consensus"] + report["outcomes"].get("no_consensus", 0)
+    first = project.root.read("dpo_pairs", receipt.batch).slice(0, _N_SAMPLES)
+    pairs = pairs_of(first, project.prompts(receipt.batch))
+    return {
+        "dagster/partition_row_count": report["n_pairs"],
+        "pair_yield": report["n_pairs"] / max(1, n_states),
+        "usd_per_pair": usd / max(1, report["n_pairs"]),
+        "consensus_rate": report["n_consensus"] / max(1, n_judged),
+        "agreements_with_student": report["n_agreement"],
+        "rejected_in_review": report["n_rejected_in_review"],
+        "outcomes": bars(report["outcomes"]),
+        "sources": bars(report["pairs_by_source"]),
+        "agreement": _matrix(report["matrix"]),
+        "agreement_by_level": markdown_table(
+            [
+                {"level": level} | {name: f"{share:.0%}" for name, share in figures.items()}
+                for level, figures in report["agreement"].items()
+            ]
+        ),
+        **{f"sample {n}": _sample(pair) for n, pair in enumerate(pairs, 1)},
+        "review_page": Location(review_path(project, receipt.batch)),
+    }
+
+
+def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> Markdown:
+    """Draw how often each two teachers agree."""
+    names = sorted(matrix)
+    return markdown_table(
+        [
+            {"teacher": name}
+            | {
+                other: f"{matrix[name][other]['rate']:.0%} of {matrix[name][other]['n']}"
+                if other in matrix[name]
+                else "—"
+                for other in names
+            }
+            for name in names
+        ]
+    )
+
+
+def _sample(pair: DPOPair) -> Markdown:
+    """Draw what was asked, and how what the student did differs from what the teachers would do."""
+    from replay_pipeline.review import last_request, readable
+
+    rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
+    chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
+    diff = unified_diff(rejected, chosen, "rejected", "chosen", n=99, lineterm="")
+    by = ", ".join(pair.get("teachers_agreeing") or ()) or pair.get("source", "")
+    return Markdown(
+        f"**{inert(pair['state_id'])}** · {inert(by)} · {inert(pair.get('agreement_level') or '—')}"
+        f"\n\n> {inert(last_request(pair.get('state_messages', [])))}"
+        f"\n\n{code_block(chr(10).join(diff), 'diff')}"
+    )
+
+
+def _checks() -> tuple[Check, ...]:
+    from replay_pipeline.stages.audit import drift, tables
+
+    return (
+        Check(name="sides_differ", look=tables.sides_differ, is_blocking=True),
+        Check(name="agreement_is_steady", look=drift.agreement_drift),
+    )
+
+
+PAIRS = Stage(
+    name="pairs",
+    about="States at which enough teachers agreed on something that the student did not do.",
+    work=make_pairs,
+    reads=("turns", "states", "teacher_actions"),
+    writes=("dpo_pairs", "positives", "outcomes"),
+    settings=_decisive,
+    code=("prompts", "matcher", "pairs"),
+    inputs=lambda project, batch: project.tools_digest(batch),
+    files=lambda _, batch: [_review_page(batch)],
+    is_there=lambda project, receipt: review_path(project, receipt.batch).exists(),
+    told=("n_pairs",),
+    figures=_figures,
+    facts=_facts,
+    checks=_checks,
+    asset="dpo_pairs",
+    unsafe=("new rows of turns", "new rows of states"),
+)

@@ -1,0 +1,371 @@
+"""The stage that publishes all normalized pairs as one dataset, and what is done to that dataset."""
+
+import gc
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replay_pipeline.errors import ConfigError, PublishError
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.markdown import Location, Markdown
+from replay_pipeline.stages.overview import Overview, hash_of
+from replay_pipeline.stages.pictures import bars
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.stage import Report, Stage, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from replay_pipeline.publish import CardFacts, ExportReport, PublishReport
+    from replay_pipeline.stages.project import Project
+    from replay_pipeline.types import ExportFormat
+
+_SCORES = "token_logprobs"
+_CARD = "the card"
+"""Name of what the dataset card tells that no batch has reported."""
+
+
+def publish_dataset(task: Task) -> Report:
+    """Publish all normalized pairs to one dataset folder, and to the Hub if a repository is set.
+
+    Raises:
+        ConfigError: there is nothing to publish yet.
+        SecretFoundError: a secret is in the data; nothing was published.
+        CheckFailedError: a batch breaks a contract, or was redacted by older rules; nothing was
+            published.
+        PublishError: the Hub refused, or what it holds now cannot be loaded.
+    """
+    from replay_pipeline.publish import problems_on_hub, publish, to_be_published
+    from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
+    from replay_pipeline.stages.audit.tables import refuse_unfit
+    from replay_pipeline.stages.staleness import refuse_stale
+
+    project, options = task.project, task.project.settings.publish
+    place, last, changes = project.settings.dataset_dir(), task.last, task.changes
+    is_known = last is not None and _is_there(project, last)
+    is_known = is_known and not (changes.code or changes.settings or changes.is_unknown)
+    batches = project.batches_with("normalized_pairs")
+    new = [batch for batch in batches if batch in changes.inputs] if is_known else batches
+    refuse_stale(project, task.chain, set(new))
+    refuse_unfit(project.root, new)
+    facts: Any = _card_facts(project)
+    # Of thousands of batches, what is told and known of the others need not stay in memory.
+    told = _general(facts) | {
+        stage: {batch: facts[stage][batch] for batch in new if batch in facts[stage]}
+        for stage in _stages_told()
+    }
+    del facts
+    scored = [batch for batch in new if _is_scored(project, batch)]
+    checks: dict[str, str] = {}
+
+    def look(folder: Path) -> None:
+        checks.update(refuse_unfit_dataset(folder))
+
+    with to_be_published(place, project.dataset_copy()) as folder:
+        report = publish(
+            ((batch, project.root.read("normalized_pairs", batch)) for batch in new),
+            positives=((batch, _positives(project, batch)) for batch in new),
+            prompts=project.prompts,
+            folder=folder,
+            repo_id=options.repo_id,
+            private=options.is_private,
+            test_fraction=options.test_fraction,
+            projects=partial(_projects, project) if options.split_by == "project" else None,
+            messages=partial(_long_messages, project),
+            look=look,
+            card_facts=told,
+            lengths=options.lengths,
+            tokenizer=options.tokenizer,
+            logprobs={batch: project.root.read(_SCORES, batch) for batch in scored},
+        )
+        if not checks:  # it had nothing new
+            look(folder)
+    if options.repo_id is not None:
+        if problems := problems_on_hub(options.repo_id):
+            raise PublishError(
+                f"{options.repo_id} has the new version, but it cannot be loaded: "
+                + "; ".join(problems)
+            )
+        checks["hub_loads"] = "holds"
+    return {**report.to_json(), "checks": checks}
+
+
+def _projects(project: "Project", batch: str) -> dict[str, str]:
+    """Return the project of each conversation of a batch: that of the session that began it."""
+    columns = ["session_id", "conversation", "project"]
+    rows = project.root.read("sessions", batch, columns=columns).to_pylist()
+    rows.sort(key=lambda row: row["session_id"] == row["conversation"])
+    return {row["conversation"]: row["project"] for row in rows if row["project"]}
+
+
+def _long_messages(project: "Project", batch: str) -> dict[str, set[str]]:
+    """Return hashes of the long messages that people typed, by conversation."""
+    columns = ["conversation", "kind", "messages_json"]
+    found: dict[str, set[str]] = {}
+    for row in project.root.read("turns", batch, columns=columns).to_pylist():
+        if row["kind"] != "user" or len(row["messages_json"]) < _LONG_CHARS:
+            continue
+        for message in json.loads(row["messages_json"]):
+            if len(text := message["content"].strip()) >= _LONG_CHARS:
+                found.setdefault(row["conversation"], set()).add(hash_of([text]))
+    return found
+
+
+_LONG_CHARS = 200
+"""As in the check `splits_share_no_prompt`."""
+
+
+def _decisive(settings: Settings) -> Mapping[str, Any]:
+    """Return the settings that decide what is in the files, and neither where they lie nor who sees them."""
+    from replay_pipeline.stages.project import digest_of
+
+    options = settings.publish
+    told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
+    if (path := options.tokenizer) is not None:
+        told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
+    return {"publish": told, "ingest.window": settings.ingest.window}
+
+
+def _inputs(project: "Project", _: str) -> Mapping[str, str]:
+    """Digest what decides what is published, by batch, and the card."""
+    import pyarrow as pa
+
+    # The pipelines of earlier steps refer to themselves, and hold what they knew of each batch.
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    batches = project.batches_with("normalized_pairs")
+    facts: Mapping[str, Any] = _card_facts(project)
+    project.outputs.clear()  # others may have written since
+    found = {batch: _digest(project, batch, facts) for batch in batches}
+    project.outputs.clear()
+    return {**found, _CARD: hash_of([json.dumps(_general(facts), sort_keys=True, default=str)])}
+
+
+def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
+    """Digest what decides what is published of a batch, beside the settings."""
+    from replay_pipeline.publish.batch_facts import stage_facts
+
+    tables = ["turns", "states", "normalized_pairs", "positives", "tools"]
+    if project.is_sampled(batch):
+        tables.append("sampled_positives")
+    if _is_scored(project, batch):
+        tables.append(_SCORES)
+    return hash_of([
+        json.dumps(project.known_digests(batch, tables)),
+        project.tools_seen.before(batch),
+        json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
+    ])  # fmt: skip
+
+
+def _is_scored(project: "Project", batch: str) -> bool:
+    """Whether the token probabilities of a batch are there, and to be published."""
+    is_wanted = project.settings.publish.teacher_logprobs
+    return is_wanted and project.root.has(_SCORES, batch)
+
+
+def _positives(project: "Project", batch: str) -> "pa.Table":
+    import pyarrow as pa
+
+    has_samples = project.root.has("sampled_positives", batch)
+    names = ("positives", "sampled_positives")[: 1 + has_samples]
+    return pa.concat_tables([project.root.read(name, batch) for name in names])
+
+
+def _stages_told() -> Iterable[str]:
+    from replay_pipeline.publish.batch_facts import STAGE_FACTS
+
+    return STAGE_FACTS
+
+
+def _general(facts: Mapping[str, Any]) -> dict[str, Any]:
+    told = set(_stages_told())
+    return {key: value for key, value in facts.items() if key not in told}
+
+
+def _card_facts(project: "Project") -> "CardFacts":
+    """Return what the dataset card tells beyond the rows: teachers, and what each stage reported."""
+    from replay_pipeline.publish.batch_facts import STAGE_FACTS
+
+    settings, receipts = project.settings, project.receipts
+    facts: Any = {
+        "teachers": [
+            {"name": t.name, "model": t.model, "is_distillable": t.is_distillable}
+            for t in settings.teachers()
+        ],
+        "accepted_terms": settings.replay.accepted_terms,
+        **{stage: receipts.reports(stage, names=names) for stage, names in STAGE_FACTS.items()},
+    }
+    if control_run := receipts.read("control", "all"):
+        facts["control_run"] = control_run.report
+    if settings.played == "sample":
+        facts["notes"] = (
+            "Made from the bundled sample: its sessions and answers were written for it, and "
+            "the answers were not produced by the models they name."
+        )
+    return facts
+
+
+def dataset_files(project: "Project") -> list[str]:
+    """Name the files of the dataset that do not bear their digest in their name."""
+    from replay_pipeline.publish.layout import CARD, MANIFESTS
+
+    folder = project.dataset_copy()
+    paths = [folder / CARD, *sorted((folder / MANIFESTS).glob("*.json"))]
+    return [f"dataset/{p.relative_to(folder).as_posix()}" for p in paths if p.exists()]
+
+
+def _is_there(project: "Project", receipt: Receipt) -> bool:
+    """Whether the dataset that a receipt is of lies where it is to be, whatever its folder is called."""
+    if project.settings.publish.repo_id not in (None, receipt.report.get("repo_id")):
+        return False
+    from replay_pipeline.publish.layout import CARD
+    from replay_pipeline.stages.project import digest_of
+
+    name = f"dataset/{CARD}"
+    return digest_of(project.place_of(name)) == receipt.files.get(name)
+
+
+def export_dataset(
+    project: "Project", form: "ExportFormat", *, config: str | None = None
+) -> "ExportReport":
+    """Write the published pairs as files of another trainer, into a folder of this machine.
+
+    Args:
+        project: whose dataset.
+        form: whose files.
+        config: which pairs; by default those cut to the smallest length.
+
+    Raises:
+        ConfigError: there is no such format, or the dataset has no such pairs.
+        SecretFoundError: a secret is in the rows; nothing was written.
+        StorageError: the folder cannot be written; it is as before.
+    """
+    from replay_pipeline.publish import export, fetch
+
+    dataset = fetch(project.settings.dataset_dir(), project.dataset_copy())
+    folder = project.settings.local_dir() / "exports" / form
+    named = project.settings.publish.tokenizer
+    model = named if named is not None and named.is_dir() else None
+    return export(dataset, folder, form, config=config, model=model)
+
+
+def retract_rows(
+    project: "Project", *, session_ids: Sequence[str], batches: Sequence[str], erase: bool
+) -> "PublishReport":
+    """Take sessions or batches out of the published dataset: see `Pipeline.retract`."""
+    from replay_pipeline.publish import retract, to_be_published
+
+    place = project.settings.dataset_dir()
+    if not (session_ids or batches):
+        raise ConfigError("nothing to retract: name a session or a batch")
+    if not place.exists():
+        raise ConfigError(f"{place}: no dataset yet, so there is nothing to take out of it")
+    with to_be_published(place, project.dataset_copy()) as folder:
+        return retract(
+            folder=folder,
+            session_ids=session_ids,
+            batches=batches,
+            repo_id=project.settings.publish.repo_id,
+            erase=erase,
+        )
+
+
+def published_manifests(project: "Project", receipt: Receipt) -> dict[str, dict[str, Any]]:
+    """Read the manifests of the dataset, by batch; of one that is damaged, its copy."""
+    from replay_pipeline.publish.layout import FACTS, MANIFESTS
+    from replay_pipeline.stages.project import bytes_digest
+
+    manifests = {}
+    for name, digest in receipt.files.items():
+        folder, _, file = name.rpartition("/")
+        if folder == f"dataset/{MANIFESTS}" and not name.endswith(FACTS):
+            place = project.place_of(name)
+            data = place.read_bytes() if place.exists() else b""
+            if bytes_digest(data) != digest:
+                data = project.index.copy(folder, file) or b""
+            if bytes_digest(data) == digest:
+                manifests[file.removesuffix(".json")] = json.loads(data)
+    return manifests
+
+
+def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], folder: Path) -> None:
+    """Make the card and shards of the published dataset again."""
+    from replay_pipeline.publish import render_card, shards_of
+    from replay_pipeline.publish.layout import CARD, FACTS, batch_of
+
+    manifests, options = published_manifests(project, receipt), project.settings.publish
+    facts = json.loads(project.place_of(f"dataset/{FACTS}").read_bytes())
+    dataset = folder / "dataset"
+    dataset.mkdir()
+    (dataset / CARD).write_bytes(render_card(manifests, facts))
+    names = {name.removeprefix("dataset/") for name in wanted}
+    for batch in sorted({key for name in names if (key := batch_of(name)) is not None}):
+        scores = project.root.read(_SCORES, batch) if _is_scored(project, batch) else None
+        shards = shards_of(
+            manifests[batch],
+            project.root.read("normalized_pairs", batch),
+            _positives(project, batch),
+            facts=facts,
+            prompts=project.prompts(batch),
+            lengths=options.lengths,
+            tokenizer=options.tokenizer,
+            logprobs=scores,
+            folder=folder / "made",
+        )
+        for name, made in shards.items():
+            if name in names:
+                (dataset / name).parent.mkdir(parents=True, exist_ok=True)
+                made.rename(dataset / name)
+
+
+def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
+    report = receipts[-1].report if receipts else {}
+    return {name: report.get(name, {}) for name in ("rows_by_split", "checks")}
+
+
+def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
+    from replay_pipeline.publish import in_words
+    from replay_pipeline.publish.layout import CARD
+
+    by_config = receipt.report["rows_by_split"]
+    folder = str(project.settings.dataset_dir().absolute())
+    repo_id = project.settings.publish.repo_id
+    code = f"from datasets import load_dataset\n\npairs = load_dataset({repo_id or folder!r})"
+    facts = {
+        "dagster/row_count": sum(by_config.get("pairs", {}).values()),
+        "dagster/uri": folder,
+        "batches": len(receipt.inputs) - 1 if receipt.inputs else len(receipt.report["batches"]),
+        **{
+            f"{config} {split}": n
+            for config, splits in sorted(by_config.items())
+            for split, n in sorted(splits.items())
+        },
+        "prompt-blind control": in_words(receipt.report.get("blind")),
+        "rows": bars(by_config.get("pairs", {})),
+        "load": Markdown(f"```python\n{code}\n```"),
+        "card": Location(f"{folder}/{CARD}"),
+    }
+    if repo_id is not None:
+        facts["hub"] = f"https://huggingface.co/datasets/{repo_id}"
+    return facts
+
+
+PUBLISH = Stage(
+    name="publish",
+    about="All normalized pairs as one dataset that `datasets.load_dataset` opens.",
+    work=publish_dataset,
+    is_by_batch=False,
+    settings=_decisive,
+    code=("prompts", "matcher", "publisher", "secret rules"),
+    inputs=_inputs,
+    files=lambda project, _: dataset_files(project),
+    is_there=_is_there,
+    figures=_figures,
+    facts=_facts,
+    asset="published_dataset",
+    kinds=("huggingface", "parquet"),
+    after=("normalize",),
+    make_again=_make_again,
+)

@@ -1,0 +1,217 @@
+"""The stage that asks teachers: the one that spends money."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from replay_pipeline.replay import NOT_ASKED, refuse_if_nobody_answers, replay_facts
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.markdown import markdown_table
+from replay_pipeline.stages.overview import Overview
+from replay_pipeline.stages.pictures import bars, histogram, quantile
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.stage import Check, Report, Stage, Task
+from replay_pipeline.stages.sums import added, total
+from replay_pipeline.types import Progress, TeacherSpec
+
+if TYPE_CHECKING:
+    from replay_pipeline.stages.project import Project
+
+OPEN_WORK = (
+    "n_answers",
+    "n_states",
+    "n_rehearsed",
+    "spent_usd",
+    "forecast_usd",
+    "skipped",
+    "errors",
+    "stop_reason",
+)
+"""What `open_work` looks at in the report of a replay."""
+
+_LOGPROBS = "token_logprobs"
+
+
+def ask_teachers(
+    task: Task, *, max_total_usd: float | None = None, night: str | None = None
+) -> Report:
+    """Ask teachers at the states of a batch, paying at most `max_total_usd` for new answers.
+
+    A stage that stopped before every question was asked is not final: the next run goes on.
+    Without `max_total_usd` the ceiling is the setting; 0 takes what is in the ledger. All calls
+    for one `night`, of whatever run, cost at most `max_nightly_usd`.
+
+    Raises:
+        ConfigError: a teacher cannot be used.
+    """
+    from replay_pipeline.replay import replay_in_thread
+    from replay_pipeline.replay.rows import teacher_actions_table, token_logprobs_table
+
+    project, batch = task.project, task.batch
+    if max_total_usd is None:
+        max_total_usd = project.settings.replay.max_total_usd
+    tell = project.tell_part(batch)
+    with project.teachers([batch]) as teachers:
+        report = replay_in_thread(
+            project.states([batch]),
+            teachers,
+            max_total_usd=0.0 if task.is_aside else max_total_usd,
+            counts_recorded=False,
+            partition=batch,
+            tick=tell,
+            ledger=project.settings.ledger_url(),
+            **project.options(night),
+        )
+    left = sum(n for why, n in report.skipped.items() if why in NOT_ASKED)
+    n_total = len(report.actions) + sum(report.skipped.values())
+    spent_usd = report.newly_spent_usd
+    tell(Progress(stage="replay", n_done=n_total - left, n_total=n_total, cost_usd=spent_usd))
+    task.write("teacher_actions", teacher_actions_table(report.actions))
+    logprobs = token_logprobs_table(report.actions)
+    if len(logprobs) or project.root.has(_LOGPROBS, batch):
+        task.write(_LOGPROBS, logprobs)
+    refuse_if_nobody_answers(report)
+    return replay_facts(report)
+
+
+def asked(teachers: Sequence[TeacherSpec]) -> Mapping[str, Any]:
+    """Return what of teachers decides their answers: no address, key, price or speed."""
+    left_out = {"base_url", "api_key_env", "price", "max_concurrency", "timeout_s"}
+    return {
+        teacher.name: teacher.model_dump(mode="json", exclude=left_out | {"name"})
+        for teacher in teachers
+    }
+
+
+def _decisive(settings: Settings) -> Mapping[str, Any]:
+    teachers, gates = settings.teachers(), settings.replay.gates
+    return {
+        "replay.teachers": [teacher.name for teacher in teachers],
+        **{f"replay.teachers.{name}": spec for name, spec in asked(teachers).items()},
+        "replay.gates": gates,
+        "replay.played": settings.played,
+        "ingest.window": settings.ingest.window,
+        # Gates stop where the outcome can no longer change.
+        **({"pairs": settings.pairs.model_dump(mode="json", exclude={"marks"})} if gates else {}),
+    }
+
+
+def _files(project: "Project", batch: str) -> list[str]:
+    has = project.root.has(_LOGPROBS, batch)
+    return [project.root.name_of(_LOGPROBS, batch)] if has else []
+
+
+def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
+    """Add up the replays; what was made up in a rehearsal is in no sum of real answers."""
+    real = [receipt for receipt in receipts if not is_play(receipt.report)]
+    fresh = [receipt for receipt in receipts if not receipt.is_reused]
+    return {
+        "calls": total([receipt for receipt in real if not receipt.is_reused], "n_sent"),
+        "answers": total(real, "n_answers"),
+        "failed_calls": total(real, "n_failed"),
+        "rehearsed_answers": total(receipts, "n_rehearsed"),
+        "spent_usd": round(total(receipts, "spent_usd"), 6),
+        "newly_spent_usd": round(total(fresh, "newly_spent_usd"), 6),
+    }
+
+
+def is_play(replay: Mapping[str, Any]) -> bool:
+    """Whether the answers in the report of a replay were made up in a rehearsal."""
+    return bool(replay.get("n_rehearsed"))
+
+
+def open_work(
+    replays: Sequence[Mapping[str, Any]], *, n_teachers: int = 0, n_states_waiting: int = 0
+) -> dict[str, Any]:
+    """Say what the replays have left to do, why they stopped, and what finishing costs.
+
+    Args:
+        replays: reports of the replays of all batches, those of rehearsals among them.
+        n_teachers: how many real teachers there are to ask.
+        n_states_waiting: states of the batches that were never replayed.
+
+    Returns:
+        Questions that were not asked though no gate saved them, what they cost in US dollars if
+        they cost what the answers did (what was expected where nothing was answered, `None` where
+        nothing was expected either), the reasons for which
+        the replays ended, and failed calls by error. Questions that no real teacher was ever asked
+        have a figure of their own, before gates; what a rehearsal made up counts nowhere else.
+    """
+    played = [report for report in replays if is_play(report)]
+    replays = [report for report in replays if not is_play(report)]
+    n_states_waiting += sum(report.get("n_states", 0) for report in played)
+    skipped = added(report.get("skipped", {}) for report in replays)
+    n_left = sum(skipped.get(reason, 0) for reason in NOT_ASKED)
+    n_answers = sum(report["n_answers"] for report in replays)
+    spent_usd = sum(report["spent_usd"] for report in replays)
+    expected_usd = sum(report.get("forecast_usd") or 0.0 for report in replays)
+    stopped = [report.get("stop_reason", "unknown") for report in replays]
+    return {
+        "n_questions_left": n_left,
+        "left_usd": n_left * spent_usd / n_answers if n_answers else expected_usd or None,
+        "stop_reasons": {reason: stopped.count(reason) for reason in dict.fromkeys(stopped)},
+        "errors": added(report.get("errors", {}) for report in replays),
+        "n_answers": n_answers,
+        "n_never_asked": n_states_waiting * n_teachers,
+        "n_rehearsed": sum(report["n_rehearsed"] for report in played),
+    }
+
+
+def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
+    """Return calls, dollars, latencies and failures of a batch."""
+    report = receipt.report
+    latencies = sorted(report["latency_s"])
+    marks = {name: quantile(latencies, share) for name, share in (("p50", 0.5), ("p95", 0.95))}
+    by_teacher = report["cost_by_teacher_usd"]
+    return {
+        "dagster/partition_row_count": report["n_answers"] + report["n_failed"],
+        **({"made up in a rehearsal": n} if (n := report.get("n_rehearsed")) else {}),
+        "calls_sent": 0 if receipt.is_reused else report["n_sent"],
+        "usd": report["spent_usd"],
+        "usd_budget": report["max_total_usd"],
+        "usd_per_answer": report["spent_usd"] / max(1, report["n_answers"]),
+        **{f"usd {teacher}": usd for teacher, usd in sorted(by_teacher.items())},
+        "failed_calls": report["n_failed"],
+        **{f"latency_s_{name}": value for name, value in marks.items()},
+        "stop_reason": report["stop_reason"],
+        "cost_by_teacher": bars(by_teacher),
+        "latency": histogram("seconds to the answer", latencies, marks=marks, unit=" s"),
+        "tokens": markdown_table([report["tokens"]]),
+        "errors": bars(report["errors"]),
+        "not_asked": bars(report["skipped"]),
+    }
+
+
+def _checks() -> tuple[Check, ...]:
+    from replay_pipeline.stages.audit import tables
+
+    return (
+        Check(name="answers_match_states", look=tables.answers_of_states, is_blocking=True),
+        Check(name="budget_is_kept", look=tables.budget_kept),
+    )
+
+
+REPLAY = Stage(
+    name="replay",
+    about="What each teacher would have done at each state, bought under a hard ceiling.\n\n"
+    "Every paid answer is in the ledger before it counts: stopping or killing this step loses none, "
+    "and running it again asks only what was not answered.",
+    work=ask_teachers,
+    reads=("turns", "states"),
+    writes=("teacher_actions",),
+    settings=_decisive,
+    code=lambda settings: (
+        "prompts",
+        "requests",
+        *(("gates", "matcher") if settings.replay.gates else ()),
+    ),
+    inputs=lambda project, batch: project.tools_digest(batch),
+    files=_files,
+    is_final=lambda _, receipt: receipt.report["is_complete"],
+    pays=True,
+    pool="teachers",
+    told=OPEN_WORK,
+    figures=_figures,
+    facts=answer_facts,
+    checks=_checks,
+    asset="teacher_actions",
+)

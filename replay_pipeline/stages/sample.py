@@ -1,0 +1,114 @@
+"""The stage that samples the model to be trained where the teachers agree."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.overview import Overview
+from replay_pipeline.stages.pairs import decisive
+from replay_pipeline.stages.pictures import bars
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.replay import answer_facts, asked
+from replay_pipeline.stages.stage import Report, Stage, Task
+from replay_pipeline.stages.trainee import samplers, serving
+from replay_pipeline.types import TraceState
+
+if TYPE_CHECKING:
+    from replay_pipeline.stages.project import Project
+
+
+def sample_trainee(task: Task) -> Report:
+    """Sample the model to be trained where the teachers agree, and make pairs of it.
+
+    What it does otherwise than they is the worse side of a pair in `sampled_pairs`, what it
+    does like them a row of `sampled_positives`. Samples are kept in the ledger like answers
+    that were paid for: a stage that stopped goes on, and other weights are sampled anew.
+
+    Raises:
+        ConfigError: no model to be trained is named, or it cannot be asked.
+        TrainError: the model in the folder can't be served.
+    """
+    from replay_pipeline.pairs import on_policy_pairs, pairs_table, positives_table
+    from replay_pipeline.replay import refuse_if_nobody_answers, replay_facts, replay_in_thread
+    from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
+
+    project, batch = task.project, task.batch
+    trainee, options = project.settings.trainee, project.settings.pairs
+    states = states_with_consensus(project, batch)
+    with nullcontext(samplers(trainee)) if task.is_aside else serving(trainee) as specs:
+        replay = replay_in_thread(
+            states,
+            specs,
+            max_total_usd=0.0 if task.is_aside else trainee.max_total_usd,
+            counts_recorded=False,
+            partition=batch,
+            tick=project.tell_part(batch, stage="sample"),
+            ledger=project.settings.ledger_url(),
+            **project.accounts(),
+        )
+    refuse_if_nobody_answers(replay)
+    report = on_policy_pairs(
+        states,
+        teacher_actions_from_table(task.read("teacher_actions")),
+        replay.actions,
+        options.agreement_threshold,
+        known_pairs=set(task.read("dpo_pairs")["pair_id"].to_pylist()),
+        known_positives=set(task.read("positives")["state_id"].to_pylist()),
+        level=options.level,
+        count_own_family=options.count_own_family,
+    )
+    task.write("samples", teacher_actions_table(replay.actions, "samples"))
+    task.write("sampled_pairs", pairs_table(report.pairs, "sampled_pairs"))
+    task.write("sampled_positives", positives_table(report.positives, "sampled_positives"))
+    return {**replay_facts(replay), **report.to_json()}
+
+
+def states_with_consensus(project: "Project", batch: str) -> list[TraceState]:
+    """Return the states of a batch at which enough teachers agree."""
+    from replay_pipeline.pairs import WITH_CONSENSUS
+
+    outcomes = project.root.read("outcomes", batch).to_pylist()
+    wanted = {row["state_id"] for row in outcomes if row["outcome"] in WITH_CONSENSUS}
+    return [state for state in project.states([batch]) if state["state_id"] in wanted]
+
+
+def _decisive(settings: Settings) -> Mapping[str, Any]:
+    trainee = settings.trainee
+    return {
+        "trainee": asked(samplers(trainee)),
+        "trainee.max_prompt_tokens": trainee.max_prompt_tokens,
+        **decisive(settings),
+    }
+
+
+def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
+    report = receipt.report
+    return {
+        **answer_facts(project, receipt),
+        "agreement_rate": report["agreement_rate"],
+        "sampled_pairs": report["n_pairs"],
+        "sampled_positives": report["n_positives"],
+        "repeated": report["n_repeated"],
+        "outcomes": bars(report["outcomes"]),
+    }
+
+
+SAMPLE = Stage(
+    name="sample",
+    about="What the model to be trained does where the teachers agree, and the pairs that this "
+    "makes.\n\nRun by hand, or by the job `sample_trainee`: it needs a trainee in the settings.",
+    work=sample_trainee,
+    reads=("turns", "states", "teacher_actions", "dpo_pairs", "outcomes"),
+    writes=("samples", "sampled_pairs", "sampled_positives"),
+    settings=_decisive,
+    code=("prompts", "requests", "matcher", "pairs"),
+    inputs=lambda project, batch: project.tools_digest(batch),
+    is_final=lambda _, receipt: receipt.report["is_complete"],
+    is_wanted=lambda settings: settings.trainee.is_set,
+    pays=True,
+    pool="teachers",
+    facts=_facts,
+    asset="samples",
+    unsafe=("new rows of turns", "new rows of states"),
+)

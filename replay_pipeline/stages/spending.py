@@ -1,0 +1,252 @@
+"""What asking costs beyond one batch: one ceiling for all, estimates, plans of a night, batch APIs."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.replay import (
+    Estimate,
+    check_teachers,
+    control,
+    estimate,
+    probe_estimate,
+    probe_teachers,
+    replay_batch,
+)
+from replay_pipeline.settings import key_of
+from replay_pipeline.stages import chain
+from replay_pipeline.stages.doctor import examine, examine_probes
+from replay_pipeline.stages.engine import do
+from replay_pipeline.stages.project import Project
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.sample import states_with_consensus
+from replay_pipeline.stages.staleness import UNKNOWN, read_again, reasons_by_batch
+from replay_pipeline.stages.trainee import samplers
+from replay_pipeline.types import Progress, ReplayReport
+
+_PLANNED_ABOVE_BUDGET = 1.25
+"""Estimates are rough: plan for a little more than there is, so that no money is left over."""
+
+_POLL_S, _PLAYED_POLL_S = 30.0, 0.1
+"""Seconds between two looks at a batch that was handed in."""
+
+
+def completed_batches(project: Project) -> set[str]:
+    """Return the batches at which every question has its answer; the others go on in the next run.
+
+    Not those that lost states to a later batch since: they are made again, and pay nothing.
+    """
+    reports = project.receipts.reports("replay", names=("is_complete",))
+    is_complete = {batch for batch, report in reports.items() if report["is_complete"]}
+    return is_complete - read_again(project, chain.by_batch())
+
+
+def stale(project: Project) -> dict[str, Any]:
+    """Return what would be made otherwise today: by batch and stage, the reasons.
+
+    Stages that follow are done again where the rows before them come out different. `cost` is
+    the estimate of the questions that have not been asked in this form; `None` where no
+    question changes.
+
+    Raises:
+        PriceError: a teacher has no price, so the cost is not known.
+    """
+    batches = reasons_by_batch(project, chain.STAGES)
+    asked_otherwise = [
+        batch for batch, found in batches.items() if set(found.get("replay", ())) - {UNKNOWN}
+    ]
+    cost = estimate_replay(project, asked_otherwise).to_json() if asked_otherwise else None
+    return {"batches": batches, "cost": cost}
+
+
+def fitting(project: Project, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
+    """Give the first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
+
+    Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
+    as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
+    """
+    sizes = {b.key: b.n_bytes for b in project.manifests()}
+    reports = project.receipts.reports("replay")
+    done = [key for key, report in reports.items() if report["is_complete"] and key in sizes]
+    spent_usd = sum(reports[key]["spent_usd"] for key in done)
+    n_bytes = sum(sizes[key] for key in done)
+    if not (spent_usd and n_bytes):
+        return list(batches)
+    chosen: list[str] = []
+    left_usd = max_total_usd * _PLANNED_ABOVE_BUDGET
+    for key in batches:
+        if chosen and left_usd <= 0:
+            break
+        paid_usd = reports.get(key, {}).get("spent_usd", 0.0)
+        left_usd -= max(0.0, spent_usd / n_bytes * sizes.get(key, 0) - paid_usd)
+        chosen.append(key)
+    return chosen
+
+
+def check_keys(project: Project) -> None:
+    """See that every teacher's key is there, before anything is asked or even priced.
+
+    Raises:
+        ConfigError: a key is missing.
+    """
+    if project.settings.played is None:
+        for teacher in project.settings.replay.teachers:
+            key_of(teacher)
+
+
+def checked_teachers(project: Project) -> list[dict[str, Any]]:
+    """Give each teacher: key, endpoint, price, terms, and what is wrong with it."""
+    with project.teachers() as teachers:
+        checks = check_teachers(teachers, price_folder=project.price_folder())
+    return [check.to_json() for check in checks]
+
+
+def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> Estimate:
+    """Say what replaying `batches` (by default all) would cost beyond what is already paid."""
+    with project.teachers() as teachers:
+        states = project.states(batches or project.batches())
+        return estimate(states, teachers, ledger=project.settings.ledger_url(), **project.options())
+
+
+def hand_in(project: Project, batches: Sequence[str]) -> ReplayReport:
+    """Ask by batch API, at half the price and within a day, and wait for the answers.
+
+    They are kept in the ledger; `replay` takes them from there. Stopped while it waits, it
+    leaves what was handed in running, and the next call takes the answers over.
+
+    Raises:
+        ConfigError: a teacher has no batch API.
+        TeacherError: an endpoint did not take a batch, or can't be reached.
+    """
+    replay = project.settings.replay
+    with project.teachers(batches) as teachers:
+        return replay_batch(
+            project.states(batches),
+            teachers,
+            max_total_usd=replay.max_total_usd,
+            counts_recorded=False,
+            accepted_terms=replay.accepted_terms,
+            poll_s=_PLAYED_POLL_S if project.settings.played else _POLL_S,
+            ledger=project.settings.ledger_url(),
+            **project.accounts(),
+        )
+
+
+def replay_within(
+    project: Project,
+    max_total_usd: float | None = None,
+    *,
+    night: str | None = None,
+    batches: Sequence[str] = (),
+) -> Callable[[str], Receipt]:
+    """`replay` under one ceiling for all batches: what one pays is not there for the next.
+
+    Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the
+    setting: that of a `night`, which all its runs share, or that of a run. Where it is known which
+    `batches` will be replayed, and there is no money for all, each has its share by its states, and
+    what one leaves goes to those after it.
+    """
+    options = project.settings.replay
+    left_usd = options.max_nightly_usd if night else options.max_total_usd
+    if max_total_usd is not None:
+        left_usd = max_total_usd
+    open_batches = set(project.root.batches("states")) - completed_batches(project)
+    n_states = sum(project.root.n_rows("states", batch) for batch in open_batches)
+    n_questions = n_states * len(project.settings.teachers())
+    project.on_progress(Progress(stage="replay", n_done=0, n_total=n_questions, limit_usd=left_usd))
+
+    shares = _shares(project, [key for key in batches if key in open_batches], left_usd)
+
+    def replay(batch: str) -> Receipt:
+        nonlocal left_usd
+        waiting = sum(shares.values())
+        share = shares.pop(batch, waiting) / waiting if waiting else 1.0
+        receipt = do(
+            chain.named("replay").told_to(max_total_usd=left_usd * share, night=night),
+            project,
+            batch,
+        )
+        if not receipt.is_reused:
+            paid_usd = receipt.report["newly_spent_usd"] + receipt.report["unknown_usd"]
+            left_usd = max(left_usd - paid_usd, 0.0)
+        return receipt
+
+    return replay
+
+
+def _shares(project: Project, batches: Sequence[str], left_usd: float) -> dict[str, int]:
+    """Return the states of each batch where the money is short; nothing where it is not."""
+    if len(batches) < 2 or not left_usd:
+        return {}
+    try:
+        expected_usd = estimate_replay(project, batches).expected_usd
+    except ConfigError:  # the replay says so itself
+        return {}
+    if expected_usd <= left_usd:
+        return {}
+    return {batch: project.root.n_rows("states", batch) for batch in batches}
+
+
+def estimate_samples(project: Project, batches: Sequence[str]) -> Estimate:
+    """Say what sampling the model to be trained would take beyond what is there already.
+
+    Raises:
+        ConfigError: no model to be trained is named.
+    """
+    states = [state for batch in batches for state in states_with_consensus(project, batch)]
+    specs = samplers(project.settings.trainee)
+    return estimate(states, specs, ledger=project.settings.ledger_url(), **project.accounts())
+
+
+def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -> Receipt:
+    """Ask the students' own models again: how often do they leave their recorded action?
+
+    A sample of states is enough. The figure goes into the dataset card.
+
+    Raises:
+        ConfigError: the teachers are played, by a server that does not play the students.
+    """
+    if project.settings.played:
+        raise ConfigError(
+            f"the {project.settings.played} has no answers of its students: a control run needs "
+            "real endpoints (REPLAY_TEACHERS=openrouter)"
+        )
+    started = time.perf_counter()
+    report = control(
+        project.states(project.batches()),
+        max_total_usd=max_total_usd,
+        n_states=n_states,
+        level=project.settings.pairs.level,
+        teacher=project.settings.replay.student,
+        tick=project.on_progress,
+        ledger=project.settings.ledger_url(),
+        **project.accounts(),
+    )
+    return project.receipts.write(
+        Receipt(
+            stage="control",
+            batch="all",
+            fingerprint="",
+            report=report.to_json(),
+            seconds=round(time.perf_counter() - started, 3),
+        )
+    )
+
+
+def estimate_probe(project: Project) -> Estimate:
+    """Say what `probe` would cost. Raises as `estimate` does."""
+    with project.teachers() as teachers:
+        return probe_estimate(teachers, **project.options())
+
+
+def probe(project: Project) -> list[dict[str, Any]]:
+    """Ask every teacher three tiny questions. One finding each, as of `examine`."""
+    with project.teachers() as teachers:
+        ledger = project.settings.ledger_url()
+        return examine_probes(probe_teachers(teachers, ledger=ledger, **project.options()))
+
+
+def examined(project: Project) -> list[dict[str, Any]]:
+    """Check this machine and these settings. One finding each: what, whether ok, detail."""
+    return examine(project.settings, checked_teachers(project))

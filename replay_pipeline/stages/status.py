@@ -1,0 +1,67 @@
+"""What was done for each batch of a data root and what it cost, without a look at a table."""
+
+from typing import Any
+
+from replay_pipeline.replay import has_ledger, ledger_status
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.chain import by_batch
+from replay_pipeline.stages.overview import Overview
+from replay_pipeline.stages.replay import is_play, open_work
+from replay_pipeline.storage.garbage_collection import without_collector
+
+
+@without_collector()
+def status_of(overview: Overview) -> dict[str, Any]:
+    """Return what is done for each batch, what it cost, and what the ledger holds."""
+    settings, receipts = overview.settings, overview.receipts
+    stages = [stage for stage in by_batch() if stage.told]
+    done = {stage.name: receipts.reports(stage.name, names=stage.told) for stage in stages}
+    url = settings.ledger_url()
+    ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
+              "calls": {}}  # fmt: skip
+    if has_ledger(url):
+        ledger = ledger_status(url).to_json()
+    keys, replays = overview.batches(), done["replay"]
+    waiting = [report for key, report in done["ingest"].items() if key not in replays]
+    return {
+        "batches": {
+            key: {
+                # Answers that were made up are no answers.
+                "rehearsal" if done[stage.name] is replays and is_play(report) else stage.name: (
+                    report.get(stage.told[0])
+                )
+                for stage in stages
+                if (report := done[stage.name].get(key)) is not None
+            }
+            for key in keys
+        },
+        "teachers": [teacher.name for teacher in settings.teachers()],
+        "played": settings.played,
+        "ledger": ledger,
+        "other_ledgers_usd": _other_ledgers_usd(settings),
+        "dataset": receipts.reports("publish").get("all"),
+        "open": open_work(
+            list(replays.values()),
+            n_teachers=overview.n_teachers(),
+            n_states_waiting=sum(report.get("n_states") or 0 for report in waiting),
+        )
+        | {"max_total_usd": settings.replay.max_total_usd},
+        "rehearsed": [key for key in keys if is_play(replays.get(key, {}))],
+        "fidelity": {
+            key: done["ingest"][key].get("fidelity") for key in keys if key in done["ingest"]
+        },
+    }
+
+
+def _other_ledgers_usd(settings: Settings) -> dict[str, float]:
+    """Return what the ledgers of other teachers hold, by the way in which those are chosen."""
+    if settings.replay.ledger is not None:
+        return {}
+    found = {}
+    for choice in ("openrouter", "sample", "rehearsal"):
+        played = {f"{name}_teachers": name == choice for name in ("sample", "rehearsal")}
+        changed = settings.replay.model_copy(update=played)
+        other = settings.model_copy(update={"replay": changed}).ledger_url()
+        if other != settings.ledger_url() and has_ledger(other):
+            found[choice] = ledger_status(other).spent_usd
+    return found

@@ -1,0 +1,133 @@
+"""The stage that trains on the published dataset, in a process of its own."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.processes import python
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.markdown import Location
+from replay_pipeline.stages.overview import Overview, hash_of
+from replay_pipeline.stages.pictures import curve
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.stage import Report, Stage, Task
+from replay_pipeline.stages.trainer_process import (
+    TRAINER_LOCK,
+    Launch,
+    TrainerJob,
+    run_trainer,
+    training_curves,
+)
+from replay_pipeline.storage.store import copy_files, files_below
+
+if TYPE_CHECKING:
+    from replay_pipeline.stages.project import Project
+
+
+def train_model(task: Task, *, launch: Launch = run_trainer) -> Report:
+    """Train a model on the published dataset, in a process of its own that `launch` runs.
+
+    A training that was stopped or killed goes on from its last checkpoint.
+
+    Raises:
+        MissingDependencyError: the trainer's packages are not installed on this machine.
+        TrainError: the trainer failed; the message ends with its last words.
+    """
+    from replay_pipeline.publish import fetch
+
+    settings = task.project.settings
+    config, model = trainer_config(settings), settings.train.model
+    output, kept = settings.training_dir(), settings.model_dir()
+    dataset = fetch(settings.dataset_dir(), task.project.dataset_copy())
+    if not dataset.exists():
+        place = settings.dataset_dir()
+        raise ConfigError(f"{place}: no dataset yet; run `replay-pipeline publish` first")
+    command = python("trainer", "--resume")
+    command += ["--config", str(config)] if config else []
+    command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
+    command += ["--set", f"model={model}"] if model else []
+    # The bundled run is for one core: more threads than free cores only wait for each other.
+    job = TrainerJob(
+        command=command,
+        output=output,
+        environment={} if config or model else {"OMP_NUM_THREADS": "1"},
+        variables=settings.train.environment,
+        stop_timeout_s=settings.train.stop_timeout_s,
+    )
+    launch(job, task.project.on_progress)
+    report = json.loads((output / "report.json").read_text("utf-8"))
+    if kept != output:
+        copy_files(output, kept, [n for n in files_below(output) if n != TRAINER_LOCK])
+    return {**report, "curves": training_curves(output / "metrics.jsonl")}
+
+
+def trainer_config(settings: Settings) -> Path | None:
+    """Return the trainer's own file, if the settings name one.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    config = settings.train.config
+    if config is not None and not config.is_file():
+        raise ConfigError(f"{config}: no such trainer config")
+    return config
+
+
+def _decisive(settings: Settings) -> Mapping[str, Any]:
+    config = trainer_config(settings)
+    told = hash_of([config.read_text("utf-8")])[:8] if config else "tiny"
+    return {"train.config": told, "train.model": settings.train.model}
+
+
+def _inputs(project: "Project", _: str) -> Mapping[str, str]:
+    """Digest the names of the dataset's shards, which are named by their content."""
+    names = files_below(project.place_of("dataset"))
+    return {"dataset": hash_of(sorted(name for name in names if name.endswith(".parquet")))}
+
+
+def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
+    return {"train": receipts[-1].report if receipts else {}}
+
+
+def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
+    report = receipt.report
+    folder = project.settings.model_dir().absolute()
+    measured = ("prompt_gain_", "preference_", "blank_", "shuffled_", "consensus_")
+    evaluation = {key: report[key] for key in sorted(report) if key.startswith(measured)}
+    return {
+        "dagster/uri": str(folder),
+        "loss_first": report["loss_first"],
+        "loss_last": report["loss_last"],
+        "steps": report["steps"],
+        "channels": ", ".join(report["channels_live"]),
+        **{f"{name} by step": curve(name, line) for name, line in report.get("curves", {}).items()},
+        "card": Location(f"{folder}/README.md"),
+        "log": Location(f"{folder}/trainer.log"),
+        **evaluation,
+    }
+
+
+TRAIN = Stage(
+    name="train",
+    about="A model trained on the dataset with three channels: policy + α·SDPO + β·replay.\n\nIts "
+    "metrics are drawn while it runs. Terminate asks it to save a checkpoint, from which the next "
+    "run goes on bit for bit.",
+    work=train_model,
+    is_by_batch=False,
+    settings=_decisive,
+    inputs=_inputs,
+    files=lambda project, _: [
+        f"model/{name}"
+        for name in files_below(project.settings.model_dir())
+        if name != TRAINER_LOCK
+    ],
+    is_there=lambda project, _: (project.settings.model_dir() / "report.json").exists(),
+    figures=_figures,
+    facts=_facts,
+    asset="trained_model",
+    kinds=("pytorch", "huggingface"),
+    pool="training",
+    after=("publish",),
+)

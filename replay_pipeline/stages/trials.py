@@ -1,0 +1,194 @@
+"""Trying actions at states: the agent's own and the teachers', on copies of the files as they were.
+
+Answers were written to redacted prompts. Folders are put back to what they are called here; an action
+that fails where redaction may be the reason is not counted as tried.
+"""
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.settings import WorkspaceSettings
+from replay_pipeline.stages.workspaces import Workspaces, ids_of
+from replay_pipeline.types import Message, TeacherAction, TraceState, Trial
+from replay_pipeline.workspaces.history import History
+from replay_pipeline.workspaces.logs import Log
+from replay_pipeline.workspaces.places import StatePlace
+from replay_pipeline.workspaces.sandbox import Limits, Sandbox
+from replay_pipeline.workspaces.verdicts import Call, Judge, Verdict
+
+_PLACEHOLDER = re.compile(r"<[A-Z]+:[\w-]+:[0-9a-f]+>")
+
+Trials = dict[str, dict[str, Trial]]
+"""What became of actions that were tried, by state and rendered action."""
+
+
+def sandbox_of(options: WorkspaceSettings) -> Sandbox:
+    """Return the sandbox of the settings.
+
+    Raises:
+        ConfigError: there can be none on this machine.
+    """
+    limits = Limits(
+        timeout_s=options.timeout_s,
+        memory_bytes=options.max_memory_bytes,
+        disk_bytes=options.max_disk_bytes,
+        n_processes=options.max_processes,
+    )
+    return Sandbox(options.runner, limits=limits, mounts=options.mounts, image=options.image)
+
+
+def judge_of(options: WorkspaceSettings, *, kept: Path | None = None) -> Judge:
+    """Return what judges actions under these settings.
+
+    Raises:
+        ConfigError: commands may run, and there can be no sandbox on this machine.
+    """
+    sandbox = sandbox_of(options) if options.execute == "commands" else None
+    return Judge(options.execute, sandbox=sandbox, kept=kept)
+
+
+def try_actions(
+    workspaces: Workspaces,
+    judge: Judge,
+    states: Iterable[TraceState],
+    answers: Sequence[TeacherAction],
+) -> tuple[Trials, dict[str, int]]:
+    """Try the agent's action and every teacher's at each state that has answers.
+
+    Returns what became of them, and counts: `n_states` that were found in the logs, `n_tried`
+    actions, `n_would_fail` of them, `n_not_known` that nothing can be said of, `n_run` commands.
+    """
+    asked: dict[str, list[TeacherAction]] = defaultdict(list)
+    for row in answers:
+        if row.action is not None and row.error_code is None:
+            asked[row.state_id].append(row)
+    wanted: dict[str, tuple[str | None, Message]] = {
+        state["state_id"]: (state.get("cwd"), state["student_action"])
+        for state in states
+        if state["state_id"] in asked
+    }
+    trials: Trials = {}
+    counts: Counter[str] = Counter(n_states=0, n_tried=0, n_would_fail=0, n_not_known=0)
+    for log, history in workspaces.histories():
+        for state_id, place, own in _places(log, history, wanted):
+            counts["n_states"] += 1
+            cwd, message = wanted[state_id]
+            found = trials.setdefault(state_id, {})
+            names = _names(cwd, place.cwd)
+            recorded = canonical_action(message, cwd=cwd).render()
+            work: dict[str, Callable[[], Verdict]] = {recorded: partial(judge.judge, place, own)}
+            for row in asked[state_id]:
+                action = canonical_action(row.action or {}, cwd=cwd)
+                if action.is_valid:
+                    calls = [Call(call.name, call.values()) for call in action.calls]
+                    judged = partial(_judged, judge, place, calls, names)
+                    work.setdefault(action.render(), judged)
+            for rendered, verdict in zip(
+                work, _at_once(judge, place, list(work.values())), strict=True
+            ):
+                if verdict.status == "not_known":
+                    counts["n_not_known"] += 1
+                    continue
+                counts["n_tried"] += 1
+                counts["n_would_fail"] += verdict.status == "fails"
+                found[rendered] = Trial(
+                    works=verdict.status == "works",
+                    error_kind=verdict.error_kind,
+                    effect=verdict.effect,
+                    was_run=verdict.was_run,
+                )
+    counts["n_run"] = judge.n_run
+    return trials, dict(counts)
+
+
+def _at_once(
+    judge: Judge, place: StatePlace, work: Sequence[Callable[[], Verdict]]
+) -> Iterable[Verdict]:
+    """Judge the candidates of a state: where commands run, as many at once as there are cores."""
+    if judge.execute != "commands":
+        return [each() for each in work]
+    place.files()  # put together once, before anybody needs them at the same time
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda each: each(), work))
+
+
+def _places(
+    log: Log, history: History, wanted: Mapping[str, Any]
+) -> Iterator[tuple[str, StatePlace, list[Call]]]:
+    """Give each wanted state of a log as a place, with the calls that the agent made there."""
+    id_of = ids_of(log)
+    calls: dict[str, list[Call]] = defaultdict(list)
+    for step in sorted(log.steps, key=lambda step: step.called):
+        calls[step.decision].append(Call(step.name, step.arguments))
+    seen: set[str] = set()
+    for order, step in enumerate(log.steps):
+        state_id = id_of[step.decision]
+        if state_id in wanted and state_id not in seen:
+            seen.add(state_id)
+            history.enter(order, step, is_own_used=True)
+            yield state_id, StatePlace(history, step), calls[step.decision]
+        history.enter(order, step)
+        history.take(step)
+
+
+def _names(told: str | None, real: str) -> dict[str, str]:
+    """Folders whose names were redacted: what prompts call them, and what they are called here."""
+    if told is None or told == real:
+        return {}
+    one, other = told.split("/"), real.split("/")
+    if len(one) != len(other):
+        return {told: real}
+    return {
+        "/".join(one[: i + 1]) + "/": "/".join(other[: i + 1]) + "/"
+        for i in range(len(one))
+        if one[i] != other[i]
+    } | {told: real}
+
+
+def _judged(
+    judge: Judge, place: StatePlace, calls: list[Call], names: Mapping[str, str]
+) -> Verdict:
+    """Judge an action that was written to a redacted prompt."""
+    real = [Call(call.name, _restored(call.arguments, names)) for call in calls]
+    if any(_PLACEHOLDER.search(text) for call in real for text in _texts(call.arguments)):
+        return Verdict("not_known")
+    verdict = judge.judge(place, real)
+    if verdict.error_kind in {"string_not_found", "not_found"} and names:
+        # Were names in the file redacted, the text that was asked for could not be found.
+        people = {a: b for told, mine in names.items() for a, b in _differences(told, mine)}
+        if any(told in text for told in people for call in real for text in _texts(call.arguments)):
+            return Verdict("not_known")
+    return verdict
+
+
+def _differences(told: str, real: str) -> Iterator[tuple[str, str]]:
+    for one, other in zip(told.split("/"), real.split("/"), strict=False):
+        if one != other and one:
+            yield one, other
+
+
+def _restored(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        for told in sorted(names, key=len, reverse=True):
+            value = value.replace(told, names[told])
+        return value
+    if isinstance(value, list):
+        return [_restored(each, names) for each in value]
+    if isinstance(value, dict):
+        return {key: _restored(each, names) for key, each in value.items()}
+    return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)

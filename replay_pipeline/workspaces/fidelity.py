@@ -1,0 +1,184 @@
+"""Is the rebuilt tree the one that was there? Recorded actions are run on it, and tell."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.workspaces.heads import text_of
+from replay_pipeline.workspaces.history import History
+from replay_pipeline.workspaces.logs import Log, Step
+from replay_pipeline.workspaces.sightings import Part, part_of, path_of, text_after
+from replay_pipeline.workspaces.tools import FILE_TOOLS, Answer, ToolRun
+
+_NOT_RUN = re.compile(
+    r"doesn't want to|sibling tool call|posix_spawn|permission|inputvalidationerror|hook|aborted|"
+    r"interrupted"
+)
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_CUT = re.compile(r"Output too large|<persisted-output>|Results are truncated|Showing results")
+_NOTE = re.compile(
+    r"^(?:--|\.\.\.|</?persisted-output>|Output too large.*|Preview \(.*|\[Showing results.*|\(Results are truncated.*|Found \d+ .*|No .* found)?$"
+)
+
+
+class Check(msgspec.Struct):
+    """One recorded call, run on the tree that was rebuilt without its answer."""
+
+    step: Step
+    answer: Answer
+    project: str | None
+    """The working tree that it is about; None outside of the repository."""
+    is_same: bool
+    """Whether the answer is the recorded one; of a change, whether it could be made."""
+    is_exact: bool
+    """Of a change, whether the whole file came out as it did then; else as `is_same`."""
+    reason: str = ""
+    """Why it is not: see `docs/workspaces.md`."""
+
+
+def checks(history: History, log: Log) -> Iterator[Check]:
+    """Run every recorded call of a file tool, each before its own answer is known.
+
+    Calls that the client never ran (refused, cancelled, malformed) are left out.
+    """
+    for order, step in enumerate(log.steps):
+        history.enter(order, step)
+        was_run = not (step.is_error and _NOT_RUN.search(step.text[:200].lower()))
+        if step.name in FILE_TOOLS and was_run:
+            yield _check(history, step)
+        history.take(step)
+
+
+def _check(history: History, step: Step) -> Check:
+    cwd = step.cwd or "/"
+    path = path_of(step) or cwd
+    tree = history.tree_of(path)
+    # What was read before is lost when a session is resumed: only refusals are held to it.
+    read = history.read.get((step.session, step.agent), {}) if step.is_error else None
+    run = ToolRun(history, cwd=cwd, read=read)
+    answer = run.call(step.name, step.arguments)
+    is_exact = is_same = False
+    if step.is_error:
+        is_exact = is_same = answer.is_known and answer.error_kind is not None
+    elif answer.error_kind is None:
+        is_same, is_exact = _compared(step, answer, run)
+    reason = "" if is_same and is_exact else _reason(history, step, answer, path)
+    project = tree.root if tree is not None else None
+    return Check(step, answer, project, is_same, is_exact, reason)
+
+
+def _compared(step: Step, answer: Answer, run: ToolRun) -> tuple[bool, bool]:
+    """Whether an answer is the recorded one, and whether the file is too."""
+    if step.name in {"Grep", "Glob"}:
+        is_same = _is_same_search(step, answer, run)
+        return is_same, is_same
+    if step.name == "Read":
+        part, path = part_of(step), path_of(step)
+        file = run.view.file(path) if path else None
+        is_same = part is None or (file is not None and file.text is not None and part.fits(file.text))  # fmt: skip
+        return is_same, is_same
+    text, path = text_after(step), path_of(step)
+    file = run.view.file(path) if path else None
+    return True, text is None or (file is not None and file.text == text)
+
+
+def _is_same_search(step: Step, answer: Answer, run: ToolRun) -> bool:
+    cwd = (step.cwd or "/").rstrip("/") + "/"
+    recorded = _lines(step.text.replace(cwd, "").split("\n"))
+    found = _lines(answer.found)
+    if step.arguments.get("output_mode") == "content" and "-n" not in step.arguments:
+        # Whether lines are numbered unless asked is another thing from version to version.
+        other = run.call(step.name, {**step.arguments, "-n": False})
+        found |= _lines(other.found)
+        return recorded <= found and bool(recorded) == bool(found)
+    details = step.details or {}
+    is_cut = bool(
+        step.arguments.get("head_limit")
+        or details.get("truncated")
+        or details.get("appliedLimit")
+        or _CUT.search(step.text)
+    )
+    return recorded <= found and (is_cut or found <= recorded)
+
+
+def _lines(lines: Iterable[str]) -> set[str]:
+    """Lines of an answer without notes; the client writes `//` in lines of a context as `/`."""
+    return {line.replace("//", "/").rstrip() for line in lines if not _NOTE.match(line.rstrip())}
+
+
+def _reason(history: History, step: Step, answer: Answer, path: str) -> str:
+    """The kind of reason for which a record is not reproduced."""
+    file = history.file(path)
+    if not answer.is_known:
+        return "not_known" if history.tree_of(path) else "outside"
+    if step.is_error:
+        return "worked"
+    if step.name in {"Grep", "Glob"}:
+        if answer.error_kind is None and _EMAIL.search(step.text):
+            plain = [_EMAIL.sub("", each) for each in (step.text, "\n".join(answer.found))]
+            shown = plain[0].replace((step.cwd or "/").rstrip("/") + "/", "")
+            if _lines(shown.split("\n")) == _lines(plain[1].split("\n")):
+                return "altered_record"
+        return "search_differs" if answer.error_kind is None else answer.error_kind
+    part = _shown(step)
+    if file is None or part is None:
+        return answer.error_kind or "changed_elsewhere"
+    if file.text is None:
+        return "not_in_git" if not _is_in_history(history, path, None) else "other_commit"
+    if _anonymous(part).fits(_EMAIL.sub("", file.text)):
+        return "altered_record"
+    return "other_commit" if _is_in_history(history, path, part) else "changed_elsewhere"
+
+
+def _shown(step: Step) -> Part | None:
+    """What the step's own record shows of the file before it."""
+    if step.name == "Read":
+        return part_of(step)
+    original = (step.details or {}).get("originalFile")
+    if not isinstance(original, str):
+        return None
+    return Part.whole(original)
+
+
+def _anonymous(part: Part) -> Part:
+    return Part(part.first, tuple(_EMAIL.sub("", line) for line in part.lines), part.is_whole)
+
+
+def _is_in_history(history: History, path: str, part: Part | None) -> bool:
+    """Whether one of the commits that come into question has what was there."""
+    tree = history.tree_of(path)
+    if tree is None:
+        return False
+    for commit in history.commits(tree):
+        blob = tree.repository.blob_id(commit.tree, tree.relative(path))
+        if blob is not None and (
+            part is None or part.fits(text_of(tree.repository.blob(blob)) or "")
+        ):
+            return True
+    return False
+
+
+def shares(found: Iterable[Check]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what was reproduced, by working tree (`outside` for none) and tool.
+
+    Each tool has `n` and `n_same`, `n_exact`; failed calls stand apart as `failed Edit`, and
+    `reasons` counts what is not reproduced.
+    """
+    tables: dict[str, dict[str, dict[str, Any]]] = {}
+    for each in found:
+        tool = f"failed {each.step.name}" if each.step.is_error else each.step.name
+        for project in ("all" if each.project else "outside", each.project):
+            if project is None:
+                continue
+            row = tables.setdefault(project, {}).setdefault(
+                tool, {"n": 0, "n_same": 0, "n_exact": 0, "reasons": Counter()}
+            )
+            row["n"] += 1
+            row["n_same"] += each.is_same
+            row["n_exact"] += each.is_exact
+            if not each.is_same:
+                row["reasons"][each.reason] += 1
+    return tables

@@ -1,0 +1,313 @@
+"""A git repository read without a checkout: commits by time, trees and blobs by one process.
+
+Nothing is fetched: what a partial clone has not, is not there.
+"""
+
+import subprocess
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.errors import IngestError
+from replay_pipeline.processes import start_environment
+
+_BLOB_CACHE_BYTES = 64_000_000
+_MAX_TREES = 20_000
+_MERGED = ("Merge pull request #", "Merge branch '", "Merge remote-tracking branch '")
+# A repository's own settings can name programs; none of them is run.
+_NO_PROGRAMS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "log.showSignature=false")
+
+
+class Commit(msgspec.Struct, frozen=True, gc=False):
+    """One commit of any branch."""
+
+    id: str
+    committed: int
+    """When it was made, in seconds since 1970; a rebase makes it anew."""
+    authored: int
+    """When its change was first committed, in seconds since 1970."""
+    parents: tuple[str, ...]
+    subject: str
+    tree: str
+
+
+class Repository:
+    """The objects of one repository. It is read by one `git cat-file --batch`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the repository that `path` is, or lies in.
+
+        Raises:
+            IngestError: there is no repository, or no program called git.
+        """
+        self.path = path
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._blobs: OrderedDict[str, bytes | None] = OrderedDict()
+        self._n_cached = 0
+        self._trees: dict[str, dict[str, tuple[str, str]]] = {}
+        self._flat: OrderedDict[str, dict[str, str]] = OrderedDict()
+        self._branches: dict[str | None, list[Commit]] = {}
+        self.objects = Path(self._git("rev-parse", "--git-path", "objects").strip())
+        if not self.objects.is_absolute():
+            self.objects = path / self.objects
+
+    def close(self) -> None:
+        """End the process that reads objects."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            process.stdin.close()
+            process.wait(timeout=30)
+            process.stdout.close()
+
+    def _command(self, *arguments: str) -> list[str]:
+        settings = [word for each in _NO_PROGRAMS for word in ("-c", each)]
+        return ["git", *settings, "-C", str(self.path), *arguments]
+
+    def _git(self, *arguments: str) -> str:
+        try:
+            done = subprocess.run(
+                self._command(*arguments), capture_output=True, check=False, env=_environment()
+            )
+        except FileNotFoundError as error:
+            raise IngestError("git is not installed: files of a state come from it") from error
+        if done.returncode:
+            why = done.stderr.decode("utf-8", "replace").strip()
+            raise IngestError(f"{self.path}: git {arguments[0]} failed: {why}")
+        return done.stdout.decode("utf-8", "replace")
+
+    @cached_property
+    def commits(self) -> dict[str, Commit]:
+        """Every commit of every ref, by id."""
+        lines = self._git(
+            "log", "--all", "--date-order", "--format=%H%x09%ct%x09%at%x09%P%x09%T%x09%s"
+        )
+        found: dict[str, Commit] = {}
+        for line in lines.splitlines():
+            commit_id, committed, authored, parents, tree, subject = line.split("\t", 5)
+            found[commit_id] = Commit(
+                commit_id, int(committed), int(authored), tuple(parents.split()), subject, tree
+            )
+        return found
+
+    @cached_property
+    def tips(self) -> dict[str, str]:
+        """Commits that names lead to: branches, here or of a remote, and those merged since."""
+        found: dict[str, str] = {}
+        for commit in self.commits.values():
+            if len(commit.parents) > 1 and commit.subject.startswith(_MERGED):
+                for name in _merged_names(commit.subject):
+                    found.setdefault(name, commit.parents[1])
+        for line in self._git(
+            "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/remotes"
+        ).splitlines():
+            commit_id, _, name = line.partition(" ")
+            parts = name.split("/")
+            found["/".join(parts[2:] if parts[1] == "heads" else parts[3:])] = commit_id
+        return found
+
+    @cached_property
+    def remote_branches(self) -> set[str]:
+        """Names of the branches of its remotes; a mirror has nothing but those."""
+        if self._git("rev-parse", "--is-bare-repository").strip() == "true":
+            return {*self.tips}
+        names = self._git("for-each-ref", "--format=%(refname:lstrip=3)", "refs/remotes")
+        return {*names.splitlines()}
+
+    @cached_property
+    def tags(self) -> dict[str, str]:
+        """Commits of tags, by name."""
+        form = (
+            "--format=%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(refname)"
+        )
+        lines = [line.partition(" ") for line in self._git("for-each-ref", form, "refs/tags").splitlines()]  # fmt: skip
+        return {name.removeprefix("refs/tags/"): commit_id for commit_id, _, name in lines}
+
+    def worktrees(self) -> list[str]:
+        """Return the folders of this machine in which it is checked out."""
+        lines = self._git("worktree", "list", "--porcelain").splitlines()
+        return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")]
+
+    def on_branch(self, branch: str | None) -> list[Commit]:
+        """Commits that a branch leads to, the oldest first; of no known branch, all."""
+        if branch is not None and branch not in self.tips:
+            branch = None
+        known = self._branches.get(branch)
+        if known is None:
+            # Of one second, parents stand before their children.
+            commits: Iterable[Commit] = [*self.commits.values()][::-1]
+            if branch is not None:
+                ids = _ancestors(self.commits, self.tips[branch])
+                commits = [commit for commit in commits if commit.id in ids]
+            known = sorted(commits, key=lambda each: each.committed)
+            self._branches[branch] = known
+        return known
+
+    def before(self, moment: float, *, branch: str | None, n: int) -> list[Commit]:
+        """Return the newest `n` commits of a branch made up to `moment`, the newest first."""
+        commits = self.on_branch(branch)
+        end = bisect_right(commits, moment, key=lambda each: each.committed)
+        return commits[max(0, end - n) : end][::-1]
+
+    def after(self, moment: float, *, branch: str | None, n: int) -> list[Commit]:
+        """Return the first `n` commits of a branch made after `moment`, the oldest first."""
+        commits = self.on_branch(branch)
+        start = bisect_right(commits, moment, key=lambda each: each.committed)
+        return commits[start : start + n]
+
+    @cached_property
+    def _by_author(self) -> list[Commit]:
+        found = [*self.commits.values()]
+        found.reverse()
+        found.sort(key=lambda each: each.authored)
+        return found
+
+    def authored_before(self, moment: float, *, n: int) -> list[Commit]:
+        """Return the newest `n` commits by the time of their change, whenever they were rebased."""
+        end = bisect_right(self._by_author, moment, key=lambda each: each.authored)
+        return self._by_author[max(0, end - n) : end][::-1]
+
+    @cached_property
+    def _by_prefix(self) -> Sequence[str]:
+        return sorted(self.commits)
+
+    def find(self, prefix: str) -> Commit | None:
+        """Return the one commit whose id begins so."""
+        at = bisect_right(self._by_prefix, prefix)
+        near = [
+            each for each in self._by_prefix[max(0, at - 1) : at + 2] if each.startswith(prefix)
+        ]
+        return self.commits[near[0]] if len(near) == 1 else None
+
+    def blob_id(self, tree: str, path: str) -> str | None:
+        """Return the id of the file at `path` (relative, `/`) in a tree, or None."""
+        parts = path.split("/")
+        for part in parts[:-1]:
+            kind, tree = self._tree(tree).get(part, ("", ""))
+            if kind != "tree":
+                return None
+        kind, blob = self._tree(tree).get(parts[-1], ("", ""))
+        return blob if kind == "blob" else None
+
+    def files(self, tree: str) -> Mapping[str, str]:
+        """Return the ids of all files below a tree, by path; links and submodules are left out."""
+        known = self._flat.get(tree)
+        if known is None:
+            known = self._flat[tree] = dict(self._walk(tree, ""))
+            while len(self._flat) > 8:
+                self._flat.popitem(last=False)
+        return known
+
+    def _walk(self, tree: str, above: str) -> Iterable[tuple[str, str]]:
+        for name, (kind, object_id) in self._tree(tree).items():
+            if kind == "tree":
+                yield from self._walk(object_id, f"{above}{name}/")
+            elif kind == "blob":
+                yield f"{above}{name}", object_id
+
+    def _tree(self, tree: str) -> dict[str, tuple[str, str]]:
+        known = self._trees.get(tree)
+        if known is None:
+            if len(self._trees) >= _MAX_TREES:
+                self._trees.clear()
+            known = self._trees[tree] = _entries(self._object(tree) or b"", len(tree) // 2)
+        return known
+
+    def blob(self, blob_id: str) -> bytes | None:
+        """Return the bytes of a file, or None where the repository has them not."""
+        with self._lock:
+            return self._cached(blob_id)
+
+    def _cached(self, blob_id: str) -> bytes | None:
+        if blob_id in self._blobs:
+            self._blobs.move_to_end(blob_id)
+            return self._blobs[blob_id]
+        data = self._object(blob_id)
+        self._blobs[blob_id] = data
+        self._n_cached += len(data or b"")
+        while self._n_cached > _BLOB_CACHE_BYTES and len(self._blobs) > 1:
+            self._n_cached -= len(self._blobs.popitem(last=False)[1] or b"")
+        return data
+
+    def _object(self, object_id: str) -> bytes | None:
+        with self._lock:
+            process = self._process
+            if process is None:
+                process = self._process = subprocess.Popen(
+                    self._command("cat-file", "--batch"),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=_environment(),
+                )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(object_id.encode() + b"\n")
+            process.stdin.flush()
+            head = process.stdout.readline().split()
+            if len(head) != 3:
+                return None
+            data = process.stdout.read(int(head[2]))
+            process.stdout.read(1)
+            return data
+
+
+def find_repositories(folders: Iterable[str]) -> list[Path]:
+    """Return the repositories that folders of this machine lie in, worktrees of one only once."""
+    found: dict[Path, None] = {}
+    for folder in map(Path, sorted({*folders})):
+        if not folder.is_absolute() or not folder.is_dir():
+            continue
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(folder), "rev-parse", "--git-common-dir"],
+                capture_output=True, text=True, check=False, env=_environment(),
+            )  # fmt: skip
+        except FileNotFoundError:
+            return []
+        if done.returncode == 0:
+            found[(folder / done.stdout.strip()).resolve()] = None
+    return list(found)
+
+
+def _environment() -> dict[str, str]:
+    return start_environment(
+        GIT_NO_LAZY_FETCH="1", GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT="0", LC_ALL="C"
+    )
+
+
+def _entries(data: bytes, n_id_bytes: int) -> dict[str, tuple[str, str]]:
+    """Entries of a tree object by name: what each is, and its id."""
+    found: dict[str, tuple[str, str]] = {}
+    at = 0
+    while at < len(data):
+        end = data.index(b"\0", at)
+        mode, _, name = data[at:end].partition(b" ")
+        at = end + 1 + n_id_bytes
+        kind = "tree" if mode == b"40000" else "blob" if mode.startswith(b"100") else "other"
+        found[name.decode("utf-8", "surrogateescape")] = kind, data[end + 1 : at].hex()
+    return found
+
+
+def _merged_names(subject: str) -> list[str]:
+    if subject.startswith(_MERGED[0]):
+        source = subject.rpartition(" from ")[2].strip()
+        return [source.partition("/")[2]] if "/" in source else []
+    name = subject.split("'")[1]
+    return [name, name.partition("/")[2]] if "remote" in subject else [name]
+
+
+def _ancestors(commits: Mapping[str, Any], tip: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [tip]
+    while waiting:
+        each = waiting.pop()
+        if each not in found and each in commits:
+            found.add(each)
+            waiting += commits[each].parents
+    return found

@@ -1,0 +1,167 @@
+"""Which commit a working tree stood at, decided by what the log has shown of its files."""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from replay_pipeline.workspaces.git import Commit, Repository
+from replay_pipeline.workspaces.sightings import Part
+
+_N_COMMITS = 20
+_N_LATER = 6
+_N_EVIDENCE = 24
+_FADE = 0.92
+_OTHER_HEAD = 0.2
+"""How much evidence from before a checkout counts."""
+_MAX_CHAIN = 60
+
+
+class Evidence(msgspec.Struct, frozen=True, order=True):
+    """What one step shows of a file that nobody is known to have changed."""
+
+    moment: float
+    call_id: str
+    path: str
+    """Relative to the root."""
+    part: Part
+
+
+class WorkingTree:
+    """One working tree of a repository, and the commits it stood at."""
+
+    def __init__(self, root: str, repository: Repository) -> None:
+        """Begin without evidence."""
+        self.root = root
+        self.repository = repository
+        self.branch: str | None = None
+        self.evidence: list[Evidence] = []
+        self.moves: list[float] = []
+        """When a command may have moved HEAD or changed files by git, in order."""
+        self.named: deque[tuple[float, str]] = deque(maxlen=6)
+        self._fits: dict[tuple[Part, str], bool] = {}
+        self._ranked: tuple[object, list[Commit]] = (None, [])
+
+    def relative(self, path: str) -> str:
+        """Return a path below the root as the repository calls it."""
+        return path.removeprefix(self.root + "/")
+
+    def add(self, evidence: Evidence) -> None:
+        """Take in what the log shows of a file."""
+        insort(self.evidence, evidence)
+
+    def is_moved(self, since: float, until: float) -> bool:
+        """Return whether a command of git ran between two moments."""
+        return bisect_right(self.moves, since) < bisect_left(self.moves, until)
+
+    def commits(self, moment: float, *, without: str, is_later_used: bool) -> list[Commit]:
+        """Return the commits that may have been checked out at a moment, the likeliest first.
+
+        Args:
+            moment: when, in seconds since 1970.
+            without: the call whose own answer must not be used.
+            is_later_used: whether what the log shows afterwards is used too.
+        """
+        key = moment, without, is_later_used, self.branch, len(self.named), len(self.evidence)
+        if self._ranked[0] != key:
+            found = self._rank(moment, without=without, is_later_used=is_later_used)
+            self._ranked = key, found
+        return self._ranked[1]
+
+    def _rank(self, moment: float, *, without: str, is_later_used: bool) -> list[Commit]:
+        candidates = self._candidates(moment, is_later_used=is_later_used)
+        evidence = list(self._near(moment, without=without, is_later_used=is_later_used))
+
+        def score(commit: Commit) -> float:
+            return sum(weight for weight, each in evidence if self._agrees(each, commit))
+
+        scores = {commit.id: score(commit) for commit in candidates}
+        return sorted(candidates, key=lambda commit: -scores[commit.id])
+
+    def _candidates(self, moment: float, *, is_later_used: bool) -> list[Commit]:
+        moment += 1
+        repository = self.repository
+        found: dict[str, Commit] = {}
+        for when, commit_id in reversed(self.named):
+            if when <= moment:
+                found[commit_id] = repository.commits[commit_id]
+        near = [
+            *repository.before(moment, branch=self.branch, n=_N_COMMITS),
+            *repository.before(moment, branch=None, n=_N_COMMITS),
+            *repository.authored_before(moment, n=_N_COMMITS),
+        ]
+        if is_later_used:
+            near += repository.after(moment, branch=self.branch, n=_N_LATER)
+        for commit in near:
+            found.setdefault(commit.id, commit)
+        return list(found.values())
+
+    def _near(
+        self, moment: float, *, without: str, is_later_used: bool
+    ) -> Iterator[tuple[float, Evidence]]:
+        """Evidence around a moment, and what each counts."""
+        at = bisect_right(self.evidence, moment, key=lambda each: each.moment)
+        moved = bisect_right(self.moves, moment)
+        last = self.moves[moved - 1] if moved else 0.0
+        weight = 1.0
+        for each in self.evidence[max(0, at - _N_EVIDENCE) : at][::-1]:
+            if each.call_id != without:
+                yield weight * (1.0 if each.moment >= last else _OTHER_HEAD), each
+                weight *= _FADE
+        if is_later_used:
+            # A commit by somebody else moves it without a word in the log.
+            next_commits = self.repository.after(moment + 1, branch=self.branch, n=1)
+            until = min(
+                [*self.moves[moved : moved + 1], *(c.committed for c in next_commits)],
+                default=float("inf"),
+            )
+            weight = 1.0
+            for each in self.evidence[at : at + _N_EVIDENCE]:
+                if each.moment > until:
+                    break
+                if each.call_id != without:
+                    yield weight, each
+                    weight *= _FADE
+
+    def _agrees(self, evidence: Evidence, commit: Commit) -> bool:
+        # What was seen before this commit was made was seen of one before it.
+        steps = 0
+        while commit.committed > evidence.moment + 1 and commit.parents and steps < _MAX_CHAIN:
+            parent = self.repository.commits.get(commit.parents[0])
+            if parent is None:
+                break
+            commit, steps = parent, steps + 1
+        blob = self.repository.blob_id(commit.tree, evidence.path)
+        return blob is not None and self.is_fitting(evidence.part, blob)
+
+    def is_fitting(self, part: Part, blob: str) -> bool:
+        """Return whether a blob has the lines that were seen."""
+        known = self._fits.get((part, blob))
+        if known is None:
+            text = text_of(self.repository.blob(blob))
+            known = self._fits[part, blob] = text is not None and part.fits(text)
+        return known
+
+    def blob_at(
+        self, path: str, commits: Sequence[Commit], parts: Sequence[Part]
+    ) -> tuple[str | None, Commit | None]:
+        """Return the blob of a file in the likeliest commit that agrees with what was seen of it.
+
+        Where none agrees, both are None; where the file is not there, only the blob is.
+        """
+        for commit in commits:
+            blob = self.repository.blob_id(commit.tree, path)
+            if blob is None:
+                if not parts:
+                    return None, commit
+            elif all(self.is_fitting(part, blob) for part in parts):
+                return blob, commit
+        return None, None
+
+
+def text_of(data: bytes | None) -> str | None:
+    """Return a file's text as the client reads it; None of what is not there."""
+    if data is None:
+        return None
+    return data.decode("utf-8", "replace").removeprefix("\ufeff").replace("\r\n", "\n")

@@ -1,0 +1,316 @@
+"""The files as they were, walked forward through a log: contents that it quotes, and git.
+
+What a commit holds is where a working tree begins; what the log quotes lies on top. A step's own
+answer is never used for the moment before it, unless the walk is told to: then the recorded result
+is what the tree is held to, see `fidelity.py`.
+"""
+
+import re
+
+import msgspec
+
+from replay_pipeline.workspaces.git import Commit, Repository
+from replay_pipeline.workspaces.heads import Evidence, WorkingTree, text_of
+from replay_pipeline.workspaces.logs import Log, Step
+from replay_pipeline.workspaces.roots import Roots
+from replay_pipeline.workspaces.sightings import (
+    LONGEST_GAP_S,
+    Part,
+    Sighting,
+    Sightings,
+    part_of,
+    path_of,
+    paths_of,
+    text_after,
+)
+from replay_pipeline.workspaces.tools import ToolRun
+from replay_pipeline.workspaces.tree import File, Source, is_below
+
+_MOVES = re.compile(
+    r"\bgit\s+(?:-C\s+\S+\s+|-c\s+\S+\s+)*(?:checkout|switch|stash|reset|pull|rebase|merge|restore|"
+    r"cherry-pick|revert|am|clean|commit|worktree)\b|\bgh\s+pr\s+checkout\b|\bgt\s+\w+"
+)
+_DISCARDS = re.compile(
+    r"\bgit\s+(?:stash(?!\s+(?:list|show|pop|apply|drop))|reset\s+--hard|checkout\s+(?:\S+\s+)?--\s|"
+    r"checkout\s+\.|restore\b|clean\b)"
+)
+_COMMIT_ID = re.compile(r"\b[0-9a-f]{7,40}\b")
+
+
+class Known(msgspec.Struct):
+    """What the log has said that a file holds."""
+
+    text: str | None
+    moment: float
+    session: str
+    source: Source
+    origin: str
+    head_blob: str | None
+    """What the commit held at this place when it was learnt."""
+    is_written: bool
+    """Whether the agent wrote it, instead of having read it."""
+
+
+class History:
+    """Every working tree of a project, walked forward through its log.
+
+    It is a `Tree`: what `file` and `below` return is how files were before the next step.
+    """
+
+    def __init__(
+        self, repository: Repository | None, log: Log, *, is_later_used: bool = True
+    ) -> None:
+        """Begin before the first step.
+
+        Args:
+            repository: the project's own history.
+            log: what was recorded.
+            is_later_used: whether what the log shows after a moment tells of that moment too: an
+                edit quotes the whole file as it was before it.
+        """
+        self.repository = repository
+        self.is_later_used = is_later_used
+        self.roots = Roots(repository, log.steps) if repository else None
+        self.sightings = Sightings(log)
+        self.known: dict[str, Known] = {}
+        self.parts: dict[str, list[Part]] = {}
+        """What was seen of each file since it was last known whole."""
+        self.read: dict[tuple[str, str], dict[str, str | None]] = {}
+        """Files that a session has read, and how they were then."""
+        self._trees: dict[str, WorkingTree] = {}
+        self._now = (-1, 0.0, "", "")
+        self._own_change: str | None = None
+        if is_later_used:
+            for step in log.steps:
+                self._see(step)
+
+    def tree_of(self, path: str) -> WorkingTree | None:
+        """Return the working tree that a path lies in."""
+        root = self.roots.root_of(path) if self.roots else None
+        if root is None or self.repository is None:
+            return None
+        tree = self._trees.get(root)
+        if tree is None:
+            tree = self._trees[root] = WorkingTree(root, self.repository)
+        return tree
+
+    def enter(self, order: int, step: Step, *, is_own_used: bool = False) -> None:
+        """Go to the moment before a step's answer.
+
+        Args:
+            order: its position in the log.
+            step: which.
+            is_own_used: whether what the step itself shows of files may be used.
+        """
+        # A whole answer may be used: then what the step shows comes after this moment.
+        self._now = order - is_own_used, step.answered, step.session, "" if is_own_used else step.call_id  # fmt: skip
+        self._own_change = None
+        if not is_own_used and step.name not in {"Read", "Grep", "Glob", "Bash"}:
+            self._own_change = path_of(step)
+        tree = self.tree_of(step.cwd or "/")
+        if tree is not None:
+            tree.branch = step.branch
+        for path in paths_of(step):
+            other = self.tree_of(path)
+            if other is not None and other is not tree and other.branch is None:
+                other.branch = step.branch
+
+    def _see(self, step: Step) -> None:
+        """Take in what tells of the commit: lines of files, and commands that move it."""
+        if step.name == "Bash":
+            command = step.arguments.get("command")
+            tree = self.tree_of(step.cwd or "/")
+            if tree is None or not isinstance(command, str) or not _MOVES.search(command):
+                return
+            tree.moves.append(step.answered)
+            for commit_id in _COMMIT_ID.findall(step.text):
+                commit = tree.repository.find(commit_id)
+                if commit is not None and commit.committed <= step.answered + 2:
+                    tree.named.append((step.answered, commit.id))
+                    break
+        elif step.name == "Read" and not step.is_error:
+            path = path_of(step)
+            tree = self.tree_of(path) if path else None
+            part = part_of(step)
+            if path is not None and tree is not None and part is not None:
+                tree.add(Evidence(step.answered, step.call_id, tree.relative(path), part))
+
+    def commits(self, tree: WorkingTree) -> list[Commit]:
+        """Return the commits that a working tree may stand at, the likeliest first."""
+        _, moment, _, without = self._now
+        return tree.commits(moment, without=without, is_later_used=self.is_later_used)
+
+    def _next(self, path: str, tree: WorkingTree | None) -> Sighting | None:
+        """What the log shows of a file next, if nothing is known to have come between."""
+        order, moment, _, _ = self._now
+        if not self.is_later_used or path == self._own_change:
+            return None
+        found = self.sightings.next(path, order)
+        if found is None or found.moment - moment > LONGEST_GAP_S:
+            return None
+        if tree is not None and tree.is_moved(moment, found.moment):
+            return None
+        return found
+
+    def file(self, path: str) -> File | None:
+        """Return the file at a path as it was, or None where nothing is known of it."""
+        tree = self.tree_of(path)
+        known, later = self.known.get(path), self._next(path, tree)
+        if later is not None:
+            if later.is_absent:
+                return File(None, "log", origin=later.call_id)
+            if later.part is not None and later.part.is_whole:
+                is_same = known is None or known.text == later.part.text
+                return File(later.part.text, "log", is_sure=is_same, origin=later.call_id)
+        if tree is None:
+            return _of_log(known) if known is not None else None
+        if known is not None and known.is_written and known.session == self._now[2]:
+            return _of_log(known)
+        parts = list(self.parts.get(path, ()))
+        if later is not None and later.part is not None:
+            parts.append(later.part)
+        return self._of_tree(tree, path, known, parts)
+
+    def _of_tree(
+        self, tree: WorkingTree, path: str, known: Known | None, parts: list[Part]
+    ) -> File | None:
+        """The file of a working tree, where the log alone does not decide."""
+        relative = tree.relative(path)
+        is_of_head = known is not None and known.head_blob == self._head_blob(tree, relative)
+        if known is not None and is_of_head and _holds(known, parts):
+            return _of_log(known)
+        commits = self.commits(tree)
+        # What was seen first may have changed since; what was seen last counts.
+        blob = commit = None
+        for start in range(max(1, len(parts))):
+            blob, commit = tree.blob_at(relative, commits, parts[start:])
+            if commit is not None:
+                break
+        if commit is None:
+            return self._mixed(tree, relative, known, parts)
+        if blob is None:
+            if known is not None and self._is_left(known, relative):
+                return _of_log(known)
+            return File(None, "git", is_sure=False, origin=commit.id)
+        text = text_of(tree.repository.blob(blob))
+        return None if text is None else File(text, "git", origin=commit.id)
+
+    def _is_left(self, known: Known, relative: str) -> bool:
+        """Whether a file that the agent wrote is still there although the commit has it not.
+
+        What another session wrote has been committed since, if commits know it, and a checkout of
+        another branch takes it away.
+        """
+        is_own = known.session == self._now[2]
+        is_committed = self.roots is not None and self.roots.was_committed(relative)
+        return known.is_written and known.text is not None and (is_own or not is_committed)
+
+    def _head_blob(self, tree: WorkingTree, relative: str) -> str | None:
+        commits = self.commits(tree)
+        return tree.repository.blob_id(commits[0].tree, relative) if commits else None
+
+    def _mixed(
+        self, tree: WorkingTree, relative: str, known: Known | None, parts: list[Part]
+    ) -> File | None:
+        """The file of the likeliest commit, with the lines in it that the log shows."""
+        blob = self._head_blob(tree, relative)
+        base = known.text if known else text_of(tree.repository.blob(blob)) if blob else None
+        if base is None:
+            return None
+        lines = base.split("\n")
+        for part in parts:
+            lines[part.first - 1 : part.first - 1 + len(part.lines)] = part.lines
+        return File("\n".join(lines), "mixed", is_sure=False)
+
+    def below(self, folder: str) -> list[str] | None:
+        """Return the files below a folder as they were, or None outside of every working tree."""
+        tree = self.tree_of(folder)
+        if tree is None or not (commits := self.commits(tree)):
+            return None
+        tracked = tree.repository.files(commits[0].tree)
+        paths = {f"{tree.root}/{path}" for path in tracked}
+        for path, known in self.known.items():
+            is_new = known.is_written and path not in paths and is_below(path, tree.root)
+            if is_new and self.tree_of(path) is tree and self._is_left(known, tree.relative(path)):
+                paths.add(path)
+        return sorted(path for path in paths if is_below(path, folder))
+
+    def take(self, step: Step) -> None:
+        """Take in what a step's answer tells, and what the step changed."""
+        if not self.is_later_used:
+            self._see(step)
+        self._now = (*self._now[:3], "")
+        if step.name == "Read":
+            self._take_read(step)
+        elif step.name in {"Edit", "MultiEdit", "Write", "NotebookEdit"} and not step.is_error:
+            self._take_change(step)
+        elif step.name == "Bash":
+            self._take_command(step)
+
+    def _learn(self, path: str, text: str | None, step: Step, *, is_written: bool) -> None:
+        tree = self.tree_of(path)
+        self.parts.pop(path, None)
+        head = self._head_blob(tree, tree.relative(path)) if tree is not None else None
+        self.known[path] = Known(
+            text, step.answered, step.session, "log", step.call_id, head, is_written
+        )
+
+    def _take_read(self, step: Step) -> None:
+        path, part = path_of(step), part_of(step)
+        if path is None:
+            return
+        if step.is_error or part is None:
+            if "does not exist" in step.text[:80]:
+                self._learn(path, None, step, is_written=False)
+            return
+        before = self.known.get(path)
+        is_written = False
+        if before is not None:
+            if before.text is not None and part.fits(before.text):
+                is_written = before.is_written
+            else:
+                del self.known[path]
+        if part.is_whole:
+            self._learn(path, part.text, step, is_written=is_written)
+        else:
+            kept = [each for each in self.parts.get(path, ()) if not _overlaps(each, part)]
+            self.parts[path] = [*kept, part]
+        self.read.setdefault((step.session, step.agent), {})[path] = (
+            part.text if part.is_whole else None
+        )
+
+    def _take_change(self, step: Step) -> None:
+        path = path_of(step)
+        if path is None:
+            return
+        text = text_after(step)
+        if text is None:
+            run = ToolRun(self, cwd=step.cwd or "/")
+            answer = run.call(step.name, step.arguments)
+            if answer.error_kind is not None:
+                self.known.pop(path, None)
+                return
+            text = run.view.changes[path]
+        self._learn(path, text, step, is_written=True)
+        self.read.setdefault((step.session, step.agent), {})[path] = text
+
+    def _take_command(self, step: Step) -> None:
+        command = step.arguments.get("command")
+        tree = self.tree_of(step.cwd or "/")
+        if tree is not None and isinstance(command, str) and _DISCARDS.search(command):
+            for path in [each for each in self.known if is_below(each, tree.root)]:
+                del self.known[path]
+            for path in [each for each in self.parts if is_below(each, tree.root)]:
+                del self.parts[path]
+
+
+def _of_log(known: Known, *, is_sure: bool = True) -> File:
+    return File(known.text, known.source, is_sure=is_sure, origin=known.origin)
+
+
+def _holds(known: Known, parts: list[Part]) -> bool:
+    return known.text is not None and all(part.fits(known.text) for part in parts)
+
+
+def _overlaps(one: Part, other: Part) -> bool:
+    return one.first < other.first + len(other.lines) and other.first < one.first + len(one.lines)

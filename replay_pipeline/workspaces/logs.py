@@ -1,0 +1,233 @@
+"""What a log says that was done to files: each call with its answer, in the order of answers.
+
+This reads raw rows of Claude Code on the user's own machine: a redacted copy is no file.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+_COPY = re.compile(r"[0-9a-f]+@v\d+")
+_SESSION = re.compile(r"[\w-]+")
+_REMINDERS = re.compile(
+    r"(?:\n\s*<system-reminder>\n(?:(?!<system-reminder>).)*</system-reminder>\s*)+\Z", re.DOTALL
+)
+"""What the client puts behind an answer: in lines of its own, unlike the same words in a file."""
+
+
+class Step(msgspec.Struct):
+    """One recorded call and its answer."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any]
+    decision: str
+    """The message that made the call: its id, else the `uuid` of its row."""
+    session: str
+    cwd: str
+    branch: str | None
+    called: float
+    """When it was called, in seconds since 1970."""
+    answered: float = 0.0
+    text: str = ""
+    """The answer as the model saw it, without the client's reminders."""
+    is_error: bool = False
+    details: dict[str, Any] | None = None
+    """`toolUseResult`: what the client knows of the answer, the file before an edit among it."""
+    agent: str = ""
+    """Empty for the main conversation, else the subagent's id."""
+    request: str = ""
+    """What the user asked for last before it."""
+
+
+class Backup(msgspec.Struct):
+    """A copy that the client kept of a file before it changed it."""
+
+    path: str
+    """Absolute."""
+    session: str
+    moment: float
+    """When it was copied, in seconds since 1970."""
+    origin: str
+    """Its name in the client's folder."""
+    text: str | None
+    """None: there was no file."""
+
+
+class Log(msgspec.Struct):
+    """What was read of some session files."""
+
+    steps: list[Step] = []
+    """In the order of their answers."""
+    backups: list[Backup] = []
+    n_rows: int = 0
+    n_unreadable: int = 0
+
+
+class _Rows:
+    """Calls that wait for their answer, while the rows of a file come in."""
+
+    def __init__(self, log: Log, taken: set[str], copies: Path | None) -> None:
+        self.log = log
+        self.taken = taken
+        self.copies = copies
+        self.waiting: dict[str, Step] = {}
+        self.last: tuple[str, str | None, str] = ("", None, "")
+        self.request = ""
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.log.n_rows += 1
+        kind = row.get("type")
+        if kind == "progress":
+            data = row.get("data")
+            inner = data.get("message") if isinstance(data, dict) else None
+            if isinstance(inner, dict):
+                self._message({**row, **inner, "isSidechain": True}, data)
+        elif kind == "file-history-snapshot":
+            self._backups(row)
+        else:
+            self._message(row, None)
+
+    def _message(self, row: dict[str, Any], agent: Any) -> None:
+        message = row.get("message")
+        content = message.get("content") if isinstance(message, dict) else None
+        if row.get("type") == "user" and not agent and not row.get("isMeta"):
+            self.request = _request_in(content) or self.request
+        if not isinstance(message, dict) or not isinstance(content, list):
+            return
+        session = _text(row.get("sessionId"))
+        if cwd := _text(row.get("cwd")):
+            self.last = cwd, row.get("gitBranch") or None, session
+        for block in content:
+            if not isinstance(block, dict):
+                continue
+            if block.get("type") == "tool_use" and isinstance(block.get("input"), dict):
+                call_id = _text(block.get("id"))
+                if call_id in self.taken or call_id in self.waiting:
+                    continue
+                self.waiting[call_id] = Step(
+                    call_id=call_id,
+                    name=_text(block.get("name")),
+                    arguments=block["input"],
+                    decision=_text(message.get("id")) or _text(row.get("uuid")),
+                    session=session,
+                    cwd=self.last[0],
+                    branch=self.last[1],
+                    called=_moment(row.get("timestamp")),
+                    agent=_agent_of(row, agent),
+                    request=self.request,
+                )
+            elif block.get("type") == "tool_result":
+                self._answer(row, block)
+
+    def _answer(self, row: dict[str, Any], block: dict[str, Any]) -> None:
+        step = self.waiting.pop(_text(block.get("tool_use_id")), None)
+        if step is None:
+            return
+        self.taken.add(step.call_id)
+        step.answered = _moment(row.get("timestamp")) or step.called
+        step.text = _REMINDERS.sub("", _text_of(block.get("content")))
+        step.is_error = bool(block.get("is_error"))
+        details = row.get("toolUseResult")
+        step.details = details if isinstance(details, dict) else None
+        self.log.steps.append(step)
+
+    def _backups(self, row: dict[str, Any]) -> None:
+        snapshot = row.get("snapshot")
+        files = snapshot.get("trackedFileBackups") if isinstance(snapshot, dict) else None
+        cwd, _, session = self.last
+        for path, copy in (files if isinstance(files, dict) else {}).items():
+            moment = _moment(copy.get("backupTime")) if isinstance(copy, dict) else 0.0
+            if not moment or not cwd:
+                continue
+            name = copy.get("backupFileName")
+            path = posixpath.normpath(posixpath.join(cwd, path))
+            if name is None:
+                self.log.backups.append(Backup(path, session, moment, "", None))
+            elif isinstance(name, str) and (text := self._copied(session, name)) is not None:
+                self.log.backups.append(Backup(path, session, moment, name, text))
+
+    def _copied(self, session: str, name: str) -> str | None:
+        """A copy from the client's own folder, if it is still there."""
+        if self.copies is None or not _COPY.fullmatch(name) or not _SESSION.fullmatch(session):
+            return None
+        try:
+            return (self.copies / session / name).read_bytes().decode("utf-8", "replace")
+        except OSError:
+            return None
+
+
+def read_log(paths: Iterable[Path], *, copies: Path | None = None) -> Log:
+    """Return the calls and backups in session files of Claude Code, each call once.
+
+    Lines that are no JSON are counted and left out.
+
+    Args:
+        paths: the files.
+        copies: the folder in which the client keeps copies of files: `file-history`.
+    """
+    log, taken = Log(), set[str]()
+    for path in sorted(paths):
+        rows = _Rows(log, taken, copies)
+        for row in _rows_in(path, log):
+            rows.add(row)
+    log.steps.sort(key=lambda step: step.answered)
+    return log
+
+
+def _rows_in(path: Path, log: Log) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield _DECODER.decode(line)
+            except UNREADABLE:
+                yield from _glued(line, log)
+
+
+def _glued(line: bytes, log: Log) -> Iterator[dict[str, Any]]:
+    """Rows on one line, where a newline was lost; what is no row is counted."""
+    pieces = line.strip(b"\0 \r\n").split(b'}{"')
+    for number, piece in enumerate(pieces):
+        head = b'{"' if number else b""
+        tail = b"}" if number < len(pieces) - 1 else b""
+        try:
+            yield _DECODER.decode(head + piece + tail)
+        except UNREADABLE:
+            log.n_unreadable += bool(piece)
+
+
+def _request_in(content: Any) -> str:
+    """What a user typed; the client's own tags are no request."""
+    text = _text_of(content)
+    return "" if text.startswith(("<", "[Request interrupted", "Caveat:")) else text.strip()
+
+
+def _agent_of(row: dict[str, Any], agent: Any) -> str:
+    if isinstance(agent, dict):
+        return _text(agent.get("agentId")) or "agent"
+    return _text(row.get("agentId")) or "agent" if row.get("isSidechain") else ""
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, list):
+        texts = [each.get("text") for each in content if isinstance(each, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return _text(content)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _moment(value: Any) -> float:
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except (TypeError, ValueError):
+        return 0.0

@@ -1,0 +1,86 @@
+"""A state as a place at which candidates are judged, while its log is walked."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+from replay_pipeline.workspaces.history import History
+from replay_pipeline.workspaces.logs import Step
+from replay_pipeline.workspaces.sandbox import git_files
+from replay_pipeline.workspaces.tree import Tree
+
+
+class StatePlace:
+    """The files right before a decision. It holds until the history goes on."""
+
+    def __init__(self, history: History, step: Step) -> None:
+        """Stand where a history has been entered.
+
+        Args:
+            history: entered at `step`.
+            step: the decision's first call.
+        """
+        self.tree: Tree = history
+        self.cwd = step.cwd or "/"
+        self.read: Mapping[str, str | None] | None = history.read.get(
+            (step.session, step.agent), {}
+        )
+        self._history = history
+        self._step = step
+        self._tree = history.tree_of(self.cwd)
+
+    def root(self) -> str | None:
+        """Return the working tree of the state, or None outside of every one."""
+        return self._tree.root if self._tree is not None else None
+
+    @cached_property
+    def _changed(self) -> dict[str, str | None]:
+        """Files of the tree that are not as its commit has them."""
+        tree = self._tree
+        if tree is None:
+            return {}
+        told = {*self._history.known, *self._history.sightings.paths(), *self._history.parts}
+        found: dict[str, str | None] = {}
+        for path in sorted(each for each in told if self._history.tree_of(each) is tree):
+            file = self._history.file(path)
+            if file is not None and (file.source != "git" or file.origin != self._commit_id):
+                found[tree.relative(path)] = file.text
+        return found
+
+    @property
+    def _commit_id(self) -> str:
+        commits = self._history.commits(self._tree) if self._tree is not None else []
+        return commits[0].id if commits else ""
+
+    def files(self) -> dict[str, bytes]:
+        """Return everything in the working tree, with a `.git` folder of its commit."""
+        return self._files
+
+    @cached_property
+    def _files(self) -> dict[str, bytes]:
+        tree = self._tree
+        if tree is None or not (commits := self._history.commits(tree)):
+            return {}
+        repository, commit = tree.repository, commits[0]
+        found = {
+            path: data
+            for path, blob in repository.files(commit.tree).items()
+            if (data := repository.blob(blob)) is not None
+        }
+        for path, text in self._changed.items():
+            if text is None:
+                found.pop(path, None)
+            elif found.get(path, b"").replace(b"\r\n", b"\n") != text.encode():
+                found[path] = text.encode()
+        return found | git_files(repository, commit, self._step.branch, self._step.answered)
+
+    def objects(self) -> Path | None:
+        """Return the folder of the repository's objects."""
+        return self._tree.repository.objects if self._tree is not None else None
+
+    def key(self) -> str:
+        """Return what names the working tree by its content."""
+        text = json.dumps([self.root(), self._commit_id, self._step.branch, self._changed])
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,336 @@
+"""A shell command on a copy of a tree, in a box: no network, no home, no other process.
+
+The tree goes in as a tar stream and comes out as one: nothing of this machine's disk is written, and
+links that the command leaves are never followed. Three programs can be the box: bubblewrap, docker
+and podman. Read-only are the system's own programs, and what the settings name.
+"""
+
+import contextlib
+import io
+import os
+import posixpath
+import shutil
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Literal
+
+import msgspec
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.workspaces.git import Commit, Repository
+
+RunnerName = Literal["bubblewrap", "docker", "podman"]
+_NOBODY = 65_534
+_RESULT_BYTES = 64_000_000
+"""What comes out of a box at most: output, names and changed files."""
+_BOX = "/run"
+_OBJECTS = "/run/objects"
+_SCRIPT = r"""
+cd "$1" || exit 97
+tar -xf - 2>/dev/null || exit 97
+if [ -e .git/HEAD ]; then
+  git config core.fsync none; git read-tree HEAD 2>/dev/null; git update-index -q --refresh >/dev/null 2>&1
+fi
+: > /run/stamp; sleep 0.02
+{ cd "$2" && bash -c "$3"; echo $? > /run/status; } < /dev/null 2>&1 |
+  { head -c "$4" > /run/output; cat > /dev/null; }
+cd "$1" || exit 97
+find . -path ./.git -prune -o \( -type f -o -type l \) -print0 > /run/names
+find . -path ./.git -prune -o \( -type f -o -type l \) -cnewer /run/stamp -print0 > /run/changed
+tar -cf - -C /run status output names --transform 's,^\./,tree/,' -C "$1" --null -T /run/changed 2>/dev/null
+"""
+"""What runs in the box: folder of the tree, working directory, command and longest output."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How much one command may take."""
+
+    timeout_s: float = 60.0
+    memory_bytes: int = 2_000_000_000
+    """Of one process."""
+    disk_bytes: int = 512_000_000
+    """Of the tree and of `/tmp`, each; they lie in memory."""
+    n_processes: int = 128
+    output_bytes: int = 1_000_000
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """What a command did."""
+
+    status: int | None
+    """Its exit status; None where it was stopped for its time."""
+    output: str
+    changes: dict[str, str | None]
+    """Files that are not as they were, by absolute path; None where one is gone."""
+
+
+class Sandbox:
+    """Commands in one kind of box."""
+
+    def __init__(
+        self,
+        name: RunnerName = "bubblewrap",
+        *,
+        limits: Limits | None = None,
+        mounts: Sequence[Path] = (),
+        image: str | None = None,
+    ) -> None:
+        """Look for the program, and whether it may make a box here.
+
+        Args:
+            name: which program.
+            limits: of each command.
+            mounts: folders of this machine that commands may read.
+            image: of docker or podman.
+
+        Raises:
+            ConfigError: it is not there or may not; the message says what to do.
+        """
+        self.name = name
+        self.limits = limits or Limits()
+        self.mounts = [path.expanduser().resolve() for path in mounts]
+        self.image = image
+        program = shutil.which("bwrap" if name == "bubblewrap" else name)
+        if program is None:
+            raise ConfigError(_missing(name, "it is not installed"))
+        if name != "bubblewrap" and image is None:
+            raise ConfigError(f"{name} needs an image: set `workspaces.image`")
+        self._program = program
+        try:
+            ran = self.run("echo it works", root="/work", files={}, cwd="/work")
+        except (OSError, subprocess.SubprocessError, ConfigError) as error:
+            raise ConfigError(_missing(name, str(error))) from error
+        if ran.output != "it works\n":
+            raise ConfigError(_missing(name, f"a first command said {ran.output[:200]!r}"))
+
+    def run(
+        self,
+        command: str,
+        *,
+        root: str,
+        files: Mapping[str, bytes],
+        cwd: str,
+        objects: Path | None = None,
+    ) -> Ran:
+        """Run a command on a tree.
+
+        Args:
+            command: for `bash -c`.
+            root: the folder of the tree, under its own name in the box.
+            files: everything in it, by path relative to `root`.
+            cwd: the working directory.
+            objects: the folder of git's objects, for files that `git_files` made.
+
+        Raises:
+            ConfigError: the box could not be made.
+        """
+        limits = self.limits
+        script = ["bash", "-c", _SCRIPT, "box", root, cwd, command, str(limits.output_bytes)]
+        box = self._bubblewrap if self.name == "bubblewrap" else self._container
+        process = subprocess.Popen(
+            [*box(root, objects), *script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin"} if self.name == "bubblewrap" else None,
+            cwd="/",
+            # Of root, the kernel counts no processes.
+            user=_NOBODY if self._is_root else None,
+            group=_NOBODY if self._is_root else None,
+            extra_groups=[] if self._is_root else None,
+        )
+        result, complaint = _exchanged(process, _packed(files), limits.timeout_s)
+        if result is None:
+            return Ran(None, "", {})
+        if process.returncode and not result:
+            why = complaint.decode("utf-8", "replace").strip()
+            if why:
+                raise ConfigError(f"{self.name} could not make its box: {why[:500]}")
+            return Ran(None, "", {})  # the command has ended the box itself
+        return _unpacked(result, root, files)
+
+    def can_read(self, folder: Path) -> bool:
+        """Return whether commands could read a folder: run by root, they are nobody's."""
+        if not self._is_root:
+            return True
+        folders = [folder.resolve(), *folder.resolve().parents]
+        return all(each.stat().st_mode & 0o001 for each in folders if each.exists())
+
+    @property
+    def _is_root(self) -> bool:
+        return self.name == "bubblewrap" and os.geteuid() == 0
+
+    def _bubblewrap(self, root: str, objects: Path | None) -> list[str]:
+        limits, disk = self.limits, ["--size", str(self.limits.disk_bytes), "--tmpfs"]
+        system = [word for link in ("bin", "sbin", "lib", "lib64") for word in _system(link)]
+        for place in ("/etc/alternatives", "/etc/ld.so.cache"):
+            system += ["--ro-bind-try", place, place]
+        mounts = [word for place in self.mounts for word in ("--ro-bind-try", place, place)]
+        return [
+            self._program, "--unshare-all", "--unshare-user", "--disable-userns",
+            "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL",
+            "--hostname", "box", "--setenv", "PATH", self._path(), "--setenv", "LANG", "C.UTF-8",
+            "--setenv", "HOME", "/nonexistent", "--ro-bind", "/usr", "/usr", *system,
+            "--proc", "/proc", "--dev", "/dev", *disk, "/dev/shm", "--remount-ro", "/dev",
+            *disk, "/tmp", *disk, _BOX,
+            *(["--ro-bind", str(objects), _OBJECTS] if objects else []),
+            *disk, root, *map(str, mounts), "--remount-ro", "/", "--chdir", "/",
+            "prlimit", f"--nproc={limits.n_processes}", f"--as={limits.memory_bytes}", "--core=0",
+            f"--fsize={limits.disk_bytes}", f"--cpu={int(limits.timeout_s) + 1}", "--",
+        ]  # fmt: skip
+
+    def _container(self, root: str, objects: Path | None) -> list[str]:
+        limits = self.limits
+        places = {str(path): str(path) for path in self.mounts}
+        if objects:
+            places[str(objects)] = _OBJECTS
+        disk = f"rw,exec,mode=1777,size={limits.disk_bytes}"
+        return [
+            self._program, "run", "--rm", "--interactive", "--network", "none", "--read-only",
+            "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+            "--user", f"{_NOBODY}:{_NOBODY}", "--pids-limit", str(limits.n_processes),
+            "--memory", str(limits.memory_bytes), "--env", "HOME=/nonexistent",
+            *[w for place in ("/tmp", _BOX, root) for w in ("--tmpfs", f"{place}:{disk}")],
+            *[w for here, there in places.items() for w in ("--volume", f"{here}:{there}:ro")],
+            "--entrypoint", "", str(self.image),
+        ]  # fmt: skip
+
+    def _path(self) -> str:
+        mounted = [str(path / "bin") for path in self.mounts if (path / "bin").is_dir()]
+        return ":".join([*mounted, "/usr/local/bin", "/usr/bin", "/bin"])
+
+
+def _exchanged(
+    process: subprocess.Popen[bytes], data: bytes, timeout_s: float
+) -> tuple[bytes | None, bytes]:
+    """What a process wrote and complained of; None of one that took too long or wrote too much."""
+    alarm = threading.Timer(timeout_s, process.kill)
+    alarm.start()
+    complaint = bytearray()
+    threads = [
+        threading.Thread(target=_feed, args=(process, data)),
+        threading.Thread(target=_collect, args=(process.stderr, complaint)),
+    ]
+    for thread in threads:
+        thread.start()
+    assert process.stdout is not None
+    result = process.stdout.read(_RESULT_BYTES + 1)
+    if len(result) > _RESULT_BYTES:
+        process.kill()
+    process.wait()
+    is_stopped = not alarm.is_alive() or len(result) > _RESULT_BYTES
+    alarm.cancel()
+    for thread in threads:
+        thread.join()
+    process.stdout.close()
+    return (None if is_stopped else result), bytes(complaint)
+
+
+def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(data)
+
+
+def _collect(stream: IO[bytes] | None, into: bytearray) -> None:
+    assert stream is not None
+    with stream:
+        into += stream.read(100_000)
+
+
+def _system(name: str) -> list[str]:
+    """How a folder of the system is there in the box: a link into `/usr`, or bound."""
+    place = Path("/") / name
+    if place.is_symlink():
+        return ["--symlink", str(place.readlink()), str(place)]
+    return ["--ro-bind-try", str(place), str(place)]
+
+
+def _missing(name: str, why: str) -> str:
+    return (
+        f"commands cannot be run in {name} here ({why}). Install it (`apt-get install bubblewrap`), "
+        'choose another `workspaces.runner` ("docker", "podman"), or set '
+        '`workspaces.execute = "files"`, which runs no command'
+    )
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            entry.mode = 0o755 if data[:2] == b"#!" else 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def _unpacked(result: bytes, root: str, files: Mapping[str, bytes]) -> Ran:
+    """Read what the box wrote; nothing of it is trusted, and nothing reaches the disk."""
+    told: dict[str, bytes] = {}
+    changed: dict[str, str] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(result)) as tar:
+            for entry in tar:
+                content = tar.extractfile(entry) if entry.isreg() else None
+                data = content.read() if content is not None else b""
+                if entry.name in {"status", "output", "names"}:
+                    told[entry.name] = data
+                elif entry.name.startswith("tree/"):
+                    name = posixpath.normpath(entry.name.removeprefix("tree/"))
+                    link = f"-> {entry.linkname}" if entry.issym() else None
+                    changed[name] = link or data.decode("utf-8", "replace")
+    except tarfile.TarError:
+        return Ran(None, "", {})
+    names = {posixpath.normpath(name) for name in _texts(told.get("names", b""))}
+    gone = [name for name in files if name not in names and not _is_git(name)]
+    same = {name for name in changed if changed[name].encode() == files.get(name)}
+    changes = {name: text for name, text in changed.items() if name not in same}
+    status = told.get("status", b"").strip()
+    return Ran(
+        int(status) if status.isdigit() else None,
+        told.get("output", b"").decode("utf-8", "replace"),
+        {f"{root}/{name}": changes.get(name) for name in sorted({*changes, *gone})},
+    )
+
+
+def _texts(data: bytes) -> Iterable[str]:
+    return (each.decode("utf-8", "replace") for each in data.split(b"\0") if each)
+
+
+def _is_git(name: str) -> bool:
+    return name == ".git" or name.startswith(".git/")
+
+
+def git_files(
+    repository: Repository, commit: Commit, branch: str | None, moment: float
+) -> dict[str, bytes]:
+    """Return a `.git` folder for a copy that stands at a commit; its objects are the repository's.
+
+    Settings and hooks of the repository are not taken over.
+    """
+    refs: dict[str, str] = {}
+    for name in repository.tips:
+        # Where a branch stood then: its newest commit of that time.
+        for newest in repository.before(moment, branch=name, n=1):
+            refs[f"refs/heads/{name}"] = newest.id
+            if name in repository.remote_branches:
+                refs[f"refs/remotes/origin/{name}"] = newest.id
+    for name, tagged in repository.tags.items():
+        if (known := repository.commits.get(tagged)) and known.committed <= moment:
+            refs[f"refs/tags/{name}"] = tagged
+    refs.pop(f"refs/heads/{branch}", None)
+    head = f"ref: refs/heads/{branch}" if branch and branch != "HEAD" else commit.id
+    files = {
+        ".git/HEAD": head,
+        ".git/config": "[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tfileMode = false\n",
+        ".git/objects/info/alternates": _OBJECTS,
+        ".git/packed-refs": "\n".join(f"{refs[name]} {name}" for name in sorted(refs)),
+        ".git/refs/.keep": "",
+    }
+    if head != commit.id:
+        files[f".git/refs/heads/{branch}"] = commit.id
+    return {name: f"{text}\n".encode() if text else b"" for name, text in files.items()}

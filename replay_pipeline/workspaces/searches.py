@@ -1,0 +1,263 @@
+"""Grep and Glob over the files of a tree, with ripgrep's own kind of pattern.
+
+Patterns are matched by the regular expressions of Rust, in time linear in the text: those that
+ripgrep itself uses.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from replay_pipeline.workspaces.tree import Tree, is_below
+
+MAX_GLOB_FILES = 100
+_VCS = re.compile(r"/\.(?:git|svn|hg|bzr|jj|sl)(?:/|\Z)")
+_TYPES: dict[str, tuple[str, ...]] = {
+    "c": ("*.c", "*.h"),
+    "cpp": ("*.cpp", "*.cc", "*.cxx", "*.hpp", "*.hh", "*.h", "*.inl"),
+    "css": ("*.css", "*.scss"),
+    "go": ("*.go",),
+    "html": ("*.htm", "*.html", "*.ejs"),
+    "java": ("*.java", "*.jsp"),
+    "js": ("*.js", "*.jsx", "*.vue", "*.cjs", "*.mjs"),
+    "json": ("*.json", "composer.lock"),
+    "kotlin": ("*.kt", "*.kts"),
+    "md": ("*.markdown", "*.md", "*.mdown", "*.mdwn", "*.mkd", "*.mkdn", "*.mdx"),
+    "php": ("*.php", "*.phtml"),
+    "py": ("*.py", "*.pyi"),
+    "ruby": ("*.rb", "Gemfile", "Rakefile", "*.gemspec"),
+    "rust": ("*.rs",),
+    "sh": ("*.sh", "*.bash", "*.zsh", ".bashrc", ".zshrc"),
+    "sql": ("*.sql", "*.psql"),
+    "swift": ("*.swift",),
+    "toml": ("*.toml", "Cargo.lock"),
+    "ts": ("*.ts", "*.tsx", "*.cts", "*.mts"),
+    "yaml": ("*.yaml", "*.yml"),
+}
+"""Globs of ripgrep's file types, the common ones."""
+_TYPES |= {"markdown": _TYPES["md"], "python": _TYPES["py"], "typescript": _TYPES["ts"]}
+
+
+class PatternError(ValueError):
+    """A pattern that is none."""
+
+
+class NotKnownError(ValueError):
+    """A search that needs more than is known of the files."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a search found."""
+
+    entries: list[str]
+    """`path`, `path:count` or lines as ripgrep writes them; paths are relative to the working
+    directory."""
+    text: str
+
+
+def base_of(place: str, pattern: str) -> tuple[str, str]:
+    """Return the folder of a glob and the rest of it, where the pattern itself names a folder."""
+    if not pattern.startswith("/"):
+        return place, pattern
+    fixed: list[str] = []
+    parts = pattern.split("/")
+    while len(parts) > 1 and not any(sign in parts[0] for sign in "*?[{"):
+        fixed.append(parts.pop(0))
+    return "/".join(fixed) or "/", "/".join(parts)
+
+
+def glob(paths: Iterable[str], place: str, cwd: str, pattern: str) -> Found:
+    """Return the paths that match a glob below `place`."""
+    is_match = _matcher((pattern,))
+    is_anywhere = pattern.startswith("**/")  # then folders above count as well
+    hits = sorted(
+        path
+        for path in paths
+        if not _VCS.search(path)
+        and (is_match(posixpath.relpath(path, place)) or (is_anywhere and is_match(path[1:])))
+    )
+    entries = [_shown(path, cwd) for path in hits]
+    lines = hits[:MAX_GLOB_FILES]
+    if len(hits) > MAX_GLOB_FILES:
+        lines.append("(Results are truncated. Consider using a more specific path or pattern.)")
+    return Found(entries, "\n".join(lines) or "No files found")
+
+
+def grep(
+    tree: Tree, paths: Iterable[str], place: str, cwd: str, arguments: Mapping[str, Any]
+) -> Found:
+    """Return the lines, files or counts that a pattern finds.
+
+    Raises:
+        PatternError: the pattern is none.
+        NotKnownError: the type of file is not known here, or a file's content is not.
+    """
+    wanted = [path for path in paths if not _VCS.search(path)]
+    if globs := _globs(arguments.get("glob")):
+        is_match = _matcher(globs)
+        inside = {path: posixpath.relpath(path, place) for path in wanted if path != place}
+        wanted = [path for path in wanted if is_match(inside.get(path, posixpath.basename(path)))]
+    if kind := arguments.get("type"):
+        if kind not in _TYPES:
+            raise NotKnownError(f"files of type {kind!r} are not known here")
+        is_kind = _matcher(_TYPES[kind])
+        wanted = [path for path in wanted if is_kind(posixpath.basename(path))]
+    texts = [(path, _text(tree, path)) for path in wanted]
+    lines = _matching(texts, arguments)
+    return _rendered(lines, place, cwd, arguments)
+
+
+def _text(tree: Tree, path: str) -> str:
+    file = tree.file(path)
+    text = file.text if file is not None else None
+    return "" if text is None or "\0" in text[:8_000] else text
+
+
+def _matching(
+    texts: list[tuple[str, str]], arguments: Mapping[str, Any]
+) -> dict[str, list[tuple[int, str, bool]]]:
+    """Lines that match, and those of their context: number, text and whether it matches, by path."""
+    pattern = arguments["pattern"]
+    flags = "m" + "i" * bool(arguments.get("-i")) + "s" * bool(arguments.get("multiline"))
+    expression = f"(?{flags})(?:{pattern})"
+    if not isinstance(pattern, str):
+        raise TypeError("pattern is no text")
+    hits = _contains([text for _, text in texts], expression)
+    around = arguments.get("-C") or arguments.get("context") or 0
+    before, after = around or arguments.get("-B") or 0, around or arguments.get("-A") or 0
+    found: dict[str, list[tuple[int, str, bool]]] = {}
+    for (path, text), hit in zip(texts, hits, strict=True):
+        if not hit:
+            continue
+        lines = text.removesuffix("\n").split("\n")
+        if arguments.get("multiline"):
+            at = _lines_of_matches(text, expression)
+        else:
+            at = [i for i, is_hit in enumerate(_contains(lines, expression)) if is_hit]
+        if not at:
+            continue
+        matches = set(at)
+        reach = int(before), int(after)
+        shown = sorted({i for m in at for i in range(max(0, m - reach[0]), m + reach[1] + 1)})
+        found[path] = [(i + 1, lines[i], i in matches) for i in shown if i < len(lines)]
+    return found
+
+
+def _contains(texts: list[str], expression: str) -> list[bool]:
+    try:
+        return pl.Series(texts, dtype=pl.String).str.contains(expression).to_list()
+    except pl.exceptions.ComputeError as error:
+        raise PatternError(str(error)) from error
+
+
+def _lines_of_matches(text: str, expression: str) -> list[int]:
+    matches = pl.Series([text]).str.extract_all(expression).to_list()[0]
+    found: set[int] = set()
+    at = 0
+    for match in filter(None, matches):
+        at = text.index(match, at)
+        first = text.count("\n", 0, at)
+        found.update(range(first, first + match.rstrip("\n").count("\n") + 1))
+        at += len(match)
+    return sorted(found)
+
+
+def _rendered(
+    lines: Mapping[str, list[tuple[int, str, bool]]],
+    place: str,
+    cwd: str,
+    arguments: Mapping[str, Any],
+) -> Found:
+    mode = arguments.get("output_mode") or "files_with_matches"
+    if mode == "content":
+        entries = [
+            _line(path, cwd, line, place=place, is_numbered=bool(arguments.get("-n", True)))
+            for path, found in lines.items()
+            for line in found
+        ]
+        return _limited(entries, arguments, "No matches found")
+    if mode == "count":
+        counts = {p: sum(is_match for _, _, is_match in found) for p, found in lines.items()}
+        entries = [f"{n}" if p == place else f"{_shown(p, cwd)}:{n}" for p, n in counts.items()]
+        return _limited(entries, arguments, "No matches found")
+    entries = [_shown(path, cwd) for path in lines]
+    found = _limited(entries, arguments, "No files found")
+    n = len(entries)
+    return Found(entries, f"Found {n} file{'s' * (n != 1)}\n{found.text}" if n else found.text)
+
+
+def _line(
+    path: str, cwd: str, line: tuple[int, str, bool], *, place: str, is_numbered: bool
+) -> str:
+    """A line as ripgrep writes it: `path:number:text`, with `-` around lines of the context."""
+    number, text, is_match = line
+    sign = ":" if is_match else "-"
+    head = "" if path == place else f"{_shown(path, cwd)}{sign}"
+    return f"{head}{number}{sign}{text}" if is_numbered else f"{head}{text}"
+
+
+def _limited(entries: list[str], arguments: Mapping[str, Any], nothing: str) -> Found:
+    first, limit = int(arguments.get("offset") or 0), int(arguments.get("head_limit") or 0)
+    shown = entries[first : first + limit] if limit else entries[first:]
+    return Found(entries, "\n".join(shown) or nothing)
+
+
+def _shown(path: str, cwd: str) -> str:
+    return posixpath.relpath(path, cwd) if is_below(path, cwd) else path
+
+
+def _globs(value: Any) -> tuple[str, ...]:
+    """Globs of a call: several are divided by blanks, or by commas outside of braces."""
+    if not isinstance(value, str) or not value:
+        return ()
+    parts = value.split()
+    return tuple(
+        glob for part in parts for glob in (part.split(",") if "{" not in part else [part]) if glob
+    )
+
+
+@lru_cache(maxsize=256)
+def _matcher(globs: tuple[str, ...]) -> Any:
+    wanted = [re.compile(_expression(each)) for each in globs if not each.startswith("!")]
+    not_wanted = [re.compile(_expression(each[1:])) for each in globs if each.startswith("!")]
+
+    def is_match(path: str) -> bool:
+        if any(each.fullmatch(path) for each in not_wanted):
+            return False
+        return not wanted or any(each.fullmatch(path) for each in wanted)
+
+    return is_match
+
+
+def _expression(pattern: str) -> str:
+    """A glob as a regular expression on relative paths; without `/` it matches at any depth."""
+    pattern = pattern.removeprefix("./")
+    out = "" if "/" in pattern else "(?:.*/)?"
+    at = depth = 0
+    pattern = pattern.removeprefix("/")
+    while at < len(pattern):
+        sign = pattern[at]
+        if pattern.startswith("**/", at):
+            out, at = out + "(?:.*/)?", at + 3
+            continue
+        if pattern.startswith("**", at):
+            out, at = out + ".*", at + 2
+            continue
+        if sign == "[" and (end := pattern.find("]", at + 2)) > 0:
+            out += "[" + pattern[at + 1 : end].replace("!", "^", 1).replace("\\", "\\\\") + "]"
+            at = end
+        elif sign == "{":
+            out, depth = out + "(?:", depth + 1
+        elif sign == "}" and depth:
+            out, depth = out + ")", depth - 1
+        elif sign == "," and depth:
+            out += "|"
+        else:
+            out += {"*": "[^/]*", "?": "[^/]"}.get(sign, re.escape(sign))
+        at += 1
+    return out + ")" * depth

@@ -1,0 +1,159 @@
+"""What a log shows of files at any moment: the contents that lie before and after each call."""
+
+import posixpath
+import re
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.workspaces.logs import Log, Step
+from replay_pipeline.workspaces.tools import Answer, replaced
+
+_NUMBERED = re.compile(r"^\s*(\d+)(?:→|\t)(.*)$", re.MULTILINE)
+_WRITERS = frozenset(("Edit", "MultiEdit", "Write", "NotebookEdit"))
+LONGEST_GAP_S = 6 * 3600.0
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Lines of a file that the log has shown, or all of it."""
+
+    first: int
+    lines: tuple[str, ...]
+    is_whole: bool
+
+    @classmethod
+    def whole(cls, text: str) -> "Part":
+        """Return all lines of a file."""
+        return cls(1, tuple(text.replace("\r\n", "\n").split("\n")), is_whole=True)
+
+    @property
+    def text(self) -> str:
+        """The lines as they stand in the file."""
+        return "\n".join(self.lines)
+
+    def fits(self, text: str) -> bool:
+        """Return whether a text has these lines at their place."""
+        if self.is_whole:
+            return text == self.text
+        here = tuple(text.split("\n")[self.first - 1 : self.first - 1 + len(self.lines)])
+        # Of lines behind the end of a file the client returns an empty text.
+        return (here or ("",)) == self.lines
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """What one step shows of one file as it was right before that step."""
+
+    order: int
+    """Position of the step in the log."""
+    moment: float
+    call_id: str
+    part: Part | None
+    """None: there was no file, or nothing is told of it."""
+    is_absent: bool = False
+    is_written: bool = False
+    """Whether the step changes the file."""
+
+
+class Sightings:
+    """Everything that a log shows of files, by path and order."""
+
+    def __init__(self, log: Log) -> None:
+        """Look at every step and every copy that the client kept."""
+        self._of: dict[str, list[Sighting]] = defaultdict(list)
+        for order, step in enumerate(log.steps):
+            path = path_of(step)
+            if path is not None and (sighting := _sighting(order, step)) is not None:
+                self._of[path].append(sighting)
+        for backup in log.backups:
+            order = bisect_left(log.steps, backup.moment, key=lambda step: step.answered)
+            part = None if backup.text is None else Part.whole(backup.text)
+            sighting = Sighting(order, backup.moment, backup.origin, part, is_absent=part is None)
+            insort(self._of[backup.path], sighting, key=lambda each: each.order)
+
+    def paths(self) -> list[str]:
+        """Return every path of which something was seen."""
+        return list(self._of)
+
+    def next(self, path: str, order: int) -> Sighting | None:
+        """Return the first sighting of a file by a step after the `order`-th."""
+        found = self._of.get(path, ())
+        at = bisect_right(found, order, key=lambda each: each.order)
+        return found[at] if at < len(found) else None
+
+
+def _sighting(order: int, step: Step) -> Sighting | None:
+    def seen(part: Part | None, **more: bool) -> Sighting:
+        return Sighting(order, step.answered, step.call_id, part, **more)
+
+    if step.name == "Read":
+        if step.is_error:
+            return seen(None, is_absent=True) if "does not exist" in step.text[:80] else None
+        part = part_of(step)
+        return None if part is None else seen(part)
+    if step.name in _WRITERS and not step.is_error:
+        details = step.details or {}
+        original = details.get("originalFile")
+        if isinstance(original, str):
+            return seen(Part.whole(original), is_written=True)
+        return seen(None, is_absent=details.get("type") == "create", is_written=True)
+    return None
+
+
+def path_of(step: Step) -> str | None:
+    """Return the absolute path that a call names first."""
+    return next(iter(paths_of(step)), None)
+
+
+def paths_of(step: Step) -> Iterator[str]:
+    """The absolute paths that a call names."""
+    for name in ("file_path", "notebook_path", "path"):
+        value = step.arguments.get(name)
+        if isinstance(value, str) and value:
+            yield posixpath.normpath(posixpath.join(step.cwd or "/", value))
+
+
+def part_of(step: Step) -> Part | None:
+    """Return the lines that a Read returned; None where it was no text."""
+    file = step.details.get("file") if step.details else None
+    if isinstance(file, dict) and isinstance(file.get("content"), str):
+        lines = tuple(file["content"].replace("\r\n", "\n").split("\n"))
+        first = int(file.get("startLine") or 1)
+        is_whole = first == 1 and file.get("numLines") == file.get("totalLines") == len(lines)
+        return Part(first, lines, is_whole)
+    found = _NUMBERED.findall(step.text)
+    if not found:
+        return None
+    # Without the client's record, a text that was cut at the longest answer looks like a whole one.
+    is_whole = not {"offset", "limit"} & step.arguments.keys() and len(found) < 1_990
+    return Part(int(found[0][0]), tuple(text for _, text in found), is_whole)
+
+
+def text_after(step: Step) -> str | None:
+    """Return the file after a successful change, as the client's own record has it."""
+    details: dict[str, Any] = step.details or {}
+    if step.name == "Write":
+        content = details.get("content", step.arguments.get("content"))
+        return content if isinstance(content, str) else None
+    original = details.get("originalFile")
+    if not isinstance(original, str):
+        return None
+    edits = details.get("edits") or [
+        {
+            "old_string": details.get("oldString"),
+            "new_string": details.get("newString"),
+            "replace_all": details.get("replaceAll"),
+        }
+    ]
+    text = original.replace("\r\n", "\n")
+    for edit in edits:
+        old, new = edit.get("old_string"), edit.get("new_string")
+        if not isinstance(old, str) or not isinstance(new, str):
+            return None
+        result = replaced(text, old, new, edit.get("replace_all"))
+        if isinstance(result, Answer):
+            return None
+        text = result
+    return text

@@ -1,0 +1,74 @@
+"""What is read from the log of each version, held to what that version sent."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from replay_pipeline.ingesters import IngestReport
+from tests.client.clients import VERSIONS, Desk, client, numbers_of
+from tests.client.comparison import Compared, compared
+from tests.client.conversations import CONVERSATIONS
+
+RENDERED, EXACT = (2, 1, 280), (2, 1, 310)
+"""The first versions that log attachments as they were shown, and requests."""
+LEAST_SHARE = 0.98
+"""Of the messages that a version from `RENDERED` on sent."""
+TABLE = Path("build/client-versions.json")
+
+
+@cache
+def had(version: str, name: str) -> tuple[list[Compared], IngestReport]:
+    """Have one conversation with one version, once, and compare."""
+    desk = Desk(Path(mkdtemp()))
+    model = CONVERSATIONS[name](desk, client(version))
+    model.close()
+    decisions, report = compared(desk.logs, model.requests)
+    assert decisions, desk.said
+    return decisions, report
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.parametrize("version", [v for v in VERSIONS if numbers_of(v) >= EXACT])
+def test_every_decision_is_the_request_as_it_was_sent(version: str, name: str):
+    decisions, report = had(version, name)
+    for decision in decisions:
+        assert decision.missing == decision.made_up == []
+        assert decision.is_equal
+        assert decision.is_exact
+    assert report.requests.keys() == {"exact"}
+    assert report.requests["exact"] >= len(decisions)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_the_newest_client_logs_nothing_that_is_not_known(name: str):
+    _, report = had(VERSIONS[-1], name)
+    assert report.skipped.keys() <= {"bookkeeping", "synthetic", "transcript_only", "duplicate_row"}
+    assert report.rows == report.rows_used + sum(report.skipped.values())
+
+
+@pytest.mark.parametrize("version", [v for v in VERSIONS if RENDERED <= numbers_of(v) < EXACT])
+def test_what_was_rendered_is_nearly_all_that_was_sent(version: str):
+    decisions = [each for name in CONVERSATIONS for each in had(version, name)[0]]
+    share = sum(each.n_equal for each in decisions) / sum(each.n_sent for each in decisions)
+    assert share >= LEAST_SHARE
+    assert all(each.has_system for each in decisions)
+
+
+def test_the_share_of_messages_that_are_equal_is_written_down():
+    table = {
+        version: {
+            name: round(
+                sum(each.n_equal for each in had(version, name)[0])
+                / sum(each.n_sent for each in had(version, name)[0]),
+                3,
+            )
+            for name in CONVERSATIONS
+        }
+        for version in VERSIONS
+    }
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text(json.dumps(table, indent=2) + "\n")
+    assert all(table[version].keys() == CONVERSATIONS.keys() for version in VERSIONS)

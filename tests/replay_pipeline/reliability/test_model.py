@@ -1,0 +1,155 @@
+"""What is estimated from votes alone, held to worlds in which it is known who is right."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.reliability import Ballot, Poll, draw, fit, posterior
+from replay_pipeline.reliability.labels import OWN, labelings
+from tests.support.worlds import WORLDS, simulate
+
+ALIKE = ("agent much weaker", "equal, errors shared", "four kinds", "a liar", "five teachers")
+"""Worlds whose states are alike within a kind, so that votes alone tell the precision."""
+UNALIKE = ("four kinds, half hard", "several right actions", "drift")
+
+
+def judged(name, n_states, seed, **options):
+    world = simulate(WORLDS[name], n_states, seed=seed)
+    return world, extract_pairs(world.states, world.rows(), **options)
+
+
+def true_precision(world, pairs):
+    return sum(map(world.is_right_pair, pairs)) / len(pairs)
+
+
+def checked_by_hand(world, report, n):
+    """Draw pairs as `review --sample` does, and look up which are right."""
+    by_id = {pair["pair_id"]: pair for pair in report.pairs}
+    chances = draw({key: pair["p_better"] for key, pair in by_id.items()}, n)
+    return {key: world.is_right_pair(by_id[key]) for key in chances}, chances
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_votes_alone_tell_the_precision_where_states_are_alike(name):
+    """Within .03 on average over draws of 1,000 states, which have .02 of chance of their own."""
+    errors = []
+    for seed in range(4):
+        world, report = judged(name, 1_000, seed)
+        claimed = np.mean([pair["p_better"] for pair in report.pairs])
+        errors.append(abs(claimed - true_precision(world, report.pairs)))
+    assert np.mean(errors) <= 0.03
+
+
+@pytest.mark.parametrize("name", UNALIKE)
+def test_a_hundred_checked_pairs_tell_it_where_they_are_not(name):
+    errors, covered, blind = [], [], []
+    for seed in range(4):
+        world, report = judged(name, 1_000, seed)
+        truth = true_precision(world, report.pairs)
+        blind.append(abs(report.precision.share - truth))
+        checked, chances = checked_by_hand(world, report, 100)
+        after = extract_pairs(world.states, world.rows(), checked=checked, chances=chances)
+        found = after.precision
+        # Of the pairs that are left: those found wrong are gone.
+        left = true_precision(world, after.pairs)
+        errors.append(abs(found.share - left))
+        covered.append(found.low <= left <= found.high)
+        assert (found.n_checked, found.n_pairs) == (100, len(after.pairs))
+    assert np.mean(errors) <= 0.05
+    assert np.mean(errors) < np.mean(blind)
+    assert sum(covered) >= 3
+
+
+def test_accuracies_come_back_by_kind():
+    world, report = judged("four kinds", 3_000, 0)
+    for kind in WORLDS["four kinds"].kinds:
+        found = [
+            report.reliability.accuracy(rater, kind.tool) for rater in report.reliability.raters
+        ]
+        families = report.reliability.raters[1:]
+        true = {t.vendor: a for t, a in zip(world.teachers, kind.teachers, strict=True)}
+        assert found == pytest.approx([kind.agent, *(true[f] for f in families)], abs=0.08)
+    assert report.reliability.shared() == pytest.approx(0.4, abs=0.1)
+
+
+def test_pairs_kept_by_probability_are_as_right_as_they_claim():
+    world, votes = judged("four kinds", 2_000, 1)
+    _, report = judged("four kinds", 2_000, 1, min_p_better=0.7)
+    assert min(pair["p_better"] for pair in report.pairs) >= 0.7
+    assert true_precision(world, report.pairs) >= 0.95
+    n_right = [sum(map(world.is_right_pair, each.pairs)) for each in (report, votes)]
+    assert n_right[0] > n_right[1]  # more than by counting, since one strong teacher may do
+    assert {"pair"} < report.outcome_counts.keys()
+
+
+def test_the_likelihoods_of_all_partitions_add_up_to_one():
+    """Three raters that all answered: Bell's five partitions, and nothing else can be seen."""
+    model = fit([Ballot("s", "Bash", (0, 1, 1))] * 30 + [Ballot("t", "Bash", (0, 0, 1))] * 9, "abc")
+    patterns = {(0, *rest) for rest in itertools.product(range(3), repeat=2)}
+    grown = {p for p in patterns if all(n <= max(p[:i]) + 1 for i, n in enumerate(p) if i)}
+    assert len(grown) == 5
+    total = math.fsum(posterior(model, 0, pattern).likelihood for pattern in grown)
+    assert total == pytest.approx(1.0)
+
+
+def test_nobody_shares_an_action_of_its_own():
+    assert all(OWN not in ways[:1] for ways in labelings((0, 0, 1)))
+    assert (OWN, OWN, OWN) in labelings((0, 1, 2))
+
+
+def test_a_failed_action_and_a_verdict_are_evidence():
+    world, report = judged("four kinds", 500, 0)
+    model = report.reliability
+    place = model.kind("Bash")
+    pattern = (0, 1, 1, 2)
+    plain, failed = (posterior(model, place, pattern, has_failed=f).better[1] for f in (None, True))
+    known = posterior(model, place, pattern, known=((1, True), (0, False)))
+    assert plain < failed < known.better[1] == pytest.approx(1.0)
+    assert posterior(model, place, pattern, known=((-2, False),)).better[1] == 0
+    executed = {("s0", "agent"): False, ("s0", world.teachers[0].name): True}
+    again = extract_pairs(world.states, world.rows(), verdicts=executed)
+    assert again.reliability.n_known == 1
+
+
+def test_what_was_executed_and_found_wrong_makes_no_pair():
+    world, report = judged("four kinds", 300, 0)
+    pair = report.pairs[0]
+    wrong = {(pair["state_id"], pair["teachers_agreeing"][0]): False}
+    after = extract_pairs(world.states, world.rows(), verdicts=wrong)
+    assert [each["pair_id"] for each in after.refuted] == [pair["pair_id"]]
+    assert len(after.pairs) == len(report.pairs) - 1
+    assert after.outcome_counts["refuted"] == 1
+    right = {(pair["state_id"], name): True for name in pair["teachers_agreeing"]}
+    right[pair["state_id"], "agent"] = False
+    after = extract_pairs(world.states, world.rows(), verdicts=right)
+    assert [p["is_checked_right"] for p in after.pairs if "is_checked_right" in p] == [True]
+
+
+def precision_of(claims, checked):
+    return Poll.of(claims, checked).precision()
+
+
+def test_precision_in_words():
+    claims = {f"p{i}": 0.9 for i in range(200)}
+    assert precision_of(claims, {}).words() == "claimed precision .90; nobody has checked a pair"
+    assert precision_of(claims, {"p1": True}).words() == "claimed precision .90; 1 checked, too few"
+    checked = {f"p{i}": i % 10 > 0 for i in range(40)}
+    found = precision_of(claims, checked)
+    assert found.words() == "precision .92 (.80 to .98), 40 pairs checked"
+    assert found.n_pairs == 196  # those found wrong are gone
+    assert precision_of({}, {}).words() == "no pairs"
+    halves = [Poll.of({k: claims[k] for k in list(claims)[i::2]}, checked) for i in (0, 1)]
+    assert Poll.pooled(half.to_json() for half in halves).precision().words() == found.words()
+
+
+def test_the_drawn_pairs_are_the_doubtful_ones_and_the_same_each_time():
+    claims = {f"p{i}": 0.5 if i % 4 == 0 else 0.99 for i in range(400)}
+    drawn = draw(claims, 40)
+    assert drawn == draw(claims, 40)
+    assert len(drawn) == 40
+    assert sum(claims[key] == 0.5 for key in drawn) > 15  # a quarter of the pairs
+    assert 0 < min(drawn.values()) < max(drawn.values()) <= 1
+    assert draw(claims, 1_000) == dict.fromkeys(sorted(claims), 1.0)

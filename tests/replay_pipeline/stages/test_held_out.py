@@ -1,0 +1,128 @@
+"""Whether what is held out is held out, asked of the texts in the dataset."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from replay_pipeline.errors import CheckFailedError
+from replay_pipeline.publish import publish
+from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
+from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
+from replay_pipeline.storage.schemas import NORMALIZED_PAIRS
+from tests.full_tables import full_table
+from tests.replay_pipeline.publish.conftest import call_message, kept_row
+
+OLD = Path(__file__).parents[2] / "data" / "dataset_of_layout_2"
+LONG = "Find every caller of the parser and say which of its two results each of them reads. " * 3
+
+
+def row(number, session, *messages, **others):
+    prompt = json.dumps([{"role": "user", "content": text} for text in messages])
+    return kept_row(number, session=session) | {"state_messages_json": prompt} | others
+
+
+def published(folder, rows, *, fraction=0.5):
+    publish(
+        [("b", full_table(rows, "normalized_pairs"))],
+        folder=folder,
+        test_fraction=fraction,
+        lengths=[],
+    )
+    return folder
+
+
+def test_the_leak_of_an_older_dataset_is_named():
+    problem = " ".join(shared_messages(OLD).problems)
+    assert "Find every caller of `parse_ledger`" in problem
+    assert "in train, state state-0" in problem
+    assert "in test, state state-2" in problem
+    assert "Read the three migrations" not in problem  # on one side with its subagent
+    assert shared_conversations(OLD).facts["shared_conversations"] == 1
+
+
+def cut_in_two():
+    """Sessions that hand out a task, and their subagents: by the hash of their ids on both sides."""
+    handed_out = [
+        {"role": "user", "content": "Where is the parser called?"},
+        call_message("Task", prompt=LONG),
+        {"role": "tool", "tool_call_id": "call_1", "content": "Here."},
+    ]
+    for number in range(2):
+        asks = kept_row(10 * number, session=f"s{number}")
+        yield asks | {"state_messages_json": json.dumps(handed_out)}
+        yield row(10 * number + 1, f"s{number}.agent-a{number}", LONG)
+
+
+def test_without_conversations_the_check_by_content_sees_what_the_check_by_name_does_not(tmp_path):
+    """Each session as a conversation of its own is how versions before layout 3 split."""
+    rows = list(cut_in_two())
+    by_session = [each | {"conversation": each["session_id"]} for each in rows]
+    sides = published(tmp_path / "by session", by_session)
+    assert shared_conversations(sides).holds
+    assert not shared_messages(sides).holds
+    together = [each | {"conversation": "one"} for each in rows]
+    assert shared_messages(published(tmp_path / "one", together)).holds
+    with pytest.raises(CheckFailedError, match="splits_share_no_prompt: a message of 254 char"):
+        refuse_unfit_dataset(sides)
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_what_stands_in_more_than_three_conversations_is_no_leak(number, tmp_path):
+    rows = [row(n, f"session {n}", f"Request {n}.", LONG) for n in range(number)]
+    # Side by side, requests and what follows them are joined into one message by the pipeline.
+    verdict = shared_messages(published(tmp_path / "set", rows))
+    assert verdict.holds == (number == 4)
+
+
+def test_copies_of_one_history_count_as_one_conversation_whatever_they_are_called(tmp_path):
+    rows = [row(n, f"copy {n}", "Begin.", LONG) for n in range(9)]
+    assert not shared_messages(published(tmp_path / "set", rows)).holds
+
+
+def test_a_message_within_another_is_found(tmp_path):
+    rows = [row(n, f"session {n}", f"{n}: remember.\n\n{LONG}\n\nAnd {n}.") for n in range(2)]
+    rows.append(row(3, "session 3", LONG))
+    verdict = shared_messages(published(tmp_path / "set", rows))
+    assert not verdict.holds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LONG[:190],
+        f"Base directory for this skill: /skills/x\n\n{LONG}",
+        f"<system-reminder>{LONG}</system-reminder>\n\nGo on.",
+    ],
+)
+def test_short_messages_and_what_the_client_writes_may_be_shared(text, tmp_path):
+    rows = [row(n, f"session {n}", text) for n in range(3)]
+    assert shared_messages(published(tmp_path / "set", rows)).holds
+
+
+def test_a_leak_keeps_the_old_version(tmp_path):
+    folder = published(tmp_path / "set", [row(0, "session 0", "One request.")])
+    before = sorted(path.name for path in folder.rglob("*.parquet"))
+    rows = [row(n, f"session {n}", LONG) for n in range(2)]
+    with pytest.raises(CheckFailedError):
+        publish(
+            [("b2", full_table(rows, "normalized_pairs"))],
+            folder=folder,
+            test_fraction=0.5,
+            lengths=[],
+            look=refuse_unfit_dataset,
+        )
+    assert sorted(path.name for path in folder.rglob("*.parquet")) == before
+
+
+@pytest.mark.slow
+def test_an_older_dataset_is_brought_over_and_loads(tmp_path):
+
+    folder = shutil.copytree(OLD, tmp_path / "set")
+    with pytest.raises(CheckFailedError, match="is in both splits"):
+        refuse_unfit_dataset(folder)
+    nothing = NORMALIZED_PAIRS.empty_table()
+    publish([("b3", nothing)], folder=folder, test_fraction=0.24, look=refuse_unfit_dataset)
+    told = refuse_unfit_dataset(folder)
+    assert told["dataset_loads"].startswith("holds (")

@@ -1,0 +1,166 @@
+"""Actions tried at the states of a real session: what that makes of votes and pairs."""
+
+import json
+import sys
+
+import pytest
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.trials import try_actions
+from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.types import TeacherAction
+from replay_pipeline.workspaces.sandbox import Limits, Sandbox
+from replay_pipeline.workspaces.verdicts import Judge
+from tests.support.worked import Worked
+
+FILES = {
+    "tide/high.py": "def high():\n    return 3\n",
+    "tide/low.py": "def low():\n    return 1\n",
+}
+
+
+@pytest.fixture
+def work(tmp_path):
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    work.read("tide/high.py")
+    work.read("tide/low.py")
+    return work
+
+
+def message(name, **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"id": "c", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def edit(work, old, new, name="tide/high.py"):
+    path = str(work.root / name)
+    return message("Edit", file_path=path, old_string=old, new_string=new)
+
+
+def pairs_of(tmp_path, work, state_id, answers, execute="files"):
+    path = work.session.write(tmp_path / "projects")
+    states = list(ClaudeCodeIngester(redact=False).ingest(path))
+    rows = [
+        TeacherAction(
+            state_id=state_id, teacher=name, model=f"{name}/x", family=name, action=action
+        )
+        for name, action in answers.items()
+    ]
+    work_of = Workspaces(Settings(), sources=[path], repositories=[work.root])
+    judge = execute if isinstance(execute, Judge) else Judge(execute)
+    trials, counts = try_actions(work_of, judge, states, rows)
+    report = extract_pairs(states, rows, 2, trials=trials, include_natural=False)
+    (outcome,) = [row for row in report.outcomes if row["state_id"] == state_id]
+    return outcome, report.pairs, counts
+
+
+def test_a_consensus_that_would_fail_makes_no_pair(tmp_path, work):
+    """The text is shown, and so it passes for possible; but it stands there no more."""
+    work.put({"tide/high.py": "def high():\n    return 33\n"})
+    work.session.wait(5)
+    work.bash("true")
+    state = work.edit("tide/high.py", "return 33", "return 4")
+    stale = edit(work, "return 3\n", "return 4\n")
+    answers = {"qwen": stale, "glm": stale}
+    outcome, pairs, counts = pairs_of(tmp_path, work, state, answers)
+    assert (outcome["outcome"], outcome["why"]) == ("would_fail", "modified_since_read")
+    assert pairs == []
+    assert (counts["n_states"], counts["n_tried"]) == (1, 2)
+    outcome, pairs, counts = pairs_of(tmp_path, work, state, answers, execute="off")
+    assert (outcome["outcome"], counts["n_tried"]) == ("pair", 0)
+    assert "chosen_trial" not in pairs[0]
+
+
+def test_a_side_that_works_against_one_that_fails_is_told_on_the_pair(tmp_path, work):
+    state = work.failed(
+        "Edit", "String to replace not found in file.",
+        file_path=str(work.root / "tide" / "high.py"), old_string="return 5", new_string="return 6",
+    )  # fmt: skip
+    answer = edit(work, "return 3", "return 4")
+    outcome, (pair,), _ = pairs_of(tmp_path, work, state, {"qwen": answer, "glm": answer})
+    assert outcome["outcome"] == "pair"
+    assert pair["chosen_trial"] == "works"
+    assert pair["rejected_trial"] == "fails: string_not_found"
+
+
+def test_two_answers_with_one_effect_are_one_vote(tmp_path, work):
+    """Words that no rule of the matcher calls the same, and one and the same file afterwards."""
+    state = work.edit("tide/low.py", "return 1", "return 2")
+    path = str(work.root / "tide" / "high.py")
+    answers = {
+        "qwen": edit(work, "return 3", "return 4"),
+        "glm": message("Write", file_path=path, content="def high():\n    return 4\n"),
+    }
+    outcome, (pair,), _ = pairs_of(tmp_path, work, state, answers)
+    assert outcome["outcome"] == "pair"
+    assert (pair["n_teachers_agreeing"], pair["agreement_level"]) == (2, "effect")
+    outcome, pairs, _ = pairs_of(tmp_path, work, state, answers, execute="off")
+    assert (outcome["outcome"], pairs) == ("no_consensus", [])
+
+
+def test_a_consensus_that_does_what_the_agent_did_is_an_agreement(tmp_path, work):
+    state = work.edit("tide/high.py", "return 3", "return 4")
+    path = str(work.root / "tide" / "high.py")
+    write = message("Write", file_path=path, content="def high():\n    return 4\n")
+    outcome, pairs, _ = pairs_of(tmp_path, work, state, {"qwen": write, "glm": write})
+    assert (outcome["outcome"], pairs) == ("agreement", [])
+
+
+@pytest.mark.slow
+def test_the_pipeline_tries_answers_to_redacted_prompts_only_when_told_to(tmp_path, monkeypatch):
+    """Names in folders are redacted in what teachers see, and put back where it is tried."""
+    work = Worked(tmp_path / "home" / "mira" / "tides")
+    work.begin(FILES)
+    work.read("tide/high.py")
+    work.edit("tide/high.py", "return 3", "return 4")
+    work.read("tide/low.py")
+    work.session.assistant("Done.")
+    path = work.session.write(tmp_path / "projects")
+    changes = {
+        "ingest": {"sources": [str(path)]},
+        "replay": {"rehearsal_teachers": True},
+    }
+    off = Pipeline(Settings.load(data_dir=tmp_path / "data", changes=changes))
+    (batch,) = off.ingest_new()
+    off.replay(batch)
+    assert "tried" not in off.pairs(batch).report
+    changes["workspaces"] = {"execute": "files"}
+    on = Pipeline(Settings.load(data_dir=tmp_path / "data", changes=changes))
+    receipt = on.pairs(batch)
+    assert not receipt.is_reused
+    assert receipt.report["tried"]["n_states"] == 3
+    assert receipt.report["tried"]["n_tried"] >= 3
+    assert on.pairs(batch).is_reused
+    rows = on.root.read("dpo_pairs", batch).to_pylist()
+    assert {row["rejected_trial"] for row in rows} <= {"works", None}
+
+
+def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, work, capsys):
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)  # in the box, root is nobody
+    state = work.edit("tide/low.py", "return 1", "return 2")
+    answers = {
+        "qwen": message("Bash", command="sed -i 's/return 3/return 4/' tide/high.py"),
+        "glm": message("Bash", command="perl -pi -e 's/3/4/' tide/high.py"),
+        "other": message("Bash", command="exit 3"),
+    }
+    try:
+        sandbox = Sandbox(limits=Limits(disk_bytes=20_000_000))
+    except ConfigError as refusal:
+        why = str(refusal)
+    else:
+        judge = Judge("commands", sandbox=sandbox)
+        outcome, (pair,), counts = pairs_of(tmp_path, work, state, answers, judge)
+        assert outcome["outcome"] == "pair"
+        assert (pair["n_teachers_agreeing"], pair["chosen_trial"]) == (2, "works")
+        assert counts["n_run"] == 3
+        return
+    with capsys.disabled():
+        sys.stderr.write(f"\nno sandbox here, so only its refusal is tested: {why}\n")
+    assert "commands cannot be run in bubblewrap here" in why

@@ -1,0 +1,208 @@
+"""File tools on a tree: texts and kinds of errors are the client's, effects are those of the call."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from replay_pipeline.ingesters.labels import error_kind
+from replay_pipeline.workspaces.tools import ToolRun
+from replay_pipeline.workspaces.tree import Files
+
+TREE = {
+    "tide/high.py": "def high():\n    return 3\n\n\ndef higher():\n    return 3\n",
+    "tide/low.py": "def low():\n    return 1\n",
+    "notes/tide.ipynb": json.dumps(
+        {
+            "cells": [
+                {"cell_type": "code", "id": "a1", "source": "1", "outputs": ["x"], "metadata": {}}
+            ],
+            "nbformat": 4,
+            "nbformat_minor": 5,
+            "metadata": {},
+        }
+    ),
+    "big.txt": "x" * 300_000,
+    ".github/run.yml": "on: push\n",
+}
+HIGH = "/p/tide/high.py"
+
+
+def run(read=None):
+    return ToolRun(Files("/p", TREE), cwd="/p", read=read)
+
+
+def edit(old, new, **more):
+    return {"file_path": HIGH, "old_string": old, "new_string": new, **more}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "kind"),
+    [
+        ("Read", {"file_path": "/p/none.py"}, "not_found"),
+        ("Read", {"file_path": "/p/tide"}, "is_directory"),
+        ("Read", {"file_path": "/p/big.txt"}, "too_large"),
+        ("Edit", edit("return 5", "return 6"), "string_not_found"),
+        ("Edit", edit("return 3", "return 6"), "multiple_matches"),
+        ("Edit", edit("return 3", "return 3"), "no_change"),
+        ("Edit", {**edit("a", "b"), "file_path": "/p/none.py"}, "not_found"),
+        ("Grep", {"pattern": "x", "path": "/p/none"}, "not_found"),
+        ("Glob", {"pattern": "*", "path": "/p/none"}, "not_found"),
+        ("Read", {}, "invalid_input"),
+        (
+            "NotebookEdit",
+            {"notebook_path": "/p/notes/tide.ipynb", "cell_id": "b9", "new_source": ""},
+            "not_found",
+        ),
+    ],
+)
+def test_a_call_that_fails_has_the_kind_that_the_record_of_the_client_would_have(
+    name, arguments, kind
+):
+    answer = run().call(name, arguments)
+    assert answer.error_kind == kind
+    assert error_kind(answer.text) == kind
+
+
+def test_a_file_that_was_not_read_or_has_changed_since_is_not_edited():
+    change = edit("def higher", "def highest")
+    unread = run(read={}).call("Edit", change)
+    assert unread.error_kind == error_kind(unread.text) == "not_read_yet"
+    stale = run(read={HIGH: "def high(): ...\n"}).call("Edit", change)
+    assert stale.error_kind == error_kind(stale.text) == "modified_since_read"
+    after_read = run(read={})
+    assert after_read.call("Read", {"file_path": "tide/high.py"}).error_kind is None
+    assert after_read.call("Edit", change).error_kind is None
+    assert run(read={}).call("Write", {"file_path": HIGH, "content": ""}).error_kind == (
+        "not_read_yet"
+    )
+    assert run(read={}).call("Write", {"file_path": "/p/new.py", "content": ""}).error_kind is None
+
+
+def test_changes_are_kept_for_the_calls_that_follow_and_the_tree_stays():
+    one = run()
+    one.call("Edit", edit("return 3\n\n", "return 4\n\n"))
+    one.call("MultiEdit", {"file_path": HIGH, "edits": [
+        {"old_string": "return 4", "new_string": "return 5"},
+        {"old_string": "return 3", "new_string": "return 6"},
+    ]})  # fmt: skip
+    one.call("Write", {"file_path": "new.py", "content": "x = 1\n"})
+    after = TREE["tide/high.py"].replace("return 3", "return 5", 1).replace("return 3", "return 6")
+    assert one.view.effect() == {HIGH: after, "/p/new.py": "x = 1\n"}
+    assert one.view.tree.file(HIGH).text == TREE["tide/high.py"]
+
+
+def test_of_many_edits_none_is_made_when_one_fails():
+    one = run()
+    answer = one.call("MultiEdit", {"file_path": HIGH, "edits": [
+        {"old_string": "def higher", "new_string": "def highest"},
+        {"old_string": "nothing", "new_string": "something"},
+    ]})  # fmt: skip
+    assert answer.error_kind == "string_not_found"
+    assert one.view.effect() == {}
+
+
+def test_straight_quotes_find_curly_ones_and_a_text_taken_out_takes_its_line_end():
+    text = "say “high”\nlow\nend\n"
+    one = ToolRun(Files("/p", {"a.md": text}), cwd="/p")
+    one.call("Edit", {"file_path": "a.md", "old_string": 'say "high"', "new_string": "say it"})
+    one.call("Edit", {"file_path": "a.md", "old_string": "low", "new_string": ""})
+    assert one.view.effect() == {"/p/a.md": "say it\nend\n"}
+
+
+def test_read_shows_the_lines_of_its_window():
+    answer = run().call("Read", {"file_path": HIGH, "offset": 2, "limit": 2})
+    assert answer.text == "     2→    return 3\n     3→"
+
+
+def test_cells_of_a_notebook_are_replaced_put_in_and_taken_out():
+    one = run()
+    place = {"notebook_path": "/p/notes/tide.ipynb"}
+    one.call("NotebookEdit", {**place, "cell_id": "a1", "new_source": "2"})
+    one.call("NotebookEdit", {**place, "cell_id": "cell-0", "new_source": "# T",
+                              "edit_mode": "insert", "cell_type": "markdown"})  # fmt: skip
+    cells = json.loads(one.view.effect()["/p/notes/tide.ipynb"])["cells"]
+    assert [(cell["cell_type"], cell["source"]) for cell in cells] == [
+        ("code", "2"),
+        ("markdown", "# T"),
+    ]
+    assert cells[0]["outputs"] == []
+    one.call("NotebookEdit", {**place, "cell_id": "a1", "edit_mode": "delete", "new_source": ""})
+    assert len(json.loads(one.view.effect()["/p/notes/tide.ipynb"])["cells"]) == 1
+
+
+def test_what_is_not_known_is_not_called_missing():
+    answer = run().call("Read", {"file_path": "/etc/hosts"})
+    assert (answer.error_kind, answer.is_known) == ("unknown", False)
+    assert not run().call("WebFetch", {"url": "https://example.org"}).is_known
+    assert not run().call("Grep", {"pattern": "x", "type": "cobol"}).is_known
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tree")
+    for name, text in TREE.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "pattern", ["return [0-9]$", "^def high", "on: (push|pull)", "absent", "x{7}"]
+)
+@pytest.mark.parametrize("ignore_case", [False, True])
+def test_lines_that_are_found_are_those_of_grep(on_disk, pattern, ignore_case):
+    options = ["-rnE", *(["-i"] if ignore_case else [])]
+    done = subprocess.run(
+        ["grep", *options, pattern, "."], cwd=on_disk, capture_output=True, text=True
+    )
+    wanted = {line.removeprefix("./") for line in done.stdout.splitlines()}
+    answer = run().call(
+        "Grep", {"pattern": pattern, "output_mode": "content", "-n": True, "-i": ignore_case}
+    )
+    assert {*answer.found} == wanted
+
+
+@pytest.mark.parametrize("context", [{"-A": 1}, {"-B": 2}, {"-C": 1}])
+def test_lines_around_are_those_of_grep(on_disk, context):
+    options = [f"{name}{n}" for name, n in context.items()]
+    done = subprocess.run(
+        ["grep", "-rnE", *options, "return 3", "."], cwd=on_disk, capture_output=True, text=True
+    )
+    wanted = {line.removeprefix("./") for line in done.stdout.splitlines()} - {"--"}
+    answer = run().call("Grep", {"pattern": "return 3", "output_mode": "content", **context})
+    assert {*answer.found} == wanted
+
+
+@pytest.mark.parametrize(
+    "pattern", ["**/*.py", "tide/*", "*/*.{py,ipynb}", "*.txt", "tide/[hl]*.py"]
+)
+def test_a_glob_finds_what_python_finds(on_disk, pattern):
+    patterns = (
+        [pattern.replace("{py,ipynb}", end) for end in ("py", "ipynb")]
+        if "{" in pattern
+        else [pattern]
+    )
+    wanted = {
+        str(Path(path).relative_to(on_disk)) for each in patterns for path in on_disk.glob(each)
+    }
+    assert {*run().call("Glob", {"pattern": pattern}).found} == wanted
+
+
+def test_globs_types_and_modes_narrow_a_search():
+    search = {"pattern": "return|push"}
+    assert run().call("Grep", {**search, "glob": "*.py"}).found == ("tide/high.py", "tide/low.py")
+    assert run().call("Grep", {**search, "glob": "!tide/**"}).found == (".github/run.yml",)
+    assert run().call("Grep", {**search, "type": "yaml"}).found == (".github/run.yml",)
+    counted = run().call("Grep", {**search, "output_mode": "count", "path": "tide"})
+    assert counted.found == ("tide/high.py:2", "tide/low.py:1")
+    across = {"pattern": r"high\(\):\n    return", "multiline": True}
+    assert run().call("Grep", across).found == ("tide/high.py",)
+    assert run().call("Grep", {"pattern": across["pattern"]}).found == ()
+
+
+def test_a_pattern_that_takes_others_forever_is_no_matter():
+    slow = ToolRun(Files("/p", {"a.txt": "a" * 5_000 + "!"}), cwd="/p")
+    assert slow.call("Grep", {"pattern": "(a*)*(a*)*b"}).found == ()
+    assert slow.call("Grep", {"pattern": "("}).error_kind == "other"

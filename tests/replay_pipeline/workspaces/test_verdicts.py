@@ -1,0 +1,139 @@
+"""Candidates are judged on the rebuilt tree of a real session: who would fail, and who does the same."""
+
+from contextlib import closing, contextmanager
+
+import pytest
+
+from replay_pipeline.workspaces.git import Repository
+from replay_pipeline.workspaces.history import History
+from replay_pipeline.workspaces.logs import read_log
+from replay_pipeline.workspaces.places import StatePlace
+from replay_pipeline.workspaces.verdicts import Call, Judge
+from tests.support.worked import Worked
+
+FILES = {
+    "tide/high.py": "def high():\n    return 3\n",
+    "tide/low.py": "def low():\n    return 1\n",
+    "test_tide.py": "from tide.high import high\nassert high() == 4\n",
+}
+
+
+@contextmanager
+def at_last_state(tmp_path, work):
+    path = work.session.write(tmp_path / "projects")
+    log = read_log([path])
+    with closing(Repository(work.root)) as repository:
+        history = History(repository, log)
+        for order, step in enumerate(log.steps[:-1]):
+            history.enter(order, step)
+            history.take(step)
+        last = len(log.steps) - 1
+        history.enter(last, log.steps[last], is_own_used=True)
+        yield StatePlace(history, log.steps[last])
+
+
+@pytest.fixture
+def work(tmp_path):
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)  # in the box, root is nobody
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    work.read("tide/high.py")
+    work.read("test_tide.py")
+    work.edit("tide/high.py", "return 3", "return 4")
+    return work
+
+
+def edit(work, old, new, name="tide/high.py"):
+    return Call("Edit", {"file_path": str(work.root / name), "old_string": old, "new_string": new})
+
+
+def test_wrong_answers_made_by_rule_fail_with_their_kind_and_the_recorded_one_works(tmp_path, work):
+    high = str(work.root / "tide" / "high.py")
+    wrong = {
+        "string_not_found": [edit(work, "return 30", "return 4")],
+        "not_found": [Call("Read", {"file_path": high.replace("high", "hihg")})],
+        "not_read_yet": [edit(work, "return 1", "return 2", "tide/low.py")],
+        "no_change": [edit(work, "return 3", "return 3")],
+        "is_directory": [Call("Read", {"file_path": str(work.root / "tide")})],
+    }
+    judge = Judge("files")
+    with at_last_state(tmp_path, work) as place:
+        for kind, calls in wrong.items():
+            verdict = judge.judge(place, calls)
+            assert (verdict.status, verdict.error_kind) == ("fails", kind)
+            assert verdict.effect is None
+        right = judge.judge(place, [edit(work, "return 3", "return 4")])
+        twice = [edit(work, "return 3", "return 4"), edit(work, "return 3", "return 4")]
+        assert judge.judge(place, twice).error_kind == "string_not_found"
+    assert (right.status, right.changed) == ("works", (high,))
+
+
+def test_other_words_with_the_same_files_afterwards_have_one_effect(tmp_path, work):
+    path = str(work.root / "tide" / "high.py")
+    after = "def high():\n    return 4\n"
+    same = [
+        [edit(work, "return 3", "return 4")],
+        [edit(work, "def high():\n    return 3", "def high():\n    return 4")],
+        [Call("Write", {"file_path": path, "content": after})],
+        [edit(work, "return 3", "return 5"), edit(work, "return 5", "return 4")],
+    ]
+    other = [
+        [edit(work, "return 3", "return 5")],
+        [Call("Write", {"file_path": path, "content": after.rstrip()})],
+    ]
+    judge = Judge("files")
+    with at_last_state(tmp_path, work) as place:
+        effects = {judge.judge(place, calls).effect for calls in same}
+        others = {judge.judge(place, calls).effect for calls in other}
+        looking = judge.judge(place, [Call("Read", {"file_path": path})])
+    assert len(effects) == 1
+    assert len(others | effects) == 3
+    assert (looking.status, looking.effect) == ("works", None)
+
+
+def test_nothing_is_executed_unless_the_setting_says_so(tmp_path, work):
+    calls = [edit(work, "return 30", "return 4")]
+    command = [Call("Bash", {"command": "touch /tmp/was-here"})]
+    with at_last_state(tmp_path, work) as place:
+        assert Judge("off").judge(place, calls).status == "not_known"
+        assert Judge("files").judge(place, command).status == "not_known"
+        assert Judge("files").judge(place, [Call("WebFetch", {})]).status == "not_known"
+    with pytest.raises(ValueError, match="sandbox"):
+        Judge("commands")
+
+
+def test_a_command_runs_on_the_files_of_the_state_and_only_once(tmp_path, work, box):
+    if isinstance(box, str):
+        return
+    tests = Call("Bash", {"command": "python3 test_tide.py"})
+    kept = tmp_path / "runs.sqlite"
+    judge = Judge("commands", sandbox=box, kept=kept)
+    with at_last_state(tmp_path, work) as place:
+        before = judge.judge(place, [tests])
+        after = judge.judge(place, [edit(work, "return 3", "return 4"), tests])
+        by_sed = Call("Bash", {"command": "sed -i 's/return 3/return 4/' tide/high.py"})
+        swapped = judge.judge(place, [by_sed])
+        n_run = judge.n_run
+        again = Judge("commands", sandbox=box, kept=kept)
+        assert again.judge(place, [tests]) == before
+        assert again.n_run == 0
+    assert n_run == 3
+    assert "AssertionError" in before.answer
+    assert "AssertionError" not in after.answer
+    assert before.was_run
+    assert swapped.changed == (str(work.root / "tide" / "high.py"),)
+    assert work.tree()["tide/low.py"] == FILES["tide/low.py"]
+
+
+def test_commands_of_git_see_the_commit_and_the_changes_of_the_state(tmp_path, work, box):
+    if isinstance(box, str):
+        return
+    work.session.wait(10)
+    work.bash("git status --short; git diff; git log --format=%s%d")
+    recorded = read_log([work.session.write(tmp_path / "there")]).steps[-1].text
+    with at_last_state(tmp_path, work) as place:
+        judge = Judge("commands", sandbox=box)
+        command = "git status --short; git diff; git log --format=%s%d"
+        verdict = judge.judge(place, [Call("Bash", {"command": command})])
+    assert verdict.answer.strip() == recorded.strip()

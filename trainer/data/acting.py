@@ -1,0 +1,210 @@
+"""How a model acts: its greedy actions at held-out states, and its loss on plain text.
+
+Preference accuracy only compares two given actions. A model can get better at that and worse at
+writing either of them, so both are measured, before and after, on the same states.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+
+from trainer.data.budget import sides_of
+from trainer.data.rendering import Renderer
+from trainer.data.rewards import agreement, as_message
+from trainer.types import Message, PromptRow
+
+__all__ = [
+    "Agreement",
+    "consensus_rate",
+    "end_tokens",
+    "general_loss",
+    "general_texts",
+    "verdict",
+    "wilson_interval",
+]
+
+Agreement = Callable[[Message, Message], str | None]
+
+SURE = 0.05
+"""One-sided error at which a model counts as acting worse."""
+MAX_GENERAL_RISE = 0.1
+"""Share by which the loss on general text may rise before a report calls it a loss of language."""
+_N_TEXTS, _TEXT_TOKENS = 12, 128
+
+
+@torch.no_grad()
+def consensus_rate(
+    model: Any,
+    renderer: Renderer,
+    rows: Sequence[PromptRow],
+    *,
+    level: Agreement = agreement,
+    max_new_tokens: int = 64,
+) -> dict[str, Any]:
+    """Measure the greedy actions at held-out states.
+
+    Returns:
+        The share of states that agree with the consensus by level, and `any` of them; `valid`, the
+        share of well-formed calls where the consensus is a call; `n` and `n_calls`, the states of
+        both shares; `agreed` and `valid_at`, the same state by state.
+    """
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    levels: Counter[str] = Counter()
+    agreed: list[bool] = []
+    valid_at: list[bool] = []
+    for row in rows:
+        ids = renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
+        prompt = torch.tensor([ids], device=device)
+        generated = model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=renderer.tokenizer.pad_token_id,
+            eos_token_id=end_tokens(model, renderer.tokenizer),
+        )
+        text = renderer.tokenizer.decode(generated[0, prompt.size(1) :], skip_special_tokens=True)
+        action = as_message(text)
+        found = level(action, row["consensus"])
+        agreed.append(found is not None)
+        if found is not None:
+            levels[found] += 1
+        if row["consensus"].get("tool_calls"):
+            valid_at.append(bool(action.get("tool_calls")))
+    model.train(was_training)
+    return {
+        **{name: count / max(len(rows), 1) for name, count in sorted(levels.items())},
+        "any": _share(agreed),
+        "n": len(rows),
+        "valid": _share(valid_at),
+        "n_calls": len(valid_at),
+        "agreed": agreed,
+        "valid_at": valid_at,
+    }
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """List the ids that end a generation: the model's own, and what ends a turn of the template."""
+    own = model.generation_config.eos_token_id
+    ids = set(own if isinstance(own, list) else [own]) | {tokenizer.eos_token_id}
+    return sorted(i for i in ids if i is not None)
+
+
+def general_texts(tokenizer: Any) -> list[list[int]]:
+    """Return token ids of plain English: of every second one the loss is measured.
+
+    They are from Python's own manual, which comes with every Python and has nothing to do with
+    anybody's sessions.
+    """
+    names = sorted(topics)
+    chosen = names[:: max(len(names) // (2 * _N_TEXTS), 1)][: 2 * _N_TEXTS]
+    texts = [topics[name][: 8 * _TEXT_TOKENS] for name in chosen]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"][:_TEXT_TOKENS] for text in texts]
+
+
+@torch.no_grad()
+def general_loss(model: Any, tokenizer: Any) -> float:
+    """Return the mean negative log-likelihood per token, in nats, on plain English.
+
+    Figures compare within one version of Python and one tokenizer.
+    """
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    total, n = 0.0, 0
+    for ids in general_texts(tokenizer)[::2]:
+        batch = torch.tensor([ids], device=device)
+        total += float(model(input_ids=batch, labels=batch).loss) * (len(ids) - 1)
+        n += len(ids) - 1
+    model.train(was_training)
+    return total / n if n else math.nan
+
+
+def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a report: before, after, their 95 % intervals, and the verdict."""
+    figures: dict[str, Any] = {}
+    for when, scores in (("before", before), ("after", after)):
+        for name in ("preference", "blank_prompt", "shuffled_prompt"):
+            figures[f"{name}_accuracy_{when}"] = scores[name]["accuracy"]
+        figures[f"prompt_gain_{when}"] = scores["prompt_gain"]
+        figures[f"consensus_rate_{when}"] = scores["consensus"]["any"]
+        figures[f"valid_calls_{when}"] = scores["consensus"]["valid"]
+        figures[f"general_loss_{when}"] = scores["general_loss"]
+    pairs, acted = after["preference"], after["consensus"]
+    intervals = {
+        "preference_accuracy": wilson_interval(pairs["accuracy"], pairs["n_pairs"]),
+        "consensus_rate": wilson_interval(acted["any"], acted["n"]),
+        "valid_calls": wilson_interval(acted["valid"], acted["n_calls"]),
+    }
+    return {
+        **figures,
+        "held_out_states": acted["n"],
+        "intervals_after": intervals,
+        **verdict(before, after),
+    }
+
+
+def verdict(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare how a model acts before and after training, state by state.
+
+    A model acts worse where it lost more states than it gained, by a one-sided exact sign test
+    (McNemar 1947) at 5 %: of agreements with the consensus, or of well-formed calls.
+
+    Args:
+        before: as `evaluate` returns it, with `consensus`, `general_loss` and `preference`.
+        after: the same of the trained model, on the same states.
+
+    Returns:
+        `acts_worse`, `learned` and `findings`, which are sentences.
+    """
+    findings = []
+    acts_worse = False
+    for name, what in (
+        ("agreed", "takes the consensus action"),
+        ("valid_at", "writes a well-formed call"),
+    ):
+        were, are = before["consensus"][name], after["consensus"][name]
+        lost = sum(was and not now for was, now in zip(were, are, strict=True))
+        gained = sum(now and not was for was, now in zip(were, are, strict=True))
+        if lost > gained and _sign_test(lost, gained) < SURE:
+            acts_worse = True
+            findings.append(
+                f"the model {what} at {sum(are)} of {len(are)} held-out states, before training at "
+                f"{sum(were)}: it acts worse"
+            )
+    rise = after["general_loss"] / before["general_loss"] - 1
+    if rise > MAX_GENERAL_RISE:
+        findings.append(f"its loss on general text rose by {rise:.0%}")
+    better = after["preference"]["accuracy"] > before["preference"]["accuracy"]
+    learned = better or after["consensus"]["any"] > before["consensus"]["any"]
+    if not learned:
+        findings.append(
+            "nothing was learned: neither preference accuracy nor the rate of consensus actions rose"
+        )
+    return {"acts_worse": acts_worse, "learned": learned, "findings": findings}
+
+
+def wilson_interval(share: float, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of `n` (Wilson 1927); all of [0, 1] where `n` is 0."""
+    if n == 0 or math.isnan(share):
+        return 0.0, 1.0
+    z2 = 1.96**2
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = 1.96 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def _sign_test(lost: int, gained: int) -> float:
+    """Return the chance of at least `lost` losses among all changes if both were as likely."""
+    n = lost + gained
+    return sum(math.comb(n, k) for k in range(lost, n + 1)) / 2**n
+
+
+def _share(marks: Sequence[bool]) -> float:
+    return sum(marks) / max(len(marks), 1)

@@ -1,0 +1,72 @@
+"""A leash to the untouched model: what training on pairs must leave as it was.
+
+A preference loss moves two answers apart and says nothing about the rest of what a model writes, so
+the form of a call, or plain language, can be lost on the way. The leash is the forward divergence
+KL(untouched || trained) per token, on recorded actions that need no change and on general text. It
+costs a few hundred tokens a step, whatever the batch is.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from trainer.trl.teacher import Teacher
+
+__all__ = ["Drift"]
+
+
+class Drift:
+    """Charges a model for what it left of its first weights, in nats per token."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        acted: Sequence[Sequence[int]],
+        general: Sequence[Sequence[int]],
+        *,
+        n_tokens: int,
+        seed: int,
+    ) -> None:
+        """Keep the untouched weights: a frozen copy, or under PEFT the model with its adapter off.
+
+        Args:
+            model: the trainee before its first step.
+            acted: token ids of prompts with actions that need no change.
+            general: token ids of general text; every fourth draw is one of them.
+            n_tokens: tokens per draw.
+            seed: of the order in which texts are drawn.
+        """
+        self._untouched = Teacher("base", model, ema_rate=0.0)
+        self._acted = [list(text) for text in acted if len(text) > 1]
+        self._general = [list(text) for text in general if len(text) > 1]
+        self._n_tokens, self._seed = n_tokens, seed
+
+    def draw(self, number: int) -> list[list[int]]:
+        """Return the texts of a draw, which is a function of its number; of the last, the end."""
+        order = random.Random(f"{self._seed}:{number}")
+        left, drawn = self._n_tokens, []
+        while left > 1 and (self._acted or self._general):
+            is_general = not self._acted or (self._general and order.random() < 0.25)
+            text = order.choice(self._general if is_general else self._acted)[-left:]
+            drawn.append(text)
+            left -= len(text)
+        return drawn
+
+    def term(
+        self, model: nn.Module, number: int, autocast: Callable[[], AbstractContextManager[None]]
+    ) -> Tensor:
+        """Return KL(untouched || trained) of a draw in nats per token, as a scalar with a graph."""
+        device = next(model.parameters()).device
+        total, n = torch.zeros((), device=device), 0
+        for text in self.draw(number):
+            ids = torch.tensor([text], device=device)
+            with torch.no_grad(), self._untouched.weights(model) as untouched, autocast():
+                wanted = untouched(input_ids=ids).logits.float().log_softmax(-1)
+            with autocast():
+                found = model(input_ids=ids).logits.float().log_softmax(-1)
+            total = total + (wanted.exp() * (wanted - found)).sum()
+            n += len(text)
+        return total / max(n, 1)
