@@ -74,7 +74,13 @@ def base_of(place: str, pattern: str) -> tuple[str, str]:
 def glob(paths: Iterable[str], place: str, cwd: str, pattern: str) -> Found:
     """Return the paths that match a glob below `place`."""
     is_match = _matcher((pattern,))
-    hits = sorted(p for p in paths if is_match(posixpath.relpath(p, place)) and not _VCS.search(p))
+    is_anywhere = pattern.startswith("**/")  # then folders above count as well
+    hits = sorted(
+        path
+        for path in paths
+        if not _VCS.search(path)
+        and (is_match(posixpath.relpath(path, place)) or (is_anywhere and is_match(path[1:])))
+    )
     entries = [_shown(path, cwd) for path in hits]
     lines = hits[:MAX_GLOB_FILES]
     if len(hits) > MAX_GLOB_FILES:
@@ -123,7 +129,7 @@ def _matching(
         raise TypeError("pattern is no text")
     hits = _contains([text for _, text in texts], expression)
     around = arguments.get("-C") or arguments.get("context") or 0
-    before, after = arguments.get("-B") or around, arguments.get("-A") or around
+    before, after = around or arguments.get("-B") or 0, around or arguments.get("-A") or 0
     found: dict[str, list[tuple[int, str, bool]]] = {}
     for (path, text), hit in zip(texts, hits, strict=True):
         if not hit:
@@ -176,10 +182,8 @@ def _rendered(
         ]
         return _limited(entries, arguments, "No matches found")
     if mode == "count":
-        entries = [
-            f"{_shown(path, cwd)}:{sum(is_match for _, _, is_match in found)}"
-            for path, found in lines.items()
-        ]
+        counts = {p: sum(is_match for _, _, is_match in found) for p, found in lines.items()}
+        entries = [f"{n}" if p == place else f"{_shown(p, cwd)}:{n}" for p, n in counts.items()]
         return _limited(entries, arguments, "No matches found")
     entries = [_shown(path, cwd) for path in lines]
     found = _limited(entries, arguments, "No files found")
