@@ -484,5 +484,7 @@ class ReplayReport:
     gates: tuple[GateReport, ...] = ()
     n_overruns: int = 0
     """Calls that cost more than could be expected at most; booked as they are."""
+    stopped_teachers: dict[str, str] = field(default_factory=dict)
+    """Why teachers were not asked any more, by name."""
     n_disputed: int = 0
     """Calls whose reported cost was not believed; booked at the most they should cost."""

@@ -9,10 +9,10 @@ from replay_pipeline.assets.night import night_summary
 from replay_pipeline.assets.of_stages import asset_of, claude_code_sessions
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.stage import Stage
-from replay_pipeline.stages.staleness import declared
+from replay_pipeline.stages.staleness import declared, told_reasons
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +29,7 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     """
     work = pipeline.open()
     night_settings = work.settings.night
-    assets = [
-        asset_of(stage, code_version=_code_version(stage, work.settings)) for stage in chain.STAGES
-    ]
+    assets = [_asset(stage, work) for stage in chain.STAGES]
     return dg.Definitions(
         assets=[claude_code_sessions, *assets, night_summary],
         asset_checks=checks.all_checks(),
@@ -47,10 +45,12 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     )
 
 
-def _code_version(stage: Stage, settings: Settings) -> str | None:
+def _asset(stage: Stage, work: Pipeline) -> dg.AssetsDefinition:
     try:
-        return declared(stage, settings).code_version
+        declares = declared(stage, work.settings)
     except ConfigError as error:
         # Its stage says so when it is run; until then the other assets are to be seen.
         logger.info("%s: %s", stage.name, error)
-        return None
+        return asset_of(stage)
+    stale = told_reasons(work, stage, declares)
+    return asset_of(stage, code_version=declares.code_version, stale=stale)

@@ -1,7 +1,7 @@
 """The asset of each stage, made from what the stage says of itself."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,9 @@ claude_code_sessions = dg.AssetSpec(
 )
 
 
-def asset_of(stage: Stage, *, code_version: str | None = None) -> dg.AssetsDefinition:
+def asset_of(
+    stage: Stage, *, code_version: str | None = None, stale: Mapping[str, int] | None = None
+) -> dg.AssetsDefinition:
     """Return the asset of a stage: one partition per trace batch where it works batch by batch.
 
     A backfill of many batches is one run; each batch is reported by itself as it finishes.
@@ -38,13 +40,20 @@ def asset_of(stage: Stage, *, code_version: str | None = None) -> dg.AssetsDefin
     Args:
         stage: what is done.
         code_version: one word for the code and the settings that decide what it writes.
+        stale: why batches have another code version, with how many there are.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # what a backfill of many batches is
-        return _asset_of(stage, code_version)
+        return _asset_of(stage, code_version, stale or {})
 
 
-def _asset_of(stage: Stage, code_version: str | None) -> dg.AssetsDefinition:
+STALE_BECAUSE = "stale because"
+"""What the page of an asset calls the reasons for another code version."""
+
+
+def _asset_of(
+    stage: Stage, code_version: str | None, stale: Mapping[str, int]
+) -> dg.AssetsDefinition:
     told_more = {"replay": ask_in_run, "train": train_in_run}
     run = told_more.get(stage.name) or (_by_batch(stage) if stage.is_by_batch else _whole(stage))
     is_in_every_run = stage.is_by_batch and stage.is_wanted(Settings())
@@ -65,8 +74,17 @@ def _asset_of(stage: Stage, code_version: str | None) -> dg.AssetsDefinition:
             **(IN_EVERY_RUN if is_in_every_run else {}),
         },
         pool=stage.pool,
-        metadata={"dagster/column_schema": columns} if columns else None,
+        metadata={
+            **({"dagster/column_schema": columns} if columns else {}),
+            **({STALE_BECAUSE: _in_words(stage, stale)} if stale else {}),
+        },
     )(run)
+
+
+def _in_words(stage: Stage, stale: Mapping[str, int]) -> str:
+    if not stage.is_by_batch:
+        return "; ".join(stale)
+    return "; ".join(f"{why} ({n} batch{'' if n == 1 else 'es'})" for why, n in stale.items())
 
 
 def _by_batch(stage: Stage) -> Any:

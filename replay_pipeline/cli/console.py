@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -192,6 +193,7 @@ def show_summary(summary: Report) -> None:
         ("dropped", summary["dropped"]),
         ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
         *((name, verdict) for name, verdict in summary.get("checks", {}).items()),
+        *([("stale", _stale_words(summary["stale"]))] if summary.get("stale") else []),
     ]
     if train:
         rows += [
@@ -207,6 +209,17 @@ def show_summary(summary: Report) -> None:
         rows.append(("acts", _acts(train)))
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+
+
+def _stale_words(batches: Report) -> str:
+    """Say of each stage why what it made is stale, in how many batches."""
+    found = Counter(
+        f"{stage}: {why}"
+        for row in batches.values()
+        for stage, reasons in row.items()
+        for why in reasons
+    )
+    return "; ".join(f"{why} ({n})" for why, n in found.items())
 
 
 def _accuracy(train: Report) -> str:
@@ -284,6 +297,27 @@ def show_workspace(report: Report) -> None:
         sure = ("yes" if file["is_sure"] else "no") if file["exists"] else "no file"
         table.add_row(escape(file["path"]), file["source"], sure, escape(file["origin"][:12]))
     out.print(table)
+
+
+def show_survival(report: Report) -> None:
+    """Show how many edits were undone, were committed and are still there."""
+    n_edits = report["n_edits"]
+    names = {
+        "n_undone_in_session": "at least half undone in the session",
+        "n_committed": "in a later commit of the branch",
+        "n_still_there": "at least half in its newest commit",
+    }
+    rows = [(words, f"{report[name]:,} of {n_edits:,}") for name, words in names.items()]
+    _table("Edits that added lines", rows)
+
+
+def show_checks(report: Report) -> None:
+    """Show proposed checks as settings."""
+    out.print("[workspaces.checks]", markup=False)
+    for root, commands in sorted(report.items()):
+        first, *others = commands or ["", "nothing that is known checks it"]
+        line = f"{json.dumps(root)} = {json.dumps(first)}" if first else f"# {json.dumps(root)}"
+        out.print(escape(line + (f"  # or: {', '.join(others)}" if others else "")), soft_wrap=True)
 
 
 def show_fidelity(report: Report) -> None:
@@ -428,6 +462,15 @@ def show_replay(reports: Report) -> None:
         out.print(f"Play: {_PLAY}.", soft_wrap=True)
     if not any(report["n_sent"] for report in reports.values()):
         out.print("Nothing was asked now.")
+    for report in reports.values():
+        for name, why in (report.get("stopped_teachers") or {}).items():
+            out.print(f"{escape(name)} was asked no more: {escape(why)}", soft_wrap=True)
+        if until := report.get("held_until"):
+            out.print(
+                f"Calls whose outcome is not known hold ${report['unknown_usd']:.4f} until {until}; from "
+                "then on the same command settles them and goes on with what they leave.",
+                soft_wrap=True,
+            )
     if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
         out.print(
             f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "
@@ -549,11 +592,14 @@ def _is_shared(scope: Report) -> bool:
 
 
 def show_stale(report: Report) -> None:
-    """What older code made, why it is stale, and what doing it again costs."""
+    """What older code or other settings made, why it is stale, and what doing it again costs."""
+    from replay_pipeline.stages import chain
+
     if not report["batches"]:
-        out.print("Nothing is stale: the installed code would make the same of everything.")
+        out.print("Nothing is stale: code and settings would make the same of everything.")
         return
-    stages = ("ingest", "replay", "pairs", "normalize", "publish")
+    found = {stage for row in report["batches"].values() for stage in row}
+    stages = tuple(stage.name for stage in chain.STAGES if stage.name in found)
     rows = {key: {s: row.get(s, "") for s in stages} for key, row in report["batches"].items()}
     _draw_batches("Stale, and why", stages, rows)
     if cost := report["cost"]:

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replay_pipeline.cli.app import workspace_app
-from replay_pipeline.cli.console import print_report, show_fidelity, show_workspace
+from replay_pipeline.cli.console import (
+    out,
+    print_report,
+    show_checks,
+    show_fidelity,
+    show_survival,
+    show_workspace,
+)
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import load
 
@@ -75,3 +82,55 @@ def workspace_fidelity(
     work = _workspaces(settings, data, sessions, repository)
     report = work.fidelity(is_later_used=not before_only)
     print_report(report, as_json=as_json, show=show_fidelity)
+
+
+@workspace_app.command("survival")
+def workspace_survival(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    sessions: SourcesOption = None,
+    repository: RepositoriesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What became of recorded edits: undone in the session, committed, still there. `--json` lists them."""
+    report = _workspaces(settings, data, sessions, repository).survival()
+    print_report(report, as_json=as_json, show=show_survival)
+
+
+@workspace_app.command("checks")
+def workspace_checks(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    sessions: SourcesOption = None,
+    repository: RepositoriesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Propose the command that checks each project, as settings to copy. Nothing is run."""
+    report = _workspaces(settings, data, sessions, repository).proposed_checks()
+    print_report(report, as_json=as_json, show=show_checks)
+
+
+@workspace_app.command("serve")
+def workspace_serve(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    sessions: SourcesOption = None,
+    repository: RepositoriesOption = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8000,
+    limit: Annotated[int, typer.Option(min=1, help="How many states to offer.")] = 200,
+    max_calls: Annotated[int, typer.Option(min=1, help="Calls of an episode at most.")] = 32,
+) -> None:
+    """Offer states with a check as an environment that OpenEnv's clients speak to.
+
+    Needs `workspaces.execute = "commands"` and `workspaces.checks`. Whoever reaches the address can run
+    commands in the sandbox: bind it to a network you trust.
+    """
+    from replay_pipeline.stages.environment import serve_tasks
+
+    options = load(settings, data)
+    work = _workspaces(settings, data, sessions, repository)
+    serve_tasks(
+        work, options.workspaces, host=host, port=port, limit=limit, max_calls=max_calls,
+        on_ready=lambda address: out.print(address, highlight=False),
+    )  # fmt: skip

@@ -15,11 +15,16 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import pyarrow as pa
 
 from replay_pipeline.types import Outcome, Tool
 
 NO_RESULT = "[no result]"
 """Stands for the result of a call that the log never answered."""
+
+
+_WORTH_PACKING = 400
+_CODEC = pa.Codec("zstd", compression_level=1)
 
 
 class Usage(msgspec.Struct, gc=False):
@@ -61,6 +66,24 @@ class Result(msgspec.Struct, gc=False):
     """Outcome and error kind, once somebody has asked for them."""
     n_tokens: float | None = None
     """Estimated tokens, likewise."""
+    packed: bytes = b""
+    n_bytes: int = 0
+    """Of its text, where that is packed."""
+
+    def pack(self) -> None:
+        """Keep a long text in a fraction of its memory: of a long file most is never looked at at once."""
+        if len(self.text) < _WORTH_PACKING or self.packed:
+            return
+        data = self.text.encode("utf-8", "surrogatepass")
+        self.packed, self.n_bytes = _CODEC.compress(data, asbytes=True), len(data)
+        del self.text
+
+    def __getattr__(self, name: str) -> str:
+        # Asked for what was deleted alone, so that a text that was never packed costs nothing.
+        if name != "text" or not self.packed:
+            raise AttributeError(name)
+        data = _CODEC.decompress(self.packed, self.n_bytes, asbytes=True)
+        return data.decode("utf-8", "surrogatepass")
 
 
 class Turn(msgspec.Struct, eq=False):

@@ -81,6 +81,8 @@ class _Tree:
         """Sessions that rows name: a fork names its parent, a copied row the session it is of."""
         self.follows: set[str] = set()
         self.queue = _Queue()
+        self.is_long = False
+        """Whether the file is one of which little is held in memory."""
         self.snapshots: list[dict[str, Any]] = []
         """System prompts and tools, as the client logged them."""
         self.n_snapshots: dict[Turn, int] = {}
@@ -340,6 +342,8 @@ class _Tree:
                         row.tool_denial_kind,
                         row.user_feedback,
                     )
+                    if self.is_long:
+                        turn.results[call_id].pack()
             elif block.type == "text":
                 texts.append(block.text or "")
             else:
@@ -493,6 +497,7 @@ class _Tree:
         tree = self.agents.get(agent_id)
         if tree is None:
             tree = self.agents[agent_id] = _Tree(None, ReadCounts(), agent_id)
+            tree.is_long = self.is_long
         inner.version, inner.cwd = row.version, row.cwd
         inner.uuid = inner.uuid or row.uuid
         # Progress rows come in order and name parents of another file: each follows the last.
@@ -678,7 +683,7 @@ class ClaudeCode:
         sent: SentRequests | None = None
         for start, stop in pairwise(cuts):
             tree = _Tree(path, counts, file_agent, stop)
-            tree.segment, tree.queue = segment, queue
+            tree.segment, tree.queue, tree.is_long = segment, queue, size > LONG_BYTES
             for offset, row in rows.read_rows(path, counts, stop, start):
                 session_id = _session_id(session_id, row, path.stem)
                 tree.add(offset, row)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.schemas import TABLES
 
-_PART_BYTES = 10_000_000
+_PART_BYTES = 4_000_000
 """Of rows that are kept in memory; what comes before is laid down on disk."""
 
 

@@ -29,7 +29,8 @@ def digests_of(log: SessionLog, labels: Mapping[Turn, Label]) -> dict[str, bytes
     for turn in log.turns:
         above = seen[turn.parent] if turn.parent is not None else b""
         seen[turn] = _digest(above, _encode([
-            turn.kind, turn.cwd, turn.texts, turn.thinking, turn.calls, turn.results,
+            turn.kind, turn.cwd, turn.texts, turn.thinking, turn.calls,
+            [(i, r.text, r.is_error, r.denial, r.feedback) for i, r in turn.results.items()],
             sorted(turn.flags), turn.cleared,
         ]))  # fmt: skip
     states = [turn for turn in log.turns if turn.is_state]

@@ -17,7 +17,7 @@ from replay_pipeline.ingesters.labels import Label
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.types import Message
 
-_PIECE_CHARS = 4_000_000
+_PIECE_CHARS = 1_500_000
 _ID_BYTES = 10
 """A multiple of 5, so that ids in base 32 lie side by side without padding."""
 _ID_CHARS = _ID_BYTES * 8 // 5
@@ -151,7 +151,7 @@ def pieces_of(turns: list[Turn]) -> Iterator[list[Turn]]:
     """The turns in order, cut where the results of calls come to some megabytes."""
     start = n_chars = 0
     for position, turn in enumerate(turns, 1):
-        n_chars += sum(len(result.text) for result in turn.results.values())
+        n_chars += sum(result.n_bytes or len(result.text) for result in turn.results.values())
         n_chars += len(turn.wire_json or "")
         if n_chars > _PIECE_CHARS:
             yield turns[start:position]

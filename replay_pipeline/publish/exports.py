@@ -20,6 +20,7 @@ from replay_pipeline.publish import layout
 from replay_pipeline.publish.folder import alone, list_files, replace_files
 from replay_pipeline.publish.publisher import SecretScan, read_manifests
 from replay_pipeline.publish.splits import SPLITS
+from replay_pipeline.publish.templates import has_place_for_calls
 from replay_pipeline.types import ExportFormat, Message
 
 LEFT_OUT = "[earlier messages are left out]"
@@ -47,7 +48,12 @@ class ExportReport:
 
 
 def export(
-    dataset: Path, folder: Path, form: ExportFormat, *, config: str | None = None
+    dataset: Path,
+    folder: Path,
+    form: ExportFormat,
+    *,
+    config: str | None = None,
+    model: Path | None = None,
 ) -> ExportReport:
     """Write the pairs of a published dataset as files of another trainer.
 
@@ -58,14 +64,20 @@ def export(
         folder: where the files go.
         form: whose files.
         config: which pairs; by default those cut to the smallest length, else all as they are.
+        model: folder of the model that will be trained. For `trl`: where its chat template has no
+            place for calls, they are written as text.
 
     Raises:
-        ConfigError: there is no such format, or the dataset has no such pairs.
+        ConfigError: there is no such format, the dataset has no such pairs, or the chat template of the
+            model cannot be used.
         SecretFoundError: a secret is in the rows; nothing was written.
         StorageError: the folder cannot be written; it is as before.
     """
     if form not in get_args(ExportFormat):
         raise ConfigError(f"format {form!r} is not one of {', '.join(get_args(ExportFormat))}")
+    row_of = _ROWS[form]
+    if form == "trl" and model is not None and has_place_for_calls(model) is False:
+        row_of = _trl_as_text
     manifests = read_manifests(dataset)
     config = _config_of(manifests, dataset, config)
     n_rows: dict[str, int] = dict.fromkeys(SPLITS, 0)
@@ -75,7 +87,7 @@ def export(
             file = Path(aside) / f"{split}.jsonl"
             with file.open("wb") as lines:
                 for row in _rows(dataset, manifests, config, split):
-                    lines.write(_encode(_ROWS[form](row)) + b"\n")
+                    lines.write(_encode(row_of(row)) + b"\n")
                     n_rows[split] += 1
             if n_rows[split]:
                 files[file.name] = file
@@ -146,6 +158,11 @@ def _trl(row: Row) -> dict[str, Any]:
     names = ("prompt", "chosen", "rejected")
     sides = {name: [layout.with_objects(message) for message in row[name]] for name in names}
     return {**sides, "tools": _tools(row), **_other_columns(row)}
+
+
+def _trl_as_text(row: Row) -> dict[str, Any]:
+    """Messages as chat templates want them that have no place for calls."""
+    return {**_plain_row(row), "tools": None, **_other_columns(row)}
 
 
 def _tools(row: Row) -> list[dict[str, Any]] | None:

@@ -27,6 +27,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "spent_usd": report.spent_usd,
         "newly_spent_usd": report.newly_spent_usd,
         "unknown_usd": report.unknown_usd,
+        "stopped_teachers": report.stopped_teachers,
         "held_until": report.held_until,
         "n_disputed": report.n_disputed,
         "max_total_usd": report.max_total_usd,

@@ -523,6 +523,9 @@ class _Replay:
             gates=self.gates.reports(),
             n_overruns=engine.n_overruns,
             n_disputed=engine.n_disputed,
+            stopped_teachers={
+                name: failure.message for name, failure in engine.stopped_teachers.items()
+            },
         )
 
 

@@ -22,6 +22,7 @@ from replay_pipeline.stages.project import OnProgress, Project
 from replay_pipeline.stages.publish import export_dataset, retract_rows
 from replay_pipeline.stages.read_ahead import ReadAhead
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.staleness import reasons_by_batch
 from replay_pipeline.stages.status import status_of
 from replay_pipeline.stages.train import trainer_config
 from replay_pipeline.stages.trainer_process import Launch, run_trainer
@@ -219,4 +220,8 @@ def run(
     for stage in chain.on_all():
         if with_training or stage.name != "train":
             engine.do(stage, pipeline)
-    return {**pipeline.summary(since=since), "failed_batches": dict(pipeline.failed)}
+    return {
+        **pipeline.summary(since=since),
+        "failed_batches": dict(pipeline.failed),
+        "stale": reasons_by_batch(pipeline, chain.STAGES),
+    }

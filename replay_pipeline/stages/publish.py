@@ -119,7 +119,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
     if (path := options.tokenizer) is not None:
         told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
-    return {"publish": told}
+    return {"publish": told, "ingest.window": settings.ingest.window}
 
 
 def _inputs(project: "Project", _: str) -> Mapping[str, str]:
@@ -148,7 +148,6 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
         tables.append(_SCORES)
     return hash_of([
         json.dumps(project.known_digests(batch, tables)),
-        project.settings.ingest.window,
         project.tools_seen.before(batch),
         json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
     ])  # fmt: skip
@@ -240,7 +239,10 @@ def export_dataset(
     from replay_pipeline.publish import export, fetch
 
     dataset = fetch(project.settings.dataset_dir(), project.dataset_copy())
-    return export(dataset, project.settings.local_dir() / "exports" / form, form, config=config)
+    folder = project.settings.local_dir() / "exports" / form
+    named = project.settings.publish.tokenizer
+    model = named if named is not None and named.is_dir() else None
+    return export(dataset, folder, form, config=config, model=model)
 
 
 def retract_rows(

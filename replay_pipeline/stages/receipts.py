@@ -84,6 +84,8 @@ class Receipt:
     def data_version(self) -> str:
         """What differs once the stage has written other bytes: its tables, or its files if it has none."""
         written = self.outputs or self.files
+        # No later stage is done again for what only `sessions` says, such as where a project lay.
+        written = {name: digest for name, digest in written.items() if name != "sessions"}
         text = json.dumps(written or self.fingerprint, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

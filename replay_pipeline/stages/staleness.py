@@ -4,6 +4,7 @@
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import hash_of
+from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt, Written
 from replay_pipeline.stages.stage import Changes, Stage
@@ -86,21 +87,22 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 def changes_since(receipt: Receipt | Written, given: Given) -> Changes:
     """Return what differs between what a stage was given then and what it is given now."""
     is_coded = bool(receipt.versions) or not given.versions
-    code = tuple(
-        part
-        for part, now in given.versions.items()
-        if receipt.versions.get(part) != now and is_coded
-    )
+    code = {part for part, now in given.versions.items() if receipt.versions.get(part) != now}
+    code = code if is_coded else set()
     if receipt.settings is None:
-        return Changes(code=code, is_unknown=True)
+        return Changes(code=tuple(sorted(code)), is_unknown=True)
     before, after = receipt.settings, given.settings
+    names = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    if names & before.keys() & after.keys():
+        # One setting may bring others into play, and code: it is the reason, and they are not.
+        names &= before.keys() & after.keys()
+        code &= receipt.versions.keys()
     return Changes(
-        code=code,
+        code=tuple(part for part in given.versions if part in code),
         is_unknown=not is_coded,
         settings=tuple(
             f"{name}: {_shown(before.get(name))} → {_shown(after.get(name))}"
-            for name in sorted({*before, *after})
-            if before.get(name) != after.get(name)
+            for name in sorted(names)
         ),
         inputs=tuple(
             name
@@ -152,7 +154,25 @@ def reasons_by_batch(
     return dict(sorted(found.items()))
 
 
-def _receipts(project: Project, stage: Stage) -> Iterator[Receipt | Written]:
+def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, int]:
+    """Return why batches of a stage are stale by code and settings alone, and how many are.
+
+    It reads no table, so that Dagster's pages can say at once why they call a batch stale. What is
+    read anew they say themselves.
+
+    Args:
+        project: the data root.
+        stage: the stage.
+        declares: what `declared` gives.
+    """
+    found: Counter[str] = Counter()
+    for receipt in _receipts(project, stage):
+        changes = changes_since(receipt, replace(declares, inputs=receipt.inputs))
+        found.update(reasons(changes))
+    return dict(sorted(found.items()))
+
+
+def _receipts(project: Overview, stage: Stage) -> Iterator[Receipt | Written]:
     """Return the receipts of a stage; those of many batches without what is long."""
     if stage.is_by_batch:
         yield from project.receipts.written(stage.name)

@@ -4,16 +4,18 @@ Answers were written to redacted prompts. Folders are put back to what they are 
 that fails where redaction may be the reason is not counted as tried.
 """
 
+import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from replay_pipeline.actions import canonical_action
-from replay_pipeline.ingesters.log_rows import state_ids_for
 from replay_pipeline.settings import WorkspaceSettings
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message, TeacherAction, TraceState, Trial
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log
@@ -81,13 +83,16 @@ def try_actions(
             found = trials.setdefault(state_id, {})
             names = _names(cwd, place.cwd)
             recorded = canonical_action(message, cwd=cwd).render()
-            found_by_action: dict[str, Verdict] = {recorded: judge.judge(place, own)}
+            work: dict[str, Callable[[], Verdict]] = {recorded: partial(judge.judge, place, own)}
             for row in asked[state_id]:
                 action = canonical_action(row.action or {}, cwd=cwd)
-                if action.is_valid and action.render() not in found_by_action:
+                if action.is_valid:
                     calls = [Call(call.name, call.values()) for call in action.calls]
-                    found_by_action[action.render()] = _judged(judge, place, calls, names)
-            for rendered, verdict in found_by_action.items():
+                    judged = partial(_judged, judge, place, calls, names)
+                    work.setdefault(action.render(), judged)
+            for rendered, verdict in zip(
+                work, _at_once(judge, place, list(work.values())), strict=True
+            ):
                 if verdict.status == "not_known":
                     counts["n_not_known"] += 1
                     continue
@@ -103,12 +108,22 @@ def try_actions(
     return trials, dict(counts)
 
 
+def _at_once(
+    judge: Judge, place: StatePlace, work: Sequence[Callable[[], Verdict]]
+) -> Iterable[Verdict]:
+    """Judge the candidates of a state: where commands run, as many at once as there are cores."""
+    if judge.execute != "commands":
+        return [each() for each in work]
+    place.files()  # put together once, before anybody needs them at the same time
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda each: each(), work))
+
+
 def _places(
     log: Log, history: History, wanted: Mapping[str, Any]
 ) -> Iterator[tuple[str, StatePlace, list[Call]]]:
     """Give each wanted state of a log as a place, with the calls that the agent made there."""
-    decisions = list(dict.fromkeys(step.decision for step in log.steps))
-    id_of = dict(zip(decisions, state_ids_for(decisions), strict=True))
+    id_of = ids_of(log)
     calls: dict[str, list[Call]] = defaultdict(list)
     for step in sorted(log.steps, key=lambda step: step.called):
         calls[step.decision].append(Call(step.name, step.arguments))

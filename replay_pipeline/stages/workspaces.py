@@ -5,7 +5,7 @@ written anywhere.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,16 @@ from replay_pipeline.ingesters import default_sources
 from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import state_ids_for
 from replay_pipeline.settings import Settings
+from replay_pipeline.workspaces.checks import guess_checks
+from replay_pipeline.workspaces.environment import Task
 from replay_pipeline.workspaces.fidelity import Check, checks, shares
 from replay_pipeline.workspaces.git import Repository, find_repositories
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log, Step, read_log
+from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.roots import Roots
 from replay_pipeline.workspaces.sightings import paths_of
+from replay_pipeline.workspaces.survival import fates
 
 
 class Workspaces:
@@ -102,8 +106,7 @@ class Workspaces:
             ConfigError: no call of these sessions was made at this state.
         """
         for log, history in self.histories():
-            decisions = list(dict.fromkeys(step.decision for step in log.steps))
-            ids = dict(zip(state_ids_for(decisions), decisions, strict=True))
+            ids = {state_id: decision for decision, state_id in ids_of(log).items()}
             named = [each for each in ids if each.startswith(state)]
             if len(named) > 1:
                 raise ConfigError(f"{state} begins the ids of {len(named)} states: give more of it")
@@ -117,6 +120,97 @@ class Workspaces:
         raise ConfigError(
             f"{state}: no call of these sessions was made at this state; texts have no files"
         )
+
+    def survival(self) -> dict[str, Any]:
+        """Return what became of each recorded edit, and how many were undone or are still there."""
+        edits: list[dict[str, Any]] = []
+        for log, history in self.histories():
+            ids = ids_of(log)
+            edits += [
+                {
+                    "state_id": ids[fate.step.decision],
+                    "call_id": fate.step.call_id,
+                    "tool": fate.step.name,
+                    "path": fate.path,
+                    "n_added": fate.n_added,
+                    "n_at_end_of_session": fate.n_at_end_of_session,
+                    "n_committed": fate.n_committed,
+                    "n_now": fate.n_now,
+                    "is_undone": fate.is_undone,
+                }
+                for fate in fates(history, log)
+            ]
+        return {
+            "n_edits": len(edits),
+            "n_undone_in_session": sum(edit["is_undone"] for edit in edits),
+            "n_committed": sum(edit["n_committed"] is not None for edit in edits),
+            "n_still_there": sum(2 * (e["n_now"] or 0) >= e["n_added"] for e in edits),
+            "edits": edits,
+        }
+
+    def proposed_checks(self) -> dict[str, list[str]]:
+        """Return commands that would check each working tree, guessed from its newest files."""
+        found: dict[str, list[str]] = {}
+        for log, history in self.histories():
+            last = {step.cwd: (order, step) for order, step in enumerate(log.steps) if step.cwd}
+            for order, step in last.values():
+                tree = history.tree_of(step.cwd or "/")
+                if tree is None or tree.root in found:
+                    continue
+                history.enter(order, step)
+                paths = [
+                    path.removeprefix(f"{tree.root}/") for path in history.below(tree.root) or ()
+                ]
+                files = dict.fromkeys(paths, "") | {
+                    name: (file.text or "")
+                    for name in _TOLD
+                    if name in paths and (file := history.file(f"{tree.root}/{name}"))
+                }
+                found[tree.root] = guess_checks(files)
+        return found
+
+    def tasks(self, checks_of: Mapping[str, str], *, limit: int) -> list[Task]:
+        """Return states of working trees that have a check, the first decisions after a request.
+
+        Args:
+            checks_of: commands, by working tree.
+            limit: how many.
+        """
+        found: list[Task] = []
+        for log, history in self.histories():
+            ids = ids_of(log)
+            seen: set[str] = set()
+            for order, step in enumerate(log.steps):
+                if len(found) >= limit:
+                    return found
+                history.enter(order, step, is_own_used=True)
+                place = StatePlace(history, step)
+                check = checks_of.get(place.root() or "")
+                if check and step.session not in seen and step.request:
+                    seen.add(step.session)
+                    files = place.files()
+                    found.append(
+                        Task(
+                            state_id=ids[step.decision],
+                            root=place.root() or "",
+                            cwd=place.cwd,
+                            check=check,
+                            messages=[{"role": "user", "content": step.request}],
+                            files=lambda files=files: files,
+                        )
+                    )
+                history.enter(order, step)
+                history.take(step)
+        return found
+
+
+_TOLD = ("package.json", "pyproject.toml", "Makefile")
+
+
+def ids_of(log: Log) -> dict[str, str]:
+    """Return the id of the state of each decision in a log."""
+    decisions = list(dict.fromkeys(step.decision for step in log.steps))
+    return dict(zip(decisions, state_ids_for(decisions), strict=True))
 
 
 def _shown(history: History, log: Log, order: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from replay_pipeline.testing.catalog import CATALOG, SUPPORTED_PARAMETERS, ServedModel, served
-from replay_pipeline.testing.faults import Fault
+from replay_pipeline.testing.faults import PAID_FAULTS, Fault
 from replay_pipeline.testing.http import Request, Response
 from replay_pipeline.testing.prompt_cache import BYTES_PER_TOKEN, PromptCache
 from replay_pipeline.testing.rules import complaint, unsupported
@@ -25,6 +25,8 @@ from replay_pipeline.types import REHEARSAL_TEACHERS
 
 PREFIX = "/api/v1"
 _PLAYED = tuple(teacher.model for teacher in REHEARSAL_TEACHERS)
+_KEPT = PAID_FAULTS - {"drop_after", "truncate", "truncate_stream", "stall"}
+"""The router keeps whatever it has sent whole with a 200, however little it is worth."""
 _MARKED_VENDORS = ("anthropic", "alibaba", "qwen")
 
 
@@ -266,7 +268,7 @@ class Router:
         await self._wait(recorded)
         call.finish()
         payload = msgspec.json.encode(reply)
-        if use_cache and fault is None:
+        if use_cache and (fault is None or fault.kind in _KEPT):
             self._replies[name] = (payload, reply["id"])
         response = _deliver(payload, reply, fault, is_stream=bool(body.get("stream")))
         if use_cache:

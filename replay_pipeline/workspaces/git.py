@@ -47,7 +47,7 @@ class Repository:
             IngestError: there is no repository, or no program called git.
         """
         self.path = path
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._blobs: OrderedDict[str, bytes | None] = OrderedDict()
         self._n_cached = 0
@@ -214,6 +214,10 @@ class Repository:
 
     def blob(self, blob_id: str) -> bytes | None:
         """Return the bytes of a file, or None where the repository has them not."""
+        with self._lock:
+            return self._cached(blob_id)
+
+    def _cached(self, blob_id: str) -> bytes | None:
         if blob_id in self._blobs:
             self._blobs.move_to_end(blob_id)
             return self._blobs[blob_id]

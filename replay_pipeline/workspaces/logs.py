@@ -43,6 +43,8 @@ class Step(msgspec.Struct):
     """`toolUseResult`: what the client knows of the answer, the file before an edit among it."""
     agent: str = ""
     """Empty for the main conversation, else the subagent's id."""
+    request: str = ""
+    """What the user asked for last before it."""
 
 
 class Backup(msgspec.Struct):
@@ -78,6 +80,7 @@ class _Rows:
         self.copies = copies
         self.waiting: dict[str, Step] = {}
         self.last: tuple[str, str | None, str] = ("", None, "")
+        self.request = ""
 
     def add(self, row: dict[str, Any]) -> None:
         self.log.n_rows += 1
@@ -95,6 +98,8 @@ class _Rows:
     def _message(self, row: dict[str, Any], agent: Any) -> None:
         message = row.get("message")
         content = message.get("content") if isinstance(message, dict) else None
+        if row.get("type") == "user" and not agent and not row.get("isMeta"):
+            self.request = _request_in(content) or self.request
         if not isinstance(message, dict) or not isinstance(content, list):
             return
         session = _text(row.get("sessionId"))
@@ -117,6 +122,7 @@ class _Rows:
                     branch=self.last[1],
                     called=_moment(row.get("timestamp")),
                     agent=_agent_of(row, agent),
+                    request=self.request,
                 )
             elif block.get("type") == "tool_result":
                 self._answer(row, block)
@@ -195,6 +201,12 @@ def _glued(line: bytes, log: Log) -> Iterator[dict[str, Any]]:
             yield _DECODER.decode(head + piece + tail)
         except UNREADABLE:
             log.n_unreadable += bool(piece)
+
+
+def _request_in(content: Any) -> str:
+    """What a user typed; the client's own tags are no request."""
+    text = _text_of(content)
+    return "" if text.startswith(("<", "[Request interrupted", "Caveat:")) else text.strip()
 
 
 def _agent_of(row: dict[str, Any], agent: Any) -> str:

@@ -56,6 +56,10 @@ class StatePlace:
 
     def files(self) -> dict[str, bytes]:
         """Return everything in the working tree, with a `.git` folder of its commit."""
+        return self._files
+
+    @cached_property
+    def _files(self) -> dict[str, bytes]:
         tree = self._tree
         if tree is None or not (commits := self._history.commits(tree)):
             return {}

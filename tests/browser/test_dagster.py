@@ -45,6 +45,36 @@ def test_the_graph_shows_every_asset_materialized(opened, ui):
     expect(page.get_by_text("Materialize all")).to_be_visible()
 
 
+PARTITIONS = "{ assetNodes { assetKey { path } partitionKeys } }"
+STALE = """
+query($key: AssetKeyInput!, $batch: String) { assetNodeOrError(assetKey: $key) {
+    ... on AssetNode { staleStatus(partition: $batch) } } }
+"""
+
+
+def test_nothing_of_a_demo_that_was_just_made_is_stale(opened, ui):
+    """Made by the command with a relative path, looked at with an absolute one."""
+    made = [name for name in ASSETS if name not in ("claude_code_sessions", "night_summary")]
+    keys = {
+        node["assetKey"]["path"][0]: node["partitionKeys"] or [None]
+        for node in graphql(ui, PARTITIONS)["assetNodes"]
+    }
+    for name in made:
+        found = {
+            graphql(ui, STALE, key={"path": [name]}, batch=batch)["assetNodeOrError"]["staleStatus"]
+            for batch in keys[name]
+        }
+        assert found == {"FRESH"}, name
+
+    page = opened(f"{ui}/asset-groups")
+    for name in made:
+        expect(page.get_by_text(name).locator("visible=true").first).to_be_visible(
+            timeout=PATIENCE_MS
+        )
+    expect(page.get_by_text("Materialize all")).to_be_visible()  # and not "Materialize unsynced"
+    expect(page.get_by_text("Unsynced")).to_have_count(0)
+
+
 def test_a_batch_shows_figures_tables_samples_and_pictures(opened, ui):
     page = opened(f"{ui}/assets/dpo_pairs?view=partitions")
     open_first_batch(page)

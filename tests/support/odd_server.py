@@ -10,11 +10,13 @@ from replay_pipeline.types import TeacherSpec
 class OddServer:
     """Answers each call by `reply(number, body)`: status, headers and bytes; keeps what it was sent.
 
-    `None` hangs up, `"stall"` never answers. It keeps no answers, so an equal request is charged again: what it replies is up to the test.
+    `None` hangs up, `"stall"` never answers, `"drip"` sends a blank again and again, an awaitable is
+    awaited first; `on_get(path)` answers what is only looked up. It keeps no answers, so an equal request is charged again: what it replies is up to the test.
     """
 
-    def __init__(self, reply):
+    def __init__(self, reply, on_get=None):
         self.reply = reply
+        self.on_get = on_get
         self.bodies = []
 
     def __enter__(self):
@@ -55,15 +57,26 @@ class OddServer:
             asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
         ):
             while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-                length = int(head.split("content-length:")[1].split("\r\n")[0])
-                body = await reader.readexactly(length)
-                self.bodies.append(body)
-                reply = self.reply(len(self.bodies) - 1, body)
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                if head.startswith("GET ") and self.on_get:
+                    reply = self.on_get(head.split()[1])
+                else:
+                    length = int(head.lower().split("content-length:")[1].split("\r\n")[0])
+                    body = await reader.readexactly(length)
+                    self.bodies.append(body)
+                    reply = self.reply(len(self.bodies) - 1, body)
+                if asyncio.iscoroutine(reply):
+                    reply = await reply
                 if reply is None:
                     break
                 if reply == "stall":
                     await asyncio.sleep(600)
+                if reply == "drip":
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 999999\r\n\r\n")
+                    while True:
+                        writer.write(b" ")
+                        await writer.drain()
+                        await asyncio.sleep(0.02)
                 status, headers, data = reply
                 lines = {"content-type": "application/json", "content-length": str(len(data)),
                          **headers}  # fmt: skip

@@ -1,6 +1,9 @@
 """Subagents, resumed and forked sessions and copies of a history are one conversation."""
 
+import gzip
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +77,19 @@ def test_batches_that_come_one_after_the_other_find_the_same_conversation(order,
         ]
     assert len(set(found)) == 1
     assert len(work.batches()) == 4
+
+
+RECORDED = Path(__file__).parents[2] / "data/clients/2.1.330-fork.json.gz"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_fork_by_the_real_client_is_one_conversation(reverse, tmp_path):
+    """With each name of a file first: the one that is read first decides nothing."""
+    logs = json.loads(gzip.decompress(RECORDED.read_bytes()))["logs"]
+    assert len(logs) == 2
+    for name in sorted(logs, reverse=reverse):
+        lines = [json.dumps(row) for row in logs[name]]
+        (tmp_path / name).write_text("\n".join(lines) + "\n", "utf-8")
+    found = by_session(ingest(tmp_path))
+    assert len(found) == 2
+    assert len(set(found.values())) == 1

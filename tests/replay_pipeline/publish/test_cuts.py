@@ -4,11 +4,12 @@ import json
 from collections import Counter
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.feasibility import PromptState
-from replay_pipeline.publish import layout
+from replay_pipeline.publish import layout, publish
 from replay_pipeline.publish.cuts import cut_pairs, with_needs
 from replay_pipeline.publish.lengths import TokenSizes
 from replay_pipeline.windows import OMITTED
@@ -161,3 +162,14 @@ def test_an_estimate_is_rather_too_high():
         ("価格の合計が正しくありません。", 27),
     ):
         assert n_tokens <= SIZES._count(text) <= 1.6 * n_tokens, text
+
+
+def test_pairs_with_needs_are_published_and_read_back(tmp_path, kept_table, make_kept):
+    messages = json.dumps([REQUEST, *READ])
+    rows = [
+        make_kept(n, state_messages_json=messages, chosen_messages_json=json.dumps([edit()]))
+        for n in range(3)
+    ]
+    publish([("b", kept_table(*rows))], folder=tmp_path / "set")
+    read = pq.read_table(tmp_path / "set" / "data" / "pairs", partitioning=None)
+    assert read["needs"].to_pylist() == [[1, 2]] * 3

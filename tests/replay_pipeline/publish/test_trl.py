@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-from replay_pipeline.publish import publish
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.publish import export, publish
+from replay_pipeline.publish.templates import has_place_for_calls
 
 TEMPLATE = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
 {% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}
@@ -31,12 +33,12 @@ def tokenizer():
     return fast
 
 
-def for_templates(folder):
-    """The function that the card gives."""
+def of_card(folder, name="for_templates"):
+    """A function that the card gives."""
     code = (folder / "README.md").read_text("utf-8").split("```python\n")[2].split("\n```")[0]
     scope = {}
-    exec(code.split("\n\npairs = ")[0], scope)
-    return scope["for_templates"]
+    exec(code.split("\n\nas_text = ")[0], scope)
+    return scope[name]
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def load(tmp_path_factory, kept_table, positives_table):
         rows = datasets.load_dataset(
             str(root / "set"), config, split="train", cache_dir=str(root / "cache")
         )
-        return rows.with_transform(for_templates(root / "set")) if with_objects else rows
+        return rows.with_transform(of_card(root / "set")) if with_objects else rows
 
     return load
 
@@ -198,7 +200,7 @@ def test_with_the_cards_line_no_row_is_dropped_and_no_side_cut_off(
             trainer = DPOTrainer(
                 model,
                 args=DPOConfig(**options(tmp_path), max_length=length),
-                train_dataset=loaded.with_transform(for_templates(folder)),
+                train_dataset=loaded.with_transform(of_card(folder)),
                 processing_class=tokenizer,
             )
             kept[length] = trainer.train_dataset.with_format(None).to_list()
@@ -206,3 +208,66 @@ def test_with_the_cards_line_no_row_is_dropped_and_no_side_cut_off(
         for row in kept[max_length]:
             sides = max(len(row["chosen_ids"]), len(row["rejected_ids"]))
             assert len(row["prompt_ids"]) + sides <= max_length
+
+
+WITHOUT_CALLS = """{%- for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+"""As SmolLM2's template: no tools, no calls, no results of their own."""
+
+
+@pytest.fixture
+def calls_alone(tmp_path, kept_table, make_kept, make_call):
+    """A dataset whose sides differ in their calls alone."""
+    rejected = json.dumps([make_call("Grep", pattern="elsewhere")])
+    rows = [make_kept(n, rejected_messages_json=rejected) for n in range(12)]
+    publish([("b1", kept_table(*rows))], folder=tmp_path / "set")
+    return tmp_path / "set"
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, WITHOUT_CALLS])
+@pytest.mark.parametrize("source", ["card", "export"])
+def test_the_sides_differ_for_every_family_of_templates(
+    calls_alone, model, tokenizer, tmp_path, template, source
+):
+    import copy
+
+    import datasets
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    cache = str(tmp_path / "cache")
+    mine = copy.deepcopy(tokenizer)
+    mine.chat_template = template
+    if source == "card":
+        as_text = not of_card(calls_alone, "has_place_for_calls")(mine)
+        assert as_text == (template == WITHOUT_CALLS)
+        for_templates = of_card(calls_alone)
+        loaded = datasets.load_dataset(str(calls_alone), "pairs", split="train", cache_dir=cache)
+        rows = loaded.with_transform(lambda rows: for_templates(rows, as_text))
+    else:
+        mine.save_pretrained(tmp_path / "named")
+        export(calls_alone, tmp_path / "out", "trl", model=tmp_path / "named")
+        rows = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=cache)
+    arguments = DPOConfig(**options(tmp_path), max_length=None)
+    trainer = DPOTrainer(model, args=arguments, train_dataset=rows, processing_class=mine)
+    for row in trainer.train_dataset:
+        assert row["chosen_ids"] != row["rejected_ids"]
+        assert "Read" in mine.decode(row["chosen_ids"])
+        assert "test_" in mine.decode(row["prompt_ids"])
+        assert "<tool" in mine.decode(row["prompt_ids"])
+    trainer.train()
+
+
+def test_a_template_says_whether_it_has_a_place_for_calls(tmp_path):
+    assert has_place_for_calls(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": WITHOUT_CALLS}))
+    assert has_place_for_calls(tmp_path) is False
+    named = [
+        {"name": "default", "template": WITHOUT_CALLS},
+        {"name": "tool_use", "template": TEMPLATE},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert has_place_for_calls(tmp_path) is True
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    with pytest.raises(ConfigError, match="no"):
+        has_place_for_calls(tmp_path)

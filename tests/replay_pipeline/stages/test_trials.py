@@ -1,9 +1,11 @@
 """Actions tried at the states of a real session: what that makes of votes and pairs."""
 
 import json
+import sys
 
 import pytest
 
+from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.settings import Settings
@@ -11,6 +13,7 @@ from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.trials import try_actions
 from replay_pipeline.stages.workspaces import Workspaces
 from replay_pipeline.types import TeacherAction
+from replay_pipeline.workspaces.sandbox import Limits, Sandbox
 from replay_pipeline.workspaces.verdicts import Judge
 from tests.support.worked import Worked
 
@@ -50,7 +53,8 @@ def pairs_of(tmp_path, work, state_id, answers, execute="files"):
         for name, action in answers.items()
     ]
     work_of = Workspaces(Settings(), sources=[path], repositories=[work.root])
-    trials, counts = try_actions(work_of, Judge(execute), states, rows)
+    judge = execute if isinstance(execute, Judge) else Judge(execute)
+    trials, counts = try_actions(work_of, judge, states, rows)
     report = extract_pairs(states, rows, 2, trials=trials, include_natural=False)
     (outcome,) = [row for row in report.outcomes if row["state_id"] == state_id]
     return outcome, report.pairs, counts
@@ -135,3 +139,28 @@ def test_the_pipeline_tries_answers_to_redacted_prompts_only_when_told_to(tmp_pa
     assert on.pairs(batch).is_reused
     rows = on.root.read("dpo_pairs", batch).to_pylist()
     assert {row["rejected_trial"] for row in rows} <= {"works", None}
+
+
+def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, work, capsys):
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)  # in the box, root is nobody
+    state = work.edit("tide/low.py", "return 1", "return 2")
+    answers = {
+        "qwen": message("Bash", command="sed -i 's/return 3/return 4/' tide/high.py"),
+        "glm": message("Bash", command="perl -pi -e 's/3/4/' tide/high.py"),
+        "other": message("Bash", command="exit 3"),
+    }
+    try:
+        sandbox = Sandbox(limits=Limits(disk_bytes=20_000_000))
+    except ConfigError as refusal:
+        why = str(refusal)
+    else:
+        judge = Judge("commands", sandbox=sandbox)
+        outcome, (pair,), counts = pairs_of(tmp_path, work, state, answers, judge)
+        assert outcome["outcome"] == "pair"
+        assert (pair["n_teachers_agreeing"], pair["chosen_trial"]) == (2, "works")
+        assert counts["n_run"] == 3
+        return
+    with capsys.disabled():
+        sys.stderr.write(f"\nno sandbox here, so only its refusal is tested: {why}\n")
+    assert "commands cannot be run in bubblewrap here" in why

@@ -48,6 +48,7 @@ CARRIES = {
         "replay.__init__",
     ),
     *("review.__init__", "review.page", "review.text", "review.sides", "stages.receipts"),
+    "stages.workspaces",
 }
 """Modules that carry rows from stage to stage, and decide nothing that is in them."""
 

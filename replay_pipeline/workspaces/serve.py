@@ -1,0 +1,147 @@
+"""Episodes over the wire, as OpenEnv's clients speak it: a WebSocket is a session.
+
+Messages are `{"type": "reset", "data": {...}}` and `{"type": "step", "data": {"type": "list_tools"}}` or
+`{"type": "call_tool", "tool_name": ..., "arguments": {...}}`; answers `{"type": "observation", "data":
+{"observation", "reward", "done"}}` or `{"type": "error", "data": {"message", "code"}}`. Source: openenv 0.10,
+`core/env_server/http_server.py`. Beside them `/tasks` lists what there is to do.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.workspaces.environment import TOOLS, Episode, Run, Task, row_of
+
+_ACTION = {
+    "title": "CallToolAction",
+    "type": "object",
+    "properties": {
+        "type": {"const": "call_tool"},
+        "tool_name": {"type": "string"},
+        "arguments": {"type": "object"},
+    },
+    "required": ["tool_name"],
+}
+
+
+class Served:
+    """Tasks that are offered."""
+
+    def __init__(
+        self, tasks: Sequence[Task], run_of: Callable[[Task], Run], *, max_calls: int = 32
+    ) -> None:
+        """Offer tasks.
+
+        Args:
+            tasks: which.
+            run_of: what runs commands of a task.
+            max_calls: how many calls an episode has at most.
+        """
+        self.tasks = {task.state_id: task for task in tasks}
+        self._run_of = run_of
+        self._max_calls = max_calls
+
+    def app(self) -> web.Application:
+        """Return the web application."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/health", _always({"status": "healthy"})),
+                web.get("/schema", _always({"action": _ACTION, "observation": {}, "state": {}})),
+                web.get("/tasks", _always([row_of(task) for task in self.tasks.values()])),
+                web.get("/ws", self._session),
+            ]
+        )
+        return app
+
+    async def _session(self, request: web.Request) -> web.WebSocketResponse:
+        connection = web.WebSocketResponse(max_msg_size=64_000_000)
+        await connection.prepare(request)
+        episode: Episode | None = None
+        async for message in connection:
+            if message.type is not WSMsgType.TEXT:
+                break
+            try:
+                told = json.loads(message.data)
+                kind, data = told["type"], told.get("data") or {}
+                if kind == "close":
+                    break
+                if kind == "reset":
+                    episode = await asyncio.to_thread(self._reset, data)
+                    answer = _observation(
+                        {**row_of(episode.task), "text": None}, 0.0, is_done=False
+                    )
+                elif kind == "step" and data.get("type") == "list_tools":
+                    answer = _observation({"tools": TOOLS}, 0.0, is_done=False)
+                elif kind == "step" and episode is not None:
+                    answer = await asyncio.to_thread(_step, episode, data)
+                else:
+                    raise ValueError("reset first" if kind == "step" else f"no message {kind!r}")
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                code = "VALIDATION_ERROR"
+                answer = {"type": "error", "data": {"message": str(error), "code": code}}
+            except ConfigError as error:
+                code = "EXECUTION_ERROR"
+                answer = {"type": "error", "data": {"message": str(error), "code": code}}
+            await connection.send_json(answer)
+        return connection
+
+    def _reset(self, data: dict[str, Any]) -> Episode:
+        """Begin an episode at a state by its id, its position or a seed."""
+        names = list(self.tasks)
+        if (state_id := data.get("state_id")) is None:
+            number = data.get("index", data.get("seed"))
+            if not isinstance(number, int):
+                raise ValueError("reset needs state_id, index or seed")
+            state_id = names[number % len(names)]
+        if state_id not in self.tasks:
+            raise ValueError(f"there is no state {state_id}")
+        task = self.tasks[state_id]
+        return Episode(task, self._run_of(task), max_calls=self._max_calls)
+
+
+def _step(episode: Episode, data: dict[str, Any]) -> dict[str, Any]:
+    name = str(data["tool_name"])
+    turn = episode.call(name, data.get("arguments") or {})
+    observation: dict[str, Any] = {"tool_name": name, "result": turn.text, "error": None}
+    if turn.error is not None:
+        observation["error"] = {"error_type": "tool_error", "message": turn.error}
+    return _observation(observation, turn.reward, is_done=turn.is_done)
+
+
+def _observation(observation: dict[str, Any], reward: float, *, is_done: bool) -> dict[str, Any]:
+    data = {"observation": observation, "reward": reward, "done": is_done}
+    return {"type": "observation", "data": data}
+
+
+def _always(value: Any) -> Callable[[web.Request], Any]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(value)
+
+    return answer
+
+
+def serve(served: Served, *, host: str, port: int, on_ready: Callable[[str], None]) -> None:
+    """Serve until told to end.
+
+    Args:
+        served: what.
+        host: where to listen.
+        port: 0 takes a free one.
+        on_ready: told the address.
+
+    Raises:
+        ConfigError: nobody can listen there.
+    """
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(f"{host}:{port}: cannot listen there ({error})") from error
+    address = listener.getsockname()
+    on_ready(f"http://{address[0]}:{address[1]}")
+    web.run_app(served.app(), sock=listener, print=None, shutdown_timeout=1.0)

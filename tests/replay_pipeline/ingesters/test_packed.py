@@ -1,0 +1,37 @@
+"""Texts of long files, kept in a fraction of their memory."""
+
+from pathlib import Path
+
+import pytest
+
+from replay_pipeline.ingesters import ingest
+from replay_pipeline.ingesters.base import Result
+from tests.replay_pipeline.ingesters.logs import Log
+
+
+@pytest.mark.parametrize("text", ["short", "→ é 🙂 \ud800" * 900])
+def test_a_packed_text_is_the_same(text: str):
+    result = Result(text, is_error=True)
+    result.pack()
+    result.pack()
+    assert result.text == text
+    assert bool(result.packed) == (len(text) > 900)
+    assert len(result.packed) < len(text.encode("utf-8", "surrogatepass")) / 10
+    result.text = "other"
+    assert result.text == "other"
+    with pytest.raises(AttributeError):
+        _ = result.texts
+
+
+def test_a_long_file_is_read_to_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = Log()
+    log.user("go")
+    for number in range(30):
+        log.does(f"m{number}", "Bash", f"line {number}\n" * 400, command=f"run {number}")
+    path = log.write(tmp_path)
+    plain = ingest(path)
+    for module in ("claude_code", "corpus"):
+        monkeypatch.setattr(f"replay_pipeline.ingesters.{module}.LONG_BYTES", 1_000)
+    packed = ingest(path)
+    for name in ("turns", "states", "sessions"):
+        assert getattr(packed, name).equals(getattr(plain, name))

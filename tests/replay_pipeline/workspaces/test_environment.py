@@ -1,0 +1,117 @@
+"""States as an environment: the program serves them, and the project's own check is the reward."""
+
+import pytest
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.environment import serve_tasks
+from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.workspaces.checks import guess_checks
+from tests.support.openenv_session import Session, rows_at
+from tests.support.small_repository import CHECK, REQUESTS, RIGHT, WRONG, record, served
+
+
+@pytest.fixture(scope="module")
+def address(box, tmp_path_factory):
+    if isinstance(box, str):
+        yield None
+        return
+    with served(tmp_path_factory.mktemp("served")) as address:
+        yield address
+
+
+def test_the_reward_of_an_episode_is_whether_the_check_passes_at_its_end(address, in_box):
+    if in_box is None:
+        return
+    rows = rows_at(address)
+    assert {row["prompt"][0]["content"] for row in rows} == {*REQUESTS}
+    session = Session(address)
+    assert {tool["name"] for tool in session.tools()} >= {"Read", "Edit", "Bash"}
+    session.reset(state_id=rows[0]["state_id"])
+    assert session.call("Read", {"file_path": "tide.py"}).text == "     1→HIGH = 3\n     2→"
+    wrong = session.call("Edit", {"file_path": "tide.py", **WRONG})
+    assert (wrong.reward, wrong.is_done, wrong.is_refused) == (0.0, False, False)
+    stale = session.call("Edit", {"file_path": "tide.py", **RIGHT})
+    assert (stale.reward, stale.is_refused) == (0.0, True)
+    tested = session.call("Bash", {"command": CHECK})
+    assert "AssertionError: 5" in tested.text
+    assert tested.reward == 0.0
+    by_sed = session.call("Bash", {"command": "sed -i 's/5/4/' tide.py"})
+    assert (by_sed.reward, by_sed.is_done) == (1.0, True)
+    session.close()
+
+
+def test_each_session_has_files_of_its_own_and_a_reset_begins_anew(address, in_box):
+    if in_box is None:
+        return
+    state_id = rows_at(address)[0]["state_id"]
+    one, other = Session(address), Session(address)
+    for session in (one, other):
+        session.reset(state_id=state_id)
+        assert session.call("Edit", {"file_path": "tide.py", **RIGHT}).reward == 1.0
+    one.reset(index=1)
+    assert "HIGH = 3" in one.call("Read", {"file_path": "tide.py"}).text
+    one.close()
+    other.close()
+
+
+def test_what_is_no_message_gets_an_error_and_the_session_goes_on(address, in_box):
+    if in_box is None:
+        return
+    session = Session(address)
+    for kind, data in (
+        ("step", {"type": "call_tool", "tool_name": "Read"}),
+        ("reset", {"state_id": "nothing"}),
+        ("reset", {}),
+        ("dance", {}),
+    ):
+        told = session.say(kind, **data)
+        assert (told["type"], told["data"]["code"]) == ("error", "VALIDATION_ERROR")
+    session.reset(seed=0)
+    assert session.call("Fly", {}).is_refused
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"execute": "files", "checks": {"/p": "true"}}, "execute = .commands"),
+        ({"execute": "commands"}, "no project has a check"),
+    ],
+)
+def test_without_leave_or_check_nothing_is_served(tmp_path, settings, why):
+    record(tmp_path)
+    options = Settings.model_validate({"workspaces": settings}).workspaces
+    work = Workspaces(Settings(), sources=[tmp_path / "projects"])
+    with pytest.raises(ConfigError, match=why):
+        serve_tasks(
+            work, options, host="127.0.0.1", port=0, limit=1, max_calls=1, on_ready=pytest.fail
+        )
+
+
+def test_checks_are_proposed_by_the_files_of_the_project_and_nothing_is_run(tmp_path):
+    root = record(tmp_path)
+    work = Workspaces(Settings(), sources=[tmp_path / "projects"])
+    assert work.proposed_checks() == {str(root): ["python -m pytest -q"]}
+
+
+@pytest.mark.parametrize(
+    ("files", "first"),
+    [
+        ({"go.mod": "", "main.go": ""}, "go test ./..."),
+        ({"Cargo.toml": ""}, "cargo test --offline"),
+        (
+            {"package.json": '{"scripts": {"test": "vitest"}}', "tsconfig.json": ""},
+            "npm test --silent",
+        ),
+        ({"package.json": "{}", "tsconfig.json": ""}, "tsc --noEmit"),
+        ({"pyproject.toml": "[tool.pytest.ini_options]"}, "python -m pytest -q"),
+        ({"Makefile": "all:\ntest: all\n"}, "make test"),
+    ],
+)
+def test_a_check_is_guessed(files, first):
+    assert guess_checks(files)[0] == first
+
+
+def test_nothing_is_guessed_of_nothing():
+    assert guess_checks({"README.md": "", "package.json": "[]"}) == []

@@ -1,0 +1,55 @@
+"""A small project of three tasks, each a recorded session, served as an environment by the program."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.worked import Worked
+
+CHECK = "python3 test_tide.py"
+REQUESTS = ("High tide is 4 metres.", "High tide should be four.", "Make high tide 4.")
+FILES = {
+    "tide.py": "HIGH = 3\n",
+    "low.py": "LOW = 1\n",
+    "test_tide.py": "import tide\nassert tide.HIGH == 4, tide.HIGH\n",
+}
+RIGHT = {"old_string": "HIGH = 3", "new_string": "HIGH = 4"}
+WRONG = {"old_string": "HIGH = 3", "new_string": "HIGH = 5"}
+
+
+def record(folder: Path) -> Path:
+    """Write the sessions, in which an agent looks and does nothing; gives the project's folder."""
+    root = folder / "tides"
+    for number, request in enumerate(REQUESTS):
+        work = Worked(root, f"tides-{number}", start=f"2026-02-0{3 + number}T09:00:00.000Z")
+        if not number:
+            work.begin(FILES)
+        work.session.user(request)
+        work.read("tide.py")
+        work.session.write(folder / "projects")
+    return root
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of `workspace serve` on this project, in a process of its own."""
+    root = record(folder)
+    settings = folder / "settings.toml"
+    settings.write_text(
+        '[workspaces]\nexecute = "commands"\nmax_disk_bytes = 20_000_000\n'
+        f"checks = {{ {json.dumps(str(root))} = {json.dumps(CHECK)} }}\n"
+        f"repositories = [{json.dumps(str(root))}]\n"
+        f"[ingest]\nsources = [{json.dumps(str(folder / 'projects'))}]\n"
+    )
+    command = [Path(sys.executable).with_name("replay-pipeline"), "workspace", "serve"]
+    command += ["--port", "0", "--settings", settings, "--data", folder / "data"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
