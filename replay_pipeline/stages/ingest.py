@@ -225,7 +225,8 @@ def _log_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str,
             path = source.place
             if not path.is_file() and folder is not None and is_kept(source, folder):
                 path = restore(source, folder, Path(name))
-            for number, line in enumerate(path.open("rb") if path.is_file() else (), 1):
+            lines = path.read_bytes().splitlines() if path.is_file() else []
+            for number, line in enumerate(lines, 1):
                 with suppress(ValueError, AttributeError):
                     row = json.loads(line)
                     known = (row.get("message") or {}).get("id") or row.get("uuid") or ""

@@ -28,14 +28,19 @@ def trace_state(project: Project, beginning: str) -> dict[str, Any]:
     state = next(each for each in project.states([batch]) if each["state_id"] == state_id)
     rows = _rows(project, "states", batch, {"state_id": state_id})
     life: dict[str, Any] = {}
+    done: set[str] = set()
     for stage in chain.STAGES:
         tables = {
             table: found
             for table in stage.writes
             if project.root.has(table, batch) and (found := _rows(project, table, batch, rows[0]))
         }
-        is_done = project.receipts.read(stage.name, batch if stage.is_by_batch else ALL)
-        life[stage.name] = {**tables, **(stage.trace(project, batch, state) if is_done else {})}
+        if project.receipts.read(stage.name, batch if stage.is_by_batch else ALL):
+            done.add(stage.name)
+        # What is done next on all of them is shown as it would be: a dataset before it is trained on.
+        is_next = not stage.is_by_batch and {each.name for each in chain.upstream(stage)} <= done
+        is_shown = stage.name in done or is_next
+        life[stage.name] = {**tables, **(stage.trace(project, batch, state) if is_shown else {})}
     return {"state_id": state_id, "trace_batch": batch, **life}
 
 

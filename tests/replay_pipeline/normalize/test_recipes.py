@@ -65,7 +65,7 @@ def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
     loaded = Settings.model_validate(settings)
     run(loaded, with_training=False)
     pairs = DataRoot(tmp_path).read_all("dpo_pairs")
-    traces = Pipeline(loaded)._traces(DataRoot(tmp_path).batches("states")[0])
+    traces = Pipeline(loaded).traces(DataRoot(tmp_path).batches("states")[0])
     page = (recipes_dir() / "README.md").read_text("utf-8")
     said = dict(re.findall(r"\| `(\w+)\.yaml` \| (\d+)", page))
     kept = {
