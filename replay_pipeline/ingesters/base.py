@@ -93,7 +93,7 @@ class Turn(msgspec.Struct, eq=False):
     kind: str
     """`assistant`, `user`, `summary`, `meta`, `command`, `queued`, `attachment`, `interrupt`,
     `task_notification` or `microcompact`; `context` and `preface` are shown before what the user typed,
-    `system` after it and in the system's name; `sent` and `shape` stand outside the conversation."""
+    `system` after it and in the system's name, `developer` in that name where it was logged; `sent` and `shape` stand outside the conversation."""
     offset: int
     """Byte offset of its first row in the file."""
     uuid: str

@@ -19,6 +19,7 @@ from replay_pipeline.ingesters.json_lines import (
 )
 
 _ENVELOPES = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
+_BOOKKEEPING = frozenset({"token_usage_record", "world_state"})
 _CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _EXITED = re.compile(r"^(?:Exit code|Process exited with code):? (-?\d{1,9})\b", re.MULTILINE)
@@ -53,6 +54,10 @@ class Codex:
         talk = Conversation(path.stem, self.name)
         for offset, row in read_objects(path, counts, end):
             kind, payload = as_text(row.get("type")), as_dict(row.get("payload"))
+            if kind not in _ENVELOPES and isinstance(row.get("payload"), dict):
+                known = kind in _BOOKKEEPING
+                counts.count("bookkeeping" if known else _unknown(kind, talk))
+                continue
             if kind not in _ENVELOPES:
                 is_head = "instructions" in row
                 kind, payload = ("session_meta" if is_head else "response_item"), row
@@ -68,7 +73,7 @@ def _take(
     if kind == "session_meta":
         if not talk.turns:
             talk.session_id = as_text(payload.get("id")) or talk.session_id
-            _instruct(talk, payload, offset, timestamp)
+            _instruct(talk, payload)
         talk.cwd = as_text(payload.get("cwd")) or talk.cwd
         talk.version = as_text(payload.get("cli_version")) or talk.version
         return None
@@ -84,25 +89,23 @@ def _take(
     return _item(talk, payload, offset, timestamp)
 
 
-def _instruct(
-    talk: Conversation, payload: dict[str, Any], offset: int, timestamp: str | None
-) -> None:
+def _instruct(talk: Conversation, payload: dict[str, Any]) -> None:
     """The system prompt of the session, which later versions log."""
     value = payload.get("base_instructions") or payload.get("instructions")
-    text = text_in(value if not isinstance(value, dict) else value.get("text"))
-    if text:
-        talk.user(text, offset=offset, timestamp=timestamp, kind="meta")
+    talk.system = text_in(value if not isinstance(value, dict) else value.get("text")) or None
+
+
+def _unknown(kind: str | None, talk: Conversation) -> str:
+    version = f"_of_{talk.version[:20]}" if talk.version else ""
+    return f"unknown_row_{str(kind)[:40]}{version}"
 
 
 def _compacted(
     talk: Conversation, payload: dict[str, Any], offset: int, timestamp: str | None
 ) -> None:
     """Start anew from what the model was left with: a summary, or whole messages."""
-    instructions = talk.turns[0].texts if talk.turns and talk.turns[0].kind == "meta" else []
     history = as_list(payload.get("replacement_history"))
     talk.cleared()
-    for text in instructions:
-        talk.user(text, offset=offset, timestamp=timestamp, kind="meta")
     summary = text_in(payload.get("message"))
     if summary and not history:
         talk.user(summary, offset=offset, timestamp=timestamp, kind="summary")
@@ -167,7 +170,7 @@ def _item(
         text, is_error = _output(item.get("output"))
         is_known = talk.result(str(item.get("call_id")), text, is_error=is_error)
         return None if is_known else "orphan_result"
-    return "unknown_type"
+    return _unknown(kind, talk)
 
 
 def _message(
@@ -181,6 +184,8 @@ def _message(
     else:
         is_context = text.startswith(_CONTEXT) or item.get("role") != "user"
         kind = "meta" if is_context else "user"
+        if item.get("role") in ("developer", "system"):
+            kind = "developer"
         if text.startswith("<turn_aborted>"):
             kind = "interrupt"
         talk.user(text, offset=offset, timestamp=timestamp, kind=kind)

@@ -1,5 +1,7 @@
 """A conversation without branches: what most agents log, put into turns."""
 
+import msgspec
+
 from replay_pipeline.ingesters.base import RecordedCall, Result, SessionLog, Turn, Usage
 from replay_pipeline.types import Tool
 
@@ -12,6 +14,8 @@ class Conversation:
         self.agent = agent
         self.turns: list[Turn] = []
         self.tools: list[Tool] = []
+        self.system: str | None = None
+        """The system prompt, where the log has it."""
         self.cwd: str | None = None
         self.model: str | None = None
         self.version: str | None = None
@@ -123,7 +127,22 @@ class Conversation:
             if not _is_empty(turn):
                 turn.index = len(kept)
                 kept.append(turn)
-        return SessionLog(self.session_id, self.agent, kept, tools=self.tools)
+        return SessionLog(
+            self.session_id, self.agent, kept, tools=self.tools, sent=self._shape(kept)
+        )
+
+    def _shape(self, turns: list[Turn]) -> list[Turn]:
+        """Tell every decision the system prompt, where there is one; gives the turn that holds it."""
+        if self.system is None:
+            return []
+        shape = Turn(
+            parent=None, kind="shape", offset=0, uuid=f"{self.session_id}-system", index=-1
+        )
+        shape.wire_json = msgspec.json.encode({"system": self.system, "tools": []}).decode()
+        for turn in turns:
+            if turn.kind == "assistant":
+                turn.shape = shape
+        return [shape]
 
     def _append(self, kind: str, offset: int, timestamp: str | None) -> Turn:
         turn = Turn(

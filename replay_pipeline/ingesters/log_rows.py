@@ -328,7 +328,7 @@ class LogRows:
             return []
         clean = self._cleaner
         if turn.kind != "assistant":
-            role = "system" if turn.kind == "system" else "user"
+            role = "system" if turn.kind in ("developer", "system") else "user"
             return [{"role": role, "content": clean.text("\n\n".join(turn.texts))}]
         messages: list[Message] = []
         if turn not in self._state_ids:

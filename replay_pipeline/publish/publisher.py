@@ -30,6 +30,7 @@ from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.cuts import cut_pairs, with_needs
 from replay_pipeline.publish.folder import alone, list_files, read_files, replace_files
 from replay_pipeline.publish.lengths import TokenSizes
+from replay_pipeline.publish.loading import problems_of_loading
 from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
 from replay_pipeline.publish.splits import SPLITS, ConversationSplit, Split, sha_of, sides_in
 from replay_pipeline.redaction.redactor import SecretHit, find_secrets_in
@@ -340,6 +341,50 @@ def retract(
     if erase and hub is not None:
         hub.erase(lambda path: layout.batch_of(path) is not None)
     return report
+
+
+def problems_on_hub(
+    repo_id: str,
+    *,
+    token: str | None = None,
+    endpoint: str | None = None,
+    patience_s: float = 300.0,
+) -> list[str]:
+    """Load what the Hub holds of a dataset, as `problems_of_loading` does, and return what is wrong.
+
+    Of each config and split the first and the last shard are fetched, with the card that declares
+    them.
+
+    Args:
+        repo_id: the dataset.
+        token: token for the Hub.
+        endpoint: address of the Hub, where it is not the public one.
+        patience_s: how long faults of the Hub are waited out, in seconds.
+
+    Raises:
+        PublishError: it cannot be read.
+    """
+    options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
+    hub = options.open()
+    head = hub.head()
+    shards: dict[tuple[str, str], list[str]] = {}
+    for path in sorted(head.files):
+        if path.startswith(f"{layout.DATA}/") and layout.batch_of(path):
+            _, config, split, *_ = path.split("/")
+            shards.setdefault((config, split), []).append(path)
+    rows: dict[str, dict[str, int]] = {}
+    with TemporaryDirectory(prefix="hub-") as name:
+        folder = Path(name)
+        (folder / layout.CARD).write_bytes(hub.read(layout.CARD, revision=head.sha))
+        for (config, split), paths in shards.items():
+            n_rows = 0
+            for path in {paths[0], paths[-1]}:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(hub.read(path, revision=head.sha))
+                n_rows += pq.read_metadata(folder / path).num_rows
+            rows.setdefault(config, {})[split] = n_rows
+        found = problems_of_loading(folder, rows)
+    return found[0] if found else []
 
 
 class _Version:

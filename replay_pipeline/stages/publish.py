@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay_pipeline.errors import ConfigError
+from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location, Markdown
 from replay_pipeline.stages.overview import Overview, hash_of
@@ -37,8 +37,9 @@ def publish_dataset(task: Task) -> Report:
         SecretFoundError: a secret is in the data; nothing was published.
         CheckFailedError: a batch breaks a contract, or was redacted by older rules; nothing was
             published.
+        PublishError: the Hub refused, or what it holds now cannot be loaded.
     """
-    from replay_pipeline.publish import publish, to_be_published
+    from replay_pipeline.publish import problems_on_hub, publish, to_be_published
     from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
     from replay_pipeline.stages.audit.tables import refuse_unfit
     from replay_pipeline.stages.staleness import refuse_stale
@@ -83,6 +84,13 @@ def publish_dataset(task: Task) -> Report:
         )
         if not checks:  # it had nothing new
             look(folder)
+    if options.repo_id is not None:
+        if problems := problems_on_hub(options.repo_id):
+            raise PublishError(
+                f"{options.repo_id} has the new version, but it cannot be loaded: "
+                + "; ".join(problems)
+            )
+        checks["hub_loads"] = "holds"
     return {**report.to_json(), "checks": checks}
 
 

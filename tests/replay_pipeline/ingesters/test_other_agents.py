@@ -164,12 +164,36 @@ def test_a_compacted_codex_session_goes_on_from_the_history_it_was_left_with(tmp
     )
     _, states = read(path)
     assert [s["student_action"]["content"] for s in states] == ["I look.", "Done."]
-    assert shape(states[0]["messages"]) == ["> Be brief.\n\nFix it"]
+    assert [state["system"] for state in states] == [["Be brief."]] * 2
+    assert shape(states[0]["messages"]) == ["> Fix it"]
     assert shape(states[1]["messages"]) == [
-        "> Be brief.\n\nFix it",
+        "> Fix it",
         "Half done.",
         "> [compaction]",
     ]
+
+
+def test_a_codex_rollout_has_its_own_system_prompt_and_the_roles_as_they_were_sent(tmp_path: Path):
+    rows = (
+        said("developer", "<skills_instructions>None."),
+        ("world_state", {"full": True}),
+        said("user", "Fix it"),
+        said("assistant", "Done."),
+        ("token_usage_record", {"usage": {}}),
+        ("brand_new", {"x": 1}),
+        ("response_item", {"type": "brand_new_item"}),
+    )
+    result, (state,) = read(rollout(tmp_path, *rows, instructions="Be brief."))
+    assert state["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": "<skills_instructions>None."},
+        {"role": "user", "content": "Fix it"},
+    ]
+    assert result.report.skipped == {
+        "bookkeeping": 2,
+        "unknown_row_brand_new_of_0.116.0": 1,
+        "unknown_row_brand_new_item_of_0.116.0": 1,
+    }
 
 
 @pytest.mark.parametrize(("output", "outcome"), [("fine", "ok"), (None, "interrupted")])

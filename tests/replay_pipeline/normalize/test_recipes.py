@@ -23,7 +23,7 @@ def test_a_checkout_reads_the_recipes_of_the_repository():
     assert recipes_dir() == REPO / "recipes" / "replaysim"
 
 
-@pytest.mark.parametrize("name", ["default", "lint", "strict", "tool_calls"])
+@pytest.mark.parametrize("name", ["agent", "default", "lint", "strict", "tool_calls"])
 def test_every_recipe_loads_and_no_operator_comes_twice(name):
     """data-juicer's own command lets a second use inherit parameters of the first."""
     DJNormalizer(name)

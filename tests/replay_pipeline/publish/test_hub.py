@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from replay_pipeline.errors import ConfigError, PublishError, SecretFoundError
-from replay_pipeline.publish import publish, retract
+from replay_pipeline.publish import problems_on_hub, publish, retract
 from replay_pipeline.publish.folder import read_files
+from replay_pipeline.publish.hub import HubDataset
 from replay_pipeline.publish.splits import sha_of
 from tests.support.forked import forked
 from tests.support.hub import HubServer
@@ -79,6 +80,21 @@ def test_folder_and_repository_hold_the_same_files(server, target, kept_table, p
     assert report.commits == [repository["commits"][0]["sha"]]
     assert repository["tags"] == {report.tag: report.commits[0]}
     assert len(repository["commits"]) == 2
+
+
+def test_what_the_hub_holds_is_loaded_from_there(server, target, kept_table):
+    publish([(f"b{n}", kept_table(*range(10 * n, 10 * n + 10))) for n in range(3)], **target)
+    where = {name: target[name] for name in ("repo_id", "endpoint", "token")}
+    assert problems_on_hub(**where) == []
+    client = HubDataset(**where)
+    head = client.head()
+    card = client.read("README.md", revision=head.sha)
+    broken = card.replace(
+        b"- name: state_id\n    dtype: string", b"- name: state_id\n    dtype: int32"
+    )
+    assert broken != card
+    client.commit({"README.md": broken}, set(), message="Break it", parent=head.sha)
+    assert any(problem.startswith("pairs: ") for problem in problems_on_hub(**where))
 
 
 def test_publishing_again_makes_no_commit(server, target, kept_table):
