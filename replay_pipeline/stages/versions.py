@@ -61,7 +61,12 @@ PARTS: dict[str, tuple[str, ...]] = {
         "storage/pair_rows.py",
         "types.py:FAILURES",
     ),
-    "normalizer": ("normalize/**/*", "!normalize/recipes/**/*", "py-data-juicer"),
+    "normalizer": (
+        "normalize/**/*",
+        "!normalize/recipes/**/*",
+        "feasibility/**/*",
+        "py-data-juicer",
+    ),
     "publisher": (
         "publish/**/*",
         "feasibility/**/*",
