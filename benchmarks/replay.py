@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 MODEL = "deepseek/deepseek-v4-pro"
 N_BYTES = 100_000
 """Of a prompt where CPU time is measured, as sessions have them."""
+LATENCY_S = 0.2
+"""Of a call there, so that as many are in flight as may be: that is what costs a pool its time."""
 ANSWER = {"content": "I would read the failing test first. " * 40}
 
 
@@ -73,27 +76,45 @@ def one_teacher(server: TeacherServer, concurrency: int) -> list[TeacherSpec]:
     return [teacher.model_copy(update={"max_concurrency": concurrency})]
 
 
-async def with_ledger(server: TeacherServer, states: list[TraceState], concurrency: int) -> None:
+async def with_ledger(
+    server: TeacherServer,
+    states: list[TraceState],
+    concurrency: int,
+    ledger: Path | None = None,
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = await replay_states(
             states,
             one_teacher(server, concurrency),
             max_total_usd=1000.0,
-            ledger=Path(folder) / "ledger.sqlite",
+            ledger=ledger or Path(folder) / "ledger.sqlite",
             max_concurrency=concurrency,
         )
     assert report.n_sent == len(states), report.skipped
     assert all(action.error_code is None for action in report.actions)
 
 
-def wall_over_ideal(client: "Client", concurrency: int, *, scale: float, rounds: int) -> float:
+def wall_over_ideal(
+    client: "Client", concurrency: int, *, scale: float, rounds: int, n_before: int = 0
+) -> float:
+    """Wall time over that of a perfect client, by the latencies that the server drew.
+
+    With `n_before` calls made on the same ledger earlier, the endpoint has introduced itself, as all but
+    the first run finds it.
+    """
     latency = {"median_s": 2.0 * scale, "p95_s": 5.0 * scale}
-    with TeacherServer(script=ANSWER, latency=latency, seed=concurrency) as server:
+    with (
+        TeacherServer(script=ANSWER, latency=latency, seed=concurrency) as server,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        if n_before:
+            client = partial(with_ledger, ledger=Path(folder) / "ledger.sqlite")
+            asyncio.run(client(server, make_states(n_before, n_bytes=100), concurrency))
         states = make_states(rounds * concurrency)
         start = time.perf_counter()
         asyncio.run(client(server, states, concurrency))
         wall = time.perf_counter() - start
-        return wall / ideal_s(server.latencies(), concurrency)
+        return wall / ideal_s(server.latencies()[n_before:], concurrency)
 
 
 Client = Callable[[TeacherServer, list[TraceState], int], Awaitable[None]]
@@ -170,7 +191,7 @@ async def litellm_sdk(server: TeacherServer, states: list[TraceState], concurren
 def cpu_ms_per_call(client: Client, n: int, concurrency: int) -> float:
     best = float("inf")
     for _ in range(3):
-        with TeacherServer(script=ANSWER) as server:
+        with TeacherServer(script=ANSWER, latency=LATENCY_S) as server:
             states = make_states(n, n_bytes=N_BYTES)
             start = cpu_s()
             asyncio.run(client(server, states, concurrency))
@@ -259,8 +280,10 @@ def measure(*, quick: bool) -> list[dict[str, Any]]:
     scale, rounds, n = (0.25, 4, 1000) if quick else (1.0, 12, 3000)
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for concurrency in (64, 256, 512):
-        ratio = wall_over_ideal(with_ledger, concurrency, scale=scale, rounds=rounds)
+        ratio = wall_over_ideal(with_ledger, concurrency, scale=scale, rounds=rounds, n_before=1)
         note(f"wall over ideal, p95 {5 * scale:g} s, concurrency {concurrency}", ratio, 1.02)
+        ratio = wall_over_ideal(with_ledger, concurrency, scale=scale, rounds=rounds)
+        note("  the same at an endpoint that has never answered", ratio)
     ratio = wall_over_ideal(httpx_on_aiohttp, 512, scale=scale, rounds=rounds)
     note("wall over ideal, httpx on aiohttp, no ledger, concurrency 512", ratio)
     for concurrency in (64, 256):

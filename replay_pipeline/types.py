@@ -103,6 +103,8 @@ class TraceState(TypedDict):
     session_id: NotRequired[str]
     conversation: NotRequired[str | None]
     """The conversation that the session is a part of: train and test never share one."""
+    project: NotRequired[str | None]
+    """The project folder of the session, or its hash."""
     turn_idx: NotRequired[int]
     cwd: NotRequired[str | None]
     """Working directory of the session at this step; relative paths are read against it."""
@@ -482,6 +484,9 @@ class ReplayReport:
     held_until: str | None = None
     """When the last of these is surely over, so that a run can go on with their money (ISO 8601)."""
     gates: tuple[GateReport, ...] = ()
+    coverage: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of `projects`, `sessions`, `kinds` of decision and `states`: how many there are (`all`), and at
+    how many somebody was asked (`asked`)."""
     n_overruns: int = 0
     """Calls that cost more than could be expected at most; booked as they are."""
     stopped_teachers: dict[str, str] = field(default_factory=dict)

@@ -402,6 +402,8 @@ def show_estimate(report: Report) -> None:
                 "at no charge beside the tokens",
                 soft_wrap=True,
             )
+    for said in report["prospect"]["words"]:
+        out.print(f"{escape(said)}.", highlight=False, soft_wrap=True)
     for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
         if each and each["buys"]:
             out.print(
@@ -413,12 +415,14 @@ def show_estimate(report: Report) -> None:
 
 def _bought(estimate: Report, usd: float) -> str:
     """Say what so much money buys of what was estimated."""
-    buys, n_all = estimate["buys"], estimate["n_states"]
+    n_all = estimate["n_states"]
     n_states = min(n_all, int(n_all * usd / estimate["expected_usd"]))
-    n_pairs = round(n_states * buys["n_pairs"] / buys["n_states"]) if buys["n_states"] else 0
+    seen = estimate["prospect"]
+    low, high = (round(n_states * seen[end]) for end in ("low", "high"))
+    basis = f"by the answers at {seen['n_states']:,}" if seen["n_states"] else "assumed"
     return (
-        f"your ceiling of ${usd:.2f} asks {n_states:,} of {n_all:,} states, for some "
-        f"{n_pairs:,} pairs"
+        f"your ceiling of ${usd:.2f} asks {n_states:,} of {n_all:,} states, for "
+        f"{low:,} to {high:,} right pairs ({basis})"
     )
 
 
@@ -462,6 +466,7 @@ def show_replay(reports: Report) -> None:
         out.print(f"Play: {_PLAY}.", soft_wrap=True)
     if not any(report["n_sent"] for report in reports.values()):
         out.print("Nothing was asked now.")
+    out.print(f"Asked at {_covered(reports)}.", highlight=False, soft_wrap=True)
     for report in reports.values():
         for name, why in (report.get("stopped_teachers") or {}).items():
             out.print(f"{escape(name)} was asked no more: {escape(why)}", soft_wrap=True)
@@ -479,6 +484,19 @@ def show_replay(reports: Report) -> None:
         )
 
 
+def _covered(reports: Report) -> str:
+    """How much of what there is was asked about, over all batches."""
+    found = [report.get("coverage") or {} for report in reports.values()]
+    parts = []
+    for what in ("states", "sessions", "projects", "kinds"):
+        asked, everything = (
+            sum(each[what][part] for each in found if what in each) for part in ("asked", "all")
+        )
+        word = "kinds of decision" if what == "kinds" else what
+        parts.append(f"{asked:,} of {everything:,} {word}")
+    return ", ".join(parts) + (" (each batch counted by itself)" if len(reports) > 1 else "")
+
+
 def _draw_facts(title: str, report: Report) -> None:
     _table(title, [(key, value) for key, value in report.items() if not isinstance(value, list)])
 
@@ -491,6 +509,9 @@ def show_pairs(reports: Report) -> None:
 
     poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
     words = poll.precision().words()
+    for key, report in reports.items():
+        for said in (report.get("reliability") or {}).get("words", ()):
+            out.print(f"{escape(key)}: {escape(said)}.", highlight=False, soft_wrap=True)
     out.print(f"How many are right: {words}.", highlight=False, soft_wrap=True)
     if poll.n_pairs and not poll.checks:
         out.print("`replay-pipeline review --sample 40` shows those whose check tells most.")

@@ -92,7 +92,9 @@ def replay(
         err.print(f"{by_batch.n_sent} asked by batch for ${by_batch.newly_spent_usd:.4f}")
         left_usd = 0.0
     with progress_bars() as on_progress:
-        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(left_usd)
+        replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(
+            left_usd, batches=batches
+        )
         reports = {key: of_now(replay_one(key)) for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
     work_left = open_work(list(reports.values()), n_teachers=work.n_teachers())

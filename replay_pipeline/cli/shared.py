@@ -68,7 +68,7 @@ def exit_if_failed(report: dict[str, Any]) -> None:
 
 
 def exit_if_most_failed(work: dict[str, Any]) -> None:
-    """End the command with status 1 if more calls failed than were answered, and say why most did.
+    """End the command with status 1 if a teacher stopped or most calls failed, and say why.
 
     Args:
         work: what `open_work` found.
@@ -80,6 +80,14 @@ def exit_if_most_failed(work: dict[str, Any]) -> None:
         err.print(
             f"{n_failed} of {n_failed + work['n_answers']} calls failed, most often with {worst} "
             f"({errors[worst]}); `replay-pipeline doctor` asks the teachers what is wrong",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
+    if n_stopped := work.get("stop_reasons", {}).get("teacher_stopped"):
+        err.print(
+            f"a teacher stopped in {n_stopped} batches before all was asked; once that is mended the "
+            "same command goes on",
             markup=False,
             soft_wrap=True,
         )

@@ -168,6 +168,11 @@ class Traces:
         return {state_id: i for i, state_id in enumerate(self._columns["state_id"])}
 
     @cached_property
+    def _projects(self) -> dict[str, str | None]:
+        columns = (self._sessions.column(name).to_pylist() for name in ("session_id", "project"))
+        return dict(zip(*columns, strict=True))
+
+    @cached_property
     def _turn_rows(self) -> dict[str, list[int]]:
         rows: dict[str, list[int]] = {}
         for row, session_id in enumerate(self._turns.column("session_id").to_pylist()):
@@ -236,6 +241,7 @@ class Traces:
             error_kind=row["error_kind"],
             session_id=row["session_id"],
             conversation=row["conversation"],
+            project=self._projects.get(row["session_id"]),
             turn_idx=row["turn_idx"],
             cwd=row["cwd"],
             student_model=row["student_model"],

@@ -119,7 +119,7 @@ class DJNormalizer:
         ray_address: str = "local",
         allow_operators: Collection[str] = (),
     ) -> None:
-        """Load a bundled recipe by name (`default`, `tool_calls`, `strict`, `lint`, `none`) or a file.
+        """Load a bundled recipe by name (`agent`, `tool_calls`, `strict`, …) or a file.
 
         Args:
             recipe: name or path.

@@ -15,11 +15,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import xxhash
+from data_juicer.ops import load_ops
 from data_juicer.ops.base_op import OPERATORS, Deduplicator, Filter
 from data_juicer.ops.common.special_characters import SPECIAL_CHARACTERS
 from data_juicer.utils.constant import Fields
 from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
 
+from replay_pipeline.actions import Action, canonical_action
+from replay_pipeline.feasibility import PromptState
+from replay_pipeline.normalize.data_juicer import filter_rows
 from replay_pipeline.normalize.kernels import character_class, repetition_ratio, text_digests
 from replay_pipeline.normalize.verdict import (
     N_BANDS,
@@ -42,6 +46,7 @@ from replay_pipeline.normalize.views import (
     string_leaves,
 )
 from replay_pipeline.redaction.redactor import find_secrets
+from replay_pipeline.storage.pair_rows import json_value
 
 SPECIAL = character_class(SPECIAL_CHARACTERS)
 
@@ -646,3 +651,73 @@ def _secret_kinds(text: str) -> tuple[str, ...]:
 
 _KNOWN_TEXTS: dict[bytes, tuple[str, ...]] = {}
 _MAX_KNOWN_TEXTS = 1 << 18
+
+
+@OPERATORS.register_module("pair_feasibility_filter")
+class PairFeasibilityFilter(PairFilter):
+    """Keeps pairs whose chosen side can be done where it stands, is not done yet, and was asked for."""
+
+    def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
+        """1 where something speaks against the chosen side, with what it is in words."""
+        notes = [""] * len(batch)
+        for row in np.flatnonzero(alive).tolist():
+            chosen, rejected = (_whole_action(batch, side, row) for side in SIDES)
+            if chosen.is_valid:
+                prompt = json_value(batch.values(PROMPT)[row] or "[]")
+                found = PromptState(prompt, rejected).obstacle(chosen)
+                notes[row] = f"{found.kind}: {found.why}" if found else ""
+        values = np.array([bool(note) for note in notes], float)
+        field = "chosen"
+        return [Measure(field=field, metric="obstacle", values=values, maximum=0, notes=notes)]
+
+
+def _whole_action(batch: PairBatch, side: str, row: int) -> Action:
+    message = batch.values(f"{side}_action_json")[row]
+    return canonical_action(json_value(message) if message else batch.values(side)[row])
+
+
+@OPERATORS.register_module("pair_each_side_filter")
+class PairEachSideFilter(PairFilter):
+    """Keeps pairs of which both sides pass a filter of data-juicer."""
+
+    def __init__(
+        self, operator: str = "", arguments: dict | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Initialization method.
+
+        :param operator: name of a filter of data-juicer that reads a text.
+        :param arguments: its parameters.
+        """
+        super().__init__(*args, **kwargs)
+        self._judged_by, self._arguments = operator, dict(arguments or {})
+        if not operator:
+            raise ValueError("operator is missing: the filter of data-juicer that judges")
+        self._filter: Any = load_ops([{operator: dict(self._arguments)}])[0]
+
+    def judge(self, batch: PairBatch, alive: np.ndarray) -> RowVerdict:
+        """By the filter's own statistics, which start empty for each side."""
+        found: dict[str, tuple[list[bool], list[dict[str, Any]]]] = {}
+        rows = np.flatnonzero(alive)
+        for side in SIDES:
+            texts = batch.view(side, self.view).to_pylist()
+            columns = {self._filter.text_key: [texts[row] or "" for row in rows.tolist()]}
+            found[side] = filter_rows(self._filter, columns) if len(rows) else ([], [])
+        measures = [
+            Measure(field=side, metric=self.metric(name), values=self._every(stats, name, alive))
+            for side, (_, stats) in found.items()
+            for name in sorted(stats[0] if stats else ())
+            if isinstance(stats[0][name], int | float)
+        ]
+        verdict = RowVerdict.of(len(batch), measures)
+        limits = ", ".join(f"{name}={value}" for name, value in self._arguments.items())
+        for side, (kept, stats) in found.items():
+            for row, is_kept, stat in zip(rows.tolist(), kept, stats, strict=True):
+                if not is_kept and not verdict.fails[row]:
+                    value = ", ".join(f"{name}={stat[name]}" for name in sorted(stat))
+                    verdict.fail([row], side, value, f"{self._judged_by}: {limits}")
+        return verdict
+
+    def _every(self, stats: list[dict[str, Any]], name: str, alive: np.ndarray) -> np.ndarray:
+        values = np.zeros(len(alive))
+        values[alive] = [stat[name] for stat in stats]
+        return values

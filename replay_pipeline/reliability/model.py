@@ -37,6 +37,10 @@ _FAILS = (0.05, 0.2, 30.0)
 """How often a right and a wrong action fails before anything was seen, and the states it counts for."""
 _MIN_KNOWN = 25
 """From so many states with a verdict on, hard states are told from easy ones."""
+_FEWEST_SEEN = 30
+"""Answers of a teacher at a kind of decision below which nothing is said of it."""
+_SAME = 0.03
+"""Accuracies that differ by less are taken for the same."""
 _TINY = 1e-300
 
 
@@ -90,9 +94,31 @@ class Reliability:
                 kind: dict(zip(self.raters, map(int, seen), strict=True))
                 for kind, seen in zip(self.kinds, self.seen_K_R, strict=False)
             },
+            "words": self.words(),
             "shared_errors": round(self.shared(), 3),
             "hard_states": round(float(self.classes_D[1]), 3) if len(self.classes_D) > 1 else None,
         }
+
+    def words(self) -> list[str]:
+        """Say where the teachers can teach the agent, and where it is better than they are."""
+        if len(self.raters) < 2:
+            return []
+        places: dict[str, list[str]] = {"stronger": [], "weaker": []}
+        for kind, seen in zip(self.kinds, self.seen_K_R, strict=False):
+            if seen[1:].max(initial=0) < _FEWEST_SEEN:
+                continue
+            best = max(self.accuracy(rater, kind) for rater in self.raters[1:])
+            agent = self.accuracy(self.raters[0], kind)
+            if abs(best - agent) > _SAME:
+                places["stronger" if best > agent else "weaker"].append(kind)
+        stronger, weaker = (", ".join(places[each]) for each in ("stronger", "weaker"))
+        if not stronger and not weaker:
+            return ["your teachers are about as strong as the model that wrote these sessions"]
+        return [
+            "your teachers are "
+            + (f"weaker than the model that wrote these sessions at {weaker}, " if weaker else "")
+            + (f"stronger at {stronger}" if stronger else "stronger at nothing")
+        ]
 
     def shared(self) -> float:
         """Return how often one that errs takes the wrong action that tempts all."""

@@ -42,6 +42,7 @@ class ReplayOptions(TypedDict, total=False):
     limits_usd: Mapping[str, float | None]
     gates: Sequence[str]
     agreement_threshold: int
+    min_p_better: float | None
     level: AgreementLevel
     count_own_family: bool
     counts_recorded: bool
@@ -74,6 +75,8 @@ class Asking:
     """Gating policies by name, in order; see `replay_pipeline.replay.gates`."""
     agreement_threshold: int = 2
     """Votes of distinct families that make a consensus, for gates that look at votes."""
+    min_p_better: float | None = None
+    """The least probability of a pair that is kept, if probability decides; for the gate `value`."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to be one vote, for gates that look at votes."""
     count_own_family: bool = False

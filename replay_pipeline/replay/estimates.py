@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from replay_pipeline.replay.engine import Task
 from replay_pipeline.replay.gates import DEFAULT_GATES
 from replay_pipeline.replay.prices import Price, usd
+from replay_pipeline.replay.prospects import Prospect
 from replay_pipeline.replay.sizes import Learned
 from replay_pipeline.types import Message, TeacherSpec
 
@@ -72,6 +73,8 @@ class Estimate:
     """The cost should lie between these two."""
     buys: Purchase | None = None
     """What five dollars buy."""
+    prospect: Prospect = field(default_factory=Prospect)
+    """How many right pairs a state should bring."""
     gated: "Estimate | None" = None
     """The same with the recommended gates, where none are set."""
 
@@ -187,8 +190,10 @@ def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
     )
 
 
-def _n_bytes(action: Message) -> int:
-    """Bytes that a model wrote to take this action."""
+def n_bytes_written(action: Message | str) -> int:
+    """Count the bytes that a model wrote to take this action."""
+    if isinstance(action, str):
+        return len(action.encode("utf-8", "replace"))
     calls = [call["function"] for call in action.get("tool_calls") or ()]
     written = "".join(f"{call['name']}{call['arguments']}" for call in calls)
     return len(((action.get("content") or "") + written).encode("utf-8", "replace"))
@@ -210,7 +215,7 @@ def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned)
                 added = question.size.added_bound_tokens(before.question.size)
                 most = min(most, cached + added)
             cached = round(cached * learned.cache_share) if cached >= _MIN_CACHED_TOKENS else 0
-            n_student_bytes = _n_bytes(task.state["student_action"])
+            n_student_bytes = n_bytes_written(task.state["student_action"])
             completion = learned.answer_tokens(n_student_bytes, question.max_completion_tokens)
             n_calls += 1
             n_prompt += prompt

@@ -11,6 +11,9 @@ that later estimates can weigh it.
                           E of such states, which are asked on
     max_usd_per_pair:X    stop when the next votes cost more than X dollars per pair they may bring
     free_vote             does nothing by itself any more: the recorded action always counts
+    value                 buy where a dollar brings most right pairs: states and teachers are chosen
+                          by what the answers so far say of who is right (`replay/buying.py`). Alone,
+                          or with max_usd_per_pair:X, the most that is paid for a right pair
 """
 
 import hashlib
@@ -165,6 +168,8 @@ class Gates:
     count_own_family: bool = False
     """Whether teachers of the student's own family vote."""
     is_ordered_by_errors: bool = False
+    is_by_value: bool = False
+    max_usd_per_pair: float | None = None
     rules: list[TeacherRule] = field(default_factory=list)
     n_saved: Counter[str] = field(default_factory=Counter)
     saved_usd: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -248,8 +253,18 @@ def parse_gates(
             gates.rules.append(_exact_stop(name))
         elif kind == "cheap_screen":
             gates.rules.append(_cheap_screen(name, _number(name, number, 1.0)))
+        elif kind == "value":
+            gates.is_by_value = True
         elif kind == "max_usd_per_pair":
-            gates.rules.append(_marginal(name, _number(name, number, float("inf")), gates))
+            gates.max_usd_per_pair = _number(name, number, float("inf"))
+            gates.rules.append(_marginal(name, gates.max_usd_per_pair, gates))
+    if gates.is_by_value:
+        others = {name.partition(":")[0] for name in gates.names} - {"value", "max_usd_per_pair"}
+        if others:
+            raise ConfigError(
+                f"gate 'value' chooses by itself: take out {', '.join(sorted(others))}"
+            )
+        gates.rules.clear()
     return gates
 
 
@@ -259,6 +274,7 @@ _KNOWN = {
     "cheap_screen": "cheap_screen:0.1",
     "max_usd_per_pair": "max_usd_per_pair:0.5",
     "free_vote": "free_vote",
+    "value": "value",
 }
 
 

@@ -24,6 +24,7 @@ from replay_pipeline.replay.asking import (
     today,
 )
 from replay_pipeline.replay.board import Board
+from replay_pipeline.replay.buying import Place
 from replay_pipeline.replay.calls import Found, Known, decode_row
 from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import Engine, Task
@@ -32,11 +33,20 @@ from replay_pipeline.replay.gates import is_error_site
 from replay_pipeline.replay.ledger import Ledger, batched_requests
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, usd
+from replay_pipeline.replay.prospects import prospect
 from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
+from replay_pipeline.replay.rounds import Rounds, coverage, place_of
 from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
-from replay_pipeline.types import Progress, ReplayReport, TeacherAction, TeacherSpec, TraceState
+from replay_pipeline.types import (
+    GateReport,
+    Progress,
+    ReplayReport,
+    TeacherAction,
+    TeacherSpec,
+    TraceState,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -274,13 +284,14 @@ def estimate(
     check(teachers, 0.0, asking)
     keys = keys_of(teachers, is_required=False)
     prices = run_apart(fetch_prices(teachers, asking, keys=keys))
-    lanes = lanes_of(indexed(states), teachers, asking)
-    known: set[str] = set()
+    states = indexed(states)
+    lanes = lanes_of(states, teachers, asking)
+    known: Mapping[str, Known] = {}
     learned: dict[str, Learned] = {}
     if ledger is not None and exists(ledger):
         with Ledger(ledger) as opened:
             shas = [task.question.sha for _, lane in lanes for task in lane]
-            known = set(opened.lookup(shas).decided)
+            known = opened.lookup(shas).decided
             learned = opened.do(lambda database: read_learned(database, teachers)).result()
     left = [
         (teacher, [task for task in lane if task.question.sha not in known])
@@ -288,9 +299,15 @@ def estimate(
     ]
     builder = RequestBuilder(asking.request_options())
     adapted = {t.name: builder.adaptations(t, prices[t.name]) for t in teachers}
-    return forecast(
+    rows: dict[int, list[TeacherAction]] = {}
+    for task in (task for _, lane in lanes for task in lane if task.question.sha in known):
+        rows.setdefault(task.state_index, []).append(decode_row(known[task.question.sha].row))
+    found = forecast(
         left, prices, gates=asking.gates, learned=learned, adaptations=adapted, is_full=True
     )
+    seen = prospect(states, teachers, rows, asking)
+    gated = replace(found.gated, prospect=seen) if found.gated else None
+    return replace(found, prospect=seen, gated=gated)
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
@@ -299,14 +316,22 @@ def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
 
 
 def lanes_of(
-    states: Sequence[TraceState], teachers: Sequence[TeacherSpec], asking: Asking
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec],
+    asking: Asking,
+    places: list[Place] | None = None,
 ) -> list[tuple[TeacherSpec, deque[Task]]]:
-    """Put questions in lanes, one per session and teacher; states of no session each in its own."""
+    """Put questions in lanes, one per session and teacher; states of no session each in its own.
+
+    What a buyer needs to know of each state is added to `places`.
+    """
     builder = RequestBuilder(asking.request_options())
     lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[Task]]] = {}
     prefixes: dict[str, Prefix] = {}
     for i, state in enumerate(states):
         session = state.get("session_id") or f"\0{i}"
+        if places is not None:
+            places.append(place_of(state, i))
         goes_on, prefixes[session] = builder.begins_with(state, prefixes.get(session))
         for j, teacher in enumerate(teachers):
             _, lane = lanes.setdefault((session, teacher.name), (teacher, deque()))
@@ -358,9 +383,13 @@ class _Replay:
         self.stop = threading.Event()
         self.gates = asking.gating()
         self.batched: set[str] = set()
+        self.places: list[Place] = []
+        self.rounds: Rounds | None = None
 
     async def run(self) -> ReplayReport:
-        lanes = await asyncio.to_thread(lanes_of, self.states, self.teachers, self.asking)
+        lanes = await asyncio.to_thread(
+            lanes_of, self.states, self.teachers, self.asking, self.places
+        )
         ledger = await asyncio.to_thread(Ledger, self.ledger_url, is_durable=self.asking.is_durable)
         try:
             return await self._run(lanes, ledger)
@@ -403,8 +432,9 @@ class _Replay:
             )
             engine.answered_before = frozenset(learned)
             engine.board = self._board(lanes, prices, learned)
-            open_lanes = self._take_known(engine, lanes, found)
-            expected = None
+            is_by_value = bool(self.gates.is_by_value and prices)
+            open_lanes = lanes if is_by_value else self._take_known(engine, lanes, found)
+            expected, is_short = None, False
             if prices:
                 expected = forecast(open_lanes, prices, gates=self.asking.gates, learned=learned)
                 spent = usd(sum(each.cost_nano for each in found.decided.values()))
@@ -415,8 +445,10 @@ class _Replay:
                 # Nothing of the plan dies while questions are asked, so the collector, which would
                 # walk through all of it again and again, leaves it alone.
                 gc.freeze()
+                is_in_rounds = is_by_value or (is_short and not self.gates.names)
+                rounds = self.rounds = self._rounds(engine, prices, found, is_by_value=is_by_value)
                 try:
-                    await engine.run(open_lanes)
+                    await (rounds.run(open_lanes) if is_in_rounds else engine.run(open_lanes))
                 finally:
                     gc.unfreeze()
                     new = engine.newly_learned
@@ -429,6 +461,24 @@ class _Replay:
         held = await asyncio.to_thread(ledger.held_by_lost, f"run:{engine.run_id}")
         return self._report(engine, expected, *held)
 
+    def _rounds(
+        self, engine: Engine, prices: Mapping[str, Price], found: Found, *, is_by_value: bool
+    ) -> Rounds:
+        return Rounds(
+            engine=engine,
+            asking=self.asking,
+            gates=self.gates,
+            states=self.states,
+            teachers=self.teachers,
+            places=self.places,
+            prices=prices,
+            limit_nano=self.limit_nano,
+            found=found,
+            take_known=(lambda lanes: self._take_known(engine, lanes, found))
+            if is_by_value
+            else None,
+        )
+
     def _board(
         self,
         lanes: list[tuple[TeacherSpec, deque[Task]]],
@@ -436,7 +486,7 @@ class _Replay:
         learned: Mapping[str, Learned],
     ) -> Board | None:
         """The votes, with teachers in order of what they cost; `None` without gates."""
-        if not (self.gates.names and prices):
+        if not (self.gates.names and prices) or self.gates.is_by_value:
             return None
         costs = {
             (task.state_id, teacher.name): usd(
@@ -494,6 +544,10 @@ class _Replay:
         # Calls with an unknown outcome first: learning it frees the money they hold.
         return sorted(open_lanes, key=lambda lane: not any(task.lost for task in lane[1]))
 
+    def _gate_reports(self) -> tuple[GateReport, ...]:
+        of_value = self.rounds.report() if self.rounds else None
+        return (of_value,) if of_value else self.gates.reports()
+
     def _report(
         self,
         engine: Engine,
@@ -520,7 +574,11 @@ class _Replay:
             n_open=sum(_may_pass(action) for action in actions),
             unknown_usd=usd(unknown_nano),
             held_until=held_until.isoformat(timespec="seconds") if held_until else None,
-            gates=self.gates.reports(),
+            gates=self._gate_reports(),
+            coverage=coverage(
+                self.places,
+                {index // len(self.teachers) for index in engine.decided},
+            ),
             n_overruns=engine.n_overruns,
             n_disputed=engine.n_disputed,
             stopped_teachers={

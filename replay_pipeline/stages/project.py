@@ -229,6 +229,7 @@ class Project(Overview):
             "max_concurrency": replay.max_concurrency,
             "gates": replay.gates,
             "agreement_threshold": pairs.agreement_threshold,
+            "min_p_better": pairs.min_p_better,
             "level": pairs.level,
             "count_own_family": pairs.count_own_family,
             "accepted_terms": replay.accepted_terms,

@@ -134,12 +134,18 @@ def hand_in(project: Project, batches: Sequence[str]) -> ReplayReport:
 
 
 def replay_within(
-    project: Project, max_total_usd: float | None = None, *, night: str | None = None
+    project: Project,
+    max_total_usd: float | None = None,
+    *,
+    night: str | None = None,
+    batches: Sequence[str] = (),
 ) -> Callable[[str], Receipt]:
     """`replay` under one ceiling for all batches: what one pays is not there for the next.
 
     Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the
-    setting: that of a `night`, which all its runs share, or that of a run.
+    setting: that of a `night`, which all its runs share, or that of a run. Where it is known which
+    `batches` will be replayed, and there is no money for all, each has its share by its states, and
+    what one leaves goes to those after it.
     """
     options = project.settings.replay
     left_usd = options.max_nightly_usd if night else options.max_total_usd
@@ -150,10 +156,16 @@ def replay_within(
     n_questions = n_states * len(project.settings.teachers())
     project.on_progress(Progress(stage="replay", n_done=0, n_total=n_questions, limit_usd=left_usd))
 
+    shares = _shares(project, [key for key in batches if key in open_batches], left_usd)
+
     def replay(batch: str) -> Receipt:
         nonlocal left_usd
+        waiting = sum(shares.values())
+        share = shares.pop(batch, waiting) / waiting if waiting else 1.0
         receipt = do(
-            chain.named("replay").told_to(max_total_usd=left_usd, night=night), project, batch
+            chain.named("replay").told_to(max_total_usd=left_usd * share, night=night),
+            project,
+            batch,
         )
         if not receipt.is_reused:
             paid_usd = receipt.report["newly_spent_usd"] + receipt.report["unknown_usd"]
@@ -161,6 +173,19 @@ def replay_within(
         return receipt
 
     return replay
+
+
+def _shares(project: Project, batches: Sequence[str], left_usd: float) -> dict[str, int]:
+    """Return the states of each batch where the money is short; nothing where it is not."""
+    if len(batches) < 2 or not left_usd:
+        return {}
+    try:
+        expected_usd = estimate_replay(project, batches).expected_usd
+    except ConfigError:  # the replay says so itself
+        return {}
+    if expected_usd <= left_usd:
+        return {}
+    return {batch: project.root.n_rows("states", batch) for batch in batches}
 
 
 def estimate_samples(project: Project, batches: Sequence[str]) -> Estimate:

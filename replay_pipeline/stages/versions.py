@@ -42,7 +42,14 @@ PARTS: dict[str, tuple[str, ...]] = {
         "replay/wellformed.py",
         "replay/dialects/**/*",
     ),
-    "gates": ("replay/gates.py", "replay/board.py", "types.py:FAILURES"),
+    "gates": (
+        "replay/gates.py",
+        "replay/board.py",
+        "replay/buying.py",
+        "replay/rounds.py",
+        "reliability/**/*",
+        "types.py:FAILURES",
+    ),
     "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
     "pairs": (
         "pairs/**/*",
@@ -54,7 +61,12 @@ PARTS: dict[str, tuple[str, ...]] = {
         "storage/pair_rows.py",
         "types.py:FAILURES",
     ),
-    "normalizer": ("normalize/**/*", "!normalize/recipes/**/*", "py-data-juicer"),
+    "normalizer": (
+        "normalize/**/*",
+        "!normalize/recipes/**/*",
+        "feasibility/**/*",
+        "py-data-juicer",
+    ),
     "publisher": (
         "publish/**/*",
         "feasibility/**/*",

@@ -117,6 +117,11 @@ def _reason(history: History, step: Step, answer: Answer, path: str) -> str:
     if step.is_error:
         return "worked"
     if step.name in {"Grep", "Glob"}:
+        if answer.error_kind is None and _EMAIL.search(step.text):
+            plain = [_EMAIL.sub("", each) for each in (step.text, "\n".join(answer.found))]
+            shown = plain[0].replace((step.cwd or "/").rstrip("/") + "/", "")
+            if _lines(shown.split("\n")) == _lines(plain[1].split("\n")):
+                return "altered_record"
         return "search_differs" if answer.error_kind is None else answer.error_kind
     part = _shown(step)
     if file is None or part is None:

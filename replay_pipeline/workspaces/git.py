@@ -85,7 +85,9 @@ class Repository:
     @cached_property
     def commits(self) -> dict[str, Commit]:
         """Every commit of every ref, by id."""
-        lines = self._git("log", "--all", "--format=%H%x09%ct%x09%at%x09%P%x09%T%x09%s")
+        lines = self._git(
+            "log", "--all", "--date-order", "--format=%H%x09%ct%x09%at%x09%P%x09%T%x09%s"
+        )
         found: dict[str, Commit] = {}
         for line in lines.splitlines():
             commit_id, committed, authored, parents, tree, subject = line.split("\t", 5)
@@ -138,10 +140,12 @@ class Repository:
             branch = None
         known = self._branches.get(branch)
         if known is None:
-            ids: Iterable[str] = self.commits
+            # Of one second, parents stand before their children.
+            commits: Iterable[Commit] = [*self.commits.values()][::-1]
             if branch is not None:
                 ids = _ancestors(self.commits, self.tips[branch])
-            known = sorted((self.commits[each] for each in ids), key=lambda each: each.committed)
+                commits = [commit for commit in commits if commit.id in ids]
+            known = sorted(commits, key=lambda each: each.committed)
             self._branches[branch] = known
         return known
 
@@ -159,7 +163,10 @@ class Repository:
 
     @cached_property
     def _by_author(self) -> list[Commit]:
-        return sorted(self.commits.values(), key=lambda each: each.authored)
+        found = [*self.commits.values()]
+        found.reverse()
+        found.sort(key=lambda each: each.authored)
+        return found
 
     def authored_before(self, moment: float, *, n: int) -> list[Commit]:
         """Return the newest `n` commits by the time of their change, whenever they were rebased."""

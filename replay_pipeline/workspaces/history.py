@@ -189,11 +189,21 @@ class History:
         if commit is None:
             return self._mixed(tree, relative, known, parts)
         if blob is None:
-            if known is not None and known.is_written:
+            if known is not None and self._is_left(known, relative):
                 return _of_log(known)
             return File(None, "git", is_sure=False, origin=commit.id)
         text = text_of(tree.repository.blob(blob))
         return None if text is None else File(text, "git", origin=commit.id)
+
+    def _is_left(self, known: Known, relative: str) -> bool:
+        """Whether a file that the agent wrote is still there although the commit has it not.
+
+        What another session wrote has been committed since, if commits know it, and a checkout of
+        another branch takes it away.
+        """
+        is_own = known.session == self._now[2]
+        is_committed = self.roots is not None and self.roots.was_committed(relative)
+        return known.is_written and known.text is not None and (is_own or not is_committed)
 
     def _head_blob(self, tree: WorkingTree, relative: str) -> str | None:
         commits = self.commits(tree)
@@ -220,8 +230,8 @@ class History:
         tracked = tree.repository.files(commits[0].tree)
         paths = {f"{tree.root}/{path}" for path in tracked}
         for path, known in self.known.items():
-            is_new = known.text is not None and known.is_written and path not in paths
-            if is_new and is_below(path, tree.root) and self.tree_of(path) is tree:
+            is_new = known.is_written and path not in paths and is_below(path, tree.root)
+            if is_new and self.tree_of(path) is tree and self._is_left(known, tree.relative(path)):
                 paths.add(path)
         return sorted(path for path in paths if is_below(path, folder))
 

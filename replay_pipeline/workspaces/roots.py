@@ -21,7 +21,7 @@ class Roots:
 
     def __init__(self, repository: Repository, steps: Iterable[Step]) -> None:
         """Look through the paths of all calls."""
-        known = _paths_of(repository)
+        known = self._paths = _paths_of(repository)
         votes: Counter[str] = Counter()
         n_deep: Counter[str] = Counter()
         paths: set[str] = set()
@@ -40,6 +40,10 @@ class Roots:
         # A file in the top folder, such as README.md, is in every project.
         found = [root for root in votes if n_deep[root] >= 2 or (n_deep[root] and root in cwds)]
         self._roots = sorted({*found, *repository.worktrees()}, key=len, reverse=True)
+
+    def was_committed(self, path: str) -> bool:
+        """Return whether a path, relative to a root, is one that commits have."""
+        return path in self._paths
 
     def root_of(self, path: str) -> str | None:
         """Return the working tree that a path lies in, the innermost one."""

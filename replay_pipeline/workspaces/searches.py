@@ -6,7 +6,7 @@ ripgrep itself uses.
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import polars as pl
 from replay_pipeline.workspaces.tree import Tree, is_below
 
 MAX_GLOB_FILES = 100
+_PIECE_CHARS = 16_000_000
 _VCS = re.compile(r"/\.(?:git|svn|hg|bzr|jj|sl)(?:/|\Z)")
 _TYPES: dict[str, tuple[str, ...]] = {
     "c": ("*.c", "*.h"),
@@ -74,7 +75,13 @@ def base_of(place: str, pattern: str) -> tuple[str, str]:
 def glob(paths: Iterable[str], place: str, cwd: str, pattern: str) -> Found:
     """Return the paths that match a glob below `place`."""
     is_match = _matcher((pattern,))
-    hits = sorted(p for p in paths if is_match(posixpath.relpath(p, place)) and not _VCS.search(p))
+    is_anywhere = pattern.startswith("**/")  # then folders above count as well
+    hits = sorted(
+        path
+        for path in paths
+        if not _VCS.search(path)
+        and (is_match(posixpath.relpath(path, place)) or (is_anywhere and is_match(path[1:])))
+    )
     entries = [_shown(path, cwd) for path in hits]
     lines = hits[:MAX_GLOB_FILES]
     if len(hits) > MAX_GLOB_FILES:
@@ -101,9 +108,23 @@ def grep(
             raise NotKnownError(f"files of type {kind!r} are not known here")
         is_kind = _matcher(_TYPES[kind])
         wanted = [path for path in wanted if is_kind(posixpath.basename(path))]
-    texts = [(path, _text(tree, path)) for path in wanted]
-    lines = _matching(texts, arguments)
+    lines: dict[str, list[tuple[int, str, bool]]] = {}
+    for texts in _pieces((path, _text(tree, path)) for path in wanted):
+        lines |= _matching(texts, arguments)
     return _rendered(lines, place, cwd, arguments)
+
+
+def _pieces(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Texts by path, some megabytes at a time: of a large tree not all are in memory at once."""
+    piece: list[tuple[str, str]] = []
+    n_chars = 0
+    for each in texts:
+        piece.append(each)
+        n_chars += len(each[1])
+        if n_chars > _PIECE_CHARS:
+            yield piece
+            piece, n_chars = [], 0
+    yield piece
 
 
 def _text(tree: Tree, path: str) -> str:
@@ -123,7 +144,7 @@ def _matching(
         raise TypeError("pattern is no text")
     hits = _contains([text for _, text in texts], expression)
     around = arguments.get("-C") or arguments.get("context") or 0
-    before, after = arguments.get("-B") or around, arguments.get("-A") or around
+    before, after = around or arguments.get("-B") or 0, around or arguments.get("-A") or 0
     found: dict[str, list[tuple[int, str, bool]]] = {}
     for (path, text), hit in zip(texts, hits, strict=True):
         if not hit:
@@ -176,10 +197,8 @@ def _rendered(
         ]
         return _limited(entries, arguments, "No matches found")
     if mode == "count":
-        entries = [
-            f"{_shown(path, cwd)}:{sum(is_match for _, _, is_match in found)}"
-            for path, found in lines.items()
-        ]
+        counts = {p: sum(is_match for _, _, is_match in found) for p, found in lines.items()}
+        entries = [f"{n}" if p == place else f"{_shown(p, cwd)}:{n}" for p, n in counts.items()]
         return _limited(entries, arguments, "No matches found")
     entries = [_shown(path, cwd) for path in lines]
     found = _limited(entries, arguments, "No files found")

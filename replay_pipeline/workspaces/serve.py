@@ -8,15 +8,21 @@ Messages are `{"type": "reset", "data": {...}}` and `{"type": "step", "data": {"
 
 import asyncio
 import json
+import signal
 import socket
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
-from aiohttp import WSMsgType, web
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as listen
+from websockets.http11 import Request, Response
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.workspaces.environment import TOOLS, Episode, Run, Task, row_of
 
+_MOST_BYTES = 64_000_000
 _ACTION = {
     "title": "CallToolAction",
     "type": "object",
@@ -46,28 +52,31 @@ class Served:
         self._run_of = run_of
         self._max_calls = max_calls
 
-    def app(self) -> web.Application:
-        """Return the web application."""
-        app = web.Application()
-        app.add_routes(
-            [
-                web.get("/health", _always({"status": "healthy"})),
-                web.get("/schema", _always({"action": _ACTION, "observation": {}, "state": {}})),
-                web.get("/tasks", _always([row_of(task) for task in self.tasks.values()])),
-                web.get("/ws", self._session),
-            ]
-        )
-        return app
+    def answer(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answer what is looked up; `None` where a session begins."""
+        path = urlsplit(request.path).path
+        if path == "/ws":
+            return None
+        pages = {
+            "/health": lambda: {"status": "healthy"},
+            "/schema": lambda: {"action": _ACTION, "observation": {}, "state": {}},
+            "/tasks": lambda: [row_of(task) for task in self.tasks.values()],
+        }
+        if path not in pages:
+            return connection.respond(HTTPStatus.NOT_FOUND, f"no such address: {path}\n")
+        response = connection.respond(HTTPStatus.OK, json.dumps(pages[path]()))
+        del response.headers["content-type"]
+        response.headers["content-type"] = "application/json"
+        return response
 
-    async def _session(self, request: web.Request) -> web.WebSocketResponse:
-        connection = web.WebSocketResponse(max_msg_size=64_000_000)
-        await connection.prepare(request)
+    async def session(self, connection: ServerConnection) -> None:
+        """Play the episodes of one connection."""
         episode: Episode | None = None
         async for message in connection:
-            if message.type is not WSMsgType.TEXT:
+            if not isinstance(message, str):
                 break
             try:
-                told = json.loads(message.data)
+                told = json.loads(message)
                 kind, data = told["type"], told.get("data") or {}
                 if kind == "close":
                     break
@@ -88,8 +97,7 @@ class Served:
             except ConfigError as error:
                 code = "EXECUTION_ERROR"
                 answer = {"type": "error", "data": {"message": str(error), "code": code}}
-            await connection.send_json(answer)
-        return connection
+            await connection.send(json.dumps(answer))
 
     def _reset(self, data: dict[str, Any]) -> Episode:
         """Begin an episode at a state by its id, its position or a seed."""
@@ -119,13 +127,6 @@ def _observation(observation: dict[str, Any], reward: float, *, is_done: bool) -
     return {"type": "observation", "data": data}
 
 
-def _always(value: Any) -> Callable[[web.Request], Any]:
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response(value)
-
-    return answer
-
-
 def serve(served: Served, *, host: str, port: int, on_ready: Callable[[str], None]) -> None:
     """Serve until told to end.
 
@@ -144,4 +145,14 @@ def serve(served: Served, *, host: str, port: int, on_ready: Callable[[str], Non
         raise ConfigError(f"{host}:{port}: cannot listen there ({error})") from error
     address = listener.getsockname()
     on_ready(f"http://{address[0]}:{address[1]}")
-    web.run_app(served.app(), sock=listener, print=None, shutdown_timeout=1.0)
+    asyncio.run(_until_told(served, listener))
+
+
+async def _until_told(served: Served, listener: socket.socket) -> None:
+    told = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    async with listen(
+        served.session, sock=listener, process_request=served.answer, max_size=_MOST_BYTES
+    ):
+        await told.wait()

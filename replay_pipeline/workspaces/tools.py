@@ -204,9 +204,10 @@ class ToolRun:
         ))  # fmt: skip
 
     def _glob(self, arguments: Mapping[str, Any]) -> Answer:
-        place, pattern = searches.base_of(
-            self.path(arguments.get("path") or self.cwd), arguments["pattern"]
-        )
+        folder = self.path(arguments.get("path") or self.cwd)
+        place, pattern = searches.base_of(folder, arguments["pattern"])
+        if place != folder and self.view.below(place) == []:
+            return Answer("No files found")
         return self._search(
             place, "Directory", lambda paths: searches.glob(paths, place, self.cwd, pattern)
         )

@@ -291,15 +291,15 @@ def _stream(
         process.stdin.write(json.dumps(item) + "\n")
         process.stdin.flush()
 
-    send(inputs[0])
-    assert is_out.wait(60)
-    for item in inputs[1:]:
+    with process:
+        send(inputs[0])
+        assert is_out.wait(60)
+        for item in inputs[1:]:
+            time.sleep(0.5)
+            send(item)
         time.sleep(0.5)
-        send(item)
-    time.sleep(0.5)
-    process.stdin.close()
-    desk.said = process.stdout.read()
-    process.wait(60)
+        process.stdin.close()
+        desk.said = process.stdout.read()
 
 
 CONVERSATIONS: dict[str, Conversation] = {

@@ -8,7 +8,7 @@ are hard for everybody, several right actions, a teacher that lies, two of one f
 import json
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TeacherSpec, TraceState
@@ -139,7 +139,7 @@ def simulate(world: World, n_states: int, *, seed: int = 0) -> Simulation:
 
     Args:
         world: who is how often right.
-        n_states: how many decision points; ten make a session, thirty a project's share.
+        n_states: how many decision points; ten make a session, twenty sessions a project.
         seed: makes it the same each time.
     """
     chance = random.Random(seed)
@@ -155,6 +155,7 @@ def simulate(world: World, n_states: int, *, seed: int = 0) -> Simulation:
             {
                 "state_id": state_id,
                 "session_id": f"session-{i // 10}",
+                "project": f"project-{i // 200}",
                 "messages": [{"role": "user", "content": f"Step {i}: what now?"}],
                 "student_action": _action(kind.tool, i, agent),
                 "student_model": "claude-sonnet-4-5",
@@ -216,25 +217,3 @@ def _action(tool: str, i: int, number: int) -> Message:
 def _number_of(action: Message) -> str:
     [call] = action["tool_calls"]
     return str(call["function"]["arguments"]).rpartition("way-")[2].rstrip('"}')
-
-
-def priced(simulation: Simulation, base_url: str) -> tuple[TeacherSpec, ...]:
-    """Give the teachers of a world as a server at `base_url` serves them, at the world's prices.
-
-    A call costs `prices` by its kilo: all of it is charged per request.
-    """
-    return tuple(
-        teacher.model_copy(
-            update={
-                "base_url": base_url,
-                "dialect": "openrouter",
-                "price": {"prompt": 0.0, "completion": 0.0, "request": price / 1_000},
-            }
-        )
-        for teacher, price in zip(simulation.teachers, simulation.world.prices, strict=True)
-    )
-
-
-def with_prices(world: World, *prices: float) -> World:
-    """Give the same world at other prices."""
-    return replace(world, prices=prices)

@@ -169,9 +169,9 @@ def test_a_mapper_edits_text_but_never_loses_a_tool_call(tmp_path, make_row, mak
 
 
 def test_an_unknown_recipe_names_the_known_ones():
-    with pytest.raises(ConfigError, match="default, lint, none, strict, tool_calls"):
+    with pytest.raises(ConfigError, match="agent, default, lint, none, strict, tool_calls"):
         DJNormalizer("defualt")
-    assert bundled_recipes() == ["default", "lint", "none", "strict", "tool_calls"]
+    assert bundled_recipes() == ["agent", "default", "lint", "none", "strict", "tool_calls"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_a_checkout_reads_the_recipes_of_the_repository():
     assert recipes_dir() == REPO / "recipes" / "replaysim"
 
 
-@pytest.mark.parametrize("name", ["default", "lint", "strict", "tool_calls"])
+@pytest.mark.parametrize("name", ["agent", "default", "lint", "strict", "tool_calls"])
 def test_every_recipe_loads_and_no_operator_comes_twice(name):
     """data-juicer's own command lets a second use inherit parameters of the first."""
     DJNormalizer(name)
@@ -65,7 +65,7 @@ def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
     loaded = Settings.model_validate(settings)
     run(loaded, with_training=False)
     pairs = DataRoot(tmp_path).read_all("dpo_pairs")
-    traces = Pipeline(loaded)._traces(DataRoot(tmp_path).batches("states")[0])
+    traces = Pipeline(loaded).traces(DataRoot(tmp_path).batches("states")[0])
     page = (recipes_dir() / "README.md").read_text("utf-8")
     said = dict(re.findall(r"\| `(\w+)\.yaml` \| (\d+)", page))
     kept = {

@@ -80,7 +80,7 @@ CHANGES = {
     ),
     "matcher rule": (
         [("actions/agreement.py", 'return "target" if is_on_same else "tool"', 'return "effect"')],
-        {"pairs": ["matcher"]},
+        {"pairs": ["matcher"], "normalize": ["matcher"]},
         {"pairs", "normalize"},
     ),
     "secret rule": (

@@ -1,0 +1,228 @@
+"""A replay in rounds: what a buyer chooses is asked, and its answers decide what is chosen next."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from replay_pipeline.families import family_of_model
+from replay_pipeline.reliability import BallotBox
+from replay_pipeline.reliability.ballots import kind_of_state
+from replay_pipeline.reliability.worth import Rule
+from replay_pipeline.replay.asking import Asking
+from replay_pipeline.replay.buying import Buyer, Choice, Market, Place, outcome_of
+from replay_pipeline.replay.calls import Found
+from replay_pipeline.replay.engine import Engine, Task
+from replay_pipeline.replay.estimates import n_bytes_written
+from replay_pipeline.replay.gates import Gates
+from replay_pipeline.replay.prices import Price, usd
+from replay_pipeline.replay.sizes import Learned
+from replay_pipeline.types import GateReport, TeacherSpec, TraceState
+
+Lanes = list[tuple[TeacherSpec, deque[Task]]]
+
+BY_VALUE = "value"
+"""The gate that buys where it pays most."""
+_MIN_CACHED_TOKENS = 1024
+
+
+def place_of(state: TraceState, number: int) -> Place:
+    """Return what a buyer needs to know of a state before anybody is asked."""
+    session = state.get("session_id") or f"\0{number}"
+    return Place(
+        session=session,
+        project=state.get("project") or state.get("cwd") or session,
+        kind=kind_of_state(state),
+        has_failed=outcome_of(state),
+        family=family_of_model(state.get("student_model")),
+        n_answer_bytes=n_bytes_written(state["student_action"]),
+    )
+
+
+def coverage(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
+    """Count what there is, and where somebody was asked at the states of these numbers."""
+    numbers = set(asked)
+    names: dict[str, list[str]] = {
+        "projects": [place.project for place in places],
+        "sessions": [place.session for place in places],
+        "kinds": [place.kind for place in places],
+        "states": [str(number) for number in range(len(places))],
+    }
+    return {
+        what: {"asked": len({named[number] for number in numbers}), "all": len(set(named))}
+        for what, named in names.items()
+    }
+
+
+@dataclass(kw_only=True)
+class Rounds:
+    """The rounds of one run.
+
+    Answers that the ledger has count when their question is chosen, not before: so a run that was
+    stopped goes the way of one that was not.
+    """
+
+    engine: Engine
+    asking: Asking
+    gates: Gates
+    states: Sequence[TraceState]
+    teachers: Sequence[TeacherSpec]
+    places: Sequence[Place]
+    prices: Mapping[str, Price]
+    limit_nano: int
+    found: Found
+    take_known: Callable[[Lanes], Lanes] | None
+    """Gives what is known of questions already; None where that was done, and they are not among the
+    lanes."""
+    tasks: dict[tuple[int, int], Task] = field(default_factory=dict)
+    n_rounds: int = 0
+    buyer: Buyer | None = None
+    """None until the run has begun."""
+
+    async def run(self, lanes: Lanes) -> None:
+        """Ask round after round until nothing is worth its money, or the money is used up.
+
+        Raises:
+            LedgerError: the ledger can't be written; what is paid for was drained first.
+        """
+        numbers = {teacher.name: number for number, teacher in enumerate(self.teachers)}
+        self.tasks = {
+            (task.state_index, numbers[teacher.name]): task
+            for teacher, lane in lanes
+            for task in lane
+        }
+        buyer = self.buyer = self._buyer()
+        box = BallotBox(buyer.families, level=self.gates.level)
+        bought: set[tuple[int, int]] = set()
+        n_refused = self.engine.skipped["budget"]
+        while not self.engine.stop.is_set() and self.engine.skipped["budget"] == n_refused:
+            choices = buyer.next_round(usd(self.limit_nano - self._spent_nano(bought)))
+            if not choices:
+                break
+            self.n_rounds += 1
+            bought |= {(choice.state, choice.teacher) for choice in choices}
+            await self.engine.run(self._open(self._lanes(choices)))
+            self._file(buyer, box, choices)
+        self._leave_out(lanes, bought, is_short=buyer.is_out_of_money)
+
+    def _open(self, lanes: Lanes) -> Lanes:
+        return self.take_known(lanes) if self.take_known else lanes
+
+    def report(self) -> GateReport | None:
+        """Return what buying by value has saved; `None` where everything is bought."""
+        if self.buyer is None or not self.gates.is_by_value:
+            return None
+        saved = [
+            key for key, task in self.tasks.items() if task.gate == BY_VALUE and task.is_judged
+        ]
+        return GateReport(
+            gate=BY_VALUE,
+            n_calls_saved=len(saved),
+            saved_usd=round(sum(self._cost_usd(*key, is_warm=True) for key in saved), 9),
+            n_explored=sum(
+                task.propensity < 1 and task.index in self.engine.decided
+                for task in self.tasks.values()
+            ),
+        )
+
+    def _buyer(self) -> Buyer:
+        market = Market(
+            places=self.places,
+            teachers=self.teachers,
+            cost_usd=lambda state, teacher, is_warm: self._cost_usd(
+                state, teacher, is_warm=is_warm
+            ),
+            bound_usd=self._bound_usd,
+            is_open=lambda state, teacher: (state, teacher) in self.tasks,
+        )
+        return Buyer(
+            market,
+            Rule(self.asking.agreement_threshold, self.asking.min_p_better),
+            count_own_family=self.asking.count_own_family,
+            max_usd_per_pair=self.gates.max_usd_per_pair,
+            is_by_value=self.gates.is_by_value,
+        )
+
+    def _cost_usd(self, state: int, teacher: int, *, is_warm: bool) -> float:
+        """What a call should cost. What earlier runs have taught is left out: it changes."""
+        task = self.tasks[state, teacher]
+        tokens = Learned().expected_tokens(task.question.size)
+        cached = 0
+        if is_warm and task.previous is not None:
+            cached = Learned().expected_tokens(task.previous.question.size)
+        cached = cached if cached >= _MIN_CACHED_TOKENS else 0
+        price = self.prices[self.teachers[teacher].name]
+        written = tokens - cached if price.cache_write > price.prompt else 0
+        answer = Learned().answer_tokens(
+            self.places[state].n_answer_bytes, task.question.max_completion_tokens
+        )
+        return usd(
+            price.cost_nano(tokens, answer, n_cached_tokens=cached, n_written_tokens=written)
+        )
+
+    def _bound_usd(self, state: int, teacher: int) -> float:
+        task = self.tasks[state, teacher]
+        price = self.prices[self.teachers[teacher].name]
+        return usd(price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens))
+
+    def _spent_nano(self, bought: set[tuple[int, int]]) -> int:
+        """What the questions chosen so far have cost, as far as it counts against the ceiling."""
+        paid: dict[str, float] = {}
+        if self.take_known is None and self.asking.counts_recorded:
+            paid = {sha: usd(known.cost_nano) for sha, known in self.found.decided.items()}
+        for key in bought:
+            task = self.tasks[key]
+            row = self.engine.decided.get(task.index)
+            is_new = task.question.sha not in self.found.decided
+            if row is not None and (is_new or self.asking.counts_recorded):
+                paid[task.question.sha] = row.cost_usd
+        return round(sum(paid.values()) * 1e9)
+
+    def _lanes(self, choices: Sequence[Choice]) -> Lanes:
+        lanes: dict[tuple[str, int], tuple[TeacherSpec, deque[Task]]] = {}
+        for choice in choices:
+            task = self.tasks[choice.state, choice.teacher]
+            if choice.propensity < 1:
+                task.gate, task.propensity = BY_VALUE, choice.propensity
+            key = self.places[choice.state].session, choice.teacher
+            _, lane = lanes.setdefault(key, (self.teachers[choice.teacher], deque()))
+            lane.append(task)
+        return list(lanes.values())
+
+    def _file(self, buyer: Buyer, box: BallotBox, choices: Sequence[Choice]) -> None:
+        """Tell the buyer what came of its choices."""
+        if not self.gates.is_by_value:
+            return
+        for number in sorted({choice.state for choice in choices}):
+            state = self.states[number]
+            poll = self.gates.poll(state)
+            paid: dict[int, float] = {}
+            for teacher in range(len(self.teachers)):
+                task = self.tasks.get((number, teacher))
+                row = self.engine.decided.get(task.index) if task else None
+                if row is None:
+                    continue
+                poll.add(row)
+                if any(c.state == number and c.teacher == teacher for c in choices):
+                    paid[teacher] = row.cost_usd
+            buyer.file(number, box.ballot(state, poll.student, poll.votes), paid)
+
+    def _leave_out(self, lanes: Lanes, bought: set[tuple[int, int]], *, is_short: bool) -> None:
+        """Give what is known already, and say why the rest was not asked."""
+        numbers = {teacher.name: number for number, teacher in enumerate(self.teachers)}
+        rest = [
+            (
+                teacher,
+                deque(t for t in lane if (t.state_index, numbers[teacher.name]) not in bought),
+            )
+            for teacher, lane in lanes
+        ]
+        if self.engine.stop.is_set():
+            reason = "stopped"
+        else:
+            is_short |= self.engine.skipped["budget"] > 0
+            reason = "budget" if is_short else BY_VALUE
+        for _, lane in self._open([each for each in rest if each[1]]):
+            for task in lane:
+                if reason == BY_VALUE:
+                    task.gate, task.is_judged = BY_VALUE, True
+                self.engine.skip(task, reason)

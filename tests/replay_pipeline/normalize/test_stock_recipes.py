@@ -1,0 +1,115 @@
+"""Recipes as data-juicer's documentation writes them, and what a reviewer would throw out."""
+
+import json
+
+import pytest
+import yaml
+
+from replay_pipeline.errors import UntrustedError
+from replay_pipeline.normalize import DJNormalizer
+
+SEEDS = [
+    {"text_length_filter": {"min_len": 8, "max_len": 32_000}},
+    {"words_num_filter": {"min_num": 2, "max_num": 4_096}},
+    {"special_characters_filter": {"min_ratio": 0.0, "max_ratio": 0.5}},
+    {"document_deduplicator": {"lowercase": True, "ignore_non_character": True}},
+]
+GOOD = {
+    "chosen": "Read the file first, then mend the test.",
+    "rejected": "Delete the test, since it only fails.",
+}
+
+
+def recipe(folder, process):
+    (folder / "own.yaml").write_text(yaml.safe_dump({"process": process}))
+    return folder / "own.yaml"
+
+
+def pairs(*rows):
+    messages = [{"role": "user", "content": "The cart test fails."}]
+    return [
+        {"state_id": f"s{n}", "state_messages": messages, "n_teachers_agreeing": 2, **GOOD, **row}
+        for n, row in enumerate(rows)
+    ]
+
+
+def kept(where, rows, executor="in_process"):
+    return [one["state_id"] for one in DJNormalizer(where, executor=executor).normalize(rows)]
+
+
+ROWS = pairs(
+    {},
+    {"rejected": "x"},
+    {"chosen": "#### $$$$ ((())) ;;;; a b c d"},
+    {"rejected": "Undoubtedlyonewordalone"},
+    {},
+    {"state_messages": [{"role": "user", "content": "Another request."}]},
+)
+
+
+def test_a_recipe_of_data_juicers_own_operators_judges_both_sides(tmp_path):
+    assert kept(recipe(tmp_path, SEEDS), ROWS) == ["s0", "s5"]
+    for step, dropped in zip(SEEDS, ("s1", "s3", "s2", "s4"), strict=True):
+        assert dropped not in kept(recipe(tmp_path, [step]), ROWS)
+
+
+@pytest.mark.slow
+def test_both_engines_keep_the_same_rows_of_it(tmp_path):
+    process = [*SEEDS, {"alphanumeric_filter": {"min_ratio": 0.3}}]
+    where = recipe(tmp_path, process)
+    assert kept(where, ROWS) == kept(where, ROWS, "default") == ["s0", "s5"]
+
+
+def test_an_operator_of_data_juicer_can_judge_a_part_of_a_side(tmp_path):
+    judged = {"operator": "text_length_filter", "arguments": {"max_len": 60}, "view": "prose"}
+    long = {"chosen": "word " * 40}
+    assert kept(recipe(tmp_path, [{"pair_each_side_filter": judged}]), pairs({}, long)) == ["s0"]
+
+
+def test_what_executes_something_is_refused_inside_too(tmp_path):
+    step = {"pair_each_side_filter": {"operator": "python_lambda_mapper", "arguments": {}}}
+    with pytest.raises(UntrustedError, match="python_lambda_mapper"):
+        DJNormalizer(recipe(tmp_path, [step]))
+
+
+def call(name, **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
+
+
+def bash(command):
+    return call("Bash", command=command)
+
+
+READ = call("Read", file_path="cart.py")
+EDIT = call("Edit", file_path="cart.py", old_string="a = 1", new_string="a = 2")
+SEEN = [READ, {"role": "tool", "tool_call_id": "c", "content": "     1→a = 1\n"}]
+MADE = [EDIT, {"role": "tool", "tool_call_id": "c", "content": "The file has been updated."}]
+
+
+def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path):
+    cases = [
+        (SEEN, EDIT, ""),
+        ([*SEEN, *MADE], EDIT, "applied"),
+        (SEEN, READ, "repeated_look"),
+        (SEEN, bash("git push --force"), "unasked"),
+        ([], EDIT, "infeasible"),
+        (SEEN, bash("lsof -i :3000 | head"), ""),
+        (SEEN, call("browser_snapshot"), ""),
+    ]
+    request = {"role": "user", "content": "Mend the cart, then tell me how it went, number {}."}
+    rows = [
+        {
+            **pairs({})[0],
+            "state_id": f"s{n}",
+            "state_messages": [{**request, "content": request["content"].format(n)}, *messages],
+            "chosen_action": chosen,
+            "rejected_action": bash(f"make target{n}"),
+            "chosen": f"Chosen {n}",
+            "rejected": f"Rejected {n}",
+        }
+        for n, (messages, chosen, _) in enumerate(cases)
+    ]
+    wanted = [f"s{n}" for n, (_, _, why) in enumerate(cases) if not why]
+    assert kept("agent", rows) == wanted
+    assert kept(recipe(tmp_path, [{"pair_feasibility_filter": {}}]), rows) == wanted

@@ -1,0 +1,139 @@
+"""What is bought, where, and in which order, in worlds in which it is known who is right."""
+
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.replay import parse_gates, replay_states
+from replay_pipeline.replay.buying import Place, spread
+from replay_pipeline.testing import TeacherServer
+from tests.support.worlds import MODELS, WORLDS, simulate
+
+USD = 0.08
+"""Enough for a fifth of the questions."""
+
+
+@pytest.fixture(scope="module")
+def world():
+    return simulate(WORLDS["four kinds"], 2_000, seed=0)
+
+
+def replay(world, ledger, gates, **options):
+    """Replay at a server of its own: one that has answered before answers again for nothing."""
+    options = {"max_total_usd": USD, "is_durable": False} | options
+    with TeacherServer(world.answers) as server:
+        return asyncio.run(
+            replay_states(
+                options.pop("states", world.states),
+                server.teachers(MODELS[:3]),
+                ledger=ledger,
+                gates=gates,
+                **options,
+            )
+        )
+
+
+def calls(report):
+    return {(action.state_id, action.teacher) for action in report.actions}
+
+
+@pytest.mark.slow
+def test_a_dollar_brings_twice_the_right_pairs_and_no_more_wrong_ones(world, tmp_path):
+    right, precision = [], []
+    for gates in ((), ("value",)):
+        report = replay(world, tmp_path / f"{len(gates)}", gates)
+        assert report.spent_usd <= USD
+        pairs = extract_pairs(world.states, report.actions).pairs
+        right.append(sum(map(world.is_right_pair, pairs)))
+        precision.append(right[-1] / len(pairs))
+    assert right[1] >= 2 * right[0]
+    assert precision[1] >= max(0.95, precision[0] - 0.01)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_to_buy_what_an_undisturbed_one_buys(world, tmp_path):
+    whole = replay(world, tmp_path / "whole", ("value",))
+    stop = threading.Event()
+
+    def stop_midway(progress):
+        if progress.n_done > len(whole.actions) // 2:
+            stop.set()
+
+    ledger = tmp_path / "halves"
+    first = replay(world, ledger, ("value",), stop=stop, on_progress=stop_midway)
+    assert first.stop_reason == "stopped"
+    assert calls(first) < calls(whole)
+    again = replay(world, ledger, ("value",))
+    assert calls(again) == calls(whole)
+    assert again.n_sent == len(whole.actions) - len(first.actions)
+    assert again.spent_usd == pytest.approx(whole.spent_usd)
+
+
+def test_nothing_worth_its_money_is_left_out_and_counted(world, tmp_path):
+    states = world.states[:150]
+    report = replay(world, tmp_path / "l", ("value",), states=states, max_total_usd=5)
+    [gate] = report.gates
+    assert report.stop_reason == "completed"
+    assert gate.n_calls_saved == report.skipped["value"] == 450 - len(report.actions) > 0
+    everybody = replay(world, tmp_path / "all", (), states=states, max_total_usd=5)
+    bought, all_pairs = (
+        {pair["pair_id"] for pair in extract_pairs(states, each.actions).pairs}
+        for each in (report, everybody)
+    )
+    assert bought == all_pairs  # with money for everything, no pair is lost
+
+
+def places(sizes):
+    return [
+        Place(session=f"{project}-{i // 40}", project=f"{project}", kind="Bash")
+        for project, n_states in enumerate(sizes)
+        for i in range(n_states)
+    ]
+
+
+def test_the_order_covers_projects_sessions_and_time_from_its_start():
+    found = places([800, 300, 100, 50, *[10] * 8])
+    order = spread(found)
+    assert sorted(i for run in order for i in run) == list(range(len(found)))
+    assert [found[run[0]].project for run in order[:12]] == [f"{n}" for n in range(12)]
+    of_largest = [found[run[0]].session for run in order if found[run[0]].project == "0"]
+    assert len(set(of_largest[:20])) == 20  # every session once before any twice
+    halves = Counter(int(session.partition("-")[2]) >= 10 for session in of_largest[:10])
+    assert halves[True] == halves[False] == 5
+    assert all(run == list(range(run[0], run[0] + len(run))) for run in order)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gates", [(), ("value",)])
+def test_money_for_a_part_reaches_all_projects(tmp_path, gates):
+    """Twelve projects of unequal size, and money for a tenth: before, four sessions had it all."""
+    sizes = [400, 200, 100, 60, 40, 30, 20, 10, 10, 10, 10, 10]
+    world = simulate(WORLDS["four kinds"], sum(sizes), seed=1)
+    for state, place in zip(world.states, places(sizes), strict=True):
+        state |= {"session_id": place.session, "project": place.project}
+    report = replay(world, tmp_path / "l", gates, max_total_usd=0.03)
+    asked = {action.state_id for action in report.actions}
+    assert report.stop_reason == "budget"
+    projects = {state["project"] for state in world.states if state["state_id"] in asked}
+    assert len(projects) >= 10
+    assert report.coverage["projects"] == {"asked": len(projects), "all": 12}
+
+
+def test_value_stands_alone_but_for_what_a_pair_may_cost():
+    assert parse_gates(["value", "max_usd_per_pair:0.5"]).max_usd_per_pair == 0.5
+    with pytest.raises(ConfigError, match="take out cheap_first"):
+        parse_gates(["value", "cheap_first"])
+
+
+@pytest.mark.slow
+def test_some_of_the_money_goes_where_nobody_would_choose(world, tmp_path):
+    report = replay(world, tmp_path / "l", ("value",))
+    explored = [action for action in report.actions if action.propensity < 1]
+    assert {action.gate for action in explored} == {"value"}
+    assert report.gates[0].n_explored == len(explored) < len(report.actions) / 5
+    asked = Counter(action.state_id for action in explored)
+    assert asked.most_common()[0][1] == 3  # everybody, so that it teaches something
