@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve")
+COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve", "tokens")
 """First words that are about replicas or a finished model, not about a run in this process."""
 
 
@@ -116,7 +116,31 @@ def _default(overrides: Sequence[str]) -> Path:
     return PRETRAINED_CONFIG if names_model else DEFAULT_CONFIG
 
 
+def _show_tokens(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer tokens",
+        description="Print the tokens of a state's pairs: what is read, and what is scored.",
+    )
+    parser.add_argument("--state", required=True, help="id of the state")
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    options = parser.parse_args(arguments)
+    with uncollected():
+        from trainer.shown import tokens_of  # noqa: PLC0415 - loads torch
+
+    try:
+        values = read_config(options.config or _default(options.overrides), options.overrides)
+        found = tokens_of(values, options.state)
+    except TrainerError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
 def _command(name: str, arguments: Sequence[str]) -> int:
+    if name == "tokens":
+        return _show_tokens(arguments)
     if name == "serve":
         with uncollected():
             from trainer.model.serve import serve_command  # noqa: PLC0415 - loads torch

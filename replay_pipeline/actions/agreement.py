@@ -8,6 +8,7 @@ from replay_pipeline.actions.canonical import Action, Call, canonical_action
 from replay_pipeline.actions.edits import Edit, are_same_change
 from replay_pipeline.actions.keys import keys_of
 from replay_pipeline.actions.reach import depend
+from replay_pipeline.actions.texts import say_the_same
 from replay_pipeline.actions.tools import family_of
 from replay_pipeline.types import AgreementLevel, Message
 
@@ -44,7 +45,8 @@ def agreement_level(
     Args:
         a: An action, or an assistant message (read without a working directory).
         b: The other one.
-        same_text: Judge of final texts that differ; agreement by it counts as `effect`.
+        same_text: Judge of final texts that differ by more than typography and do not take the same
+            option of a choice; agreement by it counts as `effect`, as these do.
     """
     a, b = _as_action(a), _as_action(b)
     if a.invalid_reason is not None or b.invalid_reason is not None:
@@ -96,6 +98,8 @@ def _as_action(action: Action | Message | str) -> Action:
 def _text_level(a: str, b: str, same_text: TextComparator | None) -> AgreementLevel | None:
     if a == b or _collapsed(a) == _collapsed(b):
         return "exact"
+    if say_the_same(a, b):
+        return "effect"
     if same_text is None:
         return None
     # In one order, so that the answer is the same both ways whatever the judge does.

@@ -166,6 +166,8 @@
       "the record says": item.recorded ? words(item.recorded) : null,
       student: item.student,
       "rejected side": item.rejected_source,
+      "chosen, tried": item.chosen_trial,
+      "rejected, tried": item.rejected_trial,
       session: item.session,
       margin: item.margin,
       evidence: item.evidence?.join(", "),

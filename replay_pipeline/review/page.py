@@ -103,6 +103,8 @@ def _pair_item(pair: DPOPair, max_prefix_chars: int) -> dict[str, Any]:
         "hint": pair.get("hint"),
         "student": pair.get("student_model"),
         "rejected_source": pair.get("rejected_source"),
+        "chosen_trial": pair.get("chosen_trial"),
+        "rejected_trial": pair.get("rejected_trial"),
         "tools": sorted({*tools_of(chosen), *tools_of(rejected)}),
         "headline": headline_of(chosen, pair["chosen"]),
         "request": last_request(messages),

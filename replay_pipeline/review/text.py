@@ -121,6 +121,8 @@ def _pair_lines(pair: DPOPair) -> list[str]:
         facts.append(f"right with probability {p_better:.2f}")
     if (is_right := pair.get("is_checked_right")) is not None:
         facts.append("checked: right" if is_right else "checked: wrong")
+    trials = {side: pair.get(f"{side}_trial") for side in ("chosen", "rejected")}
+    facts += [f"{side}, tried: {trial}" for side, trial in trials.items() if trial]
     rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
     chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
     diff = unified_diff(rejected, chosen, "rejected", "chosen", n=99, lineterm="")

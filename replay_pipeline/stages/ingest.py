@@ -1,8 +1,10 @@
 """The stage that reads sessions."""
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +17,7 @@ from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
-from replay_pipeline.types import Progress
+from replay_pipeline.types import Progress, TraceState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -210,6 +212,31 @@ class _Owned(Set[str]):
         raise TypeError("states are looked up by one, and not counted")
 
 
+def _log_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
+    """Find the rows of the logs that a state was read from, redacted as its tables are."""
+    from replay_pipeline.ingesters import is_kept, read_manifest, restore
+    from replay_pipeline.ingesters.log_rows import state_ids_for
+    from replay_pipeline.redaction.redactor import Redactor
+
+    redactor, found = Redactor(salt=redaction_salt()), list[dict[str, Any]]()
+    folder, is_redacted = project.kept_folder(), project.settings.ingest.is_redacted
+    with TemporaryDirectory() as name:
+        for source in read_manifest(batch, project.root.path).slices:
+            path = source.place
+            if not path.is_file() and folder is not None and is_kept(source, folder):
+                path = restore(source, folder, Path(name))
+            lines = path.read_bytes().splitlines() if path.is_file() else []
+            for number, line in enumerate(lines, 1):
+                with suppress(ValueError, AttributeError):
+                    row = json.loads(line)
+                    known = (row.get("message") or {}).get("id") or row.get("uuid") or ""
+                    if state_ids_for([known]) == [state["state_id"]]:
+                        text = line.decode().strip()
+                        where = f"{source.path.name}:{number}"
+                        found.append({where: redactor.text(text) if is_redacted else text})
+    return {"log rows": found}
+
+
 def _decisive(settings: Settings) -> Mapping[str, Any]:
     return {"ingest": settings.ingest.model_dump(include={"is_redacted", "is_project_hashed"})}
 
@@ -306,6 +333,7 @@ INGEST = Stage(
     told=("n_states", "fidelity"),
     figures=_figures,
     facts=_facts,
+    trace=_log_rows,
     checks=_checks,
     asset="trace_states",
     table="states",

@@ -11,7 +11,7 @@ from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
-from replay_pipeline.types import DPOPair, TeacherAction, Trial
+from replay_pipeline.types import DPOPair, TeacherAction, TraceState, Trial
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
@@ -188,6 +188,21 @@ def _sample(pair: DPOPair) -> Markdown:
     )
 
 
+def _votes(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
+    """Show every action in the form in which votes are counted, and how near it is to the agent's."""
+    from replay_pipeline.actions import agreement_level, canonical_action
+    from replay_pipeline.replay.rows import teacher_actions_from_table
+
+    own = canonical_action(state["student_action"], cwd=state.get("cwd"))
+    votes: dict[str, Any] = {"the agent itself": {"action": own.render()}}
+    for row in teacher_actions_from_table(project.root.read("teacher_actions", batch)):
+        if row.state_id == state["state_id"]:
+            action = canonical_action(row.action or {}, cwd=state.get("cwd"))
+            level = agreement_level(own, action) if row.action else None
+            votes[row.teacher] = {"action": action.render(), "agrees with the agent at": level}
+    return {"votes": votes}
+
+
 def _checks() -> tuple[Check, ...]:
     from replay_pipeline.stages.audit import drift, tables
 
@@ -211,6 +226,7 @@ PAIRS = Stage(
     told=("n_pairs",),
     figures=_figures,
     facts=_facts,
+    trace=_votes,
     checks=_checks,
     asset="dpo_pairs",
     unsafe=("new rows of turns", "new rows of states"),

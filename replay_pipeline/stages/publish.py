@@ -14,6 +14,8 @@ from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Report, Stage, Task
+from replay_pipeline.storage.store import files_below
+from replay_pipeline.types import TraceState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -320,6 +322,19 @@ def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], fol
                 made.rename(dataset / name)
 
 
+def _published_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
+    """Find the rows of a state in the shards of the dataset, by config and split."""
+    import polars as pl
+
+    place, found = project.place_of("dataset"), dict[str, Any]()
+    for name in files_below(place):
+        if name.endswith(".parquet") and f"/{batch}/" in name:
+            rows = pl.read_parquet((place / name).read_bytes())
+            if rows := rows.filter(pl.col("state_id") == state["state_id"]).to_dicts():
+                found["/".join(name.split("/")[1:3])] = rows
+    return found
+
+
 def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
     report = receipts[-1].report if receipts else {}
     return {name: report.get(name, {}) for name in ("rows_by_split", "checks")}
@@ -364,6 +379,7 @@ PUBLISH = Stage(
     is_there=_is_there,
     figures=_figures,
     facts=_facts,
+    trace=_published_rows,
     asset="published_dataset",
     kinds=("huggingface", "parquet"),
     after=("normalize",),

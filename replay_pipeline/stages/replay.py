@@ -1,5 +1,6 @@
 """The stage that asks teachers: the one that spends money."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from replay_pipeline.stages.pictures import bars, histogram, quantile
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
-from replay_pipeline.types import Progress, TeacherSpec
+from replay_pipeline.types import Progress, TeacherSpec, TraceState
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
@@ -181,6 +182,24 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
     }
 
 
+def _prompts_sent(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
+    """Build the request of each teacher anew; an equal hash says that it is what was sent."""
+    from replay_pipeline.replay.dialects.base import RequestOptions
+    from replay_pipeline.replay.requests import RequestBuilder
+
+    settings = project.settings
+    terms = frozenset(settings.replay.accepted_terms)
+    builder = RequestBuilder(RequestOptions(accepted_terms=terms))
+    with project.teachers() as teachers:
+        return {
+            f"prompt for {teacher.name}": {
+                "request_sha": builder.question(state, teacher).sha,
+                "body": json.loads(builder.body(state, teacher, None)),
+            }
+            for teacher in teachers
+        }
+
+
 def _checks() -> tuple[Check, ...]:
     from replay_pipeline.stages.audit import tables
 
@@ -212,6 +231,7 @@ REPLAY = Stage(
     told=OPEN_WORK,
     figures=_figures,
     facts=answer_facts,
+    trace=_prompts_sent,
     checks=_checks,
     asset="teacher_actions",
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from replay_pipeline.stages.audit.verdict import Verdict
     from replay_pipeline.stages.project import Project
     from replay_pipeline.storage.tables import DataRoot
+    from replay_pipeline.types import TraceState
 
 ALL = "all"
 """The batch of a stage that works on all of them at once."""
@@ -130,6 +131,8 @@ class Stage:
     """What the summary of a run says of it; receipts of earlier runs are marked as reused."""
     facts: "Callable[[Project, Receipt], Mapping[str, Any]]" = lambda *_: {}
     """What Dagster shows of a batch: numbers, texts, paths, and pictures in Markdown."""
+    trace: "Callable[[Project, str, TraceState], Mapping[str, Any]]" = lambda *_: {}
+    """What it made of one state of a batch beside the rows of its tables, for `trace`."""
     checks: Callable[[], tuple[Check, ...]] = tuple
     """What must hold of its tables, beside their schemas."""
     asset: str = ""

@@ -1,12 +1,14 @@
 """The stage that trains on the published dataset, in a process of its own."""
 
 import json
+import subprocess
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.processes import python
+from replay_pipeline.processes import python, start_environment
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location
 from replay_pipeline.stages.overview import Overview, hash_of
@@ -21,6 +23,7 @@ from replay_pipeline.stages.trainer_process import (
     training_curves,
 )
 from replay_pipeline.storage.store import copy_files, files_below
+from replay_pipeline.types import TraceState
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
@@ -35,22 +38,15 @@ def train_model(task: Task, *, launch: Launch = run_trainer) -> Report:
         MissingDependencyError: the trainer's packages are not installed on this machine.
         TrainError: the trainer failed; the message ends with its last words.
     """
-    from replay_pipeline.publish import fetch
-
     settings = task.project.settings
     config, model = trainer_config(settings), settings.train.model
     output, kept = settings.training_dir(), settings.model_dir()
-    dataset = fetch(settings.dataset_dir(), task.project.dataset_copy())
-    if not dataset.exists():
-        place = settings.dataset_dir()
+    place = settings.dataset_dir()
+    if not place.exists():
         raise ConfigError(f"{place}: no dataset yet; run `replay-pipeline publish` first")
-    command = python("trainer", "--resume")
-    command += ["--config", str(config)] if config else []
-    command += ["--set", f"dataset={dataset}", "--set", f"output={output}"]
-    command += ["--set", f"model={model}"] if model else []
     # The bundled run is for one core: more threads than free cores only wait for each other.
     job = TrainerJob(
-        command=command,
+        command=[*python("trainer", "--resume"), *_told(task.project)],
         output=output,
         environment={} if config or model else {"OMP_NUM_THREADS": "1"},
         variables=settings.train.environment,
@@ -85,6 +81,32 @@ def _inputs(project: "Project", _: str) -> Mapping[str, str]:
     """Digest the names of the dataset's shards, which are named by their content."""
     names = files_below(project.place_of("dataset"))
     return {"dataset": hash_of(sorted(name for name in names if name.endswith(".parquet")))}
+
+
+def _tokens(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
+    """Ask the trainer for the tokens of a state's rows, and which of them are scored."""
+    settings = project.settings
+    if not (settings.dataset_dir() / "README.md").exists() or find_spec("trl") is None:
+        return {}
+    command = [*python("trainer", "tokens"), "--state", state["state_id"], *_told(project)]
+    done = subprocess.run(
+        command, env=start_environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return {"tokens": done.stderr.strip()}
+    return {"tokens": json.loads(done.stdout)}
+
+
+def _told(project: "Project") -> list[str]:
+    """Tell the trainer what to train, from which dataset, and where to."""
+    from replay_pipeline.publish import fetch
+
+    settings = project.settings
+    config, model = trainer_config(settings), settings.train.model
+    dataset = fetch(settings.dataset_dir(), project.dataset_copy())
+    words = ["--config", str(config)] if config else []
+    words += ["--set", f"dataset={dataset}", "--set", f"output={settings.training_dir()}"]
+    return words + (["--set", f"model={model}"] if model else [])
 
 
 def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
@@ -126,6 +148,7 @@ TRAIN = Stage(
     is_there=lambda project, _: (project.settings.model_dir() / "report.json").exists(),
     figures=_figures,
     facts=_facts,
+    trace=_tokens,
     asset="trained_model",
     kinds=("pytorch", "huggingface"),
     pool="training",

@@ -6,7 +6,7 @@ ripgrep itself uses.
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import polars as pl
 from replay_pipeline.workspaces.tree import Tree, is_below
 
 MAX_GLOB_FILES = 100
+_PIECE_CHARS = 16_000_000
 _VCS = re.compile(r"/\.(?:git|svn|hg|bzr|jj|sl)(?:/|\Z)")
 _TYPES: dict[str, tuple[str, ...]] = {
     "c": ("*.c", "*.h"),
@@ -107,9 +108,23 @@ def grep(
             raise NotKnownError(f"files of type {kind!r} are not known here")
         is_kind = _matcher(_TYPES[kind])
         wanted = [path for path in wanted if is_kind(posixpath.basename(path))]
-    texts = [(path, _text(tree, path)) for path in wanted]
-    lines = _matching(texts, arguments)
+    lines: dict[str, list[tuple[int, str, bool]]] = {}
+    for texts in _pieces((path, _text(tree, path)) for path in wanted):
+        lines |= _matching(texts, arguments)
     return _rendered(lines, place, cwd, arguments)
+
+
+def _pieces(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Texts by path, some megabytes at a time: of a large tree not all are in memory at once."""
+    piece: list[tuple[str, str]] = []
+    n_chars = 0
+    for each in texts:
+        piece.append(each)
+        n_chars += len(each[1])
+        if n_chars > _PIECE_CHARS:
+            yield piece
+            piece, n_chars = [], 0
+    yield piece
 
 
 def _text(tree: Tree, path: str) -> str:

@@ -90,6 +90,20 @@ def test_page_is_one_file_in_which_session_text_is_only_data(tmp_path, judged):
     assert "unsafe" not in policy
 
 
+def test_what_became_of_tried_sides_is_on_the_page_and_in_the_text(tmp_path, judged):
+    states, rows, report = judged
+    tried = {"chosen_trial": "works", "rejected_trial": "fails: string_not_found"}
+    pairs = [{**report.pairs[0], **tried}, *report.pairs[1:]]
+    page = Elements()
+    page.feed(write_review(pairs, path=tmp_path / "r.html").read_text("utf-8"))
+    scripts = [n for n, (tag, _) in enumerate(page.found) if tag == "script"]
+    item = json.loads(page.text[scripts[0]])["items"][0]
+    assert {name: item[name] for name in tried} == tried
+    known = {"outcomes": report.outcomes, "teacher_actions": rows, "states": states}
+    text = show_state(pairs[0]["state_id"], pairs=pairs, **known)
+    assert " · chosen, tried: works · rejected, tried: fails: string_not_found\n" in text
+
+
 def test_page_of_the_same_pairs_has_the_same_bytes(tmp_path, judged):
     _, _, report = judged
     one, other = (

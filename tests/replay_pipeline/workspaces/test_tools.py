@@ -206,3 +206,10 @@ def test_a_pattern_that_takes_others_forever_is_no_matter():
     slow = ToolRun(Files("/p", {"a.txt": "a" * 5_000 + "!"}), cwd="/p")
     assert slow.call("Grep", {"pattern": "(a*)*(a*)*b"}).found == ()
     assert slow.call("Grep", {"pattern": "("}).error_kind == "other"
+
+
+def test_a_search_of_many_megabytes_finds_what_stands_at_their_ends():
+    many = {f"{n}.txt": "x" * 6_000_000 + f"\nend {n}\n" for n in range(7)}
+    large = ToolRun(Files("/p", many), cwd="/p")
+    answer = large.call("Grep", {"pattern": "^end [0-9]$", "output_mode": "content"})
+    assert answer.found == tuple(f"{n}.txt:2:end {n}" for n in range(7))

@@ -1,0 +1,99 @@
+"""`replay-pipeline trace`: the life of one state, as the stages have it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from replay_pipeline.cli import app
+from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.roots import pipeline_at, project_root, run_batches
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    work = project_root(tmp_path_factory.mktemp("trace") / "data")
+    run_batches(work)
+    work.publish()
+    return work.root.path
+
+
+def traced(root: Path, state: str, *more: str) -> str:
+    done = CliRunner().invoke(app, ["trace", state, "--data", str(root), *more])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def a_pair(root: Path) -> dict:
+    work = pipeline_at(root)
+    rows = work.root.read("dpo_pairs", work.batches()[0]).to_pylist()
+    return next(row for row in rows if row["source"] == "consensus")
+
+
+def test_a_state_is_followed_from_its_log_to_its_tokens(root):
+    pair = a_pair(root)
+    life = json.loads(traced(root, pair["state_id"], "--json"))
+    assert life["state_id"] == pair["state_id"]
+
+    action = life["ingest"]["states"][0]
+    rows = life["ingest"]["log rows"]
+    assert rows
+    for found in rows:
+        ((where, text),) = found.items()
+        name, _, number = where.rpartition(":")
+        (log,) = SESSIONS_DIR.rglob(name)
+        assert json.loads(text)["type"] == "assistant"
+        written = json.loads(log.read_text("utf-8").splitlines()[int(number) - 1])
+        assert json.loads(text)["message"]["id"] == written["message"]["id"]
+    assert life["ingest"]["turns"][0]["turn_idx"] == action["turn_idx"]
+
+    answers = {row["teacher"]: row for row in life["replay"]["teacher_actions"]}
+    assert len(answers) == 3
+    for teacher, answer in answers.items():
+        sent = life["replay"][f"prompt for {teacher}"]
+        assert sent["request_sha"] == answer["request_sha"]
+        assert sent["body"]["messages"][0]["role"] == "system"
+
+    votes = life["pairs"]["votes"]
+    assert votes["the agent itself"]["action"] == pair["rejected"]
+    assert {votes[teacher]["action"] for teacher in pair["teachers_agreeing"]} >= {pair["chosen"]}
+    assert life["pairs"]["outcomes"][0]["outcome"] == "pair"
+    assert life["pairs"]["dpo_pairs"][0]["pair_id"] == pair["pair_id"]
+    assert life["normalize"]["normalized_pairs"][0]["chosen"] == pair["chosen"]
+    (published,) = {
+        row["prompt"][0]["content"]
+        for name, rows in life["publish"].items()
+        if name.startswith("pairs/")
+        for row in rows
+    }
+    assert published.startswith("You are a coding agent")
+
+    (tokens,) = life["train"]["tokens"]
+    scored = [tokens[f"{side} (scored)"] for side in ("chosen", "rejected")]
+    assert scored[0]["token_ids"] != scored[1]["token_ids"]
+    for side in (tokens["prompt (read, not scored)"], *scored):
+        assert len(side["token_ids"]) == side["n_tokens"] > 0
+
+
+def test_a_state_is_followed_without_its_log_and_as_far_as_it_has_come(root, tmp_path):
+    shutil.copytree(SESSIONS_DIR, tmp_path / "logs")
+    options = {"sources": [tmp_path / "logs"], "max_batch_sessions": 8}
+    work = pipeline_at(tmp_path / "data", ingest=options, replay={"sample_teachers": True})
+    batch = work.ingest_new()[0]
+    shutil.rmtree(tmp_path / "logs")
+    state = work.root.read("states", batch)["state_id"][0].as_py()
+    shown = traced(tmp_path / "data", state)
+    assert "log rows:" in shown
+    assert ".jsonl:" in shown
+    assert "teacher_actions" not in shown
+
+
+def test_a_state_that_is_not_there_or_not_alone_is_refused(root):
+    for beginning, n in (("cc1_zzzzzzzz", 0), ("cc1_", len(pipeline_at(root).batches()))):
+        done = CliRunner().invoke(app, ["trace", beginning, "--data", str(root)])
+        assert "states begin with" in str(done.exception)
+        assert (int(str(done.exception).split()[0]) > 1) == (n > 0)
