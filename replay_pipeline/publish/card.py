@@ -18,6 +18,7 @@ from replay_pipeline.publish.batch_facts import digest_of, n_moved, rows_by_spli
 from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
+from replay_pipeline.reliability import Poll
 from replay_pipeline.storage.schemas import describe
 
 # Filled in directly: `DatasetCard.from_template` would compile it and read the result back each
@@ -77,6 +78,13 @@ _COUNTED = {
 }
 
 
+def _precision(batches: Sequence[Mapping[str, Any]]) -> str:
+    """Say how many of the pairs that were extracted are right, as far as somebody has checked."""
+    polls = [_stage(batch, "pairs").get("poll") for batch in batches]
+    found = Poll.pooled(poll for poll in polls if poll).precision()
+    return found.words() if found.n_pairs else "nobody has checked a pair"
+
+
 def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
     """Write the whole card: metadata for the Hub, then what a reader wants to know."""
     # A batch without a row is no part of what is described.
@@ -131,6 +139,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         ],
         teachers=_teachers(batches, facts),
         figures=_figures(batches),
+        precision=_precision(batches),
         recipes=", ".join(map(_code, recipes)),
         dropped=[(_code(name), n) for name, n in _by_size(dropped)],
         blind=in_words(facts.get("blind_control")) if n_pairs else "",

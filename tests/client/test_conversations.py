@@ -8,6 +8,7 @@ from tempfile import mkdtemp
 import pytest
 
 from replay_pipeline.ingesters import IngestReport
+from replay_pipeline.look import look
 from tests.client.clients import VERSIONS, Desk, client, numbers_of
 from tests.client.comparison import Compared, compared
 from tests.client.conversations import CONVERSATIONS
@@ -47,6 +48,16 @@ def test_the_newest_client_logs_nothing_that_is_not_known(name: str):
     _, report = had(VERSIONS[-1], name)
     assert report.skipped.keys() <= {"bookkeeping", "synthetic", "transcript_only", "duplicate_row"}
     assert report.rows == report.rows_used + sum(report.skipped.values())
+
+
+def test_a_session_costs_what_its_client_counts(tmp_path: Path):
+    desk = Desk(tmp_path)
+    CONVERSATIONS["tools"](desk, client(VERSIONS[-1])).close()
+    (log,) = desk.logs.rglob("*.jsonl")
+    rows = map(json.loads, log.read_bytes().splitlines())
+    *_, counted = (row["totalCostUSD"] for row in rows if row["type"] == "cost-state")
+    figures = look([desk.logs], page=tmp_path / "look.html")
+    assert figures["cost_usd"] == pytest.approx(counted, rel=0.01)
 
 
 @pytest.mark.parametrize("version", [v for v in VERSIONS if RENDERED <= numbers_of(v) < EXACT])

@@ -1,0 +1,152 @@
+"""How right pairs are, and what a dollar brings, in made-up worlds in which it is known who is right.
+
+    python benchmarks/worlds.py [--seeds 4] [--states 1000] [--json FILE]
+
+The first line of a world holds what is claimed of the pairs of STATES states, everybody asked, against the truth: from
+votes alone, against the precision of such pairs over many more states of the world; and with 100 pairs
+checked, against that of the very pairs that are left. The second compares what the money for STATES states, everybody
+asked in order, brings with what it brings bought by value, out of six times as many states. The product's
+own estimates, buyer and extraction are run; only the answers are made up, and no server is between: that it
+buys the same over the wire is `tests/replay_pipeline/replay/test_buying.py`.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.reliability import BallotBox, draw
+from replay_pipeline.reliability.worth import Rule
+from replay_pipeline.replay import parse_gates
+from replay_pipeline.replay.buying import Buyer, Market
+from replay_pipeline.replay.rounds import place_of
+from replay_pipeline.types import TeacherAction
+from tests.support.worlds import WORLDS, Simulation, World, simulate
+
+N_CHECKED = 100
+MARK_ALIKE, MARK_CHECKED = 0.03, 0.05
+MARK_MIXED, MARK_LEAST, MARK_PRECISION = 2.0, 0.95, 0.01
+UNALIKE = ("four kinds, half hard", "several right actions", "drift")
+
+
+def bought(world: Simulation, usd: float) -> list[TeacherAction]:
+    """Answers that `usd` buys by value, at the world's prices."""
+    prices = [price / 1_000 for price in world.world.prices]
+    buyer = Buyer(
+        Market(
+            places=[place_of(state, i) for i, state in enumerate(world.states)],
+            teachers=world.teachers,
+            cost_usd=lambda state, teacher, is_warm: prices[teacher],  # noqa: ARG005
+            bound_usd=lambda state, teacher: prices[teacher],  # noqa: ARG005
+        ),
+        Rule(),
+    )
+    box, gates = BallotBox(buyer.families), parse_gates(())
+    known = {(row.state_id, row.teacher): row for row in world.rows()}
+    rows: dict[int, list[TeacherAction]] = {}
+    left = usd
+    while choices := buyer.next_round(left):
+        for choice in choices:
+            name = world.teachers[choice.teacher].name
+            row = known[world.states[choice.state]["state_id"], name]
+            rows.setdefault(choice.state, []).append(row)
+            left -= row.cost_usd
+        for number in {choice.state for choice in choices}:
+            state, poll = world.states[number], gates.poll(world.states[number])
+            for row in rows[number]:
+                poll.add(row)
+            paid = {c.teacher: prices[c.teacher] for c in choices if c.state == number}
+            buyer.file(number, box.ballot(state, poll.student, poll.votes), paid)
+    assert left > -1e-9
+    return [row for each in rows.values() for row in each]
+
+
+def true_precision(world: World, n_states: int = 10_000) -> float:
+    """Share of right pairs where everybody is asked, over so many states that chance hardly shows."""
+    made = simulate(world, n_states, seed=1_000)
+    return statistics.fmean(map(made.is_right_pair, extract_pairs(made.states, made.rows()).pairs))
+
+
+def claims(world: World, truth: float, n_states: int, seed: int) -> dict[str, float]:
+    """True precision, and by how much claims miss it, before and after 100 checks."""
+    made = simulate(world, n_states, seed=seed)
+    rows = made.rows()
+    report = extract_pairs(made.states, rows)
+    right = {pair["pair_id"]: made.is_right_pair(pair) for pair in report.pairs}
+    chances = draw({pair["pair_id"]: pair["p_better"] for pair in report.pairs}, N_CHECKED)
+    checked = {pair_id: right[pair_id] for pair_id in chances}
+    after = extract_pairs(made.states, rows, checked=checked, chances=chances)
+    left = statistics.fmean(right[pair["pair_id"]] for pair in after.pairs)
+    found = after.precision
+    return {
+        "precision": truth,
+        "votes_alone": abs(report.precision.share - truth),
+        "checked": abs(found.share - left),
+        "covered": float(found.low <= left <= found.high),
+    }
+
+
+def money(world: World, n_states: int, seed: int) -> dict[str, float]:
+    """Right pairs and precision of both ways to spend the same."""
+    made = simulate(world, 6 * n_states, seed=seed)
+    usd = n_states * sum(world.prices) / 1_000
+    found: dict[str, float] = {}
+    for name, rows in (("all", made.rows(made.states[:n_states])), ("value", bought(made, usd))):
+        pairs = extract_pairs(made.states, rows).pairs
+        right = sum(map(made.is_right_pair, pairs))
+        found |= {f"right_{name}": right, f"precision_{name}": right / max(1, len(pairs))}
+    return found
+
+
+def mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Mean of each figure."""
+    return {name: round(statistics.fmean(row[name] for row in rows), 4) for name in rows[0]}
+
+
+def main() -> int:
+    """Print both tables, and whether the marks are met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--states", type=int, default=1_000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found: dict[str, Any] = {}
+    for name, world in WORLDS.items():
+        seeds = range(options.seeds)
+        truth = true_precision(world)
+        row = mean(
+            [
+                claims(world, truth, options.states, seed) | money(world, options.states, seed)
+                for seed in seeds
+            ]
+        )
+        missed = row["checked"] if name in UNALIKE else row["votes_alone"]
+        mark = MARK_CHECKED if name in UNALIKE else MARK_ALIKE
+        gain = row["right_value"] / row["right_all"]
+        lost = row["precision_all"] - row["precision_value"]
+        row["is_met"] = (
+            missed <= mark
+            and gain >= (MARK_MIXED if name == "four kinds" else MARK_LEAST)
+            and lost <= MARK_PRECISION
+        )
+        found[name] = row
+        print(
+            f"{name:24s} precision {row['precision']:.3f}, missed by {row['votes_alone']:.3f} from "
+            f"votes, {row['checked']:.3f} with {N_CHECKED} checked ({row['covered']:.0%} covered)\n"
+            f"{'':24s} everybody {row['right_all']:.0f} right ({row['precision_all']:.3f}), by value "
+            f"{row['right_value']:.0f} ({row['precision_value']:.3f}), {gain:.2f} times: "
+            f"{'ok' if row['is_met'] else 'MISSED'}",
+            flush=True,
+        )
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return 0 if all(row["is_met"] for row in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
