@@ -1,8 +1,12 @@
 import io
 
+import pytest
+import typer
 from rich.console import Console
 
 from replay_pipeline.cli import console
+from replay_pipeline.cli.console import show_replay
+from replay_pipeline.cli.shared import exit_if_most_failed
 
 
 def test_the_limits_that_runs_share_are_shown_however_many_runs_there_are(monkeypatch):
@@ -23,3 +27,24 @@ def test_the_limits_that_runs_share_are_shown_however_many_runs_there_are(monkey
     assert all(name in shown for name in shared)
     assert "run:199" in shown
     assert "run:000" not in shown
+
+
+def test_a_teacher_that_stopped_changes_the_exit_code(capsys):
+    work = {"errors": {}, "n_answers": 9, "stop_reasons": {"completed": 1, "teacher_stopped": 2}}
+    with pytest.raises(typer.Exit) as ended:
+        exit_if_most_failed(work)
+    assert ended.value.exit_code == 1
+    assert "a teacher stopped in 2 batches" in capsys.readouterr().err
+    exit_if_most_failed({**work, "stop_reasons": {"completed": 3, "budget": 1}})
+
+
+def test_the_table_of_a_replay_says_who_was_stopped_and_until_when_money_is_held(capsys):
+    report = {
+        "n_sent": 3, "n_cached": 0, "n_failed": 3, "newly_spent_usd": 0.0,
+        "stop_reason": "teacher_stopped", "stopped_teachers": {"t": "it begins: <html>"},
+        "held_until": "2026-01-02T03:04:05+00:00", "unknown_usd": 0.0284,
+    }  # fmt: skip
+    show_replay({"b": report})
+    told = " ".join(capsys.readouterr().out.split())
+    assert "t was asked no more: it begins: <html>" in told
+    assert "hold $0.0284 until 2026-01-02T03:04:05+00:00" in told
