@@ -81,6 +81,8 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
     while at < len(words):
         word = words[at]
         at += 1
+        if word == "--" and program.odd_dashes:
+            return None
         if word == "--" and program.spellings:
             operands += words[at - 1 if program.operands == "git" else at :]
             break

@@ -35,6 +35,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     apart: bool = False
     once: bool = False
     folders: bool = False
+    odd_dashes: bool = False
     searches_path: bool = False
     display: bool = False
     is_interpreter: bool = False

@@ -12,6 +12,9 @@ from replay_pipeline.orchestration.resources import (
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.project import OnProgress
 
+JOBS = ("replay_batches", "publish_and_train")
+"""All batches first, then what is made of all of them."""
+
 
 def run_jobs(
     pipeline: Pipeline,
@@ -26,13 +29,14 @@ def run_jobs(
     batches = pipeline.batches()
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     jobs: list[tuple[str, dict[str, str]]] = [
-        ("replay_batches", {RANGE_START: batches[0], RANGE_END: batches[-1]}),
-        ("publish_and_train", {}),
+        (JOBS[0], {RANGE_START: batches[0], RANGE_END: batches[-1]}),
+        (JOBS[1], {}),
     ]
-    defs = define(PipelineResource())
     bar = console_progress.set(on_progress)
     settings = own_settings.set(pipeline.settings)
     try:
+        # Under these settings: the versions of what is made here are those that others compare.
+        defs = define(PipelineResource())
         with open_instance(pipeline) as instance:
             instance.add_dynamic_partitions(trace_batch.name or "", batches)
             for name, tags in jobs:

@@ -122,7 +122,7 @@ def _at_once(
 def _places(
     log: Log, history: History, wanted: Mapping[str, Any]
 ) -> Iterator[tuple[str, StatePlace, list[Call]]]:
-    """Give each wanted state of a log as a place, with the calls that the agent made there."""
+    """Yield each wanted state of a log as a place, with the calls that the agent made there."""
     id_of = ids_of(log)
     calls: dict[str, list[Call]] = defaultdict(list)
     for step in sorted(log.steps, key=lambda step: step.called):

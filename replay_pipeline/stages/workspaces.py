@@ -57,7 +57,7 @@ class Workspaces:
         self.n_unreadable = 0
 
     def histories(self, *, is_later_used: bool = True) -> Iterator[tuple[Log, History]]:
-        """Give each project's log and its files, before the first step."""
+        """Yield each project's log and its files, before the first step."""
         for files in self.folders:
             log = read_log(files, copies=_copies_beside(files[0]))
             self.n_unreadable += log.n_unreadable

@@ -83,7 +83,7 @@ class Judge:
     def __init__(
         self, execute: Execute, *, sandbox: Sandbox | None = None, kept: Path | None = None
     ) -> None:
-        """Say what may be executed.
+        """Set what may be executed.
 
         Args:
             execute: nothing, file tools, or commands too.

@@ -10,9 +10,11 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 
 from replay_pipeline.assets.code_location import define
+from replay_pipeline.assets.in_process import run_jobs
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.records import sync
 from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.settings import Settings
 from tests.integration.processes import instance_of
 from tests.roots import PROJECT, Pipeline, pipeline_at, run_batches
 from tests.support.settings_files import write_settings
@@ -260,3 +262,19 @@ def test_settings_that_change_no_byte_make_nothing_stale(shown_root, changes):
     with instance_of(root) as instance:
         assert pipeline_at(root).stale()["batches"] == {}
         assert (stale(instance, batches), told_by_dagster(root)) == ({}, {})
+
+
+def test_what_is_made_in_this_process_bears_the_versions_of_its_own_settings(
+    done, tmp_path, monkeypatch
+):
+    """By a relative path, under settings that the environment does not name, as a demo is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REPLAY_DATA", raising=False)
+    root = shutil.copytree(done, tmp_path / "demo")
+    work = Pipeline(Settings.load(Path("demo/settings.toml"), data_dir=Path("demo")))
+    monkeypatch.setattr("replay_pipeline.assets.in_process.JOBS", ("replay_batches", "publish"))
+    run_jobs(work)
+    monkeypatch.setenv("REPLAY_DATA", str(root))
+    monkeypatch.setenv("REPLAY_SETTINGS", str(root / "settings.toml"))
+    with instance_of(root) as instance:
+        assert stale(instance, work.batches()) == {}

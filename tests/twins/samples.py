@@ -60,6 +60,7 @@ NOT_RUN = {
     "git push": "needs a remote",
     "git pull": "needs a remote",
     "shuf": "random",
+    "curl": "needs a server",
     "go, npm, pnpm, yarn, bun, pip, pip3, docker, podman, kubectl, cargo, gh, wget, helm": "no "
     "options are known",
 }
@@ -865,7 +866,17 @@ SAMPLES = {
             "perl -e print(@ARGV) -- --b --a",
         )
     ),
-    "jq": Sample(commands=("jq -n -r .", "jq -r -n {a:1}", "jq . --sort-keys --compact-output")),
+    "jq": Sample(
+        operands=(
+            (".",),
+            (".", "-"),
+            ("length",),
+            (".b", "-"),
+            (".", "missing.txt"),
+            (".", "a.txt"),
+        ),
+        stdin='{"b": "ä", "a": [1, 2]}\n{"b": null}\n',
+    ),
     "xxd, hexdump": Sample(commands=("hexdump -C a.txt", "hexdump -n 8 -C ./a.txt")),
     "less, more": Sample(commands=("more a.txt", "more -2 ./a.txt")),
     "fd, fdfind, ag, ack": Sample(commands=("fdfind x d", "fdfind -e txt -H . d", "fdfind . ./d")),
@@ -878,7 +889,7 @@ SAMPLES = {
             "git stash pop --index -q",
         ),
     ),
-    "gcc, g++, cc, c++, clang, clang++, ld, ffmpeg, convert, magick, curl, git": Sample(
+    "gcc, g++, cc, c++, clang, clang++, ld, ffmpeg, convert, magick, git": Sample(
         kind="repository",
         commands=(
             "git -C d status --short",
