@@ -55,7 +55,7 @@ _MOST_OVERRUN = 8.0
 _N_FIRST = 3
 """So many calls are in flight at most until an endpoint has sent a chat completion; and so many
 replies in a row that are none end it."""
-_SILENCE_S = 0.3
+_SILENCE_S = 0.2
 """At an endpoint that has answered before, the other calls wait no longer than this."""
 _MAX_SENT_AGAIN = 2
 """How often one run sends a request again after it was lost."""
