@@ -25,7 +25,8 @@ def refuse_early(values: Mapping[str, Any]) -> None:
     run = typed(RunConfig, {**told, "trl": None}, "")
     config = RunConfig(**run | {"trl": typed(SharedSettings, trl, "trl.")})
     config.check()
+    from trainer.data.preflight import N_PROMPTS  # noqa: PLC0415
     from trainer.model.loading import inspect, load_tokenizer  # noqa: PLC0415
 
     data = load_preference_data(config.dataset, revision=config.revision)
-    inspect(config, load_tokenizer(config, data), data)
+    inspect(config, load_tokenizer(config, data), data, n_prompts=N_PROMPTS)

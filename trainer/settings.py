@@ -113,7 +113,10 @@ class SharedSettings:
     reuse_prefix: bool = True
     """Whether a live teacher goes on from the student's key-value cache."""
     max_prompt_tokens: int = 1024
-    """Budget of a rendered prompt; oldest messages go first."""
+    """Budget of a rendered prompt."""
+    prompt_window: str = "decision"
+    """What a prompt beyond the budget keeps: `decision`, the system message, the last request and
+    what the sides name, with the newest steps; or `tail`, its last tokens alone."""
     max_response_tokens: int = 256
     """Longest response of a pair."""
     render_tools: bool = True
@@ -189,6 +192,7 @@ class SharedSettings:
             "teacher": ("auto", "ema", "base", "live", "recorded"),
             "head": ("auto", "fused", "reference"),
             "pair_forward": ("auto", "packed", "padded"),
+            "prompt_window": ("decision", "tail"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from trainer.data.budget import sides_of
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.engines.settings_file import read_settings
@@ -39,18 +40,20 @@ def tokens_of(values: Mapping[str, Any], state_id: str) -> list[dict[str, Any]]:
         max_prompt_tokens=shared.max_prompt_tokens,
         max_response_tokens=shared.max_response_tokens,
         with_tools=shared.render_tools,
+        window=shared.prompt_window,
     )
     found = []
     for row in data.pairs:
         if row.get("state_id") != state_id:
             continue
-        prompt = renderer.prompt_ids(row["prompt"], row.get("tools"))
+        prompt, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
         sides = {side: renderer.response_ids(row[side]) for side in ("chosen", "rejected")}
         found.append(
             {
                 "prompt (read, not scored)": _shown(tokenizer, prompt),
                 **{f"{side} (scored)": _shown(tokenizer, ids) for side, ids in sides.items()},
-                "is_prompt_cut": renderer.n_cut_prompts > 0,
+                "is_prompt_cut": bool(cut),
+                "cut by max_prompt_tokens": str(cut),
             }
         )
     return found

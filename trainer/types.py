@@ -16,6 +16,8 @@ class _Row(TypedDict):
     tools: NotRequired[list[Tool] | None]
     state_id: NotRequired[str | None]
     session_id: NotRequired[str | None]
+    sides: NotRequired[list[Message]]
+    """Actions that the prompt must be enough for; by default those of the row."""
     hint: NotRequired[str | None]
     """The recorded error or feedback: what went wrong at this state."""
 

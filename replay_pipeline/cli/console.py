@@ -572,9 +572,12 @@ def show_status(report: Report) -> None:
     if not report["batches"]:
         out.print("No sessions yet: run `replay-pipeline ingest` first.")
         return
-    play = ("rehearsal",) if report.get("rehearsed") else ()
-    names = ("ingest", "replay", *play, "pairs", "normalize")
-    _draw_batches("Batches", names, report["batches"])
+    from replay_pipeline.stages import chain
+
+    names = [stage.name for stage in chain.by_batch() if stage.told]
+    if report.get("rehearsed"):
+        names.insert(names.index("replay") + 1, "rehearsal")
+    _draw_batches("Batches", tuple(names), report["batches"])
     if rehearsed := report.get("rehearsed"):
         out.print(f"Play in {escape(_words(rehearsed))}: {_PLAY}.", soft_wrap=True)
     ledger = report["ledger"]

@@ -193,6 +193,8 @@ class Client:
     def _calls_to(self, url: str) -> "httpx.AsyncClient":
         proxy = self._proxy_of(url)
         if proxy not in self._calls:
+            # It logs the words beside each status, in which an endpoint may repeat the key.
+            logging.getLogger("httpx").setLevel(logging.WARNING)
             self._calls[proxy] = httpx.AsyncClient(
                 transport=transport(self._max_connections, proxy),
                 # Cookies of an endpoint would tie calls to each other.

@@ -45,20 +45,9 @@ def publish_dataset(task: Task) -> Report:
     from replay_pipeline.stages.staleness import refuse_stale
 
     project, options = task.project, task.project.settings.publish
-    place, last, changes = project.settings.dataset_dir(), task.last, task.changes
-    is_known = last is not None and _is_there(project, last)
-    is_known = is_known and not (changes.code or changes.settings or changes.is_unknown)
-    batches = project.batches_with("normalized_pairs")
-    new = [batch for batch in batches if batch in changes.inputs] if is_known else batches
+    place, new = project.settings.dataset_dir(), _changed_batches(task)
     refuse_stale(project, task.chain, set(new))
     refuse_unfit(project.root, new)
-    facts: Any = _card_facts(project)
-    # Of thousands of batches, what is told and known of the others need not stay in memory.
-    told = _general(facts) | {
-        stage: {batch: facts[stage][batch] for batch in new if batch in facts[stage]}
-        for stage in _stages_told()
-    }
-    del facts
     scored = [batch for batch in new if _is_scored(project, batch)]
     checks: dict[str, str] = {}
 
@@ -77,7 +66,7 @@ def publish_dataset(task: Task) -> Report:
             projects=partial(_projects, project) if options.split_by == "project" else None,
             messages=partial(_long_messages, project),
             look=look,
-            card_facts=told,
+            card_facts=_facts_of(project, new),
             lengths=options.lengths,
             tokenizer=options.tokenizer,
             logprobs={batch: project.root.read(_SCORES, batch) for batch in scored},
@@ -92,6 +81,26 @@ def publish_dataset(task: Task) -> Report:
             )
         checks["hub_loads"] = "holds"
     return {**report.to_json(), "checks": checks}
+
+
+def _changed_batches(task: Task) -> list[str]:
+    """Return the batches that are not in the dataset as they would be published now."""
+    batches = task.project.batches_with("normalized_pairs")
+    last, changes = task.last, task.changes
+    if last is None or changes.code or changes.settings or changes.is_unknown:
+        return batches
+    if not _is_there(task.project, last):
+        return batches
+    return [batch for batch in batches if batch in changes.inputs]
+
+
+def _facts_of(project: "Project", batches: Sequence[str]) -> Any:
+    """Return what the card tells of these batches: of thousands, the others need not stay in memory."""
+    facts: Any = _card_facts(project)
+    return _general(facts) | {
+        stage: {batch: facts[stage][batch] for batch in batches if batch in facts[stage]}
+        for stage in _stages_told()
+    }
 
 
 def _projects(project: "Project", batch: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ reward: consensus
 evaluation: {max_pairs: 4, max_prompts: 1, max_new_tokens: 4}
 preflight: {max_cut_prompts: 1.0}
 trl: {max_steps: 1, beta_replay: 1.0, dpo_variant: simpo, per_device_train_batch_size: 4,
-  num_generations: 4, pairs_per_step: 4, max_completion_length: 16, max_prompt_tokens: 256,
+  num_generations: 4, pairs_per_step: 4, max_completion_length: 16, max_prompt_tokens: 256, prompt_window: tail,
   max_response_tokens: 64, render_tools: false, seed: 0}
 """
 

@@ -43,6 +43,7 @@ trl:
   per_device_train_batch_size: 4
   num_generations: 2
   max_prompt_tokens: 128
+  prompt_window: tail
   max_response_tokens: 64
   max_completion_length: 64
   render_tools: false

@@ -48,6 +48,7 @@ def first_replay_loss(values: dict[str, Any]) -> float:
         max_prompt_tokens=shared.max_prompt_tokens,
         max_response_tokens=shared.max_response_tokens,
         with_tools=shared.render_tools,
+        window=shared.prompt_window,
     )
     batch = add_reference_logps(model, collator([pairs[i] for i in sampler.step(0)]))
     with torch.no_grad():

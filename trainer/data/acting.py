@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trainer.data.budget import sides_of
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message
 from trainer.types import Message, PromptRow
@@ -58,7 +59,8 @@ def consensus_rate(
     agreed: list[bool] = []
     valid_at: list[bool] = []
     for row in rows:
-        prompt = torch.tensor([renderer.prompt_ids(row["prompt"], row.get("tools"))], device=device)
+        ids = renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
+        prompt = torch.tensor([ids], device=device)
         generated = model.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from trainer.data.budget import sides_of
 from trainer.data.rendering import Renderer
+from trainer.data.sampler import weight_of
 from trainer.data.template import Tokenizer
 from trainer.hints import HintFunction, hint_for_row
 from trainer.losses.compose import Batch, PairForward, pair_logps
@@ -42,14 +44,16 @@ class ComposerDataCollator:
         max_prompt_tokens: int = 1024,
         max_response_tokens: int = 256,
         with_tools: bool = True,
+        window: str = "decision",
         hint: HintFunction = hint_for_row,
     ) -> None:
-        """Set the token budgets; `hint` makes the text that only the teacher sees."""
+        """Set the budgets of `Renderer`; `hint` makes the text that only the teacher sees."""
         self.renderer = Renderer(
             tokenizer=tokenizer,
             max_prompt_tokens=max_prompt_tokens,
             max_response_tokens=max_response_tokens,
             with_tools=with_tools,
+            window=window,
         )
         self.hint = hint
         self.pad_id = int(tokenizer.pad_token_id)
@@ -63,7 +67,10 @@ class ComposerDataCollator:
             hinted = [
                 (
                     self.renderer.prompt_ids(
-                        row["prompt"], row.get("tools"), hint=hint.text if hint else None
+                        row["prompt"],
+                        row.get("tools"),
+                        hint=hint.text if hint else None,
+                        sides=sides_of(row),
                     ),
                     self.renderer.response_ids(row["chosen"]),
                 )
@@ -75,8 +82,11 @@ class ComposerDataCollator:
 
     def pairs(self, rows: Sequence[PairRow | Mapping[str, Any]]) -> dict[str, Tensor]:
         """Build what channel 3 reads of the batch of these rows, and nothing else."""
-        prompts = [self.renderer.prompt_ids(row["prompt"], row.get("tools")) for row in rows]
-        batch = {"dpo_weight": torch.tensor([float(row.get("weight") or 1.0) for row in rows])}
+        prompts = [
+            self.renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
+            for row in rows
+        ]
+        batch = {"dpo_weight": torch.tensor([weight_of(row) for row in rows])}
         for side in ("chosen", "rejected"):
             responses = [self.renderer.response_ids(row[side]) for row in rows]
             batch |= self._side(list(zip(prompts, responses, strict=True)), f"dpo_{side}_")

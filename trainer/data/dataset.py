@@ -2,15 +2,20 @@
 
 import json
 import logging
+import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from datasets import Dataset, disable_progress_bars, load_dataset
+from datasets.exceptions import DatasetGenerationError
+from datasets.table import CastError
 
+from trainer.data.sampler import weight_of
 from trainer.data.template import with_object_arguments
 from trainer.errors import DatasetError
 from trainer.types import Message, PairRow, PositiveRow, PromptRow
@@ -49,6 +54,8 @@ def load_preference_data(source: str | Path, *, revision: str | None = None) -> 
     pairs = _rows(source, "pairs", "train", revision)
     if not pairs:
         raise DatasetError(f"{source}: the train split of 'pairs' is empty: nothing to learn from")
+    if not any(weight_of(row) for row in pairs):
+        raise DatasetError(f"{source}: pairs/train, column weight: all of them are 0")
     return PreferenceData(
         pairs=pairs,
         prompts=_rows(source, "prompts", "train", revision, is_optional=True),
@@ -88,38 +95,99 @@ def _rows(
         source, is_folder = Path(source).expanduser(), True
         if not source.is_dir():
             raise DatasetError(f"{source}: no such dataset folder")
+    where, failed = f"{source}: {name}/{split}", f"{source}: cannot read {name}/{split}"
     try:
         # The cache knows a folder by its last name and file names: a dataset published again, or
         # another one called the same, would come back as it was the first time.
         with tempfile.TemporaryDirectory() if is_folder else nullcontext() as cache:
             table = load_dataset(str(source), name, split=split, revision=revision, cache_dir=cache)
-            return _checked_rows(table, f"{source}: {name}/{split}", REQUIRED_COLUMNS[name])
+            return _checked_rows(table, where, REQUIRED_COLUMNS[name])
     except DatasetError:
         raise
-    except (ValueError, FileNotFoundError, ConnectionError) as error:
-        if is_optional:
-            logger.info("%s has no %s/%s: %s", source, name, split, error)
-            return []
-        raise DatasetError(f"{source}: cannot read {name}/{split}: {error}") from error
+    except (DatasetGenerationError, CastError, pa.ArrowException) as error:
+        # What is optional and there, but broken, is no reason to go on without it.
+        raise DatasetError(f"{failed}: {_reason(error)}") from error
+    except OSError as error:
+        if error.errno is not None and not isinstance(error, FileNotFoundError | ConnectionError):
+            raise DatasetError(f"{failed}: {_reason(error)}") from error
+        return _missing(failed, error, is_optional=is_optional)
+    except ValueError as error:
+        return _missing(failed, error, is_optional=is_optional)
+
+
+def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
+    if is_optional:
+        logger.info("%s: %s", failed, error)
+        return []
+    raise DatasetError(f"{failed}: {error}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return what lies at the bottom of an error, in one line."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    lines = str(error).strip().splitlines()
+    return " ".join(line.strip() for line in lines[:4]) or type(error).__name__
 
 
 def _checked_rows(table: Dataset, where: str, columns: Sequence[str]) -> list[Any]:
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise DatasetError(f"{where} has no column {', '.join(missing)}")
-    return [_row(row) for row in table.to_list()]
+    return [_row(row, f"{where}, row {number}") for number, row in enumerate(table.to_list())]
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    """Give a row as messages without nulls, whichever way its publisher wrote them."""
+def _row(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """Give a row as messages without nulls, whichever way its publisher wrote them.
+
+    Raises:
+        DatasetError: a column holds something else.
+    """
+    for column in ("prompt", "chosen", "rejected", "completion", "consensus", "tools"):
+        if isinstance(row.get(column), str):
+            row[column] = _parsed(row[column], f"{where}, column {column}")
     for column in ("prompt", "chosen", "rejected", "completion"):
-        if isinstance(row.get(column), list):
-            row[column] = [_message(message) for message in row[column]]
-    if row.get("consensus") is not None:
-        row["consensus"] = _message(row["consensus"])
-    if isinstance(row.get("tools"), str):
-        row["tools"] = json.loads(row["tools"])
+        if column in row:
+            row[column] = _messages(row[column], f"{where}, column {column}")
+    if "consensus" in row:
+        row["consensus"] = _messages([row["consensus"]], f"{where}, column consensus")[0]
+    tools = row.get("tools")
+    if not (tools is None or (isinstance(tools, list) and all(map(_is_tool, tools)))):
+        raise DatasetError(
+            f"{where}, column tools: expected a list of functions, not {tools!r:.80}"
+        )
+    weight = row.get("weight")
+    if weight is not None and not (
+        isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0
+    ):
+        raise DatasetError(f"{where}, column weight: {weight!r} is no number from 0 on")
     return row
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DatasetError(
+            f"{where}: expected messages in the chat form, not the text {text!r:.80}"
+        ) from error
+
+
+def _is_tool(tool: Any) -> bool:
+    return isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)
+
+
+def _messages(value: Any, where: str) -> list[Message]:
+    if not isinstance(value, list) or not value:
+        found = "nothing" if value is None or value == [] else f"{value!r:.80}"
+        raise DatasetError(f"{where}: expected a list of messages, not {found}")
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DatasetError(f"{where}: {message!r:.80} is no message with a role")
+    try:
+        return [_message(message) for message in value]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{where}: a tool call is not in the OpenAI form ({error!r})") from error
 
 
 def _message(message: Message) -> Message:

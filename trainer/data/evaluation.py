@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from trainer.data.acting import Agreement, consensus_rate, general_loss
+from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.rewards import agreement, canonical_calls
 from trainer.losses.compose import PairForward, pair_logps
@@ -81,14 +82,18 @@ def format_only(rows: Sequence[PairRow]) -> list[PairRow]:
 
 def with_blank_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
     """Replace every prompt by an empty message: what is preferred now, is whatever was asked."""
-    return [{**row, "prompt": [{"role": "user", "content": ""}]} for row in rows]
+    return [{**row, "prompt": [{"role": "user", "content": ""}], "sides": []} for row in rows]
 
 
 def with_shuffled_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
     """Give every pair the prompt of the pair half the list away; one pair alone keeps its own."""
     half = len(rows) // 2
     others = [*rows[half:], *rows[:half]]
-    return [{**row, "prompt": other["prompt"]} for row, other in zip(rows, others, strict=True)]
+    # The prompt is cut as it is where it belongs.
+    return [
+        {**row, "prompt": other["prompt"], "sides": sides_of(other)}
+        for row, other in zip(rows, others, strict=True)
+    ]
 
 
 _WORD = re.compile(r"\w")

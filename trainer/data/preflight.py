@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.data.budget import Cut, sides_of
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer, template_message
 from trainer.data.template import TemplateFeatures
@@ -17,7 +18,8 @@ from trainer.errors import DatasetError, TrainerConfigError
 logger = logging.getLogger(__name__)
 
 N_PROMPTS = 200
-"""Prompts that are rendered to see how many are cut: enough for a share, and quick."""
+"""Prompts that are rendered before weights are loaded to see how many are cut: enough for a share,
+and quick. A run looks at all of them."""
 
 NEEDED_BY: dict[str, str] = {
     "has_system": "system messages",
@@ -57,14 +59,29 @@ class Preflight:
     n_prompts: int
     """Prompts that were looked at."""
     n_cut_prompts: int
+    """Of those: prompts that lost anything to the budget."""
+    n_dropped_steps: int
+    """Steps of a session that they lost, over all of them."""
+    n_shortened_texts: int
+    """Long texts that were shortened in the middle."""
+    n_smaller_tools: int
+    """Tools whose definition was shortened or left out."""
+    budget_used: float | None
+    """Mean share of `max_prompt_tokens` that prompts have which lost something."""
+    refused: dict[str, int]
+    """Kind of rows to how many are left out, since what must stay in their prompt does not fit."""
+    refusal: str | None
+    """The first reason why."""
     n_with_special_tokens: int
     """Of those: prompts whose text has special tokens in it, which are broken up."""
     usable: list[int] = field(repr=False)
     """Pairs that can teach something."""
+    fitting: dict[str, list[int]] = field(repr=False)
+    """Kind of rows to those whose prompt fits."""
 
     def as_report(self) -> dict[str, Any]:
         """Return the figures as JSON."""
-        hidden = ("usable",)
+        hidden = ("usable", "fitting")
         return {name: value for name, value in vars(self).items() if name not in hidden}
 
 
@@ -74,6 +91,7 @@ def preflight(
     options: PreflightOptions,
     *,
     own_features: TemplateFeatures | None = None,
+    n_prompts: int | None = None,
 ) -> Preflight:
     """Render what there is to render, count what went wrong, and refuse what is too much.
 
@@ -82,6 +100,7 @@ def preflight(
         data: the dataset.
         options: what is put up with.
         own_features: of the template that the model came with, if another stands in for it.
+        n_prompts: how many are looked at, for a first look; none: all of them.
 
     Raises:
         TrainerConfigError: the template lacks what rows have, and plain rendering is forbidden.
@@ -105,8 +124,11 @@ def preflight(
             "(preflight.plain_rendering=true), or take a model whose template knows them"
         )
     usable, n_identical, n_empty, n_cut = look_at_pairs(renderer, data.pairs)
-    looked_at = rows[:: max(len(rows) // N_PROMPTS, 1)][:N_PROMPTS]
-    n_cut_prompts, n_special = _look_at_prompts(renderer, looked_at)
+    every = max(len(rows) // n_prompts, 1) if n_prompts else 1
+    looked_at = rows[::every][:n_prompts]
+    seen = _look_at_prompts(renderer, data, {id(row) for row in looked_at})
+    fitting = {name: [i for i, cut in cuts if not cut.refusal] for name, cuts in seen.cuts.items()}
+    cuts = [cut for name in TRAINED for _, cut in seen.cuts[name]]
     found = Preflight(
         rendered_as_text=missing,
         notes=_notes(features),
@@ -114,10 +136,19 @@ def preflight(
         n_identical_sides=n_identical,
         n_empty_completions=n_empty,
         n_cut_responses=n_cut,
-        n_prompts=len(looked_at),
-        n_cut_prompts=n_cut_prompts,
-        n_with_special_tokens=n_special,
-        usable=usable,
+        n_prompts=len(cuts),
+        n_cut_prompts=sum(map(bool, cuts)),
+        n_dropped_steps=sum(cut.n_dropped_steps for cut in cuts),
+        n_shortened_texts=sum(cut.n_shortened_texts for cut in cuts),
+        n_smaller_tools=sum(cut.n_smaller_tools for cut in cuts),
+        budget_used=round(sum(seen.used) / len(seen.used), 3) if seen.used else None,
+        refused={
+            name: n for name, of in seen.cuts.items() if (n := sum(bool(c.refusal) for _, c in of))
+        },
+        refusal=next((c.refusal for of in seen.cuts.values() for _, c in of if c.refusal), None),
+        n_with_special_tokens=seen.n_special,
+        usable=[i for i in usable if i in set(fitting["pairs"])] if n_prompts is None else usable,
+        fitting=fitting,
     )
     _refuse(found, options, renderer)
     return found
@@ -129,9 +160,10 @@ def look_at_pairs(
     """Find the usable pairs; count identical sides, empty sides, and pairs with a cut side."""
     usable, n_identical, n_empty, n_cut = [], 0, 0, 0
     for index, row in enumerate(pairs):
-        before = renderer.n_cut_responses
-        chosen, rejected = (renderer.response_ids(row[side]) for side in ("chosen", "rejected"))
-        n_cut += int(renderer.n_cut_responses > before)
+        (chosen, cut), (rejected, other) = (
+            renderer.response(row[side]) for side in ("chosen", "rejected")
+        )
+        n_cut += bool(cut) or bool(other)
         # One token is the end of the turn.
         is_empty = min(len(chosen), len(rejected)) <= 1
         if chosen == rejected:
@@ -140,8 +172,35 @@ def look_at_pairs(
             n_empty += 1
         else:
             usable.append(index)
-    renderer.n_cut_responses = 0
     return usable, n_identical, n_empty, n_cut
+
+
+TRAINED = ("pairs", "prompts", "positives")
+HELD_OUT = ("test_pairs", "test_prompts")
+
+
+@dataclass
+class _Prompts:
+    cuts: dict[str, list[tuple[int, Cut]]]
+    used: list[float]
+    n_special: int = 0
+
+
+def _look_at_prompts(renderer: Renderer, data: PreferenceData, chosen: set[int]) -> _Prompts:
+    seen = _Prompts({name: [] for name in (*TRAINED, *HELD_OUT)}, [])
+    for name in seen.cuts:
+        for index, row in enumerate(getattr(data, name)):
+            if name in TRAINED and id(row) not in chosen:
+                continue
+            ids, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
+            seen.cuts[name].append((index, cut))
+            if name in TRAINED and cut and ids:
+                seen.used.append(len(ids) / renderer.max_prompt_tokens)
+            if name in TRAINED and (pattern := renderer.special_tokens):
+                messages = [template_message(message) for message in row["prompt"]]
+                is_special = any(pattern.search(message["content"]) for message in messages)
+                seen.n_special += is_special
+    return seen
 
 
 def log_findings(found: Preflight) -> None:
@@ -154,7 +213,17 @@ def log_findings(found: Preflight) -> None:
         (found.n_identical_sides, found.n_pairs, "pairs have two identical sides, left out"),
         (found.n_empty_completions, found.n_pairs, "pairs have an empty side, left out"),
         (found.n_cut_responses, found.n_pairs, "pairs have a side cut at max_response_tokens"),
-        (found.n_cut_prompts, found.n_prompts, "prompts lose messages to max_prompt_tokens"),
+        (
+            found.n_cut_prompts,
+            found.n_prompts,
+            f"prompts do not fit into max_prompt_tokens: {found.n_dropped_steps} steps are left out, "
+            f"{found.n_shortened_texts} texts and {found.n_smaller_tools} tool definitions shortened",
+        ),
+        (
+            sum(found.refused.values()),
+            sum(map(len, found.fitting.values())) + sum(found.refused.values()),
+            f"rows left out, for what must stay in their prompt does not fit: {found.refusal}",
+        ),
         (found.n_with_special_tokens, found.n_prompts, "prompts quote special tokens"),
     ):
         if count:
@@ -179,17 +248,6 @@ def _asked(rows: Sequence[Mapping[str, Any]], *, with_tools: bool) -> set[str]:
     return asked
 
 
-def _look_at_prompts(renderer: Renderer, rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    n_before, n_special = renderer.n_cut_prompts, 0
-    for row in rows:
-        renderer.within_budget(row["prompt"], row.get("tools"))
-        if pattern := renderer.special_tokens:
-            messages = [template_message(message) for message in row["prompt"]]
-            n_special += int(any(pattern.search(message["content"]) for message in messages))
-    n_cut, renderer.n_cut_prompts = renderer.n_cut_prompts - n_before, n_before
-    return n_cut, n_special
-
-
 def _notes(features: TemplateFeatures) -> list[str]:
     notes = {
         "earlier messages change with what follows: pairs of one session share less": (
@@ -203,6 +261,12 @@ def _notes(features: TemplateFeatures) -> list[str]:
 
 
 def _refuse(found: Preflight, options: PreflightOptions, renderer: Renderer) -> None:
+    n_refused = found.refused.get("pairs", 0)
+    if n_refused and n_refused >= len(found.fitting["pairs"]) + n_refused:
+        raise DatasetError(
+            f"no pair fits into max_prompt_tokens={renderer.max_prompt_tokens}: {found.refusal}. "
+            "Raise it, or render_tools=false"
+        )
     n_unusable = found.n_identical_sides + found.n_empty_completions
     if n_unusable > options.max_unusable_pairs * found.n_pairs:
         raise DatasetError(

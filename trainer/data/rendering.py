@@ -2,9 +2,8 @@
 
 A response is rendered on its own, behind the template's generation prompt, so its ids do not depend
 on what stands before it. What the model's chat template has no place for is rendered as text, see
-`trainer.data.template`. A prompt longer than the budget keeps its system message and loses its
-oldest messages: whole messages, a call together with its results, at coarse cut points, so that the
-states of one session keep common prefixes.
+`trainer.data.template`. A prompt that fits into the budget is rendered as it is; what a longer one
+keeps is said in `trainer.data.budget`.
 """
 
 import hashlib
@@ -13,12 +12,15 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from trainer.data.budget import Cut, Fitted, Fitting
 from trainer.data.template import (
     QUESTION,
     TemplateFeatures,
     Tokenizer,
+    calls_text,
     in_order,
     plain_messages,
     prepare_tokenizer,
@@ -39,6 +41,9 @@ from trainer.types import Message, Tool
 
 logger = logging.getLogger(__name__)
 
+BUDGET_VERSION = 2
+"""Of what a budget keeps: token ids at rest that an older one kept are made anew."""
+
 
 @dataclass(kw_only=True)
 class Renderer:
@@ -49,8 +54,9 @@ class Renderer:
     max_response_tokens: int = 256
     with_tools: bool = True
     """Whether tool schemas are rendered; real schemas alone can pass a small budget."""
-    n_cut_prompts: int = field(default=0, init=False)
-    n_cut_responses: int = field(default=0, init=False)
+    window: str = "decision"
+    """What of a long prompt is kept: `decision`, see `trainer.data.budget`, or `tail`, its last tokens
+    alone, for models that cannot read more."""
     features: TemplateFeatures = field(init=False)
     """What the tokenizer's chat template has a place for."""
     special_tokens: re.Pattern[str] | None = field(init=False, repr=False)
@@ -76,19 +82,37 @@ class Renderer:
         tools: Sequence[Tool] | None = None,
         *,
         hint: str | None = None,
+        sides: Sequence[Message] = (),
     ) -> list[int]:
         """Render a conversation up to and including the generation prompt, as ids.
 
-        `hint` becomes one more user message at the very end, so that the hinted context starts
-        with the same tokens as the plain one. It comes on top of the budget.
+        Args:
+            messages: the conversation.
+            tools: definitions in the OpenAI form.
+            hint: one more user message at the very end, so that the hinted context starts with the
+                same tokens as the plain one. It comes on top of the budget.
+            sides: actions that are scored behind it: what they need is kept, see
+                `trainer.data.budget`.
 
         Raises:
-            DatasetError: the chat template refuses the messages.
+            DatasetError: the chat template refuses the messages, or what must stay does not fit.
         """
-        request = prompt_request(messages, tools if self.with_tools else None, hint)
-        ids, is_cut = self.store.get(request) or self.render(request)
-        self.n_cut_prompts += int(is_cut)
+        ids, cut = self.prompt(messages, tools, hint=hint, sides=sides)
+        if cut.refusal:
+            raise DatasetError(f"a prompt does not fit into max_prompt_tokens: {cut.refusal}")
         return ids
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        *,
+        hint: str | None = None,
+        sides: Sequence[Message] = (),
+    ) -> tuple[list[int], Cut]:
+        """Return what `prompt_ids` does, none where it would raise, and what the budget took."""
+        request = prompt_request(messages, tools if self.with_tools else None, hint, sides)
+        return self.store.get(request) or self.render(request)
 
     def response_ids(self, action: Message | Sequence[Message]) -> list[int]:
         """Render an assistant action as ids, ending with the template's end of turn.
@@ -97,10 +121,12 @@ class Renderer:
             DatasetError: the chat template does not render a response behind its own generation
                 prompt.
         """
+        return self.response(action)[0]
+
+    def response(self, action: Message | Sequence[Message]) -> tuple[list[int], Cut]:
+        """Return what `response_ids` does, and what the budget took."""
         request = response_request([action] if isinstance(action, Mapping) else action)
-        ids, is_cut = self.store.get(request) or self.render(request)
-        self.n_cut_responses += int(is_cut)
-        return ids
+        return self.store.get(request) or self.render(request)
 
     @property
     def identity(self) -> str:
@@ -113,34 +139,43 @@ class Renderer:
             self.max_prompt_tokens,
             self.max_response_tokens,
             self.with_tools,
+            self.window,
+            BUDGET_VERSION,
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def render(self, request: Request) -> tuple[list[int], bool]:
-        """Render a prompt or a response, past the store; and say whether a budget cut it."""
+    def render(self, request: Request) -> tuple[list[int], Cut]:
+        """Render a prompt or a response, past the store; and say what a budget took from it."""
         if "tools" not in request:
             return self._render_action(request["messages"])
-        tools, hint = request["tools"], request["hint"]
-        kept, is_cut = self._fitted(request["messages"], tools)
+        hint = request["hint"]
+        if self.window == "tail":
+            return self._tail(request)
+        fitted, ids = self._fitted(request["messages"], request["tools"], request.get("needs"))
+        if fitted.cut.refusal and not (request.get("needs") or {}).get("texts"):
+            return self._tail(request)  # nothing is asked for that this could lose
+        if fitted.cut.refusal:
+            return [], fitted.cut
         if hint:
-            kept = [*kept, {"role": "user", "content": hint}]
-        ids = self._ids(self._text(kept, tools, with_generation_prompt=True))
-        excess = len(ids) - self.max_prompt_tokens
-        if hint or excess <= 0:
-            return ids, is_cut
-        # One message alone is too long: the system message stays, as far as half the budget goes.
-        n_kept = 0
-        if kept[0]["role"] == "system":
-            n_kept = min(self._size(kept[:1]), self.max_prompt_tokens // 2)
-        return ids[:n_kept] + ids[n_kept + excess :], is_cut
+            ids = self._prompt_of([*fitted.messages, _hint_message(hint)], fitted.tools)
+        return ids, fitted.cut
 
-    def _render_action(self, action: Sequence[Message]) -> tuple[list[int], bool]:
+    def _tail(self, request: Request) -> tuple[list[int], Cut]:
+        messages = [self._template_message(message) for message in request["messages"]]
+        ids = self._prompt_of(messages, request["tools"])
+        excess = max(len(ids) - self.max_prompt_tokens, 0)
+        if request["hint"]:
+            ids = self._prompt_of([*messages, _hint_message(request["hint"])], request["tools"])
+        return ids[excess:], Cut(n_dropped_tokens=excess)
+
+    def _render_action(self, action: Sequence[Message]) -> tuple[list[int], Cut]:
         messages = [self._template_message(message) for message in action]
         key = json.dumps(messages, sort_keys=True, default=str)
         if key not in self._response_text:
             self._response_text[key] = self._render_response(messages)
         ids = self._ids(self._response_text[key])
-        return ids[: self.max_response_tokens], len(ids) > self.max_response_tokens
+        n_dropped = max(len(ids) - self.max_response_tokens, 0)
+        return ids[: self.max_response_tokens], Cut(n_dropped_tokens=n_dropped)
 
     def _render_response(self, messages: list[Message]) -> str:
         before = self._text([QUESTION], None, with_generation_prompt=True)
@@ -160,40 +195,90 @@ class Renderer:
     def within_budget(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> list[Message]:
-        """Return the messages that a prompt keeps, in the template's form."""
-        kept, is_cut = self._fitted(messages, tools)
-        self.n_cut_prompts += int(is_cut)
-        return kept
+        """Return the messages that a prompt keeps, in the template's form.
+
+        Raises:
+            DatasetError: what must stay does not fit.
+        """
+        fitted, _ = self._fitted(messages, tools if self.with_tools else None, None)
+        if fitted.cut.refusal:
+            raise DatasetError(f"a prompt does not fit into max_prompt_tokens: {fitted.cut}")
+        return plain_messages(fitted.messages, None, self.features)
 
     def _fitted(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None
-    ) -> tuple[list[Message], bool]:
-        shortened = [
-            _shortened(self._template_message(message), 2 * self.max_prompt_tokens)
-            for message in messages
-        ]
-        tools = tools if self.with_tools else None
-        blocks = [plain_messages(block, None, self.features) for block in _blocks(shortened)]
-        if tools and not self.features.has_tools:
-            n_system = int(bool(shortened) and shortened[0]["role"] == "system")
-            system = [message for block in blocks[:n_system] for message in block]
-            blocks[:n_system] = [plain_messages(system, tools, self.features)]
-        sizes = [self._size(block) for block in blocks]
-        fixed = self._remembered({"tools": tools}, lambda: self._fixed_size(tools))
-        excess = sum(sizes) + fixed - self.max_prompt_tokens
-        # What the agent was told to be stays; the rest of a long session is cut from its start.
-        n_system = int(bool(blocks) and blocks[0][0]["role"] == "system")
-        if excess > 0:
-            # Rounding the cut up to half a budget makes it move rarely as a session grows.
-            step = max(self.max_prompt_tokens // 2, 1)
-            to_drop = -(-excess // step) * step
-            dropped = 0
-            while len(blocks) > n_system + 1 and dropped < to_drop:
-                dropped += sizes.pop(n_system)
-                blocks.pop(n_system)
-        return [message for block in blocks for message in block], excess > 0
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        needs: Mapping[str, Sequence[str]] | None,
+    ) -> tuple[Fitted, list[int]]:
+        """Keep what fits, by counting what was rendered: sizes that add up are only a guess."""
+        ready = [self._template_message(message) for message in messages]
+        n_system = int(bool(ready) and ready[0]["role"] == "system")
+        budget = self.max_prompt_tokens
+        named: dict[str, Any] = without_special_tokens(dict(needs or {}), self.special_tokens)
+        parts = ready[:n_system], _blocks(ready[n_system:]), tools
+        fitting = Fitting(*parts, named, self)
+        # What is far too long need not be rendered to be known as such.
+        if fitting.whole_size <= 1.25 * budget + 64 or self._may_shrink(ready):
+            ids = self._prompt_of(ready, tools)
+            if len(ids) <= budget:
+                return Fitted(ready, list(tools or ()) or None, Cut(), len(ids)), ids
+        return self._counted(fitting) or (Fitted([], None, fitting.refusal(budget), 0), [])
 
-    def _size(self, block: Sequence[Message]) -> int:
+    def _counted(self, fitting: Fitting) -> tuple[Fitted, list[int]] | None:
+        """Look for the most that fits by what is counted; what adds up is too much or too little."""
+        budget = self.max_prompt_tokens
+        best: tuple[Fitted, list[int]] | None = None
+        low, high, target = 0, 3 * budget // 2, budget
+        for _ in range(8):
+            fitted = fitting.within(target, whole=budget)
+            if fitted is None:
+                low, following = target, (target + high) // 2
+            else:
+                ids = self._prompt_of(fitted.messages, fitted.tools)
+                if len(ids) > budget:
+                    high = target
+                elif best is None or len(ids) > len(best[1]):
+                    best = fitted, ids
+                # Corrected only where it matters: each state would be corrected in another way.
+                is_close = fitted.n_estimated - budget // 20 < len(ids) <= budget
+                if is_close and (high > budget or len(ids) > 0.85 * budget):
+                    break
+                if is_close:
+                    low = target
+                following = budget + fitted.n_estimated - len(ids)
+            if not low < following < high:
+                following = (low + high) // 2
+            if following in (low, target, high):
+                break
+            target = following
+        return best
+
+    def _may_shrink(self, messages: Sequence[Message]) -> bool:
+        """Whether the template leaves something out of messages that follow each other."""
+        return not self.features.keeps_thinking and any(
+            "</think>" in message["content"] for message in messages
+        )
+
+    def _prompt_of(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+        plain = plain_messages(messages, tools, self.features)
+        return self._ids(self._text(plain, tools, with_generation_prompt=True))
+
+    # -- sizes -----------------------------------------------------------------------------------
+
+    def text_size(self, text: str) -> int:
+        """Count the tokens of a text."""
+        return self._remembered({"text": text}, lambda: len(self._ids(text)))
+
+    def fixed_size(self, system: Sequence[Message], tools: Sequence[Tool] | None) -> int:
+        """Count the tokens of a prompt without any step."""
+
+        def measure() -> int:
+            return len(self._prompt_of([*system, QUESTION], tools)) - self._question_size
+
+        return self._remembered({"messages": system, "tools": tools}, measure)
+
+    def block_size(self, block: Sequence[Message]) -> int:
         """Count the tokens of messages; roughly, where the template refuses them on their own."""
         return self._remembered({"messages": block}, lambda: self._block_size(block))
 
@@ -203,16 +288,30 @@ class Renderer:
             self._sizes[key] = measure()
         return self._sizes[key]
 
-    def _fixed_size(self, tools: Sequence[Tool] | None) -> int:
-        return len(self._ids(self._text([QUESTION], tools, with_generation_prompt=True)))
+    @cached_property
+    def _before_block(self) -> int:
+        # A template that makes up a system message does so before each conversation.
+        return len(self._ids(rendered(self.tokenizer, [QUESTION]) or ""))
+
+    @cached_property
+    def _question_size(self) -> int:
+        if not self.features.has_free_order:
+            return 0
+        both = rendered(self.tokenizer, [QUESTION, QUESTION])
+        return len(self._ids(both)) - self._before_block if both else 0
 
     def _block_size(self, block: Sequence[Message]) -> int:
+        plain = plain_messages(block, None, self.features)
         text = None
-        if self.features.has_free_order and self.features.has_system:
-            text = rendered(self.tokenizer, block)
-        if text is None:
-            text = "\n".join(f"{message['role']}: {message['content']}\n\n" for message in block)
-        return len(self._ids(text))
+        if self.features.has_free_order:
+            text = rendered(self.tokenizer, [QUESTION, *plain])
+        if text is not None:
+            return len(self._ids(text)) - self._before_block
+        parts = (
+            f"{message['role']}: {message['content']}{calls_text(message.get('tool_calls') or ())}"
+            for message in plain
+        )
+        return len(self._ids("\n\n".join(parts)))
 
     def _template_message(self, message: Message) -> Message:
         return without_special_tokens(template_message(message), self.special_tokens)
@@ -264,11 +363,5 @@ def _blocks(messages: list[Message]) -> list[list[Message]]:
     return blocks
 
 
-def _shortened(message: Message, max_chars: int) -> Message:
-    content = message["content"]
-    if len(content) <= max_chars:
-        return message
-    half = max_chars // 2
-    left_out = len(content) - 2 * half
-    text = f"{content[:half]}\n[{left_out} characters left out]\n{content[-half:]}"
-    return {**message, "content": text}
+def _hint_message(hint: str) -> Message:
+    return {"role": "user", "content": hint}

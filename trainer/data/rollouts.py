@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.data.budget import sides_of
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
 from trainer.errors import DatasetError
@@ -27,7 +28,7 @@ from trainer.types import Message
 
 Decision = dict[str, Any]
 """A state with an action on record: `prompt`, `tools`, `hint`, `state_id`, `session_id`,
-`consensus`, `action`, their ids `prompt_ids` and `action_ids`, and `old_logps` (per token)."""
+`consensus`, `action`, all `sides` of its row, the ids `prompt_ids` and `action_ids`, and `old_logps` (per token)."""
 
 
 ResponseLogps = Callable[..., Tensor]
@@ -141,7 +142,8 @@ def _decision(
         "session_id": row.get("session_id"),
         "consensus": consensus,
         "action": action,
-        "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools")),
+        "sides": sides_of(row),
+        "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)),
         "action_ids": renderer.response_ids(action),
     }
 

@@ -2,9 +2,16 @@
 
 import itertools
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 from trainer.errors import DatasetError
+
+
+def weight_of(row: Mapping[str, Any]) -> float:
+    """Return the weight of a pair, 1 where none is given."""
+    weight = row.get("weight")
+    return 1.0 if weight is None else float(weight)
 
 
 class PairSampler:

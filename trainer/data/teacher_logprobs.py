@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+from trainer.data.budget import sides_of
 from trainer.data.rendering import Renderer
 
 TokenLogprobs = Sequence[Sequence[Sequence[Any]]]
@@ -81,7 +82,9 @@ class AnswerReader:
         if not places:
             return None
         return ScoredAnswer(
-            prompt_ids=self.renderer.prompt_ids(row["prompt"], row.get("tools")),
+            prompt_ids=self.renderer.prompt_ids(
+                row["prompt"], row.get("tools"), sides=sides_of(row)
+            ),
             answer_ids=ids[:limit],
             places=places,
             support=support,

@@ -78,6 +78,8 @@ class TemplateFeatures:
     has_system: bool
     has_tools: bool
     has_tool_calls: bool
+    has_parallel_calls: bool
+    """Whether a message may have several calls; Llama 3.1's template refuses them."""
     has_tool_results: bool
     has_free_order: bool
     """Whether roles need not alternate."""
@@ -97,6 +99,7 @@ class TemplateFeatures:
             "has_system": "system messages go in front of the first user message",
             "has_tools": "tools are listed in the system message",
             "has_tool_calls": "tool calls are written as text",
+            "has_parallel_calls": "several calls in one message are written as text",
             "has_tool_results": "tool results are user messages",
             "has_free_order": "neighbours of one role become one message",
         }
@@ -139,6 +142,10 @@ def probe(tokenizer: Tokenizer) -> TemplateFeatures:
     answer = {"role": "assistant", "content": w["answer"]}
     call = {"type": "function", "function": {"name": w["call"], "arguments": {"p": w["value"]}}}
     calls = {"role": "assistant", "content": "", "tool_calls": [call]}
+    again_called = {
+        "type": "function",
+        "function": {"name": w["call"], "arguments": {"p": w["then"]}},
+    }
     result = {"role": "tool", "content": w["result"]}
     schema = {"type": "object", "properties": {"p": {"type": "string", "description": "?"}}}
     tool = {
@@ -160,6 +167,8 @@ def probe(tokenizer: Tokenizer) -> TemplateFeatures:
         has_system=_has(text([{"role": "system", "content": w["system"]}, QUESTION]), w["system"]),
         has_tools=_has(text([QUESTION], tools=[tool]), w["tool"]),
         has_tool_calls=has_tool_calls,
+        has_parallel_calls=has_tool_calls
+        and _has(text([QUESTION, {**calls, "tool_calls": [call, again_called]}]), w["then"]),
         # A template that knows no calls may still print any role's name: no model has learnt that.
         has_tool_results=has_tool_calls and _has(text([QUESTION, calls, result]), w["result"]),
         has_free_order=_has(text([answer, QUESTION, *again]), w["then"])
@@ -251,7 +260,8 @@ def _plain(message: Message, features: TemplateFeatures) -> Message:
     if role == "tool" and not features.has_tool_results:
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
     calls = message.get("tool_calls")
-    if calls and not features.has_tool_calls:
+    is_native = features.has_parallel_calls if len(calls or ()) > 1 else features.has_tool_calls
+    if calls and not is_native:
         parts = [content, calls_text(calls)] if content else [calls_text(calls)]
         return {"role": role, "content": "\n".join(parts)}
     return message

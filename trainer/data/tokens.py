@@ -12,11 +12,13 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from trainer.data.budget import Cut, needs_of, sides_of
 from trainer.hints import HintFunction
 from trainer.types import Message, Tool
 
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SCHEMA = pa.schema([("key", pa.string()), ("ids", pa.list_(pa.int32())), ("is_cut", pa.bool_())])
+_SCHEMA = pa.schema([("key", pa.string()), ("ids", pa.list_(pa.int32())), ("cut", pa.string())])
 _WORTH_PROCESSES = 20_000_000
 """Characters from which more processes are worth their start, some seconds each."""
 _PER_BATCH = 16
 
 Request = dict[str, Any]
-"""A prompt (`messages`, `tools`, `hint`) or a response (`messages` alone)."""
+"""A prompt (`messages`, `tools`, `hint`, `needs`) or a response (`messages` alone)."""
 
 
 class Renders(Protocol):
@@ -41,15 +43,20 @@ class Renders(Protocol):
     def identity(self) -> str:
         """What the ids depend on, as one line."""
 
-    def render(self, request: Request) -> tuple[list[int], bool]:
-        """Return the ids of a request, and whether its budget cut it."""
+    def render(self, request: Request) -> tuple[list[int], Cut]:
+        """Return the ids of a request, and what its budget took."""
 
 
 def prompt_request(
-    messages: Sequence[Message], tools: Sequence[Tool] | None, hint: str | None
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | str | None,
+    hint: str | None,
+    sides: Iterable[Message] = (),
 ) -> Request:
-    """Name what a prompt is made of."""
-    return {"messages": messages, "tools": tools, "hint": hint}
+    """Name what a prompt is made of; `sides` are the actions that it must be enough for."""
+    if isinstance(tools, str):  # as a column of JSON text has it
+        tools = json.loads(tools)
+    return {"messages": messages, "tools": tools, "hint": hint, "needs": needs_of(sides)}
 
 
 def response_request(messages: Sequence[Message]) -> Request:
@@ -65,12 +72,12 @@ def requests_of(
     held_out: list[Mapping[str, Any]] = [*data.test_pairs, *data.test_prompts]
     for row in [*rows, *held_out]:
         tools = row.get("tools") if with_tools else None
-        yield prompt_request(row["prompt"], tools, None)
+        yield prompt_request(row["prompt"], tools, None, sides_of(row))
         yield from (response_request(row[side]) for side in ("chosen", "rejected") if side in row)
     for row in rows:
         if found := hint(row):
             tools = row.get("tools") if with_tools else None
-            yield prompt_request(row["prompt"], tools, found.text)
+            yield prompt_request(row["prompt"], tools, found.text, sides_of(row))
 
 
 class TokenStore:
@@ -81,15 +88,16 @@ class TokenStore:
         self._places: dict[str, int] = {}
         self._table = _SCHEMA.empty_table()
 
-    def get(self, request: Request) -> tuple[list[int], bool] | None:
-        """Return the ids of a request, and whether its budget cut it; `None` if it is unknown."""
+    def get(self, request: Request) -> tuple[list[int], Cut] | None:
+        """Return the ids of a request, and what its budget took; `None` if it is unknown."""
         if not self._places:
             return None
         place = self._places.get(key_of(request))
         if place is None:
             return None
         # A slice of one row is read out of the mapped file; the column is never made a list.
-        return self._table["ids"][place].as_py(), self._table["is_cut"][place].as_py()
+        cut = self._table["cut"][place].as_py()
+        return self._table["ids"][place].as_py(), Cut(**json.loads(cut)) if cut else Cut()
 
     def fill(self, requests: Iterable[Request], renderer: Renders, folder: Path) -> None:
         """Render requests into a file of `folder`, or take the file that did so before.
@@ -141,8 +149,8 @@ def _rendered(
 def _render(renderer: Renders, batch: list[tuple[str, Request]]) -> list[dict[str, Any]]:
     rows = []
     for key, request in batch:
-        ids, is_cut = renderer.render(request)
-        rows.append({"key": key, "ids": ids, "is_cut": is_cut})
+        ids, cut = renderer.render(request)
+        rows.append({"key": key, "ids": ids, "cut": json.dumps(asdict(cut)) if cut else ""})
     return rows
 
 

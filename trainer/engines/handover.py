@@ -34,6 +34,7 @@ def make_renderer(settings: RunConfig) -> Renderer:
         max_prompt_tokens=shared.max_prompt_tokens,
         max_response_tokens=shared.max_response_tokens,
         with_tools=shared.render_tools,
+        window=shared.prompt_window,
     )
 
 

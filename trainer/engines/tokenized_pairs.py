@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from trainer.data.budget import sides_of
 from trainer.data.preflight import look_at_pairs
 from trainer.data.rendering import Renderer
-from trainer.data.sampler import PairSampler
+from trainer.data.sampler import PairSampler, weight_of
 from trainer.errors import DatasetError
 
 logger = logging.getLogger(__name__)
@@ -51,22 +52,32 @@ def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Rendere
             len(rows),
             n_empty,
         )
-    rows = [rows[i] for i in usable]
-    if not rows:
+    fitting = fitting_rows([rows[i] for i in usable], renderer)
+    if not fitting:
         raise DatasetError("there is no usable pair: turn channel 3 off (trl.beta_replay=0)")
     columns = [
         {
-            "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools")),
+            "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)),
             "chosen_ids": renderer.response_ids(row["chosen"]),
             "rejected_ids": renderer.response_ids(row["rejected"]),
-            "weight": float(row.get("weight") or 1.0),
+            "weight": weight_of(row),
             "session_id": row.get("session_id"),
         }
-        for row in rows
+        for row in fitting
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(columns, schema=SCHEMA), path, compression="zstd")
     return len(columns)
+
+
+def fitting_rows(rows: Sequence[Any], renderer: Renderer) -> list[Any]:
+    """Leave out the rows whose prompt cannot keep what it must, and say how many that are."""
+    cuts = [
+        renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))[1] for row in rows
+    ]
+    if refusals := [cut.refusal for cut in cuts if cut.refusal]:
+        logger.warning("%d of %d rows left out: %s", len(refusals), len(rows), refusals[0])
+    return [row for row, cut in zip(rows, cuts, strict=True) if not cut.refusal]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from trainer.data.preflight import Preflight, log_findings, preflight
 from trainer.data.rendering import Renderer
 from trainer.data.template import probe
 from trainer.data.tiny import corpus, make_model, train_tokenizer
+from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
 from trainer.settings import PeftOptions, RunConfig, SharedSettings
 
@@ -38,8 +39,17 @@ def load_tokenizer(config: RunConfig, data: PreferenceData) -> Any:
         raise TrainerConfigError(f"model={config.model}: no tokenizer there ({error})") from error
 
 
-def inspect(config: RunConfig, tokenizer: Any, data: PreferenceData) -> tuple[Preflight, Renderer]:
+def inspect(
+    config: RunConfig,
+    tokenizer: Any,
+    data: PreferenceData,
+    *,
+    n_prompts: int | None = None,
+    store: TokenStore | None = None,
+) -> tuple[Preflight, Renderer]:
     """Look at tokenizer, rows and the model's configuration together, before weights are loaded.
+
+    `n_prompts` are looked at, or all of them; `store` has what was rendered before.
 
     Raises:
         TrainerConfigError: the template, the context or a budget does not fit.
@@ -52,24 +62,30 @@ def inspect(config: RunConfig, tokenizer: Any, data: PreferenceData) -> tuple[Pr
         max_prompt_tokens=shared.max_prompt_tokens,
         max_response_tokens=shared.max_response_tokens,
         with_tools=shared.render_tools,
+        window=shared.prompt_window,
     )
+    renderer.store = store or renderer.store
     if config.model is not None:
         _check_context(AutoConfig.from_pretrained(config.model, **_source(config)), shared)
-    return preflight(renderer, data, config.preflight, own_features=features), renderer
+    options = config.preflight
+    found = preflight(renderer, data, options, own_features=features, n_prompts=n_prompts)
+    return found, renderer
 
 
-def usable_data(config: RunConfig, tokenizer: Any, data: PreferenceData) -> tuple[Any, Preflight]:
-    """Leave out the pairs that would teach nothing, and say what was found.
+def usable_data(
+    config: RunConfig, tokenizer: Any, data: PreferenceData, *, store: TokenStore | None = None
+) -> tuple[PreferenceData, Preflight]:
+    """Leave out the rows that would teach nothing or do not fit, and say what was found.
 
     Raises:
         TrainerConfigError: the template, the context or a budget does not fit.
         DatasetError: too many rows would teach nothing.
     """
-    found, _ = inspect(config, tokenizer, data)
+    found, _ = inspect(config, tokenizer, data, store=store)
     log_findings(found)
-    if len(found.usable) == len(data.pairs):
-        return data, found
-    return replace(data, pairs=[data.pairs[i] for i in found.usable]), found
+    kept = found.fitting | {"pairs": found.usable}
+    rows = {name: [getattr(data, name)[i] for i in places] for name, places in kept.items()}
+    return replace(data, **rows), found
 
 
 def _check_context(config: Any, shared: SharedSettings) -> None:

@@ -77,7 +77,8 @@ class FixedBatchObjective:
             logps_N = self._logps(states, batch, side, args.temperature)
             old_N = self._old.setdefault(side, logps_N).to(logps_N.device)
             ratio_N = (logps_N - old_N).exp()
-            clipped_N = ratio_N.clamp(1 - args.epsilon, 1 + (args.epsilon_high or 0.2))
+            high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+            clipped_N = ratio_N.clamp(1 - args.epsilon, 1 + high)
             total -= float(torch.min(ratio_N * advantage, clipped_N * advantage).sum())
             n_tokens += len(logps_N)
         return total / max(n_tokens, 1)

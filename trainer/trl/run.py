@@ -180,13 +180,13 @@ def _run(
     output = Path(config.output)
     data = load_preference_data(config.dataset, revision=config.revision)
     tokenizer = load_tokenizer(config, data)
-    data, found = usable_data(config, tokenizer, data)
-    joined = section_of(OuterOptions, config.outer_options, "outer_options.")
-    outer = outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
-    whole, data = data, sharded(data, parts.place) if outer else data
-    model, collator = model_and_collator(config, args, tokenizer, data, whole=whole)
-    off = off_channels(args, data)
+    collator = make_collator(config, args, tokenizer, data)
     renderer = collator.renderer
+    data, found = usable_data(config, tokenizer, data, store=renderer.store)
+    outer = _outer_callbacks(config, parts)
+    whole, data = data, sharded(data, parts.place) if outer else data
+    model = make_model(config, args, tokenizer, collator, whole)
+    off = off_channels(args, data)
     answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
     level = load_function(config.agreement) if config.agreement else agreement
@@ -244,7 +244,7 @@ def _run(
         "seconds": round(time.perf_counter() - started, 2),
         "pairs": len(data.pairs),
         "held_out_pairs": len(data.test_pairs),
-        "cut_prompts": renderer.n_cut_prompts,
+        "cut_prompts": found.n_cut_prompts,
         "preflight": found.as_report(),
         **({"teacher_tokens": teacher_tokens} if teacher_tokens else {}),
         "pairs_forward": trainer.pair_forward,
@@ -259,6 +259,11 @@ def _run(
     return report
 
 
+def _outer_callbacks(config: RunConfig, parts: RunParts) -> list[TrainerCallback]:
+    joined = section_of(OuterOptions, config.outer_options, "outer_options.")
+    return outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
+
+
 def _checkpoint(config: RunConfig, args: ComposerConfig, identity: str) -> str | None:
     """Return the folder that a run goes on from, if there is one."""
     found: Any = config.resume_from
@@ -267,36 +272,42 @@ def _checkpoint(config: RunConfig, args: ComposerConfig, identity: str) -> str |
     return found and str(found)
 
 
-def model_and_collator(
-    config: RunConfig,
-    args: ComposerConfig,
-    tokenizer: Any,
-    data: PreferenceData,
-    *,
-    whole: PreferenceData | None = None,
-) -> tuple[Any, ComposerDataCollator]:
-    """Load or make the model, and the collator of its batches; a tiny model is pretrained here.
-
-    The model is put on its device before anything runs through it. All replicas must start from the
-    same weights, and have different shards: a tiny model is pretrained on the `whole` data.
-    """
-    model = load_model(config, tokenizer, seed=args.seed)
-    if config.quantize == "none":  # quantized weights are where they were made
-        model = model.to(args.device)
+def make_collator(
+    config: RunConfig, args: ComposerConfig, tokenizer: Any, data: PreferenceData
+) -> ComposerDataCollator:
+    """Make what renders rows, with everything that the run will render rendered."""
     collator = ComposerDataCollator(
         tokenizer,
         max_prompt_tokens=args.max_prompt_tokens,
         max_response_tokens=args.max_response_tokens,
         with_tools=args.render_tools,
+        window=args.prompt_window,
     )
     with args.main_process_first(desc="tokenizing"):
         requests = requests_of(data, hint_for_row, with_tools=args.render_tools)
         collator.renderer.store.fill(requests, collator.renderer, Path(config.output) / "tokens")
+    return collator
+
+
+def make_model(
+    config: RunConfig,
+    args: ComposerConfig,
+    tokenizer: Any,
+    collator: ComposerDataCollator,
+    data: PreferenceData,
+) -> Any:
+    """Load the model, or make and pretrain a tiny one, on its device.
+
+    All replicas must start from the same weights, and have different shards: a tiny model is
+    pretrained on `data` as it was before it was split up.
+    """
+    model = load_model(config, tokenizer, seed=args.seed)
+    if config.quantize == "none":  # quantized weights are where they were made
+        model = model.to(args.device)
     if config.model is None and config.tiny.pretraining_steps:
         n_steps = config.tiny.pretraining_steps
-        pairs = (whole or data).pairs
-        pretrain(model, collator, pairs, n_steps=n_steps, seed=args.seed, forward=pair_logps)
-    return model, collator
+        pretrain(model, collator, data.pairs, n_steps=n_steps, seed=args.seed, forward=pair_logps)
+    return model
 
 
 def recorded_rollouts(

@@ -27,9 +27,10 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, pad
 
 from trainer.data.acting import general_texts
+from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
-from trainer.data.sampler import PairSampler, RolloutOrder
+from trainer.data.sampler import PairSampler, RolloutOrder, weight_of
 from trainer.data.tokens import TokenStore
 from trainer.errors import DivergedError, TrainerConfigError
 from trainer.folders import STATE_FILE
@@ -118,6 +119,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             max_prompt_tokens=args.max_prompt_tokens,
             max_response_tokens=args.max_response_tokens,
             with_tools=args.render_tools,
+            window=args.prompt_window,
             hint=hint,
         )
         if tokens is not None:
@@ -342,7 +344,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
             return super()._tokenize_prompts(prompts)
         renderer = self.collator.renderer
         rows = zip(prompts, self.rollout_rows, strict=True)
-        return [renderer.prompt_ids(prompt, row.get("tools")) for prompt, row in rows], None, {}
+        ids = [
+            renderer.prompt_ids(prompt, row.get("tools"), sides=sides_of(row))
+            for prompt, row in rows
+        ]
+        return ids, None, {}
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.recorded is not None:
@@ -375,7 +381,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         prompts = [
             torch.tensor(
                 self.collator.renderer.prompt_ids(
-                    row["prompt"], row.get("tools"), hint=hint.text if hint else None
+                    row["prompt"],
+                    row.get("tools"),
+                    hint=hint.text if hint else None,
+                    sides=sides_of(row),
                 )
             )
             for row, hint in zip(inputs, hints, strict=True)
@@ -408,9 +417,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         everything = self._pair_sampler.step(step)
         part = self._step % n_micro * world + rank
         mine = self._pair_sampler.part(step, part=part, n_parts=n_micro * world)
-        pairs: dict[str, Any] = {
-            "total_weight": sum(float(self.pairs[i].get("weight") or 1.0) for i in everything)
-        }
+        pairs: dict[str, Any] = {"total_weight": sum(weight_of(self.pairs[i]) for i in everything)}
         # Every rank must gather the same layers in the same order; and pairs of weight 0 are the
         # graph of a rank that has nothing else to send back.
         is_filler = not mine and (

@@ -58,6 +58,7 @@ def settings_file(folder: Path, dataset: Path, model: Path, **trl: Any) -> Path:
         "per_device_train_batch_size": 2 * GROUP,
         "pairs_per_step": 4,
         "max_prompt_tokens": 96,
+        "prompt_window": "tail",
         "max_response_tokens": 32,
         "render_tools": False,
         "seed": 5,

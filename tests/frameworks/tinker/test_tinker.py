@@ -40,6 +40,7 @@ def settings(folder: Path, dataset: Path, model: Path, address: str, **trl: Any)
         "pairs_per_step": 3,
         "max_completion_length": 12,
         "max_prompt_tokens": 96,
+        "prompt_window": "tail",
         "max_response_tokens": 32,
         "render_tools": False,
         "seed": 0,

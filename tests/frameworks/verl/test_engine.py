@@ -22,6 +22,7 @@ def pairs(dataset, model, tmp_path_factory):
     renderer = Renderer(
         tokenizer=AutoTokenizer.from_pretrained(model),
         max_prompt_tokens=96,
+        window="tail",
         max_response_tokens=32,
     )
     rows = load_preference_data(dataset).pairs[:7]

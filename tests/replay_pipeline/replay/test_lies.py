@@ -262,6 +262,14 @@ def test_a_key_is_cut_out_where_it_stands_alone():
     assert _without(None, told) == told
 
 
+def test_the_words_beside_a_status_are_logged_nowhere(tmp_path, caplog):
+    """An endpoint may repeat the key there."""
+    caplog.set_level("DEBUG")
+    with OddServer(lambda *_: (200, {}, raw(completion()))) as server:
+        ask(server.teacher(), 1, tmp_path / "l")
+    assert [record.name for record in caplog.records if record.name.startswith("http")] == []
+
+
 # --- answers from a router's cache
 
 

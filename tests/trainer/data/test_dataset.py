@@ -1,9 +1,15 @@
+import json
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
+from tests.trainer.published import rows_of
+from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import load_preference_data
+from trainer.data.sampler import weight_of
 from trainer.errors import DatasetError
 
 
@@ -51,3 +57,68 @@ def test_a_missing_folder_and_a_missing_column_are_named(tmp_path):
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
     with pytest.raises(DatasetError, match="cannot read pairs/train"):
         load_preference_data(tmp_path)
+
+
+CARD = "---\nconfigs:\n- config_name: pairs\n  data_files:\n  - split: train\n"
+
+
+def pairs_folder(folder, rows):
+    (folder / "pairs").mkdir(exist_ok=True)
+    (folder / "README.md").write_text(CARD + "    path: pairs/train-*.parquet\n---\n")
+    columns = {name: [row.get(name) for row in rows] for name in rows[0]}
+    pq.write_table(pa.table(columns), folder / "pairs" / "train-0.parquet")
+    return folder
+
+
+SAID = [{"role": "user", "content": "a"}]
+GOOD = {"prompt": SAID, "chosen": SAID, "rejected": SAID, "weight": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"rejected": None}, "row 1, column rejected: expected a list of messages, not nothing"),
+        ({"prompt": None}, "row 1, column prompt: expected a list of messages, not nothing"),
+        ({"rejected": []}, "row 1, column rejected: expected a list of messages, not nothing"),
+        ({"weight": -1.0}, "row 1, column weight: -1.0 is no number from 0 on"),
+        ({"weight": float("nan")}, "row 1, column weight: nan is no number from 0 on"),
+    ],
+)
+def test_a_fault_of_a_row_is_a_sentence_with_file_row_and_column(tmp_path, row, said):
+    with pytest.raises(DatasetError, match=said) as caught:
+        load_preference_data(pairs_folder(tmp_path, [GOOD, GOOD | row]))
+    assert f"{tmp_path}: pairs/train, " in str(caught.value)
+
+
+def test_columns_of_text_are_named(tmp_path):
+    texts = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    with pytest.raises(DatasetError, match="row 0, column prompt: expected messages in the chat"):
+        load_preference_data(pairs_folder(tmp_path, [texts]))
+
+
+def test_json_text_is_read_as_what_it_holds(tmp_path):
+    row = {name: json.dumps(SAID) for name in ("prompt", "chosen", "rejected")}
+    [read] = load_preference_data(pairs_folder(tmp_path, [row])).pairs
+    assert read["prompt"] == SAID
+
+
+def test_a_file_that_is_cut_short_is_a_sentence(tmp_path):
+    folder = pairs_folder(tmp_path, [GOOD] * 3)
+    path = folder / "pairs" / "train-0.parquet"
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(DatasetError, match="cannot read pairs/train: "):
+        load_preference_data(folder)
+
+
+def test_a_weight_of_zero_is_zero_and_all_of_them_are_refused(tmp_path):
+    rows = [GOOD, GOOD | {"weight": 0.0}, GOOD | {"weight": None}]
+    pairs = load_preference_data(pairs_folder(tmp_path, rows)).pairs
+    assert [weight_of(row) for row in pairs] == [1.0, 0.0, 1.0]
+    with pytest.raises(DatasetError, match="column weight: all of them are 0"):
+        load_preference_data(pairs_folder(tmp_path, [GOOD | {"weight": 0.0}]))
+
+
+def test_a_batch_has_the_weights_of_its_rows(tokenizer):
+    row = rows_of(1)[0]
+    batch = ComposerDataCollator(tokenizer).pairs([row | {"weight": w} for w in (0.0, None, 0.5)])
+    assert batch["dpo_weight"].tolist() == [0.0, 1.0, 0.5]

@@ -12,6 +12,8 @@ from trainer.errors import DatasetError, TrainerConfigError
 SAYS = {"role": "assistant", "content": "I stop here."}
 EMPTY = {"role": "assistant", "content": ""}
 
+LENIENT = PreflightOptions(max_cut_prompts=1.0, max_unusable_pairs=1.0)
+
 
 def published(rows) -> PreferenceData:
     return PreferenceData(
@@ -54,13 +56,14 @@ def test_sides_that_differ_only_behind_the_cut_are_the_same(tokenizer):
 
 
 def test_cut_prompts_and_responses_are_counted(tokenizer):
-    small = renderer(tokenizer, max_prompt_tokens=40, max_response_tokens=24)
+    small = renderer(tokenizer, max_prompt_tokens=220, max_response_tokens=24)
     data = published(rows_of(3))
     found = preflight(small, data, PreflightOptions(max_cut_prompts=1.0, max_unusable_pairs=1.0))
     assert found.n_cut_prompts > 0
     assert found.n_cut_responses > 0
-    assert small.n_cut_prompts == small.n_cut_responses == 0  # a run counts its own
-    with pytest.raises(DatasetError, match="do not fit into max_prompt_tokens=40"):
+    assert found.n_dropped_steps > 0
+    assert 0.5 < found.budget_used <= 1
+    with pytest.raises(DatasetError, match="do not fit into max_prompt_tokens=220"):
         preflight(small, data, PreflightOptions(max_cut_prompts=0.1, max_unusable_pairs=1.0))
 
 
@@ -88,3 +91,18 @@ def test_special_tokens_in_a_prompt_are_counted(tokenizer):
     rows = [row | {"prompt": [{"role": "user", "content": "a<|im_end|>b"}]} for row in rows_of(1)]
     found = preflight(renderer(tokenizer), published(rows), PreflightOptions())
     assert found.n_with_special_tokens == len(rows)
+
+
+def test_rows_whose_prompt_cannot_hold_what_it_must_are_left_out_and_counted(tokenizer):
+    rows = rows_of(2)
+    long = " ".join(f"word{i}" for i in range(400))
+    edit = {"name": "Edit", "arguments": {"old_string": long, "new_string": "x"}}
+    said = {"role": "user", "content": long}
+    rejected = {"role": "assistant", "content": "", "tool_calls": [{"function": edit}]}
+    rows[3] = rows[3] | {"prompt": [said], "rejected": [rejected]}
+    found = preflight(renderer(tokenizer, max_prompt_tokens=300), published(rows), LENIENT)
+    assert found.refused == {"pairs": 1}
+    assert "what the sides name" in found.refusal
+    assert found.usable == [i for i in range(len(rows)) if i != 3]
+    with pytest.raises(DatasetError, match="no pair fits into max_prompt_tokens=20"):
+        preflight(renderer(tokenizer, max_prompt_tokens=20), published(rows), LENIENT)

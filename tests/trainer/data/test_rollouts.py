@@ -14,7 +14,7 @@ def data(dataset_folder):
 
 @pytest.fixture
 def renderer(tokenizer):
-    return Renderer(tokenizer=tokenizer, max_prompt_tokens=200, max_response_tokens=64)
+    return Renderer(tokenizer=tokenizer, max_prompt_tokens=400, max_response_tokens=64)
 
 
 def test_student_rollouts_are_the_students_own_actions_in_full_groups(data, renderer):

@@ -23,7 +23,7 @@ def test_pretraining_teaches_what_actions_look_like_and_no_preference(tokenizer)
     """Twins: each action is the chosen one once, so that learning both alike prefers neither."""
     turned = {"chosen": EXAMPLE_ROW["rejected"], "rejected": EXAMPLE_ROW["chosen"]}
     twins = [EXAMPLE_ROW, {**EXAMPLE_ROW, **turned}]
-    collator = ComposerDataCollator(tokenizer, max_prompt_tokens=64)
+    collator = ComposerDataCollator(tokenizer, max_prompt_tokens=320)
     model = make_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2)
 
     def scores():

@@ -7,12 +7,13 @@ import pytest
 
 from tests.trainer.published import rows_of
 from trainer.data import tokens
+from trainer.data.budget import sides_of
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
 from trainer.data.tokens import requests_of
 from trainer.hints import hint_for_row
 
-BUDGETS = {"max_prompt_tokens": 64, "max_response_tokens": 8}
+BUDGETS = {"max_prompt_tokens": 250, "max_response_tokens": 8}
 
 
 @pytest.fixture
@@ -36,19 +37,20 @@ def everything(renderer, data):
     found = []
     for row in [*data.pairs, *data.test_pairs]:
         hint = hint_for_row(row)
-        found.append(renderer.prompt_ids(row["prompt"], row.get("tools")))
-        found.append(
-            renderer.prompt_ids(row["prompt"], row.get("tools"), hint=hint.text if hint else None)
-        )
-        found += [renderer.response_ids(row[side]) for side in ("chosen", "rejected")]
-    return found, renderer.n_cut_prompts, renderer.n_cut_responses
+        found += [
+            renderer.prompt(row["prompt"], row.get("tools"), hint=text, sides=sides_of(row))
+            for text in (None, hint.text if hint else None)
+        ]
+        found += [renderer.response(row[side]) for side in ("chosen", "rejected")]
+    return found
 
 
 def test_what_is_looked_up_is_what_would_be_rendered(tokenizer, data, tmp_path):
     plain = everything(Renderer(tokenizer=tokenizer, **BUDGETS), data)
     renderer = filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
     assert everything(renderer, data) == plain
-    assert plain[1] > 0 < plain[2]  # some were cut, and are counted as before
+    assert any(cut.n_dropped_steps for _, cut in plain)  # what was cut is said as before
+    assert any(cut.n_dropped_tokens for _, cut in plain)
 
 
 def test_a_second_run_renders_nothing(tokenizer, data, tmp_path, monkeypatch):
@@ -62,7 +64,7 @@ def test_a_second_run_renders_nothing(tokenizer, data, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "change", [{"max_prompt_tokens": 65}, {"max_response_tokens": 9}, {"with_tools": False}]
+    "change", [{"max_prompt_tokens": 251}, {"max_response_tokens": 9}, {"with_tools": False}]
 )
 def test_another_budget_is_another_file(tokenizer, data, tmp_path, change):
     filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)

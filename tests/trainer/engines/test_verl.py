@@ -149,7 +149,11 @@ def test_alternating_rows_are_pairs(variant):
 @pytest.fixture
 def renderer(tokenizer):
     return Renderer(
-        tokenizer=tokenizer, max_prompt_tokens=64, max_response_tokens=24, with_tools=False
+        tokenizer=tokenizer,
+        max_prompt_tokens=64,
+        max_response_tokens=24,
+        with_tools=False,
+        window="tail",
     )
 
 
@@ -246,6 +250,7 @@ def file(dataset, output, saved, **trl) -> dict:
         "max_steps": 4,
         "lr_scheduler_type": "constant",
         "max_prompt_tokens": 64,
+        "prompt_window": "tail",
         "max_completion_length": 16,
         "num_generations": 4,
         "render_tools": False,

@@ -138,12 +138,12 @@ def test_prompts_to_generate_from_have_the_datasets_tools_and_system_message(tok
     ]
     data = PreferenceData(pairs=rows, prompts=[], positives=[], test_pairs=[], test_prompts=[])
     table = prompts_dataset(data)
-    trainer = composer(render_tools=True, beta_replay=1.0, max_prompt_tokens=200)
+    trainer = composer(render_tools=True, beta_replay=1.0, max_prompt_tokens=320)
     trainer.recorded = None
     trainer.rollout_rows = [table[i] for i in range(len(table))]
     ids, *_ = trainer._tokenize_prompts([row["prompt"] for row in trainer.rollout_rows])
     text = tokenizer.decode(ids[-1])
-    assert len(ids[-1]) <= 200
+    assert len(ids[-1]) <= 320
     assert "You are careful." in text
     assert "Bash(command)" in text
 

@@ -14,6 +14,7 @@ import tinker
 import torch
 from transformers import get_scheduler
 
+from trainer.data.budget import sides_of
 from trainer.data.dataset import load_preference_data
 from trainer.data.rewards import load_reward, parse_action
 from trainer.data.sampler import PairSampler
@@ -34,7 +35,7 @@ from trainer.engines.tinker.datums import (
     policy_datums,
     sampled_distillation_datums,
 )
-from trainer.engines.tokenized_pairs import TokenizedPairs, write_pairs
+from trainer.engines.tokenized_pairs import TokenizedPairs, fitting_rows, write_pairs
 from trainer.errors import (
     AlignmentError,
     DatasetError,
@@ -131,11 +132,11 @@ class TinkerRun:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.counts: Counter[str] = Counter()
         data = load_preference_data(settings.dataset, revision=settings.revision)
-        self.states: list[Any] = list(data.prompts)
+        self.renderer = make_renderer(settings)
+        self.states: list[Any] = fitting_rows(data.prompts, self.renderer)
         if not self.states:
             raise DatasetError(f"{settings.dataset} has no `prompts` to roll out from")
         require_hints(settings, sum(hint_for_row(row) is not None for row in self.states))
-        self.renderer = make_renderer(settings)
         self.reward = load_reward(settings.reward)
         self.pairs: TokenizedPairs | None = None
         if self.shared.beta_replay > 0:
@@ -226,7 +227,10 @@ class TinkerRun:
         """Sample groups at the step's states, with advantages and hinted scores."""
         shared = self.shared
         states = [self.states[i] for i in self._order.step(step)]
-        prompts = [self.renderer.prompt_ids(row["prompt"], row.get("tools")) for row in states]
+        prompts = [
+            self.renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
+            for row in states
+        ]
         sampled = [
             self._sampler.sample(
                 prompt=tinker.ModelInput.from_ints(prompt),
@@ -262,7 +266,9 @@ class TinkerRun:
                 rollout.advantage = advantage
             hint = hint_for_row(row) if shared.alpha_sdpo > 0 else None
             if hint is not None:
-                hinted = self.renderer.prompt_ids(row["prompt"], row.get("tools"), hint=hint.text)
+                hinted = self.renderer.prompt_ids(
+                    row["prompt"], row.get("tools"), hint=hint.text, sides=sides_of(row)
+                )
                 scored += [(r, len(hinted), self._score(hinted, r.response_ids)) for r in group]
             found += group
             rewards += own

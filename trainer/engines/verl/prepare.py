@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainer.data.budget import sides_of
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.engines.capabilities import VERL
@@ -19,7 +20,7 @@ from trainer.engines.handover import (
     n_states_of_step,
     require_hints,
 )
-from trainer.engines.tokenized_pairs import write_pairs
+from trainer.engines.tokenized_pairs import fitting_rows, write_pairs
 from trainer.engines.verl.doctor import BACKEND
 from trainer.engines.verl.environment import VARIABLE
 from trainer.engines.verl.options import PluginOptions, options_of
@@ -110,7 +111,7 @@ def prompt_rows(data: PreferenceData, renderer: Renderer, *, reward: str) -> lis
     states: list[Any] = list(data.prompts)
     states = states or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
     rows = []
-    for index, state in enumerate(states):
+    for index, state in enumerate(fitting_rows(states, renderer)):
         hint = hint_for_row(state)
         about = {name: state.get(name) for name in ("consensus", "tools", "state_id", "outcome")}
         rows.append(
@@ -123,8 +124,10 @@ def prompt_rows(data: PreferenceData, renderer: Renderer, *, reward: str) -> lis
                     "index": index,
                     "reward": reward,
                     "hint": hint.text if hint else None,
-                    "prompt_ids": renderer.prompt_ids(state["prompt"]),
-                    "hinted_ids": renderer.prompt_ids(state["prompt"], hint=hint.text)
+                    "prompt_ids": renderer.prompt_ids(state["prompt"], sides=sides_of(state)),
+                    "hinted_ids": renderer.prompt_ids(
+                        state["prompt"], hint=hint.text, sides=sides_of(state)
+                    )
                     if hint
                     else None,
                 },
