@@ -251,6 +251,8 @@ class Engine:
                 _check_model(teacher, outcome.model)
         elif outcome.code == NO_COMPLETION:
             self._n_foreign[teacher.name] += 1
+            # With those that are in flight it makes no more than were let go at first.
+            self._slots[teacher.name].narrow(_N_FIRST - self._n_foreign[teacher.name])
             if self._n_foreign[teacher.name] >= _N_FIRST:
                 self.stop_teacher(teacher, outcome)
 
@@ -752,8 +754,8 @@ class _Call:
                 on_sent=self._has_left,
             )
             self.latency_s = clock() - start
+            engine.meet(teacher, self.reply.outcome)
         outcome = self.reply.outcome
-        engine.meet(teacher, outcome)
         if isinstance(outcome, Answer):
             own.succeeded()
             return
