@@ -111,6 +111,8 @@ class Reliability:
             agent = self.accuracy(self.raters[0], kind)
             if abs(best - agent) > _SAME:
                 places["stronger" if best > agent else "weaker"].append(kind)
+        if self.seen_K_R[:, 1:].max(initial=0) < _FEWEST_SEEN:
+            return []
         stronger, weaker = (", ".join(places[each]) for each in ("stronger", "weaker"))
         if not stronger and not weaker:
             return ["your teachers are about as strong as the model that wrote these sessions"]

@@ -142,7 +142,8 @@ class Buyer:
         self._count_own_family = count_own_family
         self._most_usd = max_usd_per_pair
         self._is_by_value = is_by_value
-        self._order = [number for run in spread(market.places) for number in run]
+        self.order = [number for run in spread(market.places) for number in run]
+        """States in the order that is spread."""
         self._mean_usd = self._mean_costs()
         self._voters = self._chosen_teachers()
         self.families = [market.teachers[number].vendor for number in self._voters]
@@ -194,7 +195,7 @@ class Buyer:
             return True
         share = 1 - left_usd / self._money_usd if self._money_usd else 1.0
         n_projects = len({place.project for place in self._market.places})
-        if self._next_in_order >= len(self._order) or share >= _COVER_SHARE:
+        if self._next_in_order >= len(self.order) or share >= _COVER_SHARE:
             return False
         is_covered = len(self._reached) >= min(n_projects, _N_PROJECTS)
         return not is_covered or (len(self._asked) < _N_FIRST and share < _FIRST_SHARE)
@@ -202,10 +203,10 @@ class Buyer:
     def _in_order(self) -> Iterator[list[Choice]]:
         """Ask everybody, state after state, in the spread order."""
         n_states = 0
-        while self._next_in_order < len(self._order):
+        while self._next_in_order < len(self.order):
             if self._is_by_value and n_states >= _FIRST_ROUND:
                 return
-            state = self._order[self._next_in_order]
+            state = self.order[self._next_in_order]
             self._next_in_order += 1
             if choices := [Choice(state, number) for number in self._voters_at(state)]:
                 n_states += 1
@@ -271,10 +272,10 @@ class Buyer:
     def _explored(self, n_calls: int) -> list[list[Choice]]:
         """States that nobody has been asked at, the next in the spread order, with everybody."""
         found: list[list[Choice]] = []
-        n_open = sum(1 for state in self._order[self._next_in_order :] if state not in self._asked)
+        n_open = sum(1 for state in self.order[self._next_in_order :] if state not in self._asked)
         n = 0
-        while n < n_calls and self._next_in_order < len(self._order):
-            state = self._order[self._next_in_order]
+        while n < n_calls and self._next_in_order < len(self.order):
+            state = self.order[self._next_in_order]
             self._next_in_order += 1
             voters = self._voters_at(state)
             if state in self._asked or not voters:
@@ -313,7 +314,7 @@ class Buyer:
     def _give_up(self, choices: Sequence[Choice]) -> None:
         """Put the state that the money did not reach back into its place in the order."""
         at = self._next_in_order - 1
-        if at >= 0 and self._order[at] == choices[0].state and len(choices) > 1:
+        if at >= 0 and self.order[at] == choices[0].state and len(choices) > 1:
             self._next_in_order = at
 
     def _cost(self, choice: Choice) -> float:
@@ -329,7 +330,7 @@ class Buyer:
 
     def _mean_costs(self) -> list[float]:
         """Mean cost of a call of each teacher over states far apart, the prompt cache warm."""
-        some = self._order[:200] or [0]
+        some = self.order[:200] or [0]
         return [
             math.fsum(costs) / len(costs)
             if (

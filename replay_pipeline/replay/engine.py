@@ -55,7 +55,7 @@ _MOST_OVERRUN = 8.0
 _N_FIRST = 3
 """So many calls are in flight at most until an endpoint has sent a chat completion; and so many
 replies in a row that are none end it."""
-_SILENCE_S = 0.3
+_SILENCE_S = 0.2
 """At an endpoint that has answered before, the other calls wait no longer than this."""
 _MAX_SENT_AGAIN = 2
 """How often one run sends a request again after it was lost."""
@@ -251,6 +251,8 @@ class Engine:
                 _check_model(teacher, outcome.model)
         elif outcome.code == NO_COMPLETION:
             self._n_foreign[teacher.name] += 1
+            # With those that are in flight it makes no more than were let go at first.
+            self._slots[teacher.name].narrow(_N_FIRST - self._n_foreign[teacher.name])
             if self._n_foreign[teacher.name] >= _N_FIRST:
                 self.stop_teacher(teacher, outcome)
 
@@ -752,8 +754,8 @@ class _Call:
                 on_sent=self._has_left,
             )
             self.latency_s = clock() - start
+            engine.meet(teacher, self.reply.outcome)
         outcome = self.reply.outcome
-        engine.meet(teacher, outcome)
         if isinstance(outcome, Answer):
             own.succeeded()
             return

@@ -75,6 +75,11 @@ class Slots:
             self.limit = float(self.size)
             self._wake()
 
+    def narrow(self, n_first: int) -> None:
+        """Let fewer calls go until `open` is called, but always one."""
+        if not self._is_open:
+            self.limit = float(max(1, min(self.size, n_first)))
+
     def succeeded(self) -> None:
         """A call went through: room for a little more."""
         if self._is_open and self.limit < self.size:

@@ -102,7 +102,14 @@ class Rounds:
             bought |= {(choice.state, choice.teacher) for choice in choices}
             await self.engine.run(self._open(self._lanes(choices)))
             self._file(buyer, box, choices)
-        self._leave_out(lanes, bought, is_short=buyer.is_out_of_money)
+        rest = self._rest(lanes, bought)
+        if self.gates.is_by_value or self.engine.stop.is_set():
+            self._leave_out(rest, is_short=buyer.is_out_of_money)
+        else:
+            # What is left of the money may still pay for shorter prompts than the last one.
+            turn = {state: turn for turn, state in enumerate(buyer.order)}
+            rest.sort(key=lambda lane: min(turn[task.state_index] for task in lane[1]))
+            await self.engine.run(self._open(rest))
 
     def _open(self, lanes: Lanes) -> Lanes:
         return self.take_known(lanes) if self.take_known else lanes
@@ -206,22 +213,25 @@ class Rounds:
                     paid[teacher] = row.cost_usd
             buyer.file(number, box.ballot(state, poll.student, poll.votes), paid)
 
-    def _leave_out(self, lanes: Lanes, bought: set[tuple[int, int]], *, is_short: bool) -> None:
-        """Give what is known already, and say why the rest was not asked."""
+    def _rest(self, lanes: Lanes, bought: set[tuple[int, int]]) -> Lanes:
         numbers = {teacher.name: number for number, teacher in enumerate(self.teachers)}
-        rest = [
+        left = (
             (
                 teacher,
                 deque(t for t in lane if (t.state_index, numbers[teacher.name]) not in bought),
             )
             for teacher, lane in lanes
-        ]
+        )
+        return [each for each in left if each[1]]
+
+    def _leave_out(self, rest: Lanes, *, is_short: bool) -> None:
+        """Give what is known already, and say why the rest was not asked."""
         if self.engine.stop.is_set():
             reason = "stopped"
         else:
             is_short |= self.engine.skipped["budget"] > 0
             reason = "budget" if is_short else BY_VALUE
-        for _, lane in self._open([each for each in rest if each[1]]):
+        for _, lane in self._open(rest):
             for task in lane:
                 if reason == BY_VALUE:
                     task.gate, task.is_judged = BY_VALUE, True
