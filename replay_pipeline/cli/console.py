@@ -192,7 +192,7 @@ def show_summary(summary: Report) -> None:
         ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
         ("dropped", summary["dropped"]),
         ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
-        *((name, verdict) for name, verdict in summary.get("checks", {}).items()),
+        *([("checks", summary["checks"])] if summary.get("checks") else []),
         *([("stale", _stale_words(summary["stale"]))] if summary.get("stale") else []),
     ]
     if train:

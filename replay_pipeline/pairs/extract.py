@@ -438,7 +438,9 @@ class _Extraction:
         trial = self.trial(state, consensus.action)
         if trial is not None and not trial.works:
             return "would_fail", trial.error_kind
-        if stops := stop_objection(consensus.action, side.action):
+        stops = stop_objection(consensus.action, side.action)
+        # A trainee that writes a text where a call is due is what sampling it should correct.
+        if stops and not (stops == "late_stop" and self.samples):
             return stops, None
         level = self.report.level
         if any(differ_in_calls_alone(v.action, side.action, level=level) for v in consensus.votes):

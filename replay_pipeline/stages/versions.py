@@ -70,6 +70,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "publisher": (
         "publish/**/*",
         "feasibility/**/*",
+        "reliability/**/*",
         "stages/audit/**/*",
         "ingesters/fidelity.py",
         "ingesters/base.py",

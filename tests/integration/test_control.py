@@ -51,7 +51,6 @@ def test_the_control_figure_goes_with_the_dataset(tmp_path):
             "api_key_env": "",
             "base_url": server.base_url,
             "dialect": "openrouter",
-            "price": {"prompt": 3e-5, "completion": 9e-5},
         }
         write_settings(
             data,

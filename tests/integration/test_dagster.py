@@ -516,7 +516,7 @@ def test_a_secret_in_a_shard_stops_the_training(root, monkeypatch):
     def leaking(whole, task):
         report = whole(task)
         card = task.project.settings.dataset_dir() / "README.md"
-        card.write_text("token = ghp_" + "wJ4kTq9Zx" * 4)
+        card.write_text(card.read_text("utf-8") + "\ntoken = ghp_" + "wJ4kTq9Zx" * 4)
         return report
 
     with_work(monkeypatch, "publish", leaking)

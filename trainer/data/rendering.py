@@ -41,6 +41,9 @@ from trainer.types import Message, Tool
 
 logger = logging.getLogger(__name__)
 
+RENDERING_FILE = "rendering.json"
+"""Beside a checkpoint: how the prompts of its training were shown."""
+
 BUDGET_VERSION = 2
 """Of what a budget keeps: token ids at rest that an older one kept are made anew."""
 

@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.data.acting import end_tokens
-from trainer.data.rendering import Renderer
+from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.rewards import parse_action
 from trainer.errors import DatasetError, TrainerConfigError
 
@@ -49,7 +49,11 @@ class LocalModel:
         except (OSError, ValueError) as error:
             raise TrainerConfigError(f"{folder}: no model there ({error})") from error
         self.model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        self.renderer = Renderer(tokenizer=tokenizer, max_prompt_tokens=max_prompt_tokens)
+        how = Path(folder) / RENDERING_FILE
+        rendering = json.loads(how.read_text("utf-8")) if how.is_file() else {}
+        self.renderer = Renderer(
+            tokenizer=tokenizer, max_prompt_tokens=max_prompt_tokens, **rendering
+        )
         self._one_at_a_time = threading.Lock()
         self._prompts: dict[str, list[int]] = {}
 

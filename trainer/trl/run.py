@@ -21,7 +21,7 @@ from trainer.data.acting import compared, end_tokens
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.evaluation import evaluate
-from trainer.data.rendering import Renderer
+from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
@@ -504,6 +504,10 @@ def save_checkpoint(
     model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     model.save_pretrained(str(folder), state_dict=weights)
     tokenizer.save_pretrained(str(folder))
+    # Who serves the model must show it prompts as training did.
+    shared = config.shared
+    rendering = {"window": shared.prompt_window, "with_tools": shared.render_tools}
+    _write_json(folder / RENDERING_FILE, rendering)
 
 
 @contextlib.contextmanager

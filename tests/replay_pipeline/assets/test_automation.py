@@ -82,7 +82,7 @@ def test_dagster_knows_the_code_and_the_settings_of_every_stage(tmp_path, monkey
     monkeypatch.setitem(versions_of.__globals__["PARTS"], "matcher", ("types.py",))
     versions_of.__globals__["_digest_of"].cache_clear()
     try:
-        assert other() == {"pairs", "publish"}
+        assert other() == {"pairs", "normalize", "publish"}
     finally:
         versions_of.__globals__["_digest_of"].cache_clear()
 

@@ -91,7 +91,7 @@ def test_plain_rows_are_those_of_our_own_trainer(dataset, tmp_path, form, prompt
     knows_nothing = TemplateFeatures(
         puts_response_behind_prompt=True, has_system=True, has_tools=False, has_tool_calls=False,
         has_tool_results=False, has_free_order=False, keeps_prefix=True, keeps_thinking=True,
-        has_default_system=False, ending="", tail="",
+        has_default_system=False, has_parallel_calls=False, ending="", tail="",
     )  # fmt: skip
     given = json.loads(source["state_messages_json"])
     for message in given:

@@ -61,3 +61,12 @@ def test_a_cut_answer_says_so_and_a_bad_request_is_refused(server):
 def test_a_folder_without_a_model_is_named(tmp_path):
     with pytest.raises(TrainerConfigError, match="no model there"):
         LocalModel(tmp_path)
+
+
+def test_a_served_checkpoint_shows_prompts_as_its_training_did(tmp_path, model, tokenizer):
+    model.save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    assert LocalModel(tmp_path / "m").renderer.window == "decision"
+    (tmp_path / "m" / "rendering.json").write_text('{"window": "tail", "with_tools": false}')
+    renderer = LocalModel(tmp_path / "m", max_prompt_tokens=64).renderer
+    assert (renderer.window, renderer.with_tools, renderer.max_prompt_tokens) == ("tail", False, 64)

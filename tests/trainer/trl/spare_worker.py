@@ -49,7 +49,13 @@ class EmbeddingsOnCpu(TorchDispatchMode):
 def one_run(name: str, dataset: Path, output: Path) -> list[dict[str, Any]]:
     """Every metric of every step, and what the evaluations before and after found."""
     steps: list[dict[str, Any]] = []
-    settings = {"max_steps": 1, "max_prompt_tokens": 128, "use_cpu": False, "learning_rate": 1e-3}
+    settings = {
+        "max_steps": 1,
+        "max_prompt_tokens": 128,
+        "prompt_window": "tail",
+        "use_cpu": False,
+        "learning_rate": 1e-3,
+    }
     report = run(
         RunConfig(
             tiny=TinyOptions(
@@ -85,7 +91,11 @@ def watch_steps() -> None:
 def waits_for_a_recorded_teacher(folder: Path) -> dict[str, int]:
     tokenizer = train_tokenizer(corpus(rows_of(3)), vocab_size=331)
     renderer = Renderer(
-        tokenizer=tokenizer, max_prompt_tokens=128, max_response_tokens=64, with_tools=False
+        tokenizer=tokenizer,
+        max_prompt_tokens=128,
+        max_response_tokens=64,
+        with_tools=False,
+        window="tail",
     )
     model, teacher = (
         make_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2, seed=seed) for seed in (1, 5)
