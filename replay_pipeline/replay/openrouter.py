@@ -108,6 +108,7 @@ class Client:
             self._watcher.cancel()
         for calls in self._calls.values():
             await calls.aclose()
+        await asyncio.sleep(0)  # connections end in the next turn of the loop
 
     async def _watch(self, stop: threading.Event) -> None:
         while not stop.is_set():  # noqa: ASYNC110 (other threads set it)

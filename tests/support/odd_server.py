@@ -18,6 +18,7 @@ class OddServer:
         self.reply = reply
         self.on_get = on_get
         self.bodies = []
+        self._writers = []
 
     def __enter__(self):
         self._loop = asyncio.new_event_loop()
@@ -30,8 +31,14 @@ class OddServer:
             self._ended = asyncio.Event()
             await self._ended.wait()
             self._server.close()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            talks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in talks:
                 task.cancel()
+            if talks:
+                await asyncio.wait(talks)
+            for writer in self._writers:  # whoever still reads is told that it is over
+                writer.transport.abort()
+            await asyncio.sleep(0)
 
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(serve()))
         self._thread.start()
@@ -53,6 +60,7 @@ class OddServer:
         return TeacherSpec(**{**spec, **more})
 
     async def _talk(self, reader, writer):
+        self._writers.append(writer)
         with contextlib.suppress(
             asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
         ):
