@@ -7,6 +7,7 @@ knows all of them. The lease in the store keeps a second launch from training si
 import argparse
 import hashlib
 import logging
+import math
 import socket
 import sys
 import uuid
@@ -160,9 +161,14 @@ class Launch:
         for row in self.ledger.rows():
             known = ReplicaHandle.from_json(row.handle)
             handle = known if known.job_id or row.outcome == "refused" else executor.found(known)
+            if handle is None and row.is_open:
+                # Its request may still be under way; what is not there then has ended before.
+                since_s = executor.now() - row.intent_at
+                executor.sleep(max(0.0, executor.arrives_s - since_s))
+                handle = executor.found(known)
             if handle is None:
-                # Its request may still be under way: it counts as what it could cost.
-                self.ledger.settle(row.rank, row.attempt, row.reserved_usd, LOST, executor.now())
+                cost = executor.bound_usd(min(executor.now() - row.intent_at, known.timeout_s))
+                self.ledger.settle(row.rank, row.attempt, cost, LOST, executor.now())
             elif handle.job_id:
                 newest[row.rank] = handle
                 unsure += [handle] if row.is_open or row.outcome == LOST else []
@@ -219,7 +225,10 @@ class Launch:
     def adopt(
         self, entrypoint: str, command: Sequence[str], n: int, env: Mapping[str, str]
     ) -> None:
-        """Take the jobs that a launch from elsewhere has started for this run into the ledger."""
+        """Take the jobs that a launch from elsewhere has started for this run into the ledger.
+
+        How long they may live is that launch's word, and so is what they may cost.
+        """
         executor, life_s = self.executor, self.until - self.executor.now()
         for rank in range(n):
             argv, n_gaps, attempt = executor.command_of(entrypoint, command, rank, n), 0, 0
@@ -228,8 +237,10 @@ class Launch:
                 found = executor.found(handle)
                 n_gaps = n_gaps + 1 if found is None else 0
                 if found is not None and not executor.poll([found])[0].state.is_final:
-                    bound, now = executor.bound_usd(life_s), executor.now()
-                    self.ledger.reserve(rank, attempt, found.to_json(), bound, now)
+                    spent, held, ceiling = self.ledger.totals_usd()
+                    free = math.inf if ceiling is None else (ceiling - spent - held) / (n - rank)
+                    bound = min(free, executor.bound_usd(life_s))
+                    self.ledger.reserve(rank, attempt, found.to_json(), bound, executor.now())
                 attempt += 1
 
     def life_s(self, n: int) -> float:

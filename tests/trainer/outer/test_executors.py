@@ -1,5 +1,7 @@
 """One contract for all executors: the real clients, against servers that speak the protocol."""
 
+import dataclasses
+import itertools
 import json
 import sys
 import threading
@@ -221,6 +223,45 @@ def test_modals_client_speaks_the_second_version_without_a_gpu_and_the_first_wit
     assert executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log.strip() == "hi"
     streams = cloud.calls & {"SandboxStdioReadV2", "SandboxGetLogs"}
     assert streams == {call}
+
+
+@pytest.mark.parametrize("gpu", [None, "A100"])
+def test_modal_starts_no_twin_after_a_lost_answer_and_waits_while_it_is_away(cloud, gpu):
+    executor = quick(ModalExecutor("python:3.12", gpu, python=sys.executable))
+    before, requests = len(cloud.jobs), itertools.count()
+    cloud.failing[:] = ["lost"] * 4
+    handles = launch(executor, "import time; time.sleep(1); print('once')", 2, run_id=f"r-{gpu}")
+    cloud.is_offline = lambda: next(requests) in range(3, 20)
+    try:
+        finished = supervise(executor, handles, poll_s=0.02)
+    finally:
+        cloud.is_offline = lambda: False
+    assert next(requests) > 20
+    assert len(cloud.jobs) == before + 2
+    assert not any(job.ended_by for job in list(cloud.jobs.values())[before:])
+    assert [one.log.strip() for one in executor.collect(finished, timeout_s=60)] == ["once"] * 2
+
+
+@pytest.mark.parametrize("gpu", [None, "A100"])
+def test_modal_finds_a_replica_by_the_label_alone(cloud, gpu):
+    executor = ModalExecutor("python:3.12", gpu, python=sys.executable)
+    (handle,) = launch(executor, "import time; time.sleep(60)", 1, run_id=f"label-{gpu}")
+    unheard = dataclasses.replace(handle, job_id="")
+    assert ModalExecutor("python:3.12", gpu).found(unheard) == handle
+    assert executor.found(dataclasses.replace(unheard, attempt=7)) is None
+    executor.cancel([handle])
+
+
+def test_prices_are_those_of_the_platforms_and_bound_every_life(hf):
+    assert hf.usd_per_hour == pytest.approx(1.5)
+    assert hf.bound_usd(61) == pytest.approx(3 * 0.025), "two minutes, and the one begun last"
+    modal = ModalExecutor("python:3.12", "H100:2", cpu=4, memory_mib=16384)
+    assert modal.usd_per_hour == pytest.approx(3600 * (2 * 0.001097 + 4 * 3.93e-5 + 16 * 6.67e-6))
+    with pytest.raises(TrainerConfigError, match="--usd-per-hour"):
+        _ = ModalExecutor("python:3.12", "Z9").usd_per_hour
+    hf.hardware, hf._usd_per_hour = "abacus", None
+    with pytest.raises(TrainerConfigError, match="choose one of a10g-large, cpu-basic"):
+        _ = hf.usd_per_hour
 
 
 def test_a_killed_local_replica_has_failed(tmp_path):

@@ -125,6 +125,8 @@ class ServerlessExecutor(ABC):
     """Whether replicas go on when who watches them is interrupted."""
     billing_step_s: float = 1.0
     """The platform bills whole steps of so many seconds."""
+    arrives_s: float = 60.0
+    """For so long the request of a process that was killed may still start something."""
     ledger: JobLedger | None = None
     """Where each start is reserved before it is made, and settled after its end."""
     patience_s: float = math.inf

@@ -5,9 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-import httpx
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HTTPError
 
 from trainer.errors import (
     OuterLoopError,
@@ -167,7 +166,7 @@ class HFJobsExecutor(ServerlessExecutor):
         def ask() -> Result:
             try:
                 return request()
-            except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+            except (HTTPError, OSError) as error:
                 response = getattr(error, "response", None)
                 is_told = response is not None and response.status_code not in TRANSIENT
                 kind = OuterLoopError if is_told else PlatformUnreachableError

@@ -53,6 +53,8 @@ class LedgerRow:
     reserved_usd: float
     cost_usd: float
     outcome: str
+    intent_at: float
+    """When it was reserved, in seconds of the epoch."""
 
 
 class JobLedger:
@@ -106,7 +108,7 @@ class JobLedger:
         Raises:
             BudgetReachedError: The ceiling has no room for it.
         """
-        nano = -int(-usd * NANO // 1)
+        nano = int(usd * NANO)
         try:
             with self._database:
                 self._database.execute("begin immediate")
@@ -164,10 +166,10 @@ class JobLedger:
     def rows(self) -> list[LedgerRow]:
         """Return all starts, by rank and attempt."""
         found = self._database.execute(
-            "select rank, attempt, handle, state, reserved, cost, outcome from jobs "
+            "select rank, attempt, handle, state, reserved, cost, outcome, intent_at from jobs "
             "order by rank, attempt"
         ).fetchall()
         return [
-            LedgerRow(rank, attempt, handle, state == "open", held / NANO, cost / NANO, outcome)
-            for rank, attempt, handle, state, held, cost, outcome in found
+            LedgerRow(rank, attempt, handle, state == "open", held / NANO, cost / NANO, outcome, at)
+            for rank, attempt, handle, state, held, cost, outcome, at in found
         ]

@@ -47,6 +47,7 @@ class LocalProcessExecutor(ServerlessExecutor):
     """
 
     outlives_launcher = False
+    arrives_s = 1.0
 
     def __init__(
         self, work_dir: str | os.PathLike[str] = "replicas", *, python: str = sys.executable
