@@ -48,9 +48,9 @@ from trainer.outer import (
 )
 from trainer.outer.codecs import CODECS, decode_payload, encode_payload
 from trainer.outer.exchange import RoundReport
-from trainer.outer.inner import make_inner_optimizer
 from trainer.outer.executors.base import ReplicaHandle
 from trainer.outer.executors.ledger import JobLedger
+from trainer.outer.inner import make_inner_optimizer
 from trainer.outer.parameters import ParameterVector, state_of_tensors, tensors_of_state
 
 CONTEXT = 64
@@ -337,7 +337,7 @@ class ProcessRun:
         )  # fmt: skip
         replica = OuterReplica(
             store, view.read(), rank=rank, world_size=self.regime.n_replicas, settings=settings,
-            attempt=attempt, state=store if self.keeps_state else None,
+            state=store if self.keeps_state else None,
         )  # fmt: skip
         replica.join()
         if replica.inner_state:

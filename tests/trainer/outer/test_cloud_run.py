@@ -27,6 +27,7 @@ SETTINGS = (
     "outer_options.sync_every=2", "outer_options.quorum={n}",
 )  # fmt: skip
 N_REPLICAS = {"hf_jobs": 2, "modal": 1}
+ROUNDS = {"hf_jobs": "synchronous", "modal": "auto"}
 """Each is a process of many seconds: what is only the platform's is seen with one."""
 
 
@@ -101,6 +102,7 @@ def test_the_documented_line_ends_with_a_model_after_its_launcher_was_killed(
         "--image", "me/image",
         *(part for name in (*KEYS, "HF_TOKEN") for part in ("--secret", name)),
         *(part for pair in to_replicas.items() for part in ("--env", "=".join(pair))),
+        "--set", f"outer_options.rounds={ROUNDS[platform]}",
         *(part for text in SETTINGS for part in ("--set", text.format(folder=tmp_path, n=n))),
     )  # fmt: skip
     options = {
