@@ -147,7 +147,8 @@ class HFJobsExecutor(ServerlessExecutor):
         told = re.search(r"exit code:? (\d+)", message)
         code = 0 if state is ReplicaState.SUCCEEDED else int(told[1]) if told else None
         # Waiting for a machine is not billed.
-        billed_s = job.durations and (job.durations.running_secs or 0.0)
+        told_s = job.durations
+        billed_s = None if told_s is None else float(told_s.running_secs or 0)
         return ReplicaStatus(handle.rank, state, code, message, billed_s)
 
     def logs(self, handle: ReplicaHandle) -> str:
