@@ -138,6 +138,7 @@ def ui(
     sample: Annotated[
         bool, typer.Option("--demo", help="Set the data root up as `demo` does.")
     ] = False,
+    settings: SettingsOption = None,
 ) -> None:
     """Open Dagster on the data root; it listens on this machine only.
 
@@ -150,9 +151,12 @@ def ui(
         data = data or Path("demo")
         if not (data / "settings.toml").exists():
             prepare_demo(data)
-    work = open_pipeline(None, data)
+    work = open_pipeline(settings, data)
     sync(work)
     command, environment = ui_command(work.settings, port=port)
+    if settings is not None:
+        # Dagster's processes load the settings themselves.
+        environment["REPLAY_SETTINGS"] = str(settings.absolute())
     out.print(f"Starting Dagster on [bold]{work.root.path}[/]")
     os.execve(command[0], command, environment)
 
