@@ -34,6 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "ingesters/tool_schemas.py",
         "ingesters/wire.py",
         "ingesters/known_tools*",
+        "harness/harness.py",
         "windows.py",
     ),
     "requests": (
