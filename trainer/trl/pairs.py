@@ -130,7 +130,7 @@ class PairChannel:
             What is charged, and the figures of all ranks for the log.
         """
         accelerator = self._accelerator
-        sums = torch.zeros(4, device=accelerator.device)
+        sums = torch.zeros(5, device=accelerator.device)
         total = sums.new_zeros(())
         scale = self._args.beta_replay * accelerator.num_processes
         scale /= max(pairs["total_weight"], 1e-12)
@@ -155,7 +155,7 @@ class PairChannel:
         return total, accelerator.reduce(sums, reduction="sum")
 
     def charged(self, logps: PairLogps, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Sum what pairs are charged by weight; and loss, hits, margin and count for the log."""
+        """Sum what pairs are charged by weight; and that, weights, hits, margins and count alone."""
         (chosen, n_chosen), (rejected, n_rejected) = logps
         losses = replay_per_pair(
             chosen,
@@ -167,10 +167,11 @@ class PairChannel:
             self._options,
         )
         margin = (chosen / n_chosen.clamp_min(1) - rejected / n_rejected.clamp_min(1)).detach()
-        measures = [losses.detach(), margin > 0, margin, torch.ones_like(margin)]
-        is_real = batch["dpo_weight"] > 0  # a filler has no weight and does not count
+        weight = batch["dpo_weight"]
+        measures = [losses.detach() * weight, weight, margin > 0, margin, torch.ones_like(margin)]
+        is_real = weight > 0  # a filler has no weight and does not count
         noted = torch.stack([measure.float().where(is_real, 0).sum() for measure in measures])
-        return (losses * batch["dpo_weight"]).sum(), noted
+        return (losses * weight).sum(), noted
 
     def _choose_forward(self) -> str:
         """Pack pairs where the model's attention can follow a tree and is seen to do so.

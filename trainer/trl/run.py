@@ -103,6 +103,7 @@ class MetricsFile(TrainerCallback):
                 self.config.policy_weight * row.get("policy/loss", 0.0)
                 + self.config.alpha_sdpo * row.get("sdpo/loss", 0.0)
                 + self.config.beta_replay * row.get("replay/loss", 0.0)
+                + self.config.drift_weight * row.get("drift/kl", 0.0)
             )
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8") as file:
