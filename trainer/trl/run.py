@@ -44,10 +44,11 @@ from trainer.outer.callback import (
 from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.object_store import ObjectStore
 from trainer.settings import RunConfig, section_of
+from trainer.trl.checkpoints import checkpoint_to_resume, mark_finished, stamp_of
 from trainer.trl.config import ComposerConfig
 from trainer.trl.objective import FixedBatchObjective
 from trainer.trl.recorded_teacher import RecordedTeacherTrainer, recorded_answers
-from trainer.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
+from trainer.trl.stopping import StopAtStep
 from trainer.trl.trainer import ComposerReplicationTrainer
 
 logger = logging.getLogger(__name__)
@@ -180,13 +181,16 @@ def _run(
     started = time.perf_counter()
     transformers_logging.disable_progress_bar()
     output = Path(config.output)
+    stamp = stamp_of(config, n_processes=args.world_size)
+    # Before anything is loaded or written: this is where a run with other settings is refused.
+    resumed = checkpoint_to_resume(config.resume_from, Path(args.output_dir or output), stamp)
     made = _prepared(config, args, parts)
     before, loss_first = made.measured()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
-    stopping = StopAtStep(identity_of(asdict(config)), should_stop)
+    stopping = StopAtStep(stamp, should_stop)
     trainer = build_trainer(made, parts, [*made.outer, metrics, stopping])
     with without_upstream_warnings():
-        train_replica(trainer, made.outer, resume_from=_checkpoint(config, args, stopping.identity))
+        train_replica(trainer, made.outer, resume_from=str(resumed) if resumed else None)
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
     # First what took hours, then what only looks at it.
     save_checkpoint(config, trainer, made.tokenizer, output)
@@ -204,6 +208,7 @@ def _run(
     if trainer.is_world_process_zero():
         plot_metrics(metrics.rows, output / "loss.png")
         write_results(config, report, {"before": before, "after": after})
+        mark_finished(Path(args.output_dir or output))
         if config.push_to_hub is not None:
             refuse_worse(report, output)
             push_to_hub(config.push_to_hub, output)
@@ -298,14 +303,6 @@ def _channels(trainer: ComposerReplicationTrainer, off: Mapping[str, str]) -> di
 def _outer_callbacks(config: RunConfig, parts: RunParts) -> list[TrainerCallback]:
     joined = section_of(OuterOptions, config.outer_options, "outer_options.")
     return outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
-
-
-def _checkpoint(config: RunConfig, args: ComposerConfig, identity: str) -> str | None:
-    """Return the folder that a run goes on from, if there is one."""
-    found: Any = config.resume_from
-    if found == LAST:
-        found = last_checkpoint(Path(args.output_dir or config.output), identity)
-    return found and str(found)
 
 
 def make_collator(
