@@ -184,19 +184,22 @@ class PairChannel:
         try:
             enable_tree_attention(self._model)
             self._check_packed_equals_padded(self._model)
-        except TrainerConfigError as error:
+        except (TrainerConfigError, RuntimeError) as error:
+            # A kernel that this device cannot compile or launch is a RuntimeError, Triton's as well.
             if self._args.pair_forward == "packed":
-                raise
+                raise TrainerConfigError(f"pair_forward=packed: {error}") from error
             logger.warning("pairs run one at a time: %s", error)
             return f"padded: {error}"
         return "packed"
 
-    @torch.no_grad()
     def _check_packed_equals_padded(self, model: nn.Module) -> None:
         """Run real pairs both ways on the real model, since no list of architectures is complete.
 
+        On CUDA back as well, since the kernels of both ways are compiled there.
+
         Raises:
             TrainerConfigError: the log-probabilities per token differ.
+            RuntimeError: a kernel cannot be compiled or launched.
         """
         rows = [self.pairs[i] for i in self.sampler.step(0)[:2]]
         batch = self._on_device(self._collator.pairs(rows))
@@ -204,10 +207,15 @@ class PairChannel:
             return  # such batches run padded anyway
         was_training = model.training
         model.eval()
-        sides = [
-            torch.cat([summed / n_tokens for summed, n_tokens in logps(model, batch)]).float()
-            for logps in (packed_pair_logps, pair_logps)
-        ]
+        has_kernels = self._accelerator.device.type == "cuda"
+        with torch.set_grad_enabled(has_kernels), self._accelerator.autocast():
+            sides = [
+                torch.cat([summed / n_tokens for summed, n_tokens in logps(model, batch)]).float()
+                for logps in (packed_pair_logps, pair_logps)
+            ]
+        if has_kernels:
+            trained = [one for one in model.parameters() if one.requires_grad]
+            torch.autograd.grad(sides[0].sum(), trained, allow_unused=True)
         model.train(was_training)
         is_wide = next(model.parameters()).dtype.itemsize >= 4
         difference = float((sides[0] - sides[1]).abs().max())
