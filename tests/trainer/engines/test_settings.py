@@ -110,7 +110,6 @@ def test_field_without_counterpart_is_refused_and_speed_is_said(engine, caplog):
         ({"engines": {"trl": {"max_steps": 3}}}, r"engines\.trl\.max_steps: what TRL is told"),
         ({"dtype": "bfloat16"}, "dtype=bfloat16: without a model a tiny one is made"),
         ({"attention": "sdpa"}, "attention=sdpa: without a model a tiny one is made"),
-        ({"dtype": "bfloat16", "model": "m"}, "below half a unit in the last place"),
         ({"outer_options": {"uri": "x"}}, "outer_options has no counterpart"),
         ({"trl": {"alpha_sdpo": -1}}, "alpha_sdpo=-1.0 is negative"),
         ({"trl": {"policy_weight": 0}}, "all three channels are off"),
