@@ -24,7 +24,6 @@ from trainer.data.rewards import agreement, canonical_calls
 from trainer.losses.compose import PairForward, pair_logps
 from trainer.types import Message, PairRow, PromptRow
 
-
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
 

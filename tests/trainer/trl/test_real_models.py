@@ -119,7 +119,7 @@ def test_rotary_scaling_by_length_is_neither_packed_nor_cached(composer, tokeniz
 
 def test_a_model_on_which_packed_differs_from_plain_runs_plain(composer, monkeypatch):
     """Whatever makes a tree inexact on an architecture, the real model shows it."""
-    from trainer.trl import pairs as module
+    from trainer.model import pair_forward as module
 
     original = module.packed_pair_logps
     monkeypatch.setattr(
@@ -132,7 +132,7 @@ def test_a_model_on_which_packed_differs_from_plain_runs_plain(composer, monkeyp
 
 
 def test_a_kernel_that_does_not_compile_leaves_pairs_unpacked(composer, monkeypatch):
-    from trainer.trl import pairs as module
+    from trainer.model import pair_forward as module
 
     def fails(*_arguments, **_options):
         raise RuntimeError("PassManager::run failed")
