@@ -20,6 +20,7 @@ from typing import Any
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, fidelity, ingest, log_rows, state_id_of
 from replay_pipeline.ingesters.base import Turn
+from replay_pipeline.testing.sample import SESSIONS_DIR
 
 _SENT_TOKENS: dict[str, float] = {}
 """By state, the estimate of the messages alone."""
@@ -50,8 +51,8 @@ def _kind(state: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sessions", type=Path)
-    parser.add_argument("--harness", type=Path, required=True)
+    parser.add_argument("sessions", type=Path, nargs="?", default=SESSIONS_DIR)
+    parser.add_argument("--harness", type=Path, help="a data root with learned harnesses")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     log_rows.predict_context = _predicted
@@ -68,7 +69,8 @@ def main() -> None:
     versions = dict(
         zip(*(read.sessions[name].to_pylist() for name in ("session_id", "versions")), strict=True)
     )
-    traces = Traces(**tables, harnesses=HarnessStore(arguments.harness))
+    store = HarnessStore(arguments.harness) if arguments.harness else None
+    traces = Traces(**tables, harnesses=store)
     for state in traces.materialize():
         recorded, sent = state["n_context_tokens"], _SENT_TOKENS.get(state["state_id"])
         if not recorded or sent is None or "harness" not in state:
@@ -82,6 +84,9 @@ def main() -> None:
         )
         by_version[version].append(figures)
         by_kind[_kind(state)].append(figures)
+    if not by_version:
+        print("no state of a client whose harness was learned; name SESSIONS and --harness ROOT")
+        return
     rows = []
     everything = [each for found in by_version.values() for each in found]
     for version, found in [
