@@ -78,6 +78,7 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
     ends = program.ends or program.operands in ("script", "command")
     at = 0
     may_hide_flags = False
+    n_before = 0
     while at < len(words):
         word = words[at]
         at += 1
@@ -97,11 +98,18 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
             continue
         if may_hide_flags:
             return None
-        read = _long if word.startswith("--") else _short
+        if program.single and not ends and len(operands) > n_before:
+            # An operand behind an option behind an operand is no operand of the program any more.
+            if n_before:
+                return None
+            n_before = len(operands)
+        read = _single if program.single else _long if word.startswith("--") else _short
         taken = read(program, word, words[at] if at < len(words) else None, at, flags)
         if taken is None:
             return None
         at += taken
+    if n_before and len(operands) > n_before:
+        return None
     if program.number == "alone" and len(words) > 2 and re.match(r"-\d", words[0]):
         return None
     if program.once and len({flag[0] for flag in flags}) < len(flags):
@@ -173,6 +181,14 @@ def _long(
     return 0
 
 
+def _single(
+    program: Program, word: str, following: str | None, at: int, flags: list[Flag]
+) -> int | None:
+    """Read an option with one dash or two, as Go's flag package does."""
+    bare = word.removeprefix("-").removeprefix("-")
+    return None if bare.startswith("-") else _long(program, f"--{bare}", following, at, flags)
+
+
 def _understood(
     program: Program,
     name: tuple[str, ...],
@@ -190,7 +206,7 @@ def _understood(
 
     objects = _objects(program, operands, read, has_pattern=bool(named))
     acted_on = objects
-    if program.operands in ("script", "git"):
+    if program.operands in ("script", "git") or (program.operands == "words" and program.ends):
         acted_on = tuple(word for word in objects if word == "--" or not word.startswith("-"))
     return Arguments((*name, ordered, *objects), (*name, *named, *acted_on))
 
