@@ -78,7 +78,7 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
     ends = program.ends or program.operands in ("script", "command")
     at = 0
     may_hide_flags = False
-    n_before = 0
+    places: list[int] = []
     while at < len(words):
         word = words[at]
         at += 1
@@ -94,27 +94,30 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
                 operands += words[at - 1 :]
                 break
             operands.append(word)
+            places.append(at)
             may_hide_flags |= _may_be_flags(word)
             continue
         if may_hide_flags:
             return None
-        if program.single and not ends and len(operands) > n_before:
-            # An operand behind an option behind an operand is no operand of the program any more.
-            if n_before:
-                return None
-            n_before = len(operands)
         read = _single if program.single else _long if word.startswith("--") else _short
         taken = read(program, word, words[at] if at < len(words) else None, at, flags)
         if taken is None:
             return None
         at += taken
-    if n_before and len(operands) > n_before:
-        return None
+    return None if _is_odd(program, words, flags, places) else _Parsed(flags, operands)
+
+
+def _is_odd(
+    program: Program, words: Sequence[str], flags: Sequence[Flag], places: Sequence[int]
+) -> bool:
+    """Whether options or operands (their `places`) stand as the program reads in a way of its own."""
     if program.number == "alone" and len(words) > 2 and re.match(r"-\d", words[0]):
-        return None
+        return True
     if program.once and len({flag[0] for flag in flags}) < len(flags):
-        return None
-    return _Parsed(flags, operands)
+        return True
+    # An operand behind an option behind an operand is none of the program's own any more.
+    is_parted = bool(places) and places[-1] - places[0] >= len(places)
+    return program.single and is_parted
 
 
 def _may_be_flags(word: str) -> bool:
