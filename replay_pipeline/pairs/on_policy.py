@@ -151,7 +151,10 @@ def on_policy_pairs(
 
 
 def _keep_pair(found: _Found, pair: DPOPair) -> None:
-    forms = {side: _forms_of(pair[f"{side}_action"]) for side in ("chosen", "rejected")}
+    forms = {
+        "chosen": _forms_of(pair["chosen_action"]),
+        "rejected": _forms_of(pair["rejected_action"]),
+    }
     if ("text" in forms["chosen"]) != ("text" in forms["rejected"]):
         found.n_other_form += 1
         return

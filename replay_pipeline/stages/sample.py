@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from replay_pipeline.publish.blind import in_words
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.pairs import decisive
@@ -76,8 +75,11 @@ def _blind(pairs: Sequence[DPOPair]) -> dict[str, Any] | None:
     """Measure how often the better side of sampled pairs can be told without the prompt."""
     from replay_pipeline.publish.blind import blind_control
 
-    sides = [[json.dumps(p[name]) for p in pairs] for name in ("chosen_action", "rejected_action")]
-    found = blind_control(*sides, [str(p.get("session_id")) for p in pairs])
+    found = blind_control(
+        [json.dumps(pair["chosen_action"]) for pair in pairs],
+        [json.dumps(pair["rejected_action"]) for pair in pairs],
+        [str(pair.get("session_id")) for pair in pairs],
+    )
     return None if found is None else found.to_json()
 
 
@@ -100,6 +102,8 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 
 def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
+    from replay_pipeline.publish.blind import in_words
+
     report = receipt.report
     return {
         **answer_facts(project, receipt),
