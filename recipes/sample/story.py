@@ -156,12 +156,7 @@ class Story:
         )
 
     def go_on_in(self, log: SessionBuilder) -> None:
-        """Go on in another session, such as a fork of this one.
-
-        One that it holds whole counts once, under the name of the copy: nothing is left to it alone.
-        """
-        if {row.get("uuid") for row in self.log.rows} <= {row.get("uuid") for row in log.rows}:
-            self.session_ids.discard(self.log.session_id)
+        """Go on in another session, such as a fork of this one."""
         self.left.append(self.log)
         self.log = log
 

@@ -103,7 +103,8 @@ class Stage:
     is_by_batch: bool = True
     """Whether it works batch by batch, and not on all of them at once."""
     reads: tuple[str, ...] = ()
-    """Tables of the batch that decide what comes out."""
+    """Tables of the batch that decide what comes out, with those that are written together with them:
+    Dagster knows one version of all that a stage has written, and is to call the same stages stale."""
     writes: tuple[str, ...] = ()
     """Tables of the batch that it writes."""
     code: tuple[Part, ...] | Callable[[Settings], tuple[Part, ...]] = ()
