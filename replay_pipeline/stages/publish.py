@@ -236,6 +236,12 @@ def _card_facts(project: "Project") -> "CardFacts":
     return facts
 
 
+def digest_of_shards(project: "Project") -> str:
+    """Digest the names of the dataset's shards, which are named by their content."""
+    names = files_below(project.place_of("dataset"))
+    return hash_of(sorted(name for name in names if name.endswith(".parquet")))
+
+
 def dataset_files(project: "Project") -> list[str]:
     """Name the files of the dataset that do not bear their digest in their name."""
     from replay_pipeline.publish.layout import CARD, MANIFESTS
@@ -403,6 +409,7 @@ PUBLISH = Stage(
     code=("prompts", "matcher", "publisher", "secret rules"),
     inputs=_inputs,
     files=lambda project, _: dataset_files(project),
+    data=digest_of_shards,
     is_there=_is_there,
     figures=_figures,
     facts=_facts,

@@ -115,6 +115,8 @@ class Stage:
     """Digests of what else decides what comes out, by a name for people."""
     files: "Callable[[Project, str], list[str]]" = lambda *_: []
     """Names of what it reads or writes for good beside tables, below the root."""
+    data: "Callable[[Project], str]" = lambda _: ""
+    """Digest of what later stages read of its files, where those say more."""
     is_there: "Callable[[Project, Receipt], bool]" = lambda *_: True
     """Whether what it wrote beside tables is still there."""
     is_final: "Callable[[Project, Receipt], bool]" = lambda *_: True

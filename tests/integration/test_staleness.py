@@ -21,6 +21,7 @@ from replay_pipeline.assets.in_process import run_jobs
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.records import sync
 from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.review.marks import FORMAT
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.trainer_process import TrainerJob
@@ -321,16 +322,10 @@ ELABORATE = [
         ["replay"],
     ),
     (
-        f"replay.teachers.{FIRST}.top_logprobs",
-        {"teachers": {FIRST: {"top_logprobs": 3}}},
-        "0 → 3",
+        f"replay.teachers.{FIRST}.family",
+        {"teachers": {FIRST: {"family": "house"}}},
+        "none → house",
         ["replay"],
-    ),
-    (
-        f"replay.teachers.{FIRST}.is_distillable",
-        {"teachers": {FIRST: {"is_distillable": True}}},
-        "none → True",
-        ["replay", "publish"],
     ),
     (
         "replay.teachers",
@@ -397,7 +392,7 @@ def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):
     [batch, *_] = pipeline_at(shown_root).batches()
     [pair_id, *_] = pipeline_at(shown_root).root.read("dpo_pairs", batch)["pair_id"].to_pylist()
     marks = tmp_path / "marks.json"
-    marks.write_text(json.dumps({"marks": {pair_id: "reject"}}))
+    marks.write_text(json.dumps({"format": FORMAT, "marks": {pair_id: "reject"}}))
     change = partial(other_settings, shown_root, {"pairs": {"marks": str(marks)}})
     see_both(shown_root, change, "pairs.marks: none → ", "", ["pairs"])
     tokenizer = Tokenizer(WordLevel({"word": 0, "[UNK]": 1}, unk_token="[UNK]"))
