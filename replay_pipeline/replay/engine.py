@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 import xxhash
@@ -33,11 +34,12 @@ from replay_pipeline.replay.calls import (
 )
 from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.facts import NOT_ASKED
+from replay_pipeline.replay.introductions import Introductions
 from replay_pipeline.replay.lanes import Slots
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client, Reply
 from replay_pipeline.replay.prices import Price, usd
-from replay_pipeline.replay.replies import NO_COMPLETION, Answer, Failure
+from replay_pipeline.replay.replies import OTHER_MODEL, Answer, Failure
 from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
 from replay_pipeline.replay.sizes import Learned
 from replay_pipeline.types import Progress, TeacherAction, TeacherSpec, TraceState
@@ -52,11 +54,6 @@ _MOST_KEPT_BYTES = 1 << 20
 """Of a reply that could not be used, no more than this is kept in the ledger."""
 _MOST_OVERRUN = 8.0
 """No more than this many times its bound is reserved for a call, whatever others have cost."""
-_N_FIRST = 3
-"""So many calls are in flight at most until an endpoint has sent a chat completion; and so many
-replies in a row that are none end it."""
-_SILENCE_S = 0.2
-"""At an endpoint that has answered before, the other calls wait no longer than this."""
 _MAX_SENT_AGAIN = 2
 """How often one run sends a request again after it was lost."""
 
@@ -151,10 +148,7 @@ class Engine:
         self.retry = self.asking.retry
         self.options = self.asking.request_options()
         self._total = Slots(self.asking.max_concurrency)
-        self._slots: dict[str, Slots] = {}
         self._ratios: dict[str, float] = {}
-        self._n_foreign: Counter[str] = Counter()
-        self._met: set[str] = set()
         self._without_cache: set[str] = set()
         self._later: list[Task] = []
         self._short: list[Task] = []
@@ -163,9 +157,22 @@ class Engine:
         self._fatal: Exception | None = None
         self._day = today()
 
+    @cached_property
+    def introductions(self) -> Introductions:
+        """What is let through to each endpoint."""
+        return Introductions(
+            self.prices,
+            answered_before=self.answered_before,
+            lists_models=lambda teacher: self.client.models(
+                teacher.base_url, self.keys[teacher.name], dialect=dialect_of(teacher)
+            ),
+        )
+
     def know(self, task: Task, known: Known) -> None:
         """Take over a call that was decided before."""
         row = decode_row(known.row)
+        if row.error_code == OTHER_MODEL and self.introductions.is_asked(task.teacher, row.model):
+            row = replace(row, error_code=None, error_message=None)  # its name has been told since
         if row.state_id != task.state_id:
             row = replace(row, state_id=task.state_id)
         task.n_read_tokens = row.n_prompt_tokens
@@ -208,53 +215,41 @@ class Engine:
         Raises:
             LedgerError: the ledger can't be written; what is paid for was drained first.
         """
-        while lanes:
-            n_before = self._n_found_out
-            await self._ask_all(lanes)
-            lanes = await self._left_over(is_richer=self._n_found_out > n_before)
+        try:
+            while lanes:
+                n_before = self._n_found_out
+                await self._ask_all(lanes)
+                lanes = await self._left_over(is_richer=self._n_found_out > n_before)
+        finally:
+            await self.introductions.close()
         self._report_progress()
         if self._fatal:
             raise self._fatal
 
     async def _ask_all(self, lanes: Lanes) -> None:
         by_teacher: dict[str, deque[deque[Task]]] = {}
+        n_at_once: dict[str, int] = {}
         for teacher, lane in lanes:
-            self._make_slots(teacher)
+            n_at_once[teacher.name] = self.introductions.slots(teacher).size
             by_teacher.setdefault(teacher.name, deque()).append(lane)
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch())
             workers = [
                 group.create_task(self._work(teacher_lanes))
                 for name, teacher_lanes in by_teacher.items()
-                for _ in range(min(len(teacher_lanes), self._slots[name].size,
-                                   self.asking.max_concurrency))
-            ]  # fmt: skip
+                for _ in range(
+                    min(len(teacher_lanes), n_at_once[name], self.asking.max_concurrency)
+                )
+            ]
             await asyncio.wait(workers) if workers else None
             watcher.cancel()
 
-    def _make_slots(self, teacher: TeacherSpec) -> None:
-        """Make room for a teacher's calls: for a few until its endpoint has introduced itself."""
-        if teacher.name in self._slots:
-            return
-        slots = self._slots[teacher.name] = Slots(teacher.max_concurrency, n_first=_N_FIRST)
-        if teacher.name in self.answered_before:
-            # A page of a hotel's network comes at once; what takes longer is a model at work.
-            asyncio.get_running_loop().call_later(_SILENCE_S, slots.open)
-
-    def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> None:
-        """Look at what answered: a chat endpoint, or something else that gets no more money."""
-        if isinstance(outcome, Answer):
-            self._n_foreign[teacher.name] = 0
-            self._slots[teacher.name].open()
-            if teacher.name not in self._met:
-                self._met.add(teacher.name)
-                _check_model(teacher, outcome.model)
-        elif outcome.code == NO_COMPLETION:
-            self._n_foreign[teacher.name] += 1
-            # With those that are in flight it makes no more than were let go at first.
-            self._slots[teacher.name].narrow(_N_FIRST - self._n_foreign[teacher.name])
-            if self._n_foreign[teacher.name] >= _N_FIRST:
-                self.stop_teacher(teacher, outcome)
+    def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> Failure | None:
+        """Look at what answered; end a teacher that is not the one that was meant."""
+        wrong = self.introductions.meet(teacher, outcome)
+        if wrong is not None and self.introductions.is_unwelcome(teacher):
+            self.stop_teacher(teacher, wrong)
+        return wrong
 
     async def _left_over(self, *, is_richer: bool) -> Lanes:
         """Give what is worth asking once more: lost calls that are over, and what was too dear.
@@ -297,7 +292,7 @@ class Engine:
                 has_stopped = True
                 logger.info("stopping: %d calls in flight are awaited", self._total.n_in_use)
                 self.ledger.give_up(self.run_id)
-                for slots in (self._total, *self._slots.values()):
+                for slots in (self._total, *self.introductions.all_slots()):
                     slots.resume()
 
     def _report_progress(self) -> None:
@@ -503,9 +498,9 @@ class Engine:
         else:
             verdict = await self._verdict(task, call, outcome, reserved)
             action = with_recorded_names(outcome.action, task.state)
-            outcome = replace(outcome, action=action)
-            row = answered_row(task, _checked(task, outcome), verdict.cost_nano, **made)
-            if not outcome.is_replayed:
+            outcome = _checked(task, replace(outcome, action=action), call.wrong)
+            row = answered_row(task, outcome, verdict.cost_nano, **made)
+            if not outcome.is_replayed and call.wrong is None:
                 task.n_read_tokens = _plausible(task, outcome.usage.n_prompt_tokens)
                 self._count(task, row, outcome, len(call.reply.body))
         cost = verdict.cost_nano
@@ -660,7 +655,7 @@ class Engine:
 
     def slots(self, teacher: TeacherSpec) -> tuple[Slots, Slots]:
         """Find room for this teacher's calls, and for all calls."""
-        return self._slots[teacher.name], self._total
+        return self.introductions.slots(teacher), self._total
 
 
 class _Call:
@@ -683,6 +678,7 @@ class _Call:
         self.sent_by = datetime.max.replace(tzinfo=UTC)
         self.known: Known | None = None
         self.doubted: tuple[LostCall, ...] = ()
+        self.wrong: Failure | None = None
         self.refused: str | None = None
 
     async def make(self) -> None:
@@ -754,7 +750,7 @@ class _Call:
                 on_sent=self._has_left,
             )
             self.latency_s = clock() - start
-            engine.meet(teacher, self.reply.outcome)
+            self.wrong = engine.meet(teacher, self.reply.outcome)
         outcome = self.reply.outcome
         if isinstance(outcome, Answer):
             own.succeeded()
@@ -799,16 +795,6 @@ class _Call:
         await asyncio.wrap_future(self.engine.ledger.settle(settlement))
         self.reserved = None
         self.refused = reason
-
-
-def _check_model(teacher: TeacherSpec, answered: str | None) -> None:
-    """Tell the user where another model answers than the one that was asked."""
-    asked = teacher.model.partition(":")[0].rpartition("/")[2].lower()
-    if answered and asked not in answered.lower():
-        logger.warning(
-            "%s: %s was asked, and the answer says that it is of %s; check that this is the model "
-            "you mean", teacher.name, teacher.model, answered,
-        )  # fmt: skip
 
 
 def _due(lost: Iterable[LostCall]) -> datetime:
@@ -856,11 +842,13 @@ def settled_lost(lost: LostCall, cost: int) -> Settlement:
     )
 
 
-def _checked(task: Task, answer: Answer) -> Answer:
-    """Flag an answer to a prompt that the server cut short without saying so, as Ollama does.
+def _checked(task: Task, answer: Answer, wrong: Failure | None) -> Answer:
+    """Flag an answer of another model, or to a prompt that the server cut short without saying so, as Ollama does.
 
     A chat template that knows no tools leaves them out as silently (SmolLM2's, Gemma's).
     """
+    if wrong is not None:
+        return replace(answer, error_code=wrong.code, error_message=wrong.message)
     n_tokens, size = answer.usage.n_prompt_tokens, task.question.size
     if (
         n_tokens is None
