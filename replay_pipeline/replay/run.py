@@ -27,10 +27,11 @@ from replay_pipeline.replay.board import Board
 from replay_pipeline.replay.buying import Place
 from replay_pipeline.replay.calls import Found, Known, decode_row
 from replay_pipeline.replay.database import exists
-from replay_pipeline.replay.engine import Engine, Task
+from replay_pipeline.replay.engine import Engine
 from replay_pipeline.replay.estimates import Estimate, forecast
 from replay_pipeline.replay.gates import is_error_site
-from replay_pipeline.replay.ledger import Ledger, batched_requests
+from replay_pipeline.replay.ledger import Ledger
+from replay_pipeline.replay.lookups import batched_requests
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.prospects import prospect
@@ -38,6 +39,7 @@ from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.rounds import Rounds, coverage, place_of
 from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
+from replay_pipeline.replay.tasks import Task
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import (
     GateReport,
@@ -451,7 +453,7 @@ class _Replay:
                     await (rounds.run(open_lanes) if is_in_rounds else engine.run(open_lanes))
                 finally:
                     gc.unfreeze()
-                    new = engine.newly_learned
+                    new = engine.books.newly_learned
                     await asyncio.wrap_future(
                         ledger.do(lambda database: add_learned(database, self.teachers, new))
                     )
@@ -565,7 +567,7 @@ class _Replay:
             n_sent=engine.n_sent,
             n_cached=engine.n_cached,
             spent_usd=round(math.fsum(action.cost_usd for action in actions), 9),
-            newly_spent_usd=usd(engine.newly_spent_nano),
+            newly_spent_usd=usd(engine.books.newly_spent_nano),
             max_total_usd=usd(self.limit_nano),
             stop_reason=_stop_reason(engine),
             skipped=dict(engine.skipped),
@@ -579,10 +581,11 @@ class _Replay:
                 self.places,
                 {index // len(self.teachers) for index in engine.decided},
             ),
-            n_overruns=engine.n_overruns,
-            n_disputed=engine.n_disputed,
+            n_overruns=engine.books.n_overruns,
+            n_disputed=engine.books.n_disputed,
             stopped_teachers={
-                name: failure.message for name, failure in engine.stopped_teachers.items()
+                name: failure.message
+                for name, failure in engine.dispatcher.stopped_teachers.items()
             },
         )
 
@@ -621,4 +624,4 @@ def _stop_reason(
         return "stopped"
     if engine.skipped["budget"]:
         return "budget"
-    return "teacher_stopped" if engine.stopped_teachers else "completed"
+    return "teacher_stopped" if engine.dispatcher.stopped_teachers else "completed"

@@ -8,9 +8,9 @@ import pytest
 from pydantic import SecretStr
 
 from replay_pipeline.replay import RetryPolicy, ledger_status, reconcile, replay_states
+from replay_pipeline.replay.attempts import Dispatcher
 from replay_pipeline.replay.bills import least_tokens, token_problem
 from replay_pipeline.replay.calls import NewCall
-from replay_pipeline.replay.engine import Engine
 from replay_pipeline.replay.introductions import is_model
 from replay_pipeline.replay.openrouter import _without
 from replay_pipeline.replay.replies import Usage
@@ -159,7 +159,7 @@ def test_a_pause_of_nothing_is_no_leave_to_ask_again_at_once(tmp_path, monkeypat
     async def wait(_, seconds):
         waited.append(seconds)
 
-    monkeypatch.setattr(Engine, "wait", wait)
+    monkeypatch.setattr(Dispatcher, "wait", wait)
     with OddServer(lambda *_: (429, {"retry-after": pause}, b"{}")) as server:
         report = ask(server.teacher(), 1, tmp_path / "l", retry=RetryPolicy(settle_s=0))
     assert [row.error_code for row in report.actions] == ["rate_limited"]
@@ -302,9 +302,7 @@ def test_at_most_three_slow_pages_are_held_where_an_endpoint_has_answered_before
         teacher = server.teacher(max_concurrency=16)
         ask(teacher, 1, tmp_path / "l", max_concurrency=16)
         is_page.append(True)
-        report = ask(
-            teacher, 30, tmp_path / "l", states=make_states(30, n_sessions=30, words=9)
-        )
+        report = ask(teacher, 30, tmp_path / "l", states=make_states(30, n_sessions=30, words=9))
         assert len(server.bodies) == 1 + 3
     assert report.skipped == {"teacher_stopped": 27}
     assert ledger_status(tmp_path / "l").calls == {"answered": 1, "unknown": 3}
