@@ -408,11 +408,9 @@ class _Replay:
                 if _may_answer_now(found.decided.get(task.question.sha), teacher):
                     del found.decided[task.question.sha]
         self.batched = await asyncio.wrap_future(ledger.do(batched_requests))
-        keys: dict[str, SecretStr | None] = {}
-        prices: dict[str, Price] = {}
-        if self.limit_nano and any(sha not in found.decided for sha in shas):
-            keys = keys_of(self.teachers)
-            prices = await fetch_prices(self.teachers, self.asking, keys=keys, stop=self.stop)
+        keys, prices = await self._keys_and_prices(
+            is_answered=all(sha in found.decided for sha in shas)
+        )
         async with Client(
             max_connections=self.asking.max_concurrency,
             stop=self.stop,
@@ -462,6 +460,15 @@ class _Replay:
                     engine.skip(task, "budget")
         held = await asyncio.to_thread(ledger.held_by_lost, f"run:{engine.run_id}")
         return self._report(engine, expected, *held)
+
+    async def _keys_and_prices(
+        self, *, is_answered: bool
+    ) -> tuple[dict[str, SecretStr | None], dict[str, Price]]:
+        """Return what calls need; nothing where there will be none."""
+        if is_answered or not self.limit_nano:
+            return {}, {}
+        keys = keys_of(self.teachers)
+        return keys, await fetch_prices(self.teachers, self.asking, keys=keys, stop=self.stop)
 
     def _rounds(
         self, engine: Engine, prices: Mapping[str, Price], found: Found, *, is_by_value: bool
