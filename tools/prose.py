@@ -34,7 +34,9 @@ _PASSIVE = re.compile(
     rf"(?:\w+ed|{_PARTICIPLE})\b",
     re.IGNORECASE,
 )
-_BANNED = {re.compile(rf"\b{words}\b", re.IGNORECASE): instead for words, instead in RULES["words"].items()}
+_BANNED = {
+    re.compile(rf"\b{words}\b", re.IGNORECASE): instead for words, instead in RULES["words"].items()
+}
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,11 @@ def pages() -> list[Page]:
     """Return every page that a reader meets: the README, the contributor's guide, and the docs."""
     return [
         Page(path)
-        for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+        for path in (
+            ROOT / "README.md",
+            ROOT / "CONTRIBUTING.md",
+            *sorted((ROOT / "docs").rglob("*.md")),
+        )
     ]
 
 
@@ -117,7 +123,9 @@ def _plain(lines: list[str]) -> str:
 
 def main() -> int:
     """Print what breaks a rule and return the exit code."""
-    parser = argparse.ArgumentParser(description="Hold the documentation to plain American technical English.")
+    parser = argparse.ArgumentParser(
+        description="Hold the documentation to plain American technical English."
+    )
     parser.add_argument("paths", nargs="*", type=Path)
     chosen = [Page(path.resolve()) for path in parser.parse_args().paths]
     findings = [finding for page in chosen or pages() for finding in page.findings()]
@@ -129,7 +137,9 @@ def main() -> int:
                     print(f"{n_words:3} {'passive' if is_passive else '':7} {sentence}")
     else:
         for page in sorted(pages(), key=lambda page: -page.p90_words):
-            print(f"{page.p90_words:5.1f} words {page.passive_share:4.0%} passive {len(page.banned):3} words  {page.path.relative_to(ROOT)}")
+            print(
+                f"{page.p90_words:5.1f} words {page.passive_share:4.0%} passive {len(page.banned):3} words  {page.path.relative_to(ROOT)}"
+            )
     print(*findings, sep="\n")
     return 1 if findings else 0
 

@@ -1,4 +1,4 @@
-"""Channel 3: which pairs a step sees, how they run through the model, and what they are charged.
+"""Channel 3, and SFT: which pairs a step sees, how they run, and what they are charged.
 
 Dimensions in names: `B` pairs.
 """
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
+from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator, add_reference_logps
 from trainer.data.sampler import PairSampler, weight_of
 from trainer.errors import TrainerConfigError
@@ -62,19 +63,24 @@ class PairChannel:
         """
         self._model, self._accelerator, self._args = model, accelerator, args
         self._collator, self._options = collator, args.replay
-        self.pairs = pairs
+        self._has_replay = args.beta_replay > 0
+        self.pairs: Sequence[Mapping[str, Any]] = pairs
+        if not self._has_replay:  # a tree has equal sides once
+            self.pairs = [
+                {**row, "sides": sides_of(row), "rejected": row["chosen"]} for row in pairs
+            ]
         self.sampler = PairSampler(
             len(pairs),
             batch_size=args.pairs_per_step,
             seed=args.seed,
-            groups=[row.get("session_id") or i for i, row in enumerate(pairs)],
+            groups=[str(row.get("session_id") or i) for i, row in enumerate(self.pairs)],
         )
         self.reference_logps = self._precompute_reference()
         self.forward = self._choose_forward()
         """How pairs run: packed, or padded with the reason."""
 
     def batch(self, step: int, *, part: int, n_parts: int, is_filled: bool) -> dict[str, Any]:
-        """Return the pairs of one process and micro-batch, and the weight of all of the step.
+        """Return the pairs of one process and micro-batch, and the weights of all of the step.
 
         Args:
             step: optimizer step, counted from 0.
@@ -84,7 +90,11 @@ class PairChannel:
         """
         everything = self.sampler.step(step)
         mine = self.sampler.part(step, part=part, n_parts=n_parts)
-        pairs: dict[str, Any] = {"total_weight": sum(weight_of(self.pairs[i]) for i in everything)}
+        rows = [self.pairs[i] for i in everything]
+        pairs: dict[str, Any] = {"n_parts": n_parts, "total_weight": sum(map(weight_of, rows))}
+        if self._args.is_sft:
+            ids_of = self._collator.renderer.response_ids
+            pairs["total_tokens"] = sum(weight_of(row) * len(ids_of(row["chosen"])) for row in rows)
         is_filler = not mine and is_filled
         if is_filler:
             mine = everything[:1]
@@ -115,7 +125,7 @@ class PairChannel:
 
     def term(
         self, pairs: Mapping[str, Any], passes: Passes, *, is_kept: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Charge this rank's pairs, scaled so that DDP's mean over ranks is the mean of all.
 
         The backward pass of each forward pass follows at once where nothing else waits for the
@@ -127,13 +137,12 @@ class PairChannel:
             is_kept: whether the graph of the last pass must be left for the caller.
 
         Returns:
-            What is charged, and the figures of all ranks for the log.
+            What is charged, and by channel the figures of all ranks for the log.
         """
         accelerator = self._accelerator
-        sums = torch.zeros(4, device=accelerator.device)
+        sums = torch.zeros(5, device=accelerator.device)
         total = sums.new_zeros(())
-        scale = self._args.beta_replay * accelerator.num_processes
-        scale /= max(pairs["total_weight"], 1e-12)
+        world = accelerator.num_processes
         batch: dict[str, Tensor] = pairs.get("batch") or {}
         is_alone = accelerator.distributed_type == DistributedType.NO
         for which, (rows, forward) in enumerate(passes):
@@ -145,32 +154,57 @@ class PairChannel:
                     else checkpoint(forward, use_reentrant=False)
                 )
             scored = {name: batch[name][rows] for name in _SCORED if name in batch}
-            charged, measures = self.charged(logps, self._on_device(scored))
+            preference, unlikely, measures = self.charged(logps, self._on_device(scored))
             sums += measures
-            term = scale * charged
+            term = total.new_zeros(())
+            if self._has_replay:
+                scale = self._args.beta_replay * world / max(pairs["total_weight"], 1e-12)
+                term = scale * preference
+            if self._args.is_sft:
+                scale = self._args.policy_weight * world / max(pairs["total_tokens"], 1e-12)
+                term = term + scale * unlikely
             if is_alone and (which < len(passes) - 1 or not is_kept):
                 accelerator.backward(term)
                 term = term.detach()
             total = total + term
-        return total, accelerator.reduce(sums, reduction="sum")
+        sums = accelerator.reduce(sums, reduction="sum")
+        figures = {"replay": sums[:4]} if self._has_replay else {}
+        if self._args.is_sft:
+            # The log averages micro-batches: their mean is to be the mean over the step's tokens.
+            n_micro = pairs["n_parts"] / world
+            loss = sums[4] * n_micro / max(pairs["total_tokens"], 1e-12)
+            figures["policy"] = torch.stack([loss, torch.ones_like(loss)])
+        return total, figures
 
-    def charged(self, logps: PairLogps, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Sum what pairs are charged by weight; and loss, hits, margin and count for the log."""
+    def charged(
+        self, logps: PairLogps, batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum what pairs are charged, by their weights.
+
+        Returns:
+            The preference loss; the negative log-likelihood of the chosen sides; and for the log
+            loss, hits, margin and count of the pairs, and the same negative log-likelihood.
+        """
         (chosen, n_chosen), (rejected, n_rejected) = logps
-        losses = replay_per_pair(
-            chosen,
-            rejected,
-            n_chosen,
-            n_rejected,
-            batch.get("dpo_chosen_ref_logprobs"),
-            batch.get("dpo_rejected_ref_logprobs"),
-            self._options,
-        )
+        weight = batch["dpo_weight"]
+        unlikely = -(chosen * weight).sum()
+        losses = torch.zeros_like(chosen)
+        if self._has_replay:
+            losses = replay_per_pair(
+                chosen,
+                rejected,
+                n_chosen,
+                n_rejected,
+                batch.get("dpo_chosen_ref_logprobs"),
+                batch.get("dpo_rejected_ref_logprobs"),
+                self._options,
+            )
         margin = (chosen / n_chosen.clamp_min(1) - rejected / n_rejected.clamp_min(1)).detach()
         measures = [losses.detach(), margin > 0, margin, torch.ones_like(margin)]
-        is_real = batch["dpo_weight"] > 0  # a filler has no weight and does not count
-        noted = torch.stack([measure.float().where(is_real, 0).sum() for measure in measures])
-        return (losses * batch["dpo_weight"]).sum(), noted
+        is_real = weight > 0  # a filler has no weight and does not count
+        noted = [measure.float().where(is_real, 0).sum() for measure in measures]
+        noted.append(unlikely.detach().float())
+        return (losses * weight).sum(), unlikely, torch.stack(noted)
 
     def _choose_forward(self) -> str:
         """Pack pairs where the model's attention can follow a tree and is seen to do so.
@@ -218,7 +252,7 @@ class PairChannel:
 
     def _precompute_reference(self) -> list[tuple[float, float]] | None:
         """Sum log-probs of both sides under the initial weights, once."""
-        if not self._options.needs_reference:
+        if not (self._has_replay and self._options.needs_reference):
             return None
         model = self._model
         was_training = model.training

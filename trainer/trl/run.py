@@ -6,7 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +265,8 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     off = off_channels(args, data)
     answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
-    if recorded is not None and not args.is_replay_alone:
+    data = replace(data, pairs=data.sft_pairs(args.sft_on))
+    if recorded is not None and args.needs_rollouts:
         recorded.add_behaviour_logps(model, logps_of=response_logps, temperature=args.temperature)
     return _Prepared(
         config=config,
