@@ -216,7 +216,7 @@ def dpo_steps(trainer: Any) -> list[tuple[float, float]]:
         n_weighed = float(batch["dpo_weight"].sum())
         before_s, total = spent_s("cpu"), 0.0
         for pairs, forward in trainer.pair_channel.passes(trainer.model, batch):
-            charged, _ = trainer.pair_channel.charged(
+            charged, *_ = trainer.pair_channel.charged(
                 forward(), {"dpo_weight": batch["dpo_weight"][pairs]}
             )
             (charged / n_weighed).backward()

@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 Section = TypeVar("Section")
 
+HOSTS_OF_TRL = frozenset({"trl", "monarch"})
+"""Engines that run TRL itself, and so know every field of the `trl` section."""
+
 ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl", "tinker")
 """What may stand under `engines`."""
 
@@ -46,8 +49,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "sapo": {"loss_type": "sapo"},
     "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
     "vespo": {"loss_type": "vespo"},
+    "sft": {},
 }
-"""Policy objectives by our names, in TRL's words."""
+"""Policy objectives by our names, in TRL's words. `sft` is no policy gradient and reads no rollouts:
+cross-entropy per token of the actions that `sft_on` names."""
 
 NOT_IN_FILE = {"is_in_file": False}
 """Metadata of a field that is no entry of a settings file."""
@@ -58,8 +63,11 @@ class SharedSettings:
     """The three channels and the numbers of a run, by the names of the `trl` section."""
 
     objective: str | None = None
-    """Policy objective: grpo, bnpo, dr_grpo, dapo, gspo, cispo, sapo, luspo or vespo; none: the
-    engine's own."""
+    """Policy objective: grpo, bnpo, dr_grpo, dapo, gspo, cispo, sapo, luspo or vespo, or `sft`,
+    cross-entropy on recorded actions; none: the engine's own."""
+    sft_on: str = "chosen"
+    """Actions that `objective: sft` learns from: `chosen`, those of the pairs; `consensus`, the same
+    and those of the positives; or `recorded`, what the agent did at the states of both."""
     alpha_sdpo: float = 0.0
     """Weight of hint-conditioned self-distillation; 0: off."""
     beta_replay: float = 0.0
@@ -140,9 +148,14 @@ class SharedSettings:
     seed: int = 42
 
     @property
-    def is_replay_alone(self) -> bool:
-        """Whether only pairs have a weight, so that no rollout is needed."""
-        return self.beta_replay > 0 and self.policy_weight == self.alpha_sdpo == 0
+    def is_sft(self) -> bool:
+        """Whether the policy objective is cross-entropy on recorded actions, and has a weight."""
+        return self.objective == "sft" and self.policy_weight > 0
+
+    @property
+    def needs_rollouts(self) -> bool:
+        """Whether a channel with a weight reads rollouts; pairs alone need none."""
+        return self.alpha_sdpo > 0 or (self.policy_weight > 0 and not self.is_sft)
 
     @property
     def sdpo(self) -> SDPOOptions:
@@ -193,6 +206,7 @@ class SharedSettings:
             "head": ("auto", "fused", "reference"),
             "pair_forward": ("auto", "packed", "padded"),
             "prompt_window": ("decision", "tail"),
+            "sft_on": ("chosen", "consensus", "recorded"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -210,6 +224,11 @@ class SharedSettings:
         if self.policy_weight == self.alpha_sdpo == self.beta_replay == 0:
             raise TrainerConfigError(
                 "all three channels are off: raise policy_weight, alpha_sdpo or beta_replay"
+            )
+        if self.sft_on != "chosen" and not (self.is_sft and self.beta_replay == 0):
+            raise TrainerConfigError(
+                f"sft_on={self.sft_on!r} needs objective=sft and beta_replay=0: the preference loss "
+                "reads pairs, and these actions are of other states as well"
             )
         if self.pairs_per_step < 1:
             raise TrainerConfigError(f"pairs_per_step={self.pairs_per_step} must be at least 1")
@@ -320,6 +339,19 @@ class RunConfig:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise TrainerConfigError(f"{name}={getattr(self, name)!r} is not {_any_of(known)}")
+        if self.model is None and (self.dtype != "float32" or self.attention is not None):
+            name = "attention" if self.attention is not None else "dtype"
+            raise TrainerConfigError(
+                f"{name}={getattr(self, name)}: without a model a tiny one is made, in float32; name "
+                "one (model), or take it out"
+            )
+        if self.dtype != "float32" and self.peft is None and self.engine in HOSTS_OF_TRL:
+            raise TrainerConfigError(
+                f"dtype={self.dtype} trains all weights in {self.dtype}, whose steps at usual "
+                "learning rates are below half a unit in the last place and are rounded away. Keep "
+                "the weights in float32 (dtype: float32; on a GPU they are computed in bfloat16 all "
+                "the same, by trl.bf16), or train adapters beside them (peft.rank=16)"
+            )
         if self.quantize != "none" and (self.peft is None or self.model is None):
             raise TrainerConfigError(
                 f"quantize={self.quantize}: quantized weights are not trained; name a model and add "

@@ -89,7 +89,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.figures = Figures(has_policy=args.policy_weight > 0)
         self.pair_channel = (
             PairChannel(bare, self.accelerator, args, self.collator, self.pairs)
-            if self.has_replay
+            if self.draws_pairs
             else None
         )
         self.hint_channel = HintChannel(
@@ -116,6 +116,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def has_replay(self) -> bool:
         """Whether channel 3 has a weight and pairs."""
         return self.composer.beta_replay > 0 and bool(self.pairs)
+
+    @property
+    def draws_pairs(self) -> bool:
+        """Whether steps draw pairs: for channel 3, or for cross-entropy on their chosen sides."""
+        return (self.composer.beta_replay > 0 or self.composer.is_sft) and bool(self.pairs)
 
     @property
     def pair_forward(self) -> str:
@@ -169,13 +174,13 @@ class ComposerReplicationTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         if all(row.get("old_logps") is not None for row in inputs):
             output["old_per_token_logps"] = _recorded_logps(inputs, output["completion_ids"])
-        if self.composer.alpha_sdpo > 0 or self.has_replay:
+        if self.composer.alpha_sdpo > 0 or self.draws_pairs:
             # Here the host waits for the device in any case; in the steps to come it need not.
             output |= {HOST + name: output[name].cpu() for name in ROLLOUT if name in output}
         return output | self.hint_channel.hinted(inputs, output, self.collator.renderer, self.hint)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        if self._mode == "train" and self.has_replay and self.composer.is_replay_alone:
+        if self._mode == "train" and self.draws_pairs and not self.composer.needs_rollouts:
             return {"pairs": self._next_pairs()}  # nothing is generated or scored for no one
         inputs = super()._prepare_inputs(generation_batch)
         if self._mode == "train" and self.pair_channel is not None:
@@ -192,7 +197,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
             n_parts=n_micro * world,
             # Every rank must gather the same layers in the same order; and pairs of weight 0 are
             # the graph of a rank that has nothing else to send back.
-            is_filled=isinstance(self.model, FSDPModule) or self.composer.policy_weight == 0,
+            is_filled=isinstance(self.model, FSDPModule)
+            or self.composer.policy_weight == 0
+            or self.composer.is_sft,
         )
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -204,7 +211,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _three_channels(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         has_sdpo = self.teacher is not None and float(inputs.get("n_sdpo_tokens", 0)) > 0
-        needs_policy = self.composer.policy_weight > 0 or has_sdpo or "pairs" not in inputs
+        is_sft = self.composer.is_sft and "pairs" in inputs
+        needs_policy = has_sdpo or "pairs" not in inputs
+        needs_policy |= self.composer.policy_weight > 0 and not is_sft
         payload = self.hint_channel.inputs(inputs) if has_sdpo else None
         loss = torch.zeros((), device=self.accelerator.device)
         if self.drift is not None and self._mode == "train":
@@ -216,13 +225,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
         step = self.step_forward
         passes = step.plan(model, inputs, payload) if needs_policy else None
         if "pairs" in inputs:
-            loss = loss + self._replay_term(model, inputs["pairs"], passes)
+            loss = loss + self._pairs_term(model, inputs["pairs"], passes)
         if not needs_policy:  # its forward pass would be multiplied by 0
             return loss
         with step.in_loss(payload):
             policy = super()._compute_loss(model, inputs)
-        loss = loss + self.composer.policy_weight * policy
-        self._note_policy(policy, inputs)
+        if not is_sft:
+            loss = loss + self.composer.policy_weight * policy
+            self._note_policy(policy, inputs)
         if payload is not None:
             loss = loss + self.composer.alpha_sdpo * self.hint_channel.term(
                 step.sdpo_sum,
@@ -233,9 +243,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             )
         return loss
 
-    def _replay_term(
-        self, model: nn.Module, pairs: dict[str, Any], passes: Passes | None
-    ) -> Tensor:
+    def _pairs_term(self, model: nn.Module, pairs: dict[str, Any], passes: Passes | None) -> Tensor:
         """Charge the pairs of a micro-batch in passes of their own, or in those with the policy's."""
         assert self.pair_channel is not None
         shared = self.step_forward.shared
@@ -243,13 +251,15 @@ class ComposerReplicationTrainer(GRPOTrainer):
             passes_of_pairs = self.pair_channel.passes(model, pairs["batch"])
         else:
             passes_of_pairs = passes or []
-        charged, sums = self.pair_channel.term(
+        charged, figures = self.pair_channel.term(
             pairs,
             passes_of_pairs,
             # A shared pass has the policy's graph as well, and pairs alone must leave one.
             is_kept=passes is None or (shared is not None and shared.tree.n_pairs > 0),
         )
-        self.figures.note("train", "replay", sums)
+        n_micro = self.current_gradient_accumulation_steps
+        for channel, noted in figures.items():
+            self.figures.note("train", channel, noted, n_micro=n_micro)
         return charged
 
     def _get_per_token_logps_and_entropies(
@@ -275,18 +285,19 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return logps_BC, entropy_BC if is_charged else entropy_BC.detach(), None
 
     def _note_policy(self, policy: Tensor, inputs: dict[str, Any]) -> None:
-        scale = self.current_gradient_accumulation_steps if self._mode == "train" else 1
+        n_micro = self.current_gradient_accumulation_steps if self._mode == "train" else 1
         is_live = (inputs["advantages"] != 0).any()
-        noted = torch.stack([policy.detach().float() * scale, is_live.float()])
-        self.figures.note(self._mode, "policy", noted)
+        noted = torch.stack([policy.detach().float(), is_live.float()])
+        noted = self.accelerator.reduce(noted, reduction="mean")  # as ranks' gradients are
+        self.figures.note(self._mode, "policy", noted, n_micro=n_micro)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what was noted since the last time.
+        """Log what was noted since the last time, of all micro-batches and ranks.
 
         Raises:
             DivergedError: the loss is no longer a number.
         """
-        self.figures.settle(self._metrics)
+        self.figures.log_into(self._metrics)
         super().log(logs, *args, **kwargs)
         if not math.isfinite(loss := logs.get("loss", 0.0)):
             raise DivergedError(
@@ -300,8 +311,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._train_sampler = sampler = super()._get_train_sampler(dataset)
         rows: Any = dataset or self.train_dataset
         has_sessions = "session_id" in (getattr(rows, "column_names", None) or ())
-        is_alone = self.composer.is_replay_alone or self.composer.align_within == 0
-        if self.pair_channel is not None and has_sessions and not is_alone:
+        is_aligned = self.composer.needs_rollouts and self.composer.align_within > 0
+        if self.pair_channel is not None and has_sessions and is_aligned:
             drawn, sessions = self.pair_channel.sampler, list(rows["session_id"])
             self._train_sampler = aligned(sampler, sessions, self.pairs, drawn, self.composer)
         return self._train_sampler
@@ -311,7 +322,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         super()._run_epoch(*arguments, **options)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self.figures.settle(self._metrics)
+        self.figures.read()
         super()._save_checkpoint(model, trial)
         if not self.args.should_save:
             return
@@ -347,6 +358,8 @@ def _explain_off_channels(args: ComposerConfig, pairs: Sequence[Any]) -> None:
         logger.info("channel replay is off: beta_replay is 0")
     elif not pairs:
         logger.warning("channel replay is off: no pairs were given")
+    if args.is_sft and not pairs:
+        raise TrainerConfigError("objective=sft learns from pairs, and none were given")
 
 
 def _collator(
