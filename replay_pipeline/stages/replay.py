@@ -76,7 +76,7 @@ def ask_teachers(
 
 def asked(teachers: Sequence[TeacherSpec]) -> Mapping[str, Any]:
     """Return what of teachers decides their answers: no address, key, price or speed."""
-    left_out = {"base_url", "api_key_env", "price", "max_concurrency", "timeout_s"}
+    left_out = {"answers_as", "base_url", "api_key_env", "price", "max_concurrency", "timeout_s"}
     return {
         teacher.name: teacher.model_dump(mode="json", exclude=left_out | {"name"})
         for teacher in teachers
