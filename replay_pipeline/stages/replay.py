@@ -190,8 +190,9 @@ def _prompts_sent(project: "Project", _: str, state: TraceState) -> Mapping[str,
     settings = project.settings
     terms = frozenset(settings.replay.accepted_terms)
     builder = RequestBuilder(RequestOptions(accepted_terms=terms))
+    shown = {"harness": state["harness"]} if "harness" in state else {}
     with project.teachers() as teachers:
-        return {
+        return shown | {
             f"prompt for {teacher.name}": {
                 "request_sha": builder.question(state, teacher).sha,
                 "body": json.loads(builder.body(state, teacher, None)),

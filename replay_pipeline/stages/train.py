@@ -87,7 +87,8 @@ def _tokens(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
     settings = project.settings
     if not (settings.dataset_dir() / "README.md").exists() or find_spec("trl") is None:
         return {}
-    command = [*python("trainer", "tokens"), "--state", state["state_id"], *_told(project)]
+    command = [*python("trainer", "inspect"), "--json", "--state", state["state_id"]]
+    command += _told(project)
     done = subprocess.run(
         command, env=start_environment(), capture_output=True, text=True, check=False
     )
