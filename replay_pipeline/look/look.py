@@ -15,7 +15,7 @@ import msgspec
 from replay_pipeline.errors import IngestError
 from replay_pipeline.inert_html import address_of, html_page, inert_json
 from replay_pipeline.ingesters import default_sources, ingest
-from replay_pipeline.look.overview import Row, facts_of_session, overview
+from replay_pipeline.look.overview import TOKENS, Row, facts_of_session, overview
 from replay_pipeline.redaction.printable import printable
 from replay_pipeline.storage.store import written_whole
 from replay_pipeline.types import Progress
@@ -54,6 +54,7 @@ def look(
     result = ingest(sources, salt=salt, on_progress=on_progress)
     states = result.states.to_pylist()
     turns = [turn for turn in result.turns.to_pylist() if turn["turn_idx"] >= 0]
+    _charge_once(turns, states)
     turns_of, states_of = _by_session(turns), _by_session(states)
     facts, pieces = [], []
     for session in result.sessions.to_pylist():
@@ -67,6 +68,15 @@ def look(
         data = {"overview": figures, "sessions": facts, "pieces": pieces, "review": link}
         file.write(_html(data).encode())
     return figures
+
+
+def _charge_once(turns: Sequence[dict[str, Any]], states: Sequence[Row]) -> None:
+    """Take the tokens from turns that a fork has copied: they were paid for where they were decided."""
+    decided = {(state["session_id"], state["turn_idx"]) for state in states}
+    for turn in turns:
+        is_first = turn["parent_turn_idx"] is None  # no state, since nothing came before it
+        if not is_first and (turn["session_id"], turn["turn_idx"]) not in decided:
+            turn.update(dict.fromkeys(TOKENS.values()))
 
 
 def _by_session(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
