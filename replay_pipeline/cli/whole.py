@@ -144,6 +144,7 @@ def _open_demo(
 
 
 def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
+    from replay_pipeline.stages.page import page_of
     from replay_pipeline.storage.store import written_whole
 
     with progress_bars() as on_progress:
@@ -159,4 +160,5 @@ def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
         reports = {batch: work.pairs(batch).report for batch in work.batches()}
     show_pairs(reports)
     show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]})
-    out.print(f"All of them side by side: open {work.review()} in a browser.")
+    work.write_page()
+    out.print(f"All of them side by side: open {page_of(work)} in a browser.", soft_wrap=True)
