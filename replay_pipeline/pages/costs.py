@@ -66,9 +66,3 @@ def by_model(turns: Iterable[Row]) -> dict[str, list[Row]]:
         if turn["model"] is not None:
             groups.setdefault(turn["model"], []).append(turn)
     return groups
-
-
-def priced(turns: Iterable[Row]) -> float:
-    """Add up what the turns of priced models cost, in US dollars."""
-    groups = by_model(turns).items()
-    return sum(cost_usd(model, tokens_of(rows)) or 0.0 for model, rows in groups)

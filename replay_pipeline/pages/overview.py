@@ -51,7 +51,7 @@ class Overview:
             counts = self._tools.setdefault(name, [0, 0])
             counts[0] += n
             counts[1] += n_failed
-        for model, rows in by_model(turns).items():
+        for model, rows in by_model(paid(turns, states)).items():
             self._models.setdefault(model, Counter()).update(
                 tokens_of(rows) + Counter(turns=len(rows))
             )
@@ -103,6 +103,12 @@ class Overview:
         }
 
 
+def paid(turns: Iterable[Row], states: Iterable[Row]) -> list[Row]:
+    """Return the turns that a session paid for: a fork or a copy shows the turns of another one, too."""
+    decided = {state["turn_idx"] for state in states}
+    return [turn for turn in turns if turn["turn_idx"] in decided]
+
+
 def _by_day(turns: Iterable[Row]) -> dict[str, list[Row]]:
     days: dict[str, list[Row]] = {}
     for turn in turns:
@@ -136,7 +142,8 @@ def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) 
     first, last = session["first_timestamp"], session["last_timestamp"]
     n_interrupted = sum(state["outcome"] in INTERRUPTED for state in states)
     n_failed = sum(state["outcome"] not in FINE for state in states)
-    usd = {model: cost_usd(model, tokens_of(rows)) for model, rows in by_model(turns).items()}
+    own = paid(turns, states)
+    usd = {model: cost_usd(model, tokens_of(rows)) for model, rows in by_model(own).items()}
     return {
         "id": session["session_id"],
         "title": printable(session.get("title") or first_request(turns) or "(no request)"),
@@ -155,7 +162,7 @@ def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) 
         "n_interrupted": n_interrupted,
         "n_hints": sum(state["hint"] is not None for state in states),
         "tools": _tools(states),
-        "tokens": tokens_of(turns).total(),
+        "tokens": tokens_of(own).total(),
         "cost_usd": sum(each or 0.0 for each in usd.values()),
         "is_priced": None not in usd.values(),
     }

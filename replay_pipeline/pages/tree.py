@@ -51,7 +51,7 @@ def _turn(turn: Row, state: Row | None) -> dict[str, Any]:
         shown["at"] = turn["timestamp"].isoformat(timespec="seconds")
     if turn["model"]:
         shown["model"] = printable(turn["model"])
-        if usd := cost_usd(turn["model"], tokens_of([turn])):
+        if state is not None and (usd := cost_usd(turn["model"], tokens_of([turn]))):
             shown["usd"] = round(usd, 6)
     if turn["thinking"]:
         shown["thinking"] = cut(turn["thinking"])

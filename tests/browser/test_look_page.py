@@ -3,10 +3,10 @@
 import json
 
 from playwright.sync_api import expect
-
-from replay_pipeline.ingesters import ingest
 from replay_pipeline.look import look
 from replay_pipeline.review import write_review
+
+from replay_pipeline.ingesters import ingest
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
 ATTACK = "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-
 from replay_pipeline.review import read_marks, write_review
 
 ATTACK = (
