@@ -60,7 +60,7 @@ def look(
         if work is not None:
             from replay_pipeline.stages.page import page_of
 
-            place = single_file or to or page_of(work).parent
+            place = single_file or to or page_of(work.settings).parent
             overview = work.write_page(place, is_single_file=single_file is not None)
         else:
             from replay_pipeline.pages import look as look_at

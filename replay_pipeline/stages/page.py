@@ -19,6 +19,7 @@ from replay_pipeline.pages.overview import facts_of_session
 from replay_pipeline.pages.training import training_shown
 from replay_pipeline.reliability import draw
 from replay_pipeline.replay.rows import teacher_actions_from_table
+from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.stage import ALL
 from replay_pipeline.stages.sums import added
@@ -32,9 +33,9 @@ _TO_MARK = 40
 _DRAWN_BY = ["pair_id", "p_better", "is_checked_right"]
 
 
-def page_of(project: Project) -> Path:
+def page_of(settings: Settings) -> Path:
     """Return where the page of a data root lies, on this machine."""
-    return project.settings.local_dir() / "look" / "index.html"
+    return settings.local_dir().absolute() / "look" / "index.html"
 
 
 def write_page_of(
@@ -53,7 +54,7 @@ def write_page_of(
     """
     return write_page(
         contents_of(project),
-        to=to or page_of(project).parent,
+        to=to or page_of(project.settings).parent,
         is_single_file=is_single_file,
         on_progress=project.on_progress,
     )
