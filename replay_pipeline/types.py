@@ -119,6 +119,9 @@ class TraceState(TypedDict):
     system: NotRequired[list[str]]
     """The texts of the system prompt as it was sent, where the log has it; `messages` begins with
     them. It has no neutral prompt in their place."""
+    harness: NotRequired[dict[str, Any]]
+    """Of which client's harness the system prompt and the tools are, where they were learned from the
+    client: `agent`, `version`, `sha` and what is not quite as it was (`note`)."""
     params: NotRequired[dict[str, Any]]
     """The other parameters of the request, where it is logged: model, thinking, context management, …"""
 
@@ -378,6 +381,8 @@ class DPOPair(TypedDict):
     rejected_action: NotRequired[Message]
     session_id: NotRequired[str]
     conversation: NotRequired[str | None]
+    cwd: NotRequired[str | None]
+    """Folder that relative paths of both sides are read against."""
     tools: NotRequired[list[Tool]]
     teachers_agreeing: NotRequired[list[str]]
     n_teachers_asked: NotRequired[int]
@@ -487,6 +492,9 @@ class ReplayReport:
     coverage: dict[str, dict[str, int]] = field(default_factory=dict)
     """Of `projects`, `sessions`, `kinds` of decision and `states`: how many there are (`all`), and at
     how many somebody was asked (`asked`)."""
+    asked_by: dict[str, dict[str, int]] = field(default_factory=dict)
+    """States at which somebody was asked, by name of each of the `projects` and `kinds`; 0 where nobody
+    was."""
     n_overruns: int = 0
     """Calls that cost more than could be expected at most; booked as they are."""
     stopped_teachers: dict[str, str] = field(default_factory=dict)

@@ -571,7 +571,7 @@ class _Extraction:
                 tally.n_invalid += 1
                 continue
             tally.n_valid += 1
-            family = family_of_answer(row)
+            family = tally.family = family_of_answer(row)
             vote = Vote(family, row, action)
             found.valid.append(vote)
             if family == side.family:
@@ -717,6 +717,7 @@ def _shared(state: TraceState) -> dict[str, Any]:
         "state_id": state["state_id"],
         "session_id": state.get("session_id"),
         "conversation": state.get("conversation"),
+        "cwd": state.get("cwd"),
         "state_messages": state["messages"],
         "tools": state.get("tools"),
         "hint": state.get("hint"),
