@@ -12,7 +12,7 @@ async function showDataset(main) {
       ["characters of both sides", (row) => row.words], ["pairs", (row) => number.format(row.n), "n"]], found.lengths, "Pairs by length")) : null,
     found.dropped && Object.keys(found.dropped).length ? card("Dropped by", counts(found.dropped, "Dropped by")) : null,
   ));
-  main.append(element("p", "note", `It lies in ${found.dataset}${found.repo_id ? `, and on the Hub as ${found.repo_id}` : ""}.`));
+  main.append(element("p", "note", `It lies in ${found.dataset.split("/").slice(-2).join("/")}${found.repo_id ? `, and on the Hub as ${found.repo_id}` : ""}.`));
   if (found.card) main.append(element("section", "card wide", element("h2", "", "Card"), prose(found.card)));
 }
 
