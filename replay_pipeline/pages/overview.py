@@ -52,6 +52,7 @@ class Overview:
             counts[0] += n
             counts[1] += n_failed
         for model, rows in by_model(paid(turns, states)).items():
+            model = printable(model)
             self._models.setdefault(model, Counter()).update(
                 tokens_of(rows) + Counter(turns=len(rows))
             )
