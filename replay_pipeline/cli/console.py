@@ -416,8 +416,11 @@ def open_words(work: Report) -> str:
     reasons = _words(work["stop_reasons"])
     if n := work.get("n_never_asked"):
         ceiling = work.get("max_total_usd")
-        price = "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
-        never = f"up to {n:,} questions that no real teacher was asked{price}"
+        at_most = work.get("never_asked_usd")
+        price = "" if at_most is None else f", at most ${at_most:.2f} in all"
+        price += "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
+        why = f" (no price list: {work['no_price']})" if work.get("no_price") else ""
+        never = f"up to {n:,} questions that no real teacher was asked{price}{why}"
         rest = open_words({**work, "n_never_asked": 0}) if work["stop_reasons"] else ""
         return f"{never}. Of those that were: {rest}" if rest else never
     if not work["n_questions_left"]:

@@ -362,9 +362,13 @@ class Project(Overview):
             return known
         return digest_of(self.root.part(name, batch))
 
-    def is_sampled(self, batch: str) -> bool:
-        """Whether the model to be trained was sampled at states of a batch."""
-        return self.known_digest(batch, "sampled_positives") != "-"
+    def tables_of(self, batch: str, *stages: str) -> list[str]:
+        """Name the tables of a batch by which `Receipt.data_version` knows what stages have written."""
+        return [
+            name
+            for name, stage in WRITTEN_BY.items()
+            if stage in stages and name != "sessions" and self.known_digest(batch, name) != "-"
+        ]
 
 
 def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:

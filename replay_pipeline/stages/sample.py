@@ -11,7 +11,7 @@ from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import answer_facts, asked
 from replay_pipeline.stages.stage import Report, Stage, Task
-from replay_pipeline.stages.trainee import samplers, serving
+from replay_pipeline.stages.trainee import samplers, serving, trainee_of
 from replay_pipeline.types import TraceState
 
 if TYPE_CHECKING:
@@ -75,9 +75,11 @@ def states_with_consensus(project: "Project", batch: str) -> list[TraceState]:
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
     trainee = settings.trainee
+    (model,) = asked([trainee_of(trainee)]).values()
+    options = {"n_samples", "temperature", "max_prompt_tokens", "max_completion_tokens"}
     return {
-        "trainee": asked(samplers(trainee)),
-        "trainee.max_prompt_tokens": trainee.max_prompt_tokens,
+        "trainee": trainee.model_dump(include=options),
+        f"trainee.{'endpoint' if trainee.endpoint else 'folder'}": model,
         **decisive(settings),
     }
 
@@ -99,7 +101,7 @@ SAMPLE = Stage(
     about="What the model to be trained does where the teachers agree, and the pairs that this "
     "makes.\n\nRun by hand, or by the job `sample_trainee`: it needs a trainee in the settings.",
     work=sample_trainee,
-    reads=("turns", "states", "teacher_actions", "dpo_pairs", "outcomes"),
+    reads=("turns", "states", "teacher_actions", "dpo_pairs", "positives", "outcomes"),
     writes=("samples", "sampled_pairs", "sampled_positives"),
     settings=_decisive,
     code=("prompts", "requests", "matcher", "pairs"),

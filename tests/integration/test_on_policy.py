@@ -15,7 +15,7 @@ from tests.support.forked import forked_python
 pytestmark = pytest.mark.slow
 
 N_SAMPLES = 2
-SESSIONS = ("6cfe9440", "a9359e44")
+SESSIONS = ("6cfe9440", "a9359e44", "e281782e")
 """Short ones, with pairs and agreements."""
 
 
