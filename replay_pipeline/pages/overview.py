@@ -107,7 +107,8 @@ class Overview:
 def paid(turns: Iterable[Row], states: Iterable[Row]) -> list[Row]:
     """Return the turns that a session paid for: a fork or a copy shows the turns of another one, too."""
     decided = {state["turn_idx"] for state in states}
-    return [turn for turn in turns if turn["turn_idx"] in decided]
+    # One without a parent is no decision, since nothing came before it; it was paid for all the same.
+    return [t for t in turns if t["turn_idx"] in decided or t["parent_turn_idx"] is None]
 
 
 def _by_day(turns: Iterable[Row]) -> dict[str, list[Row]]:
