@@ -303,10 +303,11 @@ def main() -> None:
     parser.add_argument("--measure", choices=MEASURES)
     options = parser.parse_args()
     if options.measure:
-        MEASURES[options.measure](options.root)
+        MEASURES[options.measure](options.root.resolve())
         return
     with tempfile.TemporaryDirectory() as folder:
-        root = options.root or Path(folder) / "root"
+        # Absolute: Dagster's processes have folders of their own.
+        root = (options.root or Path(folder) / "root").resolve()
         if not root.exists():
             make(root, options.batches)
         figures: list[dict[str, Any]] = []

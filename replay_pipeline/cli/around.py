@@ -139,6 +139,7 @@ def ui(
     sample: Annotated[
         bool, typer.Option("--demo", help="Set the data root up as `demo` does.")
     ] = False,
+    settings: SettingsOption = None,
 ) -> None:
     """Open the page of `look` and Dagster on the data root; it listens on this machine only.
 
@@ -152,11 +153,14 @@ def ui(
         if not (data / "settings.toml").exists():
             prepare_demo(data)
     with progress_bars() as on_progress:
-        work = open_pipeline(None, data, on_progress=on_progress)
+        work = open_pipeline(settings, data, on_progress=on_progress)
         sync(work)
         if work.batches():
             work.write_page()
     command, environment = ui_command(work.settings, port=port)
+    if settings is not None:
+        # Dagster's processes load the settings themselves.
+        environment["REPLAY_SETTINGS"] = str(settings.absolute())
     out.print(f"Starting Dagster on [bold]{work.root.path}[/]")
     os.execve(command[0], command, environment)
 
